@@ -1,0 +1,34 @@
+# Every target does its own set-up: a virtual environment in .venv, installed with pip against constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DATA ?=
+FOLDERS := swarm compression collectives node sims
+
+.PHONY: demo test lint soak bench clean
+
+# The checkout is installed in place. setuptools' editable finder cannot serve compression/ (it has no __init__.py), so a
+# folder of links, which mypy reads too, stands in front of it.
+$(VENV)/ready: pyproject.toml constraints.txt Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	rm -rf build/links && mkdir -p build/links/thinwire
+	ln -s $(CURDIR)/node/public/__init__.py $(CURDIR)/node/public/py.typed build/links/thinwire/
+	for d in $(FOLDERS); do ln -s $(CURDIR)/$$d build/links/thinwire/$$d; done
+	echo $(CURDIR)/build/links > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/thinwire-links.pth
+	touch $@
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p thinwire
+
+soak: $(VENV)/ready
+	$(BIN)/python -m pytest -m soak --timeout 3600
+
+clean:
+	rm -rf build $(VENV) *.egg-info

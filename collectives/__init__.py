@@ -1,0 +1,1 @@
+"""Many peers' tensors become one."""

@@ -1,0 +1,55 @@
+"""What a codec is: tensor -> bytes -> tensor, with an exact size known before encoding.
+
+A codec knows no network and no peer. On the CPU it works on flat, C-contiguous float32 arrays; a chunk of n elements
+always takes `nbytes(n)` bytes, so a receiver knows the only acceptable length before it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float32]
+"""Flat, C-contiguous float32."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8]
+"""Anything with the buffer protocol, one dimension of bytes."""
+
+
+class CodecError(ValueError):
+    """A payload that no honest encoder writes: wrong length, non-finite scale or value. Names what is wrong."""
+
+
+class Codec(Protocol):
+    """One way to put floats on the wire."""
+
+    @property
+    def spec(self) -> str:
+        """The name in a manifest, with every parameter spelled out, e.g. "int8(block=256)"."""
+        ...
+
+    def nbytes(self, n: int) -> int:
+        """Exact size in bytes of the payload of n elements."""
+        ...
+
+    def encode(self, x: Floats, out: NDArray[np.uint8]) -> None:
+        """Encode x (n elements) into out (exactly nbytes(n) bytes)."""
+        ...
+
+    def decode(self, payload: Buffer, out: Floats) -> None:
+        """Decode into out (n elements). Raises CodecError when the payload is not a valid encoding of n elements."""
+        ...
+
+    def check(self, payload: Buffer, n: int) -> float:
+        """Screen a payload without decoding it to memory: returns the squared L2 norm of its decoded values.
+
+        Raises CodecError for a wrong length or anything non-finite.
+        """
+        ...
+
+    def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
+        """Weighted mean of checked payloads, Σ w·x / Σ w, accumulated in float64 in the given order."""
+        ...

@@ -1,0 +1,1 @@
+"""Everything a user touches: the command line, the daemon, training, checkpoints."""

@@ -1,0 +1,1 @@
+"""The same code on a fake wire: virtual time and an in-memory network."""
