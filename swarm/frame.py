@@ -1,0 +1,229 @@
+"""The only thing on a wire: a fixed header, one msgpack message, a signature for control messages, raw payload bytes.
+
+A receiver reads the header and knows from it how much to read next; `parse_header` refuses any length over the limit
+of the message's type, so nothing is allocated for a liar. Then `decode` checks signature, structure and values.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+
+import blake3
+import msgpack
+import msgspec
+
+from .identity import SIGNATURE_BYTES, Identity, verify
+from .protocol import NUMBERS, TYPES, VERSION, Message
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8]
+    """Anything with the buffer protocol, one contiguous dimension of bytes."""
+
+HEADER = struct.Struct("!4sBBHII")
+"""Magic, version, type number, flags, body bytes, payload bytes; big endian. The signature is not counted."""
+
+HEADER_BYTES = HEADER.size
+MAGIC = b"tw\xf7\x1e"
+OPTIONAL = 1
+"""Flag of a message that a peer which does not know its type may ignore. No type of this version sets it."""
+
+MAX_DEPTH = 8
+_DOMAIN = "message"
+
+
+class FrameError(ValueError):
+    """Bytes that no honest peer of this version sends; names what is wrong."""
+
+
+class VersionError(FrameError):
+    """The other side speaks another version of the protocol, `theirs`."""
+
+    def __init__(self, theirs: int) -> None:
+        super().__init__(f"peer speaks protocol version {theirs}, we speak {VERSION}")
+        self.theirs = theirs
+
+
+class UnknownType(FrameError):
+    """A type number that is not ours; the frame may be skipped when `optional`, else the link ends."""
+
+    def __init__(self, number: int, optional: bool) -> None:
+        super().__init__(f"unknown message type {number}")
+        self.optional = optional
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message with its payload. `signature` is set on received control messages, for those that relay proofs."""
+
+    message: Message
+    payload: Buffer = field(default=b"", repr=False)
+    signature: bytes = b""
+
+
+class Header(NamedTuple):
+    """A checked header: the message's type, and the bytes of body and payload that follow."""
+
+    kind: type[Message]
+    body: int
+    payload: int
+
+    @property
+    def rest(self) -> int:
+        """Bytes between header and payload: the body and, for a signed type, its signature."""
+        return self.body + SIGNATURE_BYTES if self.kind.signed else self.body
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in NUMBERS}
+
+
+def encode(frame: Frame, identity: Identity | None, run_id: bytes) -> bytes:
+    """Header, body and, for signed types, signature; the caller sends the payload after it as it is.
+
+    A signed type is signed with `identity`, or carries the frame's own signature when that is None (relaying). Raises
+    ValueError for a message that a receiver would refuse: a mistake of ours.
+    """
+    kind, payload = type(frame.message), nbytes(frame.payload)
+    body = _encoder.encode(frame.message)
+    if len(body) > kind.limit or payload > kind.payload:
+        raise ValueError(f"{kind.__name__} of {len(body)} + {payload} bytes is over its limits")
+    if not _is_bulk(kind):
+        _parse(kind, body)
+    head = HEADER.pack(MAGIC, VERSION, NUMBERS[kind], 0, len(body), payload)
+    if not kind.signed:
+        return head + body
+    signature = frame.signature
+    if identity is not None:
+        signature = identity.sign(_DOMAIN, *_parts(kind, body, frame.payload, run_id))
+    if len(signature) != SIGNATURE_BYTES:
+        raise ValueError(f"{kind.__name__} needs an identity to sign it")
+    return head + body + signature
+
+
+def parse_header(data: Buffer) -> Header:
+    """Check HEADER_BYTES bytes. Raises FrameError (VersionError, UnknownType)."""
+    if nbytes(data) != HEADER_BYTES:
+        raise FrameError(f"header of {nbytes(data)} bytes")
+    magic, version, number, flags, body, payload = HEADER.unpack(_view(data))
+    if magic != MAGIC:
+        raise FrameError("not a thinwire frame")
+    if version != VERSION:
+        raise VersionError(version)
+    kind = TYPES.get(number)
+    if kind is None:
+        raise UnknownType(number, bool(flags & OPTIONAL))
+    if flags & ~OPTIONAL:
+        raise FrameError(f"unknown flags {flags:#x}")
+    if not 0 < body <= kind.limit:
+        raise FrameError(f"{kind.__name__} with a body of {body} bytes (limit {kind.limit})")
+    if payload > kind.payload:
+        raise FrameError(f"{kind.__name__} with a payload of {payload} bytes (limit {kind.payload})")
+    return Header(kind, body, payload)
+
+
+def decode(header: Header, rest: Buffer, payload: Buffer, *, public_key: bytes | None, run_id: bytes) -> Frame:
+    """Check and decode one frame: `rest` has `header.rest` bytes, `payload` (not copied) `header.payload`.
+
+    `public_key` is the Ed25519 key of the authenticated sender; None (a stranger) may send unsigned types only. Raises
+    FrameError and nothing else, whatever the bytes.
+    """
+    kind = header.kind
+    if nbytes(rest) != header.rest or nbytes(payload) != header.payload:
+        raise FrameError(f"{kind.__name__}: lengths differ from the header's")
+    data = bytes(rest)
+    body, signature = data[: header.body], data[header.body :]
+    if kind.signed:
+        if public_key is None:
+            raise FrameError(f"{kind.__name__} from a stranger")
+        if not verify(public_key, _DOMAIN, signature, *_parts(kind, body, payload, run_id)):
+            raise FrameError(f"bad signature of {kind.__name__}")
+    return Frame(_parse(kind, body), payload, signature)
+
+
+def sign_message(message: Message, payload: Buffer, identity: Identity, run_id: bytes) -> bytes:
+    """The signature (64 bytes) that `encode` would put on this message."""
+    return identity.sign(_DOMAIN, *_parts(type(message), _encoder.encode(message), payload, run_id))
+
+
+def verify_message(message: Message, signature: bytes, public_key: bytes, run_id: bytes, payload: Buffer = b"") -> bool:
+    """Whether the owner of `public_key` signed this message in this run (a Vote that a Commit cites)."""
+    return verify(public_key, _DOMAIN, signature, *_parts(type(message), _encoder.encode(message), payload, run_id))
+
+
+def nbytes(buffer: Buffer) -> int:
+    """Length of a buffer in bytes. Raises ValueError when it is not one contiguous dimension of bytes."""
+    return _view(buffer).nbytes
+
+
+def _view(buffer: Buffer) -> memoryview:
+    view = memoryview(buffer)  # type: ignore[arg-type]  # before Python 3.12 numpy's stubs do not name the protocol
+    if view.ndim != 1 or view.itemsize != 1 or not view.contiguous:
+        raise ValueError("a buffer is one contiguous dimension of bytes")
+    return view
+
+
+def _is_bulk(kind: type[Message]) -> bool:
+    return kind.payload > 0 and not kind.signed
+
+
+def _parts(kind: type[Message], body: bytes, payload: Buffer, run_id: bytes) -> tuple[bytes, ...]:
+    return run_id, NUMBERS[kind].to_bytes(2, "big"), body, blake3.blake3(_view(payload)).digest()
+
+
+def _parse(kind: type[Message], body: bytes) -> Message:
+    """Decode a body whose length is within the type's limit. One message has one encoding: any other is refused."""
+    try:
+        # Bulk bodies are a few numbers in at most 128 bytes; the exact schema alone bounds them.
+        if not _is_bulk(kind):
+            _screen(body)
+        message = _decoders[kind].decode(body)
+        canonical = _encoder.encode(message)
+    except FrameError:
+        raise
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FrameError(f"malformed {kind.__name__}: {error}") from None
+    if canonical != body:
+        raise FrameError(f"{kind.__name__} is not in canonical form")
+    return message
+
+
+def _screen(body: bytes) -> None:
+    """Refuse structure that no message has, before any of it is given a meaning."""
+    unpacker = msgpack.Unpacker(
+        None,
+        raw=False,
+        use_list=True,
+        strict_map_key=True,
+        ext_hook=_refuse_ext,
+        max_buffer_size=len(body),
+        max_array_len=1024,
+        max_map_len=0,
+        max_str_len=1024,
+        max_bin_len=65536,
+        max_ext_len=0,
+    )
+    try:
+        unpacker.feed(body)
+        value = unpacker.unpack()
+    except (msgpack.exceptions.UnpackException, ValueError, RecursionError) as error:
+        raise FrameError(f"malformed msgpack: {error or type(error).__name__}") from None
+    if unpacker.tell() != len(body):
+        raise FrameError("bytes after the message")
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        if any(isinstance(item, float) and not math.isfinite(item) for item in level):
+            raise FrameError("a number is not finite")
+        level = [item for outer in level if isinstance(outer, list) for item in outer]
+        if not level:
+            return
+    raise FrameError(f"nested deeper than {MAX_DEPTH}")
+
+
+def _refuse_ext(code: int, data: bytes) -> NoReturn:
+    raise FrameError(f"extension type {code}")
