@@ -1,0 +1,272 @@
+"""Virtual time: an asyncio event loop whose clock moves only when nothing is left to do.
+
+Everything that can make a run differ from its rerun is either drawn from the seed or refused: threads, sockets, name
+resolution, signals. Order among callbacks that are ready at the same moment is random on purpose (a real network gives
+no order either), so one test with many seeds explores many schedules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
+
+from blake3 import blake3
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+COMPACT_AT = 4096
+"""Cancelled timers that may lie in the heap before it is rebuilt."""
+
+
+class SimFailure(Exception):
+    """The simulated program is wrong, whatever its result: an exception in a callback, or one of the failures below."""
+
+
+class Deadlock(SimFailure):
+    """Nothing is scheduled and the main coroutine still waits."""
+
+
+class Livelock(SimFailure):
+    """Too many callbacks ran in one virtual millisecond."""
+
+
+class Overtime(SimFailure):
+    """The main coroutine did not finish within its limit of virtual seconds."""
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """Event loop in virtual time, starting at 0 seconds.
+
+    `explore`: run a random ready callback instead of the oldest. `max_callbacks`: how many may run within one virtual
+    millisecond. What AbstractEventLoop leaves open (sockets, name resolution, subprocesses, signals) raises
+    NotImplementedError, as it should here.
+    """
+
+    def __init__(self, seed: int, *, explore: bool = True, max_callbacks: int = 1_000_000) -> None:
+        self.failure: BaseException | None = None
+        self._rng = random.Random(seed)
+        self._explore = explore
+        self._max_callbacks = max_callbacks
+        self._now = 0.0
+        self._ready: list[asyncio.Handle] = []
+        self._heap: list[tuple[float, float, int, asyncio.TimerHandle]] = []
+        self._count = 0
+        self._cancelled = 0
+        self._window = 0.0
+        self._in_window = 0
+        self._thread = threading.get_ident()
+        self._trace = blake3()
+        self._closed = False
+        # Strong references in order of creation: asyncio keeps only a weak set, whose order depends on addresses.
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._prune_at = 256
+
+    # --- what the simulation adds
+
+    def record(self, *parts: bytes) -> None:
+        """Add an event to the trace, with the time it happened at."""
+        self._trace.update(struct.pack("<dH", self._now, len(parts)))
+        for part in parts:
+            self._trace.update(struct.pack("<I", len(part)))
+            self._trace.update(part)
+
+    @property
+    def trace(self) -> str:
+        """blake3 (hex) over all events so far; equal on a rerun with the same seed."""
+        return str(self._trace.hexdigest())
+
+    def drive(self, until: asyncio.Future[Any], limit: float) -> None:
+        """Run callbacks until `until` is done. Raises a SimFailure."""
+        while not until.done():
+            self._step(limit)
+            if self.failure is not None:
+                raise SimFailure(f"unhandled exception in a callback: {self.failure!r}") from self.failure
+
+    def _step(self, limit: float) -> None:
+        heap, ready = self._heap, self._ready
+        if not ready:
+            while heap and heap[0][3].cancelled():
+                heapq.heappop(heap)
+            if not heap:
+                self._give_up(Deadlock(f"nothing is scheduled at {self._now:.6f} s"))
+            if heap[0][0] > limit:
+                self._give_up(Overtime(f"not done after {limit} virtual seconds"))
+            self._now = max(self._now, heap[0][0])
+        while heap and heap[0][0] <= self._now:
+            timer = heapq.heappop(heap)[3]
+            if not timer.cancelled():
+                ready.append(timer)
+        self._watch_for_livelock()
+        if self._explore:
+            last = len(ready) - 1
+            pick = int(self._rng.random() * len(ready))
+            ready[pick], ready[last] = ready[last], ready[pick]
+            handle = ready.pop()
+        else:
+            handle = ready.pop(0)
+        if not handle.cancelled():
+            handle._run()
+
+    def _watch_for_livelock(self) -> None:
+        if self._now > self._window + 1e-3:
+            self._window, self._in_window = self._now, 0
+        self._in_window += 1
+        if self._in_window > self._max_callbacks:
+            self._give_up(Livelock(f"{self._max_callbacks} callbacks ran at {self._now:.6f} s"))
+
+    def _give_up(self, failure: SimFailure) -> NoReturn:
+        raise failure from self._unheeded()
+
+    def _unheeded(self) -> BaseException | None:
+        """The exception of a finished task that nobody has asked for: most often the reason why others wait in vain."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and getattr(task, "_log_traceback", False):
+                return task.exception()
+        return None
+
+    def cancel_leftovers(self) -> BaseException | None:
+        """Cancel every task that still runs and wait for it. Returns the exception of a task that nobody asked for."""
+        leftovers = [task for task in self._tasks if not task.done()]
+        for task in leftovers:
+            task.cancel()
+        for task in leftovers:
+            self.drive(task, self._now + 60.0)
+        return self._unheeded()
+
+    # --- what asyncio needs
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        self._check()
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        self._check()
+        if when != when:
+            raise ValueError("a timer cannot be set to NaN")
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._count += 1
+        tie = self._rng.random() if self._explore else 0.0
+        heapq.heappush(self._heap, (when, tie, self._count, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._cancelled += 1
+        if self._cancelled > COMPACT_AT and 2 * self._cancelled > len(self._heap):
+            self._heap = [entry for entry in self._heap if not entry[3].cancelled()]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
+
+    def _check(self) -> None:
+        if self._closed:
+            raise RuntimeError("the simulated loop is closed")
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("a simulation has one thread: its order would not be reproducible otherwise")
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Context | None = None, **options: Any
+    ) -> asyncio.Task[Any]:
+        self._check()
+        if len(self._tasks) > self._prune_at:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._prune_at = 2 * len(self._tasks) + 256
+        task = asyncio.Task(coro, loop=self, name=name, context=context, **options)
+        self._tasks.append(task)
+        return task
+
+    def run_in_executor(self, executor: object, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
+        raise RuntimeError("no threads in a simulation: pass a function that takes virtual time instead")
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self.failure is None:
+            self.failure = context.get("exception") or RuntimeError(str(context.get("message")))
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return asyncio._get_running_loop() is self
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        self._closed = True
+        self._ready.clear()
+        self._heap.clear()
+        self._tasks.clear()
+
+
+def current() -> SimLoop:
+    """The SimLoop that is running. Raises RuntimeError outside of a simulation."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, SimLoop):
+        raise RuntimeError("not inside a simulation")
+    return loop
+
+
+def run(
+    main: Coroutine[Any, Any, T],
+    *,
+    seed: int,
+    limit: float = 3600.0,
+    explore: bool = True,
+    max_callbacks: int = 1_000_000,
+) -> T:
+    """Run `main` on a fresh SimLoop and return its result.
+
+    `limit`: most virtual seconds it may take. Tasks it leaves behind are cancelled. Raises what `main` raises; a
+    SimFailure for a deadlock, livelock, overrun, or an exception that no one handled in a callback or another task.
+    """
+    if asyncio._get_running_loop() is not None:
+        main.close()
+        raise RuntimeError("a simulation cannot run inside a running event loop")
+    loop = SimLoop(seed, explore=explore, max_callbacks=max_callbacks)  # type: ignore[abstract]  # what it lacks raises
+    asyncio._set_running_loop(loop)
+    try:
+        task = loop.create_task(main, name="main")
+        try:
+            loop.drive(task, limit)
+            result: T = task.result()
+        except BaseException:
+            loop.failure = None
+            try:
+                loop.cancel_leftovers()
+            except SimFailure:
+                pass  # the first failure is the one to report
+            raise
+        unheeded = loop.cancel_leftovers()
+        if unheeded is not None:
+            raise SimFailure(f"a task failed and nobody asked: {unheeded!r}") from unheeded
+        return result
+    finally:
+        asyncio._set_running_loop(None)
+        loop.close()
