@@ -1,6 +1,6 @@
-"""Who takes a role: highest random weight hashing, so that nobody elects anybody and a loss moves only the loser's part.
+"""Who takes a role, by highest random weight: nobody elects anybody, and a loss moves only the loser's part.
 
-Thaler and Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM Transactions on Networking 6(1), 1998.
+Thaler and Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM Trans. Networking 6(1), 1998.
 """
 
 from __future__ import annotations

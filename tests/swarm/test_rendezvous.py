@@ -3,7 +3,6 @@ from hashlib import blake2b
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from thinwire.swarm.rendezvous import backups, leader_order, rank
 
 PEERS = [blake2b(bytes([i]), digest_size=32).digest() for i in range(16)]
