@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float32]
 """Flat, C-contiguous float32."""
 
-Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8]
+Buffer: TypeAlias = bytes | bytearray | memoryview
 """Anything with the buffer protocol, one dimension of bytes."""
 
 

@@ -19,10 +19,7 @@ from .identity import SIGNATURE_BYTES, Identity, verify
 from .protocol import NUMBERS, TYPES, VERSION, Message
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8]
+    Buffer: TypeAlias = bytes | bytearray | memoryview
     """Anything with the buffer protocol, one contiguous dimension of bytes."""
 
 HEADER = struct.Struct("!4sBBHII")

@@ -202,7 +202,8 @@ class Open(Message, frozen=True):
     """The leader fixes who takes part. Results are a pure function of `contributors` and what they announced.
 
     `group` (sorted) fixes the primary owners of chunks for the round; `alive` (sorted, a subset) are those that still take
-    part; chunks of the others fall to their backups.
+    part; chunks of the others fall to their backups. When an earlier ballot has been voted for, its contributors must be
+    kept: `adopted` is then the digest of their results and `sources` are peers known to hold every one of them.
     """
 
     limit: ClassVar[int] = 48_000
@@ -214,6 +215,8 @@ class Open(Message, frozen=True):
     alive: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
     contributors: Annotated[tuple[Contribution, ...], Meta(max_length=MAX_GROUP)]
     excluded: Annotated[tuple[Exclusion, ...], Meta(max_length=MAX_GROUP)]
+    adopted: Digest | None
+    sources: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
 
 
 class Prepare(Message, frozen=True):

@@ -1,0 +1,425 @@
+"""Agreement on one outer step: who contributes, and whether it commits. Sans-IO: (message, now) -> messages.
+
+Results of a round are a pure function of its contributors and of what they announced (`Ready`), so peers need to agree on
+one value only: the list of contributors. That is single-decree Paxos (Lamport 1998) with three departures: the first leader
+is known beforehand (rendezvous ranking of the last round's members) and needs no first phase for term 1; an acceptor votes
+only when it holds every result, so that a vote is also a promise to serve them; and members known to be gone leave the
+quorum (see `quorum`).
+
+    Ready      everyone -> everyone    what I will send, before I send it
+    Open       leader -> everyone      these contribute; owners follow from (group, alive)
+    Vote       everyone -> leader      I hold all results, their digest is D
+    Commit     leader -> everyone      D, with the votes that prove it
+    Prepare    candidate -> everyone   the leader is gone or stuck, or a peer must be left out: what did you vote for?
+    Promise    everyone -> candidate   this, and nothing older from now on
+    Blame      participant -> leader   I cannot get on because of that peer
+
+A peer that restarted in the middle of a round has forgotten its votes: it must pass `witness=False` and neither votes,
+promises nor leads in that round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from thinwire.collectives.quorum import enough
+from thinwire.swarm.protocol import (
+    Ballot,
+    Blame,
+    Commit,
+    Contribution,
+    Digest,
+    Exclusion,
+    Message,
+    Open,
+    PeerId,
+    Prepare,
+    Promise,
+    Proof,
+    Ready,
+    Vote,
+)
+
+FAULTS = ("chunk missing", "not announced", "hash", "not finite", "encoding", "norm", "withdrawn")
+"""Reasons of a Blame that put the blamed peer's contribution out of the round; any other reason only tests who is alive."""
+
+GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a round of one fragment is about; equal on all peers that can agree.
+
+    members: participants of the last committed round, in leader order (rendezvous ranking), the base of the quorum.
+    base: state digest after that round. plan: digest of layout, codec, grid and aggregation.
+    fraction: share of the members that must be exceeded. min_peers: fewest contributors.
+    max_weight: most tokens that one contribution may claim.
+    grace: seconds to wait for stragglers once a quorum is ready. patience: seconds without progress before somebody acts;
+    derived by the caller from what rounds have taken so far.
+    """
+
+    round: int
+    fragment: int
+    members: tuple[PeerId, ...]
+    base: Digest
+    plan: Digest
+    fraction: float = 0.5
+    min_peers: int = 1
+    max_weight: int = 2**53 - 1
+    grace: float = 10.0
+    patience: float = 2.0
+
+
+class Agreement:
+    """One peer's part in agreeing on one round of one fragment.
+
+    Feed it `announce`, `hear`, `reach`, `lost`, `progress`, `complete`, `accuse` and `tick`; after each call send what `take`
+    returns ((peer or None for everyone reachable, message) pairs) and look at `opened`, `commit` and `diverged`.
+    `sign(message)` and `verify(peer, message, signature)` are the identity's.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        terms: Terms,
+        *,
+        sign: Callable[[Message], bytes],
+        verify: Callable[[PeerId, Message, bytes], bool],
+        live: Collection[PeerId],
+        gone: Collection[PeerId] = (),
+        witness: bool = True,
+    ) -> None:
+        self.me, self.terms = me, terms
+        self.opened: Open | None = None
+        self.commit: Commit | None = None
+        self.diverged = False
+        """Most of the ready members have another state digest than ours: fetch the state, then take part again."""
+        self.ready: dict[PeerId, Ready] = {}
+        self.rejected: dict[PeerId, str] = {}
+        self._sign, self._verify, self._witness = sign, verify, witness
+        self._live = set(live) | {me}
+        self._gone = set(gone)
+        self._promised = Ballot(0, bytes(32))
+        self._voted: tuple[Open, Digest] | None = None
+        self._leading: Ballot | None = None
+        self._promises: dict[PeerId, Promise] | None = None
+        self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
+        self._stuck: Counter[PeerId] = Counter()
+        self._quorum_since: float | None = None
+        self._moved = 0.0
+        self._out: list[tuple[PeerId | None, Message]] = []
+
+    # --- what happens here
+
+    def announce(self, ready: Ready, now: float) -> None:
+        """Our own pseudo-gradient is encoded and may be counted in."""
+        self._out.append((None, ready))
+        self._hear_ready(self.me, ready, now)
+        self.tick(now)
+
+    def progress(self, now: float) -> None:
+        """A chunk or a result arrived: patience starts again."""
+        self._moved = max(self._moved, now)
+
+    def complete(self, digest: Digest, now: float) -> None:
+        """We hold every result of the open ballot; `digest` is blake3 over their hashes."""
+        opened = self.opened
+        if opened is None or self.commit is not None or not self._witness or opened.ballot < self._promised:
+            return
+        if self._voted is not None and self._voted[0].ballot == opened.ballot:
+            return
+        self._moved = now
+        self._voted = (opened, digest)
+        vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, digest)
+        if opened.ballot.leader == self.me:
+            self._hear_vote(self.me, vote, self._sign(vote), now)
+        else:
+            self._out.append((opened.ballot.leader, vote))
+
+    def accuse(self, peer: PeerId, reason: str, now: float) -> None:
+        """We cannot get on because of `peer`."""
+        if self.opened is None or self.commit is not None:
+            return
+        blame = Blame(self.terms.round, self.terms.fragment, self.opened.ballot, peer, reason)
+        if self.opened.ballot.leader == self.me:
+            self._hear_blame(self.me, blame, now)
+        else:
+            self._out.append((self.opened.ballot.leader, blame))
+
+    def reach(self, peer: PeerId, now: float) -> None:
+        """A link to `peer` is up."""
+        if peer not in self._live:
+            self._live.add(peer)
+            mine = self.ready.get(self.me)
+            if mine is not None and self.commit is None:
+                self._out.append((peer, mine))
+
+    def lost(self, peer: PeerId, now: float, *, gone: bool) -> None:
+        """The link to `peer` broke; `gone` when its machine told us that the process is no more, or it said goodbye."""
+        self._live.discard(peer)
+        if gone:
+            self._gone.add(peer)
+        if self.commit is None and self._leads_open() and self.opened is not None and peer in self.opened.alive:
+            self._prepare(now)
+        self.tick(now)
+
+    def take(self) -> list[tuple[PeerId | None, Message]]:
+        """Messages to send; None addresses everyone we can reach."""
+        out, self._out = self._out, []
+        return out
+
+    # --- what others say
+
+    def hear(self, sender: PeerId, message: Message, signature: bytes, now: float) -> None:
+        """A checked message of this round and fragment from an authenticated peer."""
+        if isinstance(message, Commit):
+            self._hear_commit(message)
+        elif self.commit is not None:
+            if isinstance(message, Ready | Prepare | Blame):
+                self._out.append((sender, self.commit))
+        elif isinstance(message, Ready):
+            self._hear_ready(sender, message, now)
+        elif isinstance(message, Open):
+            self._hear_open(sender, message, now)
+        elif isinstance(message, Prepare):
+            self._hear_prepare(sender, message, now)
+        elif isinstance(message, Promise):
+            if self._promises is not None and message.ballot == self._leading:
+                self._promises[sender] = message
+        elif isinstance(message, Vote):
+            self._hear_vote(sender, message, signature, now)
+        elif isinstance(message, Blame):
+            self._hear_blame(sender, message, now)
+        self.tick(now)
+
+    def _hear_ready(self, sender: PeerId, message: Ready, now: float) -> None:
+        known = self.ready.get(sender)
+        if known is None or message.attempt > known.attempt:
+            self.ready[sender] = message
+            if known is not None:
+                self.rejected.pop(sender, None)
+        bases = Counter(ready.base for peer, ready in self.ready.items() if peer in self.terms.members)
+        agree = bases.get(self.terms.base, 0)
+        most = max(bases.values(), default=0)
+        self.diverged = most > agree and 2 * most > sum(bases.values())
+
+    def _hear_open(self, sender: PeerId, message: Open, now: float) -> None:
+        first = message.ballot.term == 1 and sender != self.terms.members[0]
+        if sender != message.ballot.leader or message.ballot < self._promised or first or not _sound(message):
+            return
+        if self.opened is not None and message.ballot <= self.opened.ballot:
+            return
+        self._promised = message.ballot
+        self._leading, self._promises = None, None
+        self.opened, self._moved = message, now
+
+    def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
+        if sender != message.ballot.leader or message.ballot <= self._promised or not self._witness:
+            return
+        self._promised, self._moved = message.ballot, now
+        self._leading, self._promises = None, None
+        mine = self.ready.get(self.me)
+        if mine is not None:
+            self._out.append((sender, mine))
+        self._out.append((sender, self._promise(message.ballot)))
+
+    def _hear_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
+        opened = self.opened
+        if opened is None or self._leading != message.ballot or opened.ballot != message.ballot:
+            return
+        self._votes[sender] = (message.digest, signature)
+        self._moved = now
+        same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}
+        if enough(same, self.terms.members, _gone(opened), fraction=self.terms.fraction):
+            proofs = tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same))
+            self.commit = Commit(opened, message.digest, proofs)
+            self._out.append((None, self.commit))
+
+    def _hear_blame(self, sender: PeerId, message: Blame, now: float) -> None:
+        opened = self.opened
+        if opened is None or not self._leads_open() or message.ballot != opened.ballot or sender not in opened.alive:
+            return
+        if message.reason in FAULTS:
+            self.rejected[message.peer] = message.reason
+        else:
+            self._stuck[message.peer] += 1
+        self._prepare(now)
+
+    def _hear_commit(self, message: Commit) -> None:
+        opened = message.opened
+        if self.commit is not None or not _sound(opened):
+            return
+        vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, message.digest)
+        gone = _gone(opened)
+        voters = {proof.peer for proof in message.votes if self._verify(proof.peer, vote, proof.signature)}
+        fits = (opened.round, opened.fragment) == (self.terms.round, self.terms.fragment)
+        if fits and enough(voters, self.terms.members, gone, fraction=self.terms.fraction):
+            self.commit = message
+
+    # --- time
+
+    def tick(self, now: float) -> None:
+        """Let time pass: open when everyone is ready or grace is over, replace a leader that is gone or stuck."""
+        if self.commit is not None or not self._witness or self.diverged:
+            return
+        if self._promises is not None and self._leading is not None:
+            self._try_open(now)
+            return
+        due = self._due(now)
+        if due is not None and now >= due:
+            if self.terms.members[:1] == (self.me,) and self._promised.term == 0:
+                self._promised = self._leading = Ballot(1, self.me)
+                self._promises = {self.me: self._promise(self._leading)}
+                self._try_open(now)
+            else:
+                self._prepare(now)
+
+    def deadline(self, now: float) -> float:
+        """When `tick` should be called next if nothing else happens."""
+        if self._promises is not None:
+            return self._moved + self.terms.patience
+        due = self._due(now)
+        return due if due is not None else now + self.terms.patience
+
+    @property
+    def reachable(self) -> set[PeerId]:
+        """Peers with a live link, and ourselves."""
+        return self._live
+
+    def waiting_for(self) -> tuple[PeerId, ...]:
+        """Members that we can reach and that are not ready yet (what a round waits for before it opens)."""
+        return tuple(peer for peer in self.terms.members if peer in self._live and peer not in self.ready)
+
+    def _due(self, now: float) -> float | None:
+        order = [peer for peer in self.terms.members if peer in self._live]
+        if not any(member not in self._gone for member in self.terms.members):
+            order = sorted(peer for peer in self.ready if peer in self._live)
+        leader = self.opened.ballot.leader if self.opened is not None else self._promised.leader
+        if leader in self._live and leader != bytes(32):
+            order = [leader, *(peer for peer in order if peer != leader)]
+        if self.me not in order:
+            return None
+        turn = order.index(self.me)
+        patience = self.terms.patience
+        if self.opened is not None or self._promised.term > 1:
+            stuck = self._moved + (2 + turn) * patience
+            return stuck if leader in self._live else min(stuck, self._moved + turn * patience)
+        ready = {peer for peer in self.ready if peer in self._live}
+        if not enough(ready, self.terms.members, self._gone, fraction=self.terms.fraction):
+            self._quorum_since = None
+            return None
+        if self._quorum_since is None:
+            self._quorum_since = now
+        wait = self.terms.grace if self.waiting_for() else 0.0
+        return self._quorum_since + wait + turn * patience
+
+    # --- leading
+
+    def _leads_open(self) -> bool:
+        return self.opened is not None and self.opened.ballot == self._leading
+
+    def _promise(self, ballot: Ballot) -> Promise:
+        voted, digest = self._voted if self._voted is not None else (None, None)
+        return Promise(self.terms.round, self.terms.fragment, ballot, voted, digest)
+
+    def _prepare(self, now: float) -> None:
+        if not self._witness:
+            return
+        ballot = Ballot(max(self._promised.term, 1) + 1, self.me)
+        self._promised = self._leading = ballot
+        self._promises = {self.me: self._promise(ballot)}
+        self._moved = now
+        self._out.append((None, Prepare(self.terms.round, self.terms.fragment, ballot)))
+        self._try_open(now)
+
+    def _try_open(self, now: float) -> None:
+        ballot, promises = self._leading, self._promises
+        assert ballot is not None and promises is not None
+        if ballot.term > 1:
+            awaited = (set(self.ready) | set(self.terms.members)) & self._live - set(promises)
+            late = now >= self._moved + self.terms.patience
+            if awaited and not late:
+                return
+            if not enough(promises, self.terms.members, self._gone, fraction=self.terms.fraction):
+                if late:
+                    self._prepare_later(now)
+                return
+            present = set(promises)
+        else:
+            present = set(self.ready)
+        opened = self._proposal(ballot, present & self._live, promises)
+        if opened is None:
+            return
+        self.opened, self._promises, self._votes, self._moved = opened, None, {}, now
+        self._out.append((None, opened))
+
+    def _prepare_later(self, now: float) -> None:
+        """No quorum answered: step back, so that another candidate or a later moment gets its turn."""
+        self._leading, self._promises = None, None
+        self._moved = now
+
+    def _proposal(self, ballot: Ballot, present: set[PeerId], promises: dict[PeerId, Promise]) -> Open | None:
+        terms, before = self.terms, self.opened
+        votes = [promise for promise in promises.values() if promise.voted is not None]
+        adopted = max(votes, key=lambda promise: promise.voted.ballot, default=None) if votes else None  # type: ignore[union-attr]
+        excluded = {peer: GONE for peer in self._gone}
+        fit: list[PeerId] = []
+        for peer in sorted(present):
+            ready = self.ready.get(peer)
+            if ready is None:
+                continue
+            if ready.base != terms.base:
+                excluded[peer] = "base digest"
+            elif ready.plan != terms.plan:
+                excluded[peer] = "plan"
+            elif self._stuck[peer] > 1:
+                excluded[peer] = "unreachable"
+            else:
+                fit.append(peer)
+        if adopted is not None and adopted.voted is not None:
+            old = adopted.voted
+            group, contributors = old.group, old.contributors
+            sources = tuple(
+                sorted(
+                    p for p, promise in promises.items() if promise.voted and promise.voted.contributors == contributors
+                )
+            )
+            digest = adopted.digest
+            alive = tuple(peer for peer in fit if peer in group) or sources
+            excluded = {entry.peer: entry.reason for entry in old.excluded} | excluded
+        else:
+            group = before.group if before is not None else tuple(fit)
+            alive = tuple(peer for peer in fit if peer in group)
+            if not alive:
+                group = alive = tuple(fit)
+            excluded |= {peer: reason for peer, reason in self.rejected.items() if peer not in self._gone}
+            absent = before.group if before is not None else terms.members
+            excluded |= {p: "late" if p in self._live else "silent" for p in absent if p not in (*alive, *excluded)}
+            contributors = tuple(
+                Contribution(peer, self.ready[peer].attempt, min(self.ready[peer].weight, terms.max_weight))
+                for peer in alive
+                if self.ready[peer].weight > 0 and peer not in self.rejected
+            )
+            digest, sources = None, ()
+            if len(contributors) < terms.min_peers:
+                return None
+        if not alive:
+            return None
+        out = tuple(Exclusion(peer, reason) for peer, reason in sorted(excluded.items()))
+        return Open(terms.round, terms.fragment, ballot, group, alive, contributors, out, digest, sources)
+
+
+def _gone(opened: Open) -> set[PeerId]:
+    return {entry.peer for entry in opened.excluded if entry.reason == GONE}
+
+
+def _sound(opened: Open) -> bool:
+    """Structure of an Open: sorted, no duplicates, alive within the group, somebody alive."""
+    peers = [contribution.peer for contribution in opened.contributors]
+    return (
+        bool(opened.alive)
+        and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, peers))
+        and set(opened.alive) <= set(opened.group)
+    )

@@ -1,0 +1,77 @@
+"""Frames on their way out: a lane for control and one for bulk per peer, so that one slow peer delays nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from thinwire.collectives.transport import Transport
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Message, PeerId
+
+
+class Lane:
+    """Frames to one peer in order, urgent ones first, sent by one task that ends when there is nothing left."""
+
+    def __init__(self, transport: Transport, peer: PeerId) -> None:
+        self._transport, self._peer = transport, peer
+        self._urgent: deque[Frame] = deque()
+        self._later: deque[Frame] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, frame: Frame, *, later: bool = False) -> None:
+        """Queue a frame; `later` ones (state transfer) go when no other waits."""
+        (self._later if later else self._urgent).append(frame)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._drain())
+
+    def clear(self) -> None:
+        """Forget what has not been handed to the transport yet."""
+        self._urgent.clear()
+        self._later.clear()
+
+    async def _drain(self) -> None:
+        while self._urgent or self._later:
+            frame = self._urgent.popleft() if self._urgent else self._later.popleft()
+            if not await self._transport.send(self._peer, frame):
+                self.clear()
+
+    async def close(self) -> None:
+        """Stop sending."""
+        self.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+class Outbox:
+    """All lanes of one peer's transport. Memory is bounded by its users: queued payloads are views of what they hold anyway."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._control: dict[PeerId, Lane] = {}
+        self._bulk: dict[PeerId, Lane] = {}
+
+    def control(self, to: PeerId, message: Message) -> None:
+        """Queue a control message."""
+        self._lane(self._control, to).put(Frame(message))
+
+    def bulk(self, to: PeerId, frame: Frame, *, later: bool = False) -> None:
+        """Queue a frame with a payload; the payload must not change before it is sent."""
+        self._lane(self._bulk, to).put(frame, later=later)
+
+    def drop(self, peer: PeerId) -> None:
+        """Forget everything queued for a peer whose link broke."""
+        for lanes in (self._control, self._bulk):
+            if peer in lanes:
+                lanes[peer].clear()
+
+    async def close(self) -> None:
+        """Stop all lanes."""
+        for lane in (*self._control.values(), *self._bulk.values()):
+            await lane.close()
+
+    def _lane(self, lanes: dict[PeerId, Lane], to: PeerId) -> Lane:
+        if to not in lanes:
+            lanes[to] = Lane(self._transport, to)
+        return lanes[to]

@@ -1,0 +1,29 @@
+"""What a collective returns: a value for every remote failure, never an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from thinwire.compression.codec import Buffer
+from thinwire.swarm.protocol import Commit, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one round for one peer.
+
+    results: the encoded chunks of the aggregate in grid order, equal on all peers that committed; empty unless committed.
+    commit: the verdict with its proof, None when the round did not commit here.
+    missing: peers that are out of the round, each with a reason. diverged: our state differs from the majority's; fetch it.
+    """
+
+    results: tuple[Buffer, ...] = ()
+    commit: Commit | None = None
+    missing: Mapping[PeerId, str] = field(default_factory=dict)
+    diverged: bool = False
+
+    @property
+    def contributors(self) -> tuple[PeerId, ...]:
+        """Peers whose contribution is in the aggregate, in peer-id order."""
+        return tuple(entry.peer for entry in self.commit.opened.contributors) if self.commit else ()

@@ -1,0 +1,87 @@
+"""Which peer owns which chunk: pure functions that every peer computes alike.
+
+The chunk grid depends on the fragment and the codec alone, never on the group, so that a contributor can announce the
+hashes of its payloads before it knows who will own them, and a change of the group moves only the chunks of the peers
+that left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from thinwire.compression.codec import Codec
+from thinwire.swarm.protocol import CHUNK_BYTES, MAX_CHUNKS, PeerId
+from thinwire.swarm.rendezvous import rank
+
+MIN_CHUNK = 4096
+"""Fewest elements in a chunk: below it the frame costs more than its payload."""
+
+MIN_COUNT = 32
+"""Chunks that a large enough fragment is cut into at least, so that a group of this size can share the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A fragment of `total` elements cut into chunks of `chunk` elements (the last one may be shorter)."""
+
+    total: int
+    chunk: int
+
+    def __len__(self) -> int:
+        return (self.total + self.chunk - 1) // self.chunk
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Elements [start, stop) of chunk `index`."""
+        return index * self.chunk, min((index + 1) * self.chunk, self.total)
+
+    def size(self, index: int) -> int:
+        """Elements in chunk `index`."""
+        start, stop = self.span(index)
+        return stop - start
+
+
+def grid(total: int, codec: Codec) -> Grid:
+    """The chunk grid of a fragment: a multiple of MIN_CHUNK elements a chunk, payloads of at most 1 MiB (and scales).
+
+    Raises ValueError when the fragment would need more than MAX_CHUNKS chunks.
+    """
+    largest = MIN_CHUNK
+    while largest < 1 << 19 and codec.nbytes(2 * largest) <= CHUNK_BYTES + CHUNK_BYTES // 16:
+        largest *= 2
+    wanted = -(-total // (MIN_COUNT * MIN_CHUNK)) * MIN_CHUNK
+    result = Grid(total, max(MIN_CHUNK, min(wanted, largest)))
+    if len(result) > MAX_CHUNKS:
+        raise ValueError(f"a fragment of {total} elements needs {len(result)} chunks, the limit is {MAX_CHUNKS}")
+    return result
+
+
+def shares(count: int, group: Sequence[PeerId], speed: Mapping[PeerId, float] | None = None) -> tuple[PeerId, ...]:
+    """Primary owner of each of `count` chunks: consecutive runs in proportion to `speed` (equal when None or absent).
+
+    Largest remainders decide the odd chunks, ties go to the earlier peer, so the result is the same everywhere.
+    """
+    weights = [max(0.0, (speed or {}).get(peer, 1.0)) for peer in group]
+    whole = sum(weights)
+    if whole <= 0.0:
+        weights, whole = [1.0] * len(group), float(len(group))
+    exact = [count * weight / whole for weight in weights]
+    floor = [int(value) for value in exact]
+    odd = sorted(range(len(group)), key=lambda i: (floor[i] - exact[i], i))[: count - sum(floor)]
+    for i in odd:
+        floor[i] += 1
+    return tuple(peer for peer, run in zip(group, floor, strict=True) for _ in range(run))
+
+
+def owners(count: int, group: Sequence[PeerId], alive: Sequence[PeerId], seed: bytes) -> tuple[PeerId, ...]:
+    """Owner of each chunk: the primary of `shares` while it is alive, else the first alive backup.
+
+    The backups of a peer's shard are the rendezvous ranking of the whole group on (seed, that peer), so each survivor takes
+    over a share of a different dead peer and nobody else's chunks move. `alive` must not be empty.
+    """
+    living = set(alive)
+    heir: dict[PeerId, PeerId] = {}
+    for peer in group:
+        order = (peer, *rank(seed, "backup " + peer.hex(), group))
+        heir[peer] = next((candidate for candidate in order if candidate in living), alive[0])
+    return tuple(heir[peer] for peer in shares(count, group))
