@@ -1,0 +1,76 @@
+"""The outer step's arithmetic, and that nothing in the kernels may be reordered by the compiler."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.compression import kernels, reference
+
+
+def draw(n: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(n).astype(np.float32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 3000), st.floats(0, 2), st.floats(0, 1), st.booleans(), st.integers(0, 99))
+def test_outer_step_equals_the_reference(n: int, lr: float, mu: float, nesterov: bool, seed: int) -> None:
+    theta, momentum, delta = draw(n, seed), draw(n, seed + 1), draw(n, seed + 2)
+    expected = reference.outer_step(theta, momentum, delta, lr, mu, nesterov)
+    kernels.outer_step(theta, momentum, delta, lr, mu, nesterov)
+    assert theta.tobytes() == expected[0].tobytes()
+    assert momentum.tobytes() == expected[1].tobytes()
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_outer_step_follows_torch_sgd(nesterov: bool) -> None:
+    theta = draw(4097, 1)
+    momentum = np.zeros_like(theta)
+    parameter = torch.nn.Parameter(torch.from_numpy(theta.copy()))
+    sgd = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=nesterov)
+    for round_ in range(5):
+        delta = draw(4097, 10 + round_)
+        parameter.grad = torch.from_numpy(delta.copy())
+        sgd.step()
+        kernels.outer_step(theta, momentum, delta, 0.7, 0.9, nesterov)
+    np.testing.assert_allclose(theta, parameter.detach().numpy(), rtol=0, atol=4e-6)
+
+
+def test_products_and_sums_round_apart() -> None:
+    # (1 + 2^-12)² = 1 + 2^-11 + 2^-24: the last bit is lost by a rounded product and would survive a fused one.
+    one = np.float32(1) + np.float32(2.0**-12)
+    theta, momentum = np.zeros(64, np.float32), np.full(64, one)
+    delta = np.full(64, -(np.float32(1) + np.float32(2.0**-11)))
+    kernels.outer_step(theta, momentum, delta, 0.0, float(one), False)
+    assert not momentum.any()
+
+
+def test_outer_step_refuses_arrays_that_do_not_fit() -> None:
+    good = np.zeros(4, np.float32)
+    for bad in (np.zeros(5, np.float32), np.zeros(4), np.zeros(8, np.float32)[::2]):
+        with pytest.raises(ValueError, match="outer step"):
+            kernels.outer_step(good, good.copy(), bad, 1.0, 0.0)
+
+
+def test_warm_up_leaves_nothing_to_compile() -> None:
+    kernels.warm_up()
+    dispatchers = [value for value in vars(kernels).values() if hasattr(value, "nopython_signatures")]
+    before = {d.py_func.__name__: len(d.nopython_signatures) for d in dispatchers}
+    assert before["int8_check"] == 2 and before["fp32_check"] == 2
+    frozen = draw(512, 0)
+    frozen.flags.writeable = False
+    from thinwire.compression.quantize import Fp32, Int8
+
+    for codec in (Fp32(), Int8()):
+        out = np.zeros(codec.nbytes(512), np.uint8)
+        back = np.zeros(512, np.float32)
+        for x in (frozen, draw(512, 1)):
+            codec.encode(x, out)
+            for payload in (bytes(out), bytearray(out), out):
+                codec.decode(payload, back)
+                codec.check(payload, 512)
+                codec.mean([payload, out], [1, 2], back)
+    kernels.outer_step(back, back.copy(), frozen, 1.0, 0.5)
+    assert {d.py_func.__name__: len(d.nopython_signatures) for d in dispatchers} == before
