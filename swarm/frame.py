@@ -158,8 +158,8 @@ def nbytes(buffer: Buffer) -> int:
     return _view(buffer).nbytes
 
 
-def _view(buffer: Buffer) -> memoryview:
-    view = memoryview(buffer)  # type: ignore[arg-type]  # before Python 3.12 numpy's stubs do not name the protocol
+def _view(buffer: Any) -> memoryview:  # Any: before Python 3.12 not all stubs name the buffer protocol
+    view = memoryview(buffer)
     if view.ndim != 1 or view.itemsize != 1 or not view.contiguous:
         raise ValueError("a buffer is one contiguous dimension of bytes")
     return view

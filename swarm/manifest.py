@@ -1,0 +1,188 @@
+"""The manifest: one TOML file that defines a run. Its hash is the run id, so peers with other settings cannot meet.
+
+The tables of the file are the classes of `settings`; absent tables and fields take their defaults there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, ClassVar, get_args
+
+import blake3
+import msgspec
+from msgspec import Meta
+
+from .errors import HintedError
+from .identity import SIGNATURE_BYTES, Identity, verify
+from .settings import MAX_WEIGHT, Admission, Data, Exchange, Inner, Model, Outer, Run, Table
+
+MAX_TOML = 32_768
+"""Largest manifest in bytes: what a Welcome can carry."""
+
+_DOMAIN = "manifest"
+
+
+__all__ = [
+    "Admission",
+    "Data",
+    "Exchange",
+    "Inner",
+    "Manifest",
+    "ManifestError",
+    "ManifestMismatch",
+    "Model",
+    "Outer",
+    "Run",
+    "SignedManifest",
+    "parse",
+    "sign",
+]
+
+
+class ManifestError(HintedError):
+    """The file cannot be used: the message names file, table and key."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ManifestMismatch(HintedError):
+    """A manifest that is not the one asked for, or not signed by its author."""
+
+    exit_code: ClassVar[int] = 5
+
+
+class Manifest(Table, frozen=True):
+    """A checked manifest: made by `parse` only."""
+
+    run: Run = Run()
+    model: Model = Model()
+    data: Data = Data()
+    inner: Inner = Inner()
+    outer: Outer = Outer()
+    exchange: Exchange = Exchange()
+    admission: Admission = Admission()
+
+    @property
+    def max_weight(self) -> int:
+        """Most tokens that one contribution may claim."""
+        per_round = self.outer.steps * self.inner.batch * self.inner.accumulate * self.model.context
+        return self.exchange.max_weight or per_round
+
+    @property
+    def schedule_steps(self) -> int:
+        """Inner steps that the learning rate's schedule spans; 0 = endless."""
+        return self.inner.steps or self.run.rounds * self.outer.steps
+
+    def canonical(self) -> bytes:
+        """All values in the order of their definition as msgpack: the same for every file that means the same."""
+        return msgspec.msgpack.encode(self)
+
+    def run_id(self, author: bytes) -> bytes:
+        """32 bytes that name the run of this manifest as published by the owner of the Ed25519 key `author`."""
+        return blake3.blake3(b"thinwire/run/1\0" + author + self.canonical()).digest()
+
+
+def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
+    """Read a manifest; `name` is the file's, for messages. Raises ManifestError."""
+    try:
+        text = toml.decode() if isinstance(toml, bytes) else toml
+        if len(text.encode()) > MAX_TOML:
+            raise ManifestError(f"{name}: larger than {MAX_TOML} bytes", "a manifest holds settings only")
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"{name}: not TOML: {error}", "see https://toml.io for the format") from None
+    tables = {field.name: field.type for field in msgspec.structs.fields(Manifest)}
+    values = {}
+    for key, table in document.items():
+        if key not in tables:
+            raise ManifestError(f"{name}: unknown table [{key}]", _nearest(key, list(tables), "tables"))
+        if not isinstance(table, dict):
+            raise ManifestError(f"{name}: {key} is a table", f"write [{key}] on a line of its own")
+        values[key] = tables[key](**_fields(tables[key], table, name, key))
+    manifest = Manifest(**values)
+    for message, hint in _contradictions(manifest):
+        raise ManifestError(f"{name}: {message}", hint)
+    return manifest
+
+
+def _fields(kind: type[Table], table: dict[str, Any], name: str, section: str) -> dict[str, Any]:
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    values = {}
+    for key, value in table.items():
+        place = f"{name}: {section}.{key}"
+        if key not in fields:
+            raise ManifestError(f"{place}: unknown key", _nearest(key, list(fields), f"keys of [{section}]"))
+        field = fields[key]
+        try:
+            values[key] = msgspec.convert(value, field.type)
+        except msgspec.ValidationError as error:
+            choices = [choice for choice in get_args(field.type) if isinstance(choice, str)]
+            hint = _nearest(str(value), choices, "choices") if choices else f"the default is {field.default!r}"
+            wanted = [meta.description for meta in get_args(field.type)[1:] if isinstance(meta, Meta)]
+            reason = f"{value!r} is not {wanted[0]}" if wanted and wanted[0] else str(error)
+            raise ManifestError(f"{place}: {reason}", hint) from None
+        if not all(math.isfinite(x) for x in (value if isinstance(value, list) else [value]) if isinstance(x, float)):
+            raise ManifestError(f"{place}: not a finite number", f"the default is {field.default!r}")
+    return values
+
+
+def _nearest(word: str, known: list[str], what: str) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"{what}: {', '.join(known)}"
+
+
+def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    model, data, inner = manifest.model, manifest.data, manifest.inner
+    if model.kind == "transformer" and model.width % (2 * model.heads):
+        yield (
+            f"model.width {model.width} is not a multiple of 2 × model.heads ({2 * model.heads})",
+            "change one of the two",
+        )
+    path = PurePath(data.tokenizer)
+    if path.is_absolute() or ".." in path.parts or set("\\:") & set(data.tokenizer):
+        yield f"data.tokenizer {data.tokenizer!r} leaves the directory it is looked for in", "give a relative path"
+    if data.tokenizer == "bytes" and data.tokenizer_hash:
+        yield "data.tokenizer_hash is set, but the tokenizer is not a file", "remove the hash or name the file"
+    if inner.schedule == "cosine" and not manifest.schedule_steps:
+        yield "inner.schedule is cosine, but the run has no end", "set run.rounds or inner.steps"
+    if manifest.max_weight > MAX_WEIGHT:
+        yield "a round has more tokens than can be counted", "lower outer.steps, inner.batch or model.context"
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """A manifest as it travels: the file's bytes, its author's Ed25519 public key and signature."""
+
+    toml: bytes
+    author: bytes
+    signature: bytes
+
+    def verify(self, run_id: bytes | None = None) -> Manifest:
+        """The manifest, when the signature holds, it can be read, and (where given) `run_id` is its own.
+
+        Raises ManifestMismatch.
+        """
+        fits = len(self.toml) <= MAX_TOML and len(self.signature) == SIGNATURE_BYTES
+        if not fits or not verify(self.author, _DOMAIN, self.signature, self.toml):
+            raise ManifestMismatch("the manifest is not signed by its author", "ask for a new invite")
+        try:
+            manifest = parse(self.toml, "the swarm's manifest")
+        except ManifestError as error:
+            raise ManifestMismatch(str(error), "the swarm may run another version of thinwire") from None
+        if run_id is not None and manifest.run_id(self.author) != run_id:
+            raise ManifestMismatch(
+                f"the manifest is of run {manifest.run_id(self.author)[:4].hex()}, not {run_id[:4].hex()}",
+                "ask for a new invite",
+            )
+        return manifest
+
+
+def sign(toml: bytes, identity: Identity) -> SignedManifest:
+    """Publish a manifest as its author. Raises ManifestError when it is not valid."""
+    parse(toml)
+    return SignedManifest(toml, identity.public_key, identity.sign(_DOMAIN, toml))

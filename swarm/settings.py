@@ -1,0 +1,150 @@
+"""The tables of a manifest: each field with its unit and when to change it.
+
+The defaults suit a small demonstration on CPUs. A `description` completes the sentence "… is not" of an error.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from .protocol import MAX_GROUP
+
+MAX_WEIGHT = 2**53 - 1
+"""Most tokens that a weight on the wire can say."""
+
+_NAME = "a name of at most 64 letters, digits, dots, dashes and underscores"
+_HASH = "a blake3 hash of 64 hexadecimal digits"
+_CODEC = "a codec with all its parameters, such as 'int8(block=256)' or 'fp32'"
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the tables."""
+
+
+class Run(Table, frozen=True):
+    """[run]: name and length.
+
+    name: what people call the run; also a directory name (letters, digits, dot, dash, underscore; at most 64).
+    seed: everything random derives from it: first weights, shards, order of batches.
+    rounds: outer steps after which everyone stops; 0 = go on until stopped by hand.
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", description=_NAME)] = "demo"
+    seed: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
+    rounds: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
+
+
+class Model(Table, frozen=True):
+    """[model]: what is trained.
+
+    kind: "transformer", the built-in decoder; "custom", a module of one's own given through the Python API, for which
+        the other fields mean nothing.
+    layers, width, heads: size of the transformer; width is a multiple of twice the heads (rotary positions need pairs).
+    context: tokens a training sequence has; memory and time of attention grow with its square.
+    mlp: hidden size of the feed-forward part as a multiple of width; 8/3 with its three matrices costs what the usual 4
+        costs with two.
+    tied: whether the head shares the embedding's weights; saves vocabulary × width parameters, good for small models.
+    """
+
+    kind: Literal["transformer", "custom"] = "transformer"
+    layers: Annotated[int, Meta(ge=1, le=1024)] = 4
+    width: Annotated[int, Meta(ge=2, le=65_536)] = 128
+    heads: Annotated[int, Meta(ge=1, le=1024)] = 4
+    context: Annotated[int, Meta(ge=1, le=2**20)] = 128
+    mlp: Annotated[float, Meta(gt=0, le=64)] = 8 / 3
+    tied: bool = True
+
+
+class Data(Table, frozen=True):
+    """[data]: how text becomes tokens and who trains on what.
+
+    tokenizer: "bytes", or the name of a Hugging Face `tokenizers` JSON file, relative, without "..", because every peer
+        looks for it on its own disk.
+    tokenizer_hash: blake3 of that file, 64 hexadecimal digits; set it, else peers may disagree about tokens unnoticed.
+    shards: parts that the text is cut into; at least a few for every peer that may come.
+    holdout: fraction of the text kept for evaluation.
+    """
+
+    tokenizer: Annotated[str, Meta(min_length=1, max_length=256)] = "bytes"
+    tokenizer_hash: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
+    shards: Annotated[int, Meta(ge=1, le=2**20)] = 256
+    holdout: Annotated[float, Meta(ge=0, le=0.5)] = 0.02
+
+
+class Inner(Table, frozen=True):
+    """[inner]: the optimizer each peer runs by itself between two exchanges.
+
+    optimizer: "adamw", or "sgd" (with betas[0] as its momentum) where memory for two moments is lacking.
+    lr: peak learning rate; lower it for wider models.
+    betas: decay of the first and second moment.
+    weight_decay: decoupled weight decay.
+    warmup: inner steps over which lr rises from 0.
+    schedule: "constant" after the warm-up, or "cosine" down to a tenth of lr at the end of `steps`.
+    steps: inner steps the schedule spans; 0 = rounds × H.
+    batch: sequences of one forward pass; what fits a peer's memory.
+    accumulate: forward passes of one inner step; raise it instead of batch when memory is short.
+    clip: largest norm of the gradient; 0 = not clipped.
+    """
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: Annotated[float, Meta(gt=0, le=100)] = 1e-3
+    betas: tuple[Annotated[float, Meta(ge=0, lt=1)], Annotated[float, Meta(ge=0, lt=1)]] = (0.9, 0.95)
+    weight_decay: Annotated[float, Meta(ge=0, le=10)] = 0.1
+    warmup: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 50
+    schedule: Literal["constant", "cosine"] = "constant"
+    steps: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
+    batch: Annotated[int, Meta(ge=1, le=2**20)] = 8
+    accumulate: Annotated[int, Meta(ge=1, le=2**16)] = 1
+    clip: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+
+
+class Outer(Table, frozen=True):
+    """[outer]: the step all peers make together.
+
+    method: "diloco" (Douillard et al., arXiv:2311.08105).
+    steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together.
+    lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient.
+    """
+
+    method: Literal["diloco"] = "diloco"
+    steps: Annotated[int, Meta(ge=1, le=2**20)] = 20
+    lr: Annotated[float, Meta(gt=0, le=10)] = 0.7
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    nesterov: bool = True
+
+
+class Exchange(Table, frozen=True):
+    """[exchange]: how pseudo-gradients travel and when a round counts.
+
+    codec: "int8(block=256)", a quarter of the bytes; or "fp32", exact, for fast networks and tests.
+    collective: "butterfly", every peer owns a part of every round.
+    aggregation: "mean", weighted by tokens, after screening.
+    quorum: fraction of the last round's members that must be exceeded; at least 0.5, because below it both halves of a
+        split could go on. Raise it to lose more rounds and fewer contributions.
+    min_peers: contributors without whom a round does not count.
+    grace: seconds to wait for stragglers once the quorum is ready.
+    max_weight: most tokens that one contribution may claim; 0 = H × batch × accumulate × context, what a peer trains on
+        in a round.
+    """
+
+    codec: Annotated[str, Meta(pattern=r"^(fp32|int8\(block=[1-9][0-9]{0,4}\))\Z", description=_CODEC)] = (
+        "int8(block=256)"
+    )
+    collective: Literal["butterfly"] = "butterfly"
+    aggregation: Literal["mean"] = "mean"
+    quorum: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
+    min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
+    grace: Annotated[float, Meta(ge=0, le=3600)] = 10.0
+    max_weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] = 0
+
+
+class Admission(Table, frozen=True):
+    """[admission]: who may join.
+
+    open: true = anyone who knows the invite; false = only with a token signed by the run's author.
+    """
+
+    open: bool = True
