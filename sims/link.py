@@ -1,0 +1,149 @@
+"""What is between two simulated peers: packets, in pipes, in a link; and the count of what went through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from thinwire.swarm.frame import Frame
+
+if TYPE_CHECKING:
+    from thinwire.sims.network import SimNet
+    from thinwire.sims.transport import SimTransport
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of one peer since the start: control and bulk, sent (when they leave) and received (when they arrive)."""
+
+    control_up: int = 0
+    control_down: int = 0
+    bulk_up: int = 0
+    bulk_down: int = 0
+
+    def count(self, size: int, *, bulk: bool, up: bool) -> None:
+        match bulk, up:
+            case True, True:
+                self.bulk_up += size
+            case True, False:
+                self.bulk_down += size
+            case False, True:
+                self.control_up += size
+            case _:
+                self.control_down += size
+
+
+@dataclass(slots=True, eq=False)
+class Packet:
+    """A frame on its way: wire bytes with the payload beside them, or the Frame itself when encoding is off.
+
+    `done` is when its last byte arrives.
+    """
+
+    wire: bytes
+    payload: bytes
+    frame: Frame | None
+    size: int
+    done: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Pipe:
+    """One direction and plane of a link. `used` counts frames accepted by `send` and not yet taken by `recv`."""
+
+    link: Link
+    source: SimTransport
+    sink: SimTransport
+    bulk: bool
+    used: int = 0
+    last: float = 0.0
+    queue: deque[Packet] = field(default_factory=deque)
+    flying: deque[Packet] = field(default_factory=deque)
+    arrived: deque[Packet] = field(default_factory=deque)
+    waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+    async def room(self, window: int) -> bool:
+        """Wait for a place and take it; False when the link broke meanwhile."""
+        while self.used >= window and self.source.has(self.link):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self.wake(1)  # the place may have been given to us just before
+                raise
+        self.used += 1
+        return self.source.has(self.link)
+
+    def release(self) -> None:
+        """Give one place back."""
+        self.used -= 1
+        self.wake(1)
+
+    def wake(self, count: int) -> None:
+        while self.waiters and count:
+            waiter = self.waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+
+class Link:
+    """A connection between two peers. Each end holds it for as long as it believes it to be up."""
+
+    def __init__(self, a: SimTransport, b: SimTransport) -> None:
+        self.ends = (a, b)
+        self.pipes = [Pipe(self, x, y, bulk) for x, y in ((a, b), (b, a)) for bulk in (False, True)]
+
+    def pipe(self, source: SimTransport, bulk: bool) -> Pipe:
+        return next(pipe for pipe in self.pipes if pipe.source is source and pipe.bulk is bulk)
+
+    def other(self, end: SimTransport) -> SimTransport:
+        return self.ends[1] if self.ends[0] is end else self.ends[0]
+
+
+class Uplink:
+    """What a peer's packets leave through, at `rate` bytes/s (None: unlimited).
+
+    Flows of bulk take turns, packet by packet. Control overtakes bulk but takes its share of the bandwidth.
+    """
+
+    def __init__(self, net: SimNet, rate: float | None) -> None:
+        self.rate = rate
+        self._net = net
+        self._busy = self._control_busy = 0.0
+        self._flows: deque[Pipe] = deque()
+        self._pumping = False
+
+    def send(self, pipe: Pipe, packet: Packet) -> None:
+        if pipe.bulk:
+            pipe.queue.append(packet)
+            if len(pipe.queue) == 1:
+                self._flows.append(pipe)
+            if not self._pumping:
+                self._pump()
+            return
+        now, seconds = self._net.loop.time(), self._seconds(packet)
+        self._control_busy = max(self._control_busy, now) + seconds
+        self._busy = max(self._busy, now) + seconds
+        self._net.depart(pipe, packet, self._control_busy - now)
+
+    def _seconds(self, packet: Packet) -> float:
+        return packet.size / self.rate if self.rate else 0.0
+
+    def _pump(self) -> None:
+        now = self._net.loop.time()
+        while self._flows and now >= self._busy:
+            pipe = self._flows.popleft()
+            if not pipe.queue:  # its link broke
+                continue
+            packet = pipe.queue.popleft()
+            if pipe.queue:
+                self._flows.append(pipe)
+            self._busy = now + self._seconds(packet)
+            self._net.depart(pipe, packet, self._busy - now)
+        self._pumping = bool(self._flows)
+        if self._pumping:
+            self._net.loop.call_at(self._busy, self._pump)

@@ -1,0 +1,282 @@
+"""The Transport of simulations: what collectives/transport.py promises, on a SimNet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+from thinwire.collectives.transport import Admit, Arrival, Contact
+from thinwire.sims.link import Link, Packet, Pipe, Traffic, Uplink
+from thinwire.swarm import frame as frames
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity import SIGNATURE_BYTES, Identity
+from thinwire.swarm.protocol import VERSION, Hello, Message, PeerId, Refuse, Welcome
+from thinwire.swarm.record import PeerRecord, RecordError
+
+if TYPE_CHECKING:
+    from thinwire.sims.network import SimNet
+
+CONTROL_WINDOW = 256
+"""Control frames in flight per direction before `send` waits."""
+
+
+class SimTransport:
+    """One peer's transport. `uplink.rate` and `down` are bytes/s (None: unlimited), `traffic` counts its bytes.
+
+    The record shown at the gates of others is the last own record given to `learn`, else that of the last `meet`.
+    """
+
+    def __init__(
+        self, net: SimNet, identity: Identity, run_id: bytes, admit: Admit, address: str, bandwidth: float | None
+    ) -> None:
+        self.run_id = run_id
+        self.uplink = Uplink(net, bandwidth)
+        self.down = bandwidth
+        self.down_busy = 0.0
+        self.traffic = Traffic()
+        self.alive = True
+        self.awake = asyncio.Event()
+        self.awake.set()
+        self.known: dict[PeerId, PeerRecord] = {}
+        self.links: dict[PeerId, Link] = {}
+        self._net, self._identity, self._admit, self._address = net, identity, admit, address
+        self._record: PeerRecord | None = None
+        self._hello: Hello | None = None
+        self._banned: dict[PeerId, str] = {}
+        self._opening: dict[PeerId, asyncio.Future[None]] = {}
+        self._closed = False
+        self._mail = asyncio.Event()
+        self._control: deque[tuple[Arrival, Pipe | None]] = deque()
+        self._bulk: deque[tuple[Arrival, Pipe | None]] = deque()
+
+    # --- the seam
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._identity.peer_id
+
+    def addresses(self) -> tuple[str, ...]:
+        return (self._address,)
+
+    async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
+        self._hello = hello
+        return await self._knock(contact, hello)
+
+    def learn(self, record: PeerRecord) -> None:
+        if record.peer_id == self.peer_id:
+            if self._record is None or record.sequence > self._record.sequence:
+                self._record = record
+        elif record.peer_id not in self._banned:
+            old = self.known.get(record.peer_id)
+            if old is None or record.sequence > old.sequence:
+                self.known[record.peer_id] = record
+
+    async def send(self, to: PeerId, frame: Frame) -> bool:
+        await self.awake.wait()
+        self._check()
+        if to not in self.links:
+            await self._open(to)
+        link = self.links.get(to)
+        if link is None:
+            return False
+        kind = type(frame.message)
+        pipe = link.pipe(self, kind.payload > 0 and not kind.signed)
+        packet = self._packet(frame)
+        if not await pipe.room(self._net.window if pipe.bulk else CONTROL_WINDOW):
+            return False
+        self.uplink.send(pipe, packet)
+        return True
+
+    async def recv(self) -> Arrival:
+        while True:
+            await self.awake.wait()
+            self._check()
+            for inbox in (self._control, self._bulk):
+                if inbox:
+                    arrival, pipe = inbox.popleft()
+                    if pipe is not None:
+                        pipe.release()
+                    return arrival
+            self._mail.clear()
+            await self._mail.wait()
+
+    def drop(self, peer: PeerId, reason: str, *, ban: bool = False) -> None:
+        if ban:
+            self._banned[peer] = reason
+        self.known.pop(peer, None)
+        for inbox in (self._control, self._bulk):
+            kept = [entry for entry in inbox if entry[0].peer != peer]
+            inbox.clear()
+            inbox.extend(kept)
+        if peer in self.links:
+            self._hang_up(self.links[peer], "closed by the peer")
+
+    async def close(self) -> None:
+        if self.alive:
+            self._closed = True
+            self._end("closed by the peer")
+            self._mail.set()
+
+    # --- called by the network
+
+    def has(self, link: Link) -> bool:
+        """Whether this end still holds the link."""
+        return self.links.get(link.other(self).peer_id) is link
+
+    def accept(self, arrival: Arrival, pipe: Pipe) -> None:
+        (self._bulk if pipe.bulk else self._control).append((arrival, pipe))
+        self._mail.set()
+
+    def lose(self, link: Link, reason: str) -> None:
+        """The link broke; known to this end from now on."""
+        if self.has(link):
+            peer = link.other(self).peer_id
+            self._release(link)
+            self._net.loop.record(b"lost", self.peer_id, peer, reason.encode())
+            self._control.append((Arrival(peer, None, reason), None))
+            self._mail.set()
+
+    def vanish(self) -> None:
+        """Killed: nothing here goes on."""
+        self.awake.clear()
+        self._end("reset")
+
+    # --- links
+
+    def _check(self) -> None:
+        if self._closed:
+            raise RuntimeError("the transport is closed")
+
+    def _end(self, reason: str) -> None:
+        self.alive = False
+        for link in list(self.links.values()):
+            self._hang_up(link, reason)
+        self._control.clear()
+        self._bulk.clear()
+
+    def _hang_up(self, link: Link, reason: str) -> None:
+        """Leave a link; the other end learns it one latency later: on a reset at once, else after what was sent."""
+        other, loop = link.other(self), self._net.loop
+        self._release(link)
+        when = loop.time() + self._net.latency(self.peer_id, other.peer_id)
+        if reason != "reset":
+            when = max([when, *(pipe.last + 1e-6 for pipe in link.pipes if pipe.source is self)])
+        loop.call_at(when, other.lose, link, reason)
+
+    def _release(self, link: Link) -> None:
+        del self.links[link.other(self).peer_id]
+        for pipe in link.pipes:
+            if pipe.source is self:
+                pipe.queue.clear()
+                pipe.wake(len(pipe.waiters))
+
+    async def _open(self, to: PeerId) -> None:
+        """Try to open a link; those that want the same one wait for the first."""
+        record = self.known.get(to)
+        if record is None or not record.addresses:
+            return
+        if to in self._opening:
+            await asyncio.shield(self._opening[to])
+            return
+        self._opening[to] = done = self._net.loop.create_future()
+        try:
+            for address in record.addresses:
+                if isinstance(await self._knock(Contact(address, record.transport_key), self._own_hello()), Welcome):
+                    return
+        finally:
+            del self._opening[to]
+            done.set_result(None)
+
+    def _own_hello(self) -> Hello:
+        record = self._record.wire if self._record else self._hello.record if self._hello else None
+        if record is None:
+            issued = self._net.wall()
+            record = PeerRecord.create(
+                self._identity, run_id=self.run_id, addresses=self.addresses(), sequence=1, issued=issued
+            ).wire
+        return Hello(VERSION, self.run_id, record, self._hello.token if self._hello else b"")
+
+    async def _knock(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
+        try:
+            async with asyncio.timeout(self._net.deadline):
+                return await self._handshake(contact, hello)
+        except TimeoutError:
+            return Refuse("unreachable", f"{contact.address} did not answer")
+
+    async def _handshake(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
+        host = self._net.places.get(contact.address)
+        if host is None:
+            await asyncio.sleep(self._net.deadline)
+            return Refuse("unreachable", f"nobody is at {contact.address}")
+        await self._cross(self, host)
+        await self._cross(host, self)
+        if not host.alive:
+            return Refuse("unreachable", f"{contact.address} refused the connection")
+        await self._cross(self, host, hello)
+        await host.awake.wait()
+        answer = host._greet(hello, self._identity.transport_public)
+        await self._cross(host, self, answer)
+        if isinstance(answer, Refuse):
+            return answer
+        try:
+            record = PeerRecord.parse(answer.record, run_id=self.run_id, now=self._net.wall())
+        except RecordError as error:
+            return Refuse("unreachable", str(error))
+        if record.transport_key != contact.transport_key or record.peer_id in self._banned:
+            return Refuse("unreachable", f"{contact.address} is not who was expected")
+        if not (self.alive and host.alive):
+            return Refuse("unreachable", f"{contact.address} closed the connection")
+        self.learn(record)
+        self._connect(host)
+        return answer
+
+    async def _cross(self, source: SimTransport, sink: SimTransport, message: Message | None = None) -> None:
+        """Let one packet of a handshake travel; a cut holds it."""
+        size = len(frames.encode(Frame(message), None, self.run_id)) if message else 0
+        source.traffic.count(size, bulk=False, up=True)
+        await asyncio.sleep(self._net.delay(source.peer_id, sink.peer_id))
+        while (source.peer_id, sink.peer_id) in self._net.cuts:
+            await asyncio.sleep(0.1)
+        sink.traffic.count(size, bulk=False, up=False)
+
+    def _greet(self, hello: Hello, transport_key: bytes) -> Welcome | Refuse:
+        """The gate: judge a stranger."""
+        if hello.version != VERSION:
+            return Refuse("version", f"we speak version {VERSION}, you speak {hello.version}")
+        if hello.run_id != self.run_id:
+            return Refuse("run", "we are another run")
+        try:
+            record = PeerRecord.parse(hello.record, run_id=self.run_id, now=self._net.wall())
+        except RecordError as error:
+            return Refuse("signature", str(error))
+        if record.transport_key != transport_key or record.peer_id == self.peer_id:
+            return Refuse("signature", "the record does not fit the transport key")
+        if record.peer_id in self._banned:
+            return Refuse("banned", self._banned[record.peer_id])
+        answer = self._admit(hello, record)
+        if isinstance(answer, Refuse):
+            return answer
+        self.learn(record)
+        return msgspec.structs.replace(answer, endpoint=self._address, bulk=self._address)
+
+    def _connect(self, host: SimTransport) -> None:
+        """Open the link for both ends, in place of one to an earlier life of either."""
+        for end, other in ((self, host), (host, self)):
+            old = end.links.get(other.peer_id)
+            if old is not None:
+                if old.other(end) is other and other.has(old):
+                    return  # both knocked at the same time
+                end.lose(old, "replaced")
+        link = Link(self, host)
+        self.links[host.peer_id] = host.links[self.peer_id] = link
+
+    def _packet(self, frame: Frame) -> Packet:
+        payload = bytes(memoryview(frame.payload))  # the caller may reuse its buffer
+        if self._net.encode:
+            wire = frames.encode(Frame(frame.message, payload), self._identity, self.run_id)
+            return Packet(wire, payload, None, len(wire) + len(payload))
+        size = frames.HEADER_BYTES + len(msgspec.msgpack.encode(frame.message)) + len(payload)
+        size += SIGNATURE_BYTES if frame.message.signed else 0
+        return Packet(b"", b"", Frame(frame.message, payload, frame.signature), size)
