@@ -1,0 +1,128 @@
+"""The manifest of a checkpoint: what is in it, the hash of every file, and this peer's signature over both."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta
+from thinwire.swarm.identity import Identity, peer_id_of, short, verify
+
+FORMAT = 1
+"""Version of the checkpoint format; another one is refused with both numbers named."""
+
+CHUNK_BYTES = 4 << 20
+"""Bytes hashed as one chunk, so that damage is located and a part can be fetched again alone."""
+
+Value: TypeAlias = None | bool | int | float | str
+
+_Hex = Annotated[str, Meta(pattern="^([0-9a-f]{64})$")]
+_DOMAIN = "checkpoint"
+
+
+class ManifestError(ValueError):
+    """A manifest, or a file it describes, that is not what this peer wrote. Says what differs."""
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file: its length in bytes, its blake3, and the blake3 of each CHUNK_BYTES of it."""
+
+    name: str
+    nbytes: Annotated[int, Meta(ge=0)]
+    blake3: _Hex
+    chunks: tuple[_Hex, ...]
+
+    def check(self, data: bytes) -> None:
+        """Raises ManifestError, naming the first chunk that differs, unless `data` is the file's content."""
+        if len(data) == self.nbytes and blake3(data).hexdigest() == self.blake3:
+            return
+        view = memoryview(data)
+        for index, digest in enumerate(self.chunks):
+            if blake3(view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]).hexdigest() != digest:
+                raise ManifestError(f"{self.name}: chunk {index + 1} of {len(self.chunks)} differs from its hash")
+        raise ManifestError(f"{self.name} differs from its hash")
+
+
+class Hasher:
+    """Hashes a file while it is written."""
+
+    def __init__(self) -> None:
+        self._whole = blake3()
+        self._chunk = blake3()
+        self._chunks: list[str] = []
+        self._nbytes = 0
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Take the next bytes of the file."""
+        view = memoryview(data)
+        self._whole.update(view)
+        while view:
+            room = CHUNK_BYTES - self._nbytes % CHUNK_BYTES
+            part, view = view[:room], view[room:]
+            self._chunk.update(part)
+            self._nbytes += len(part)
+            if self._nbytes % CHUNK_BYTES == 0:
+                self._end_chunk()
+
+    def _end_chunk(self) -> None:
+        self._chunks.append(self._chunk.hexdigest())
+        self._chunk = blake3()
+
+    def entry(self, name: str) -> FileEntry:
+        """What the manifest says of the file, now that it is complete."""
+        if self._nbytes % CHUNK_BYTES:
+            self._end_chunk()
+        return FileEntry(name, self._nbytes, self._whole.hexdigest(), tuple(self._chunks))
+
+
+class ManifestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is signed. `serial` counts this store's checkpoints, `written` is wall time in seconds since 1970.
+
+    `previous` is the blake3 of the manifest before this one, "" for the first; hashes and ids are hexadecimal.
+    """
+
+    format: int = FORMAT
+    serial: Annotated[int, Meta(ge=1)]
+    run_id: _Hex
+    round: Annotated[int, Meta(ge=0)]
+    digest: _Hex
+    members: tuple[_Hex, ...]
+    written: float
+    previous: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
+    files: tuple[FileEntry, ...]
+    values: dict[str, Value]
+
+
+class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    body: msgspec.Raw
+    signer: _Hex
+    signature: Annotated[str, Meta(pattern="^[0-9a-f]{128}$")]
+
+
+def seal(body: ManifestBody, identity: Identity) -> bytes:
+    """The manifest as it is written: JSON with the body, the signer's public key and its signature over those bytes."""
+    raw = msgspec.json.encode(body)
+    signature = identity.sign(_DOMAIN, raw).hex()
+    return msgspec.json.encode(_Sealed(msgspec.Raw(raw), identity.public_key.hex(), signature))
+
+
+def open_sealed(data: bytes, identity: Identity) -> ManifestBody:
+    """Check a manifest and read it. Raises ManifestError unless `identity` signed these very bytes."""
+    try:
+        sealed = msgspec.json.decode(data, type=_Sealed)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ManifestError(f"the manifest is damaged: {error}") from None
+    if sealed.signer != identity.public_key.hex():
+        signer = short(peer_id_of(bytes.fromhex(sealed.signer)))
+        raise ManifestError(f"signed by peer {signer}, not by this one ({short(identity.peer_id)})")
+    raw = bytes(sealed.body)
+    if not verify(identity.public_key, _DOMAIN, bytes.fromhex(sealed.signature), raw):
+        raise ManifestError("the manifest's signature does not fit its content")
+    try:
+        version = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).get("format", b"none")
+        if bytes(version) != str(FORMAT).encode():
+            raise ManifestError(f"written in format {bytes(version).decode()}; this version reads format {FORMAT}")
+        return msgspec.json.decode(raw, type=ManifestBody)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ManifestError(f"the manifest is damaged: {error}") from None
