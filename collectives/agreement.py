@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from thinwire.collectives.quorum import enough
 from thinwire.swarm.protocol import (
+    Ask,
     Ballot,
     Blame,
     Commit,
@@ -177,7 +178,7 @@ class Agreement:
         if isinstance(message, Commit):
             self._hear_commit(message)
         elif self.commit is not None:
-            if isinstance(message, Ready | Prepare | Blame):
+            if isinstance(message, Ready | Prepare | Blame | Ask):
                 self._out.append((sender, self.commit))
         elif isinstance(message, Ready):
             self._hear_ready(sender, message, now)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from thinwire.compression.codec import Codec
 from thinwire.swarm.protocol import CHUNK_BYTES, MAX_CHUNKS, PeerId
-from thinwire.swarm.rendezvous import rank
+from thinwire.swarm.rendezvous import backups
 
 MIN_CHUNK = 4096
 """Fewest elements in a chunk: below it the frame costs more than its payload."""
@@ -74,14 +74,15 @@ def shares(count: int, group: Sequence[PeerId], speed: Mapping[PeerId, float] | 
 
 
 def owners(count: int, group: Sequence[PeerId], alive: Sequence[PeerId], seed: bytes) -> tuple[PeerId, ...]:
-    """Owner of each chunk: the primary of `shares` while it is alive, else the first alive backup.
+    """Owner of each chunk: the primary of `shares` while it is alive, else the first alive of its backups (rendezvous ranking).
 
-    The backups of a peer's shard are the rendezvous ranking of the whole group on (seed, that peer), so each survivor takes
-    over a share of a different dead peer and nobody else's chunks move. `alive` must not be empty.
+    Only the chunks of peers that left move, spread over all survivors. `alive` must not be empty.
     """
     living = set(alive)
-    heir: dict[PeerId, PeerId] = {}
-    for peer in group:
-        order = (peer, *rank(seed, "backup " + peer.hex(), group))
-        heir[peer] = next((candidate for candidate in order if candidate in living), alive[0])
-    return tuple(heir[peer] for peer in shares(count, group))
+
+    def owner(primary: PeerId, chunk: int) -> PeerId:
+        if primary in living:
+            return primary
+        return next((peer for peer in backups(seed, group, primary, chunk) if peer in living), alive[0])
+
+    return tuple(owner(primary, chunk) for chunk, primary in enumerate(shares(count, group)))

@@ -14,6 +14,9 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord
 
+RESET = "reset"
+"""The reason of an Arrival when the other machine reset the link or refuses connections: the process is gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contact:
@@ -30,6 +33,11 @@ class Arrival:
     peer: PeerId
     frame: Frame | None
     reason: str = ""
+
+    @property
+    def gone(self) -> bool:
+        """The peer's machine told us that its process is no more (a reset or a refusal), as against mere silence."""
+        return self.frame is None and self.reason == RESET
 
 
 Admit = Callable[[Hello, PeerRecord], Welcome | Refuse]
@@ -59,7 +67,10 @@ class Transport(Protocol):
         ...
 
     def learn(self, record: PeerRecord) -> None:
-        """Take note of where a peer is reachable. A newer record replaces an older one. Links open on first `send`."""
+        """Take note of where a peer is reachable. A newer record replaces an older one. Links open on first `send`.
+
+        Our own record is given here too: it is what we show at the gates of others.
+        """
         ...
 
     async def send(self, to: PeerId, frame: Frame) -> bool:

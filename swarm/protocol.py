@@ -287,11 +287,17 @@ class Commit(Message, frozen=True):
     votes: Annotated[tuple[Proof, ...], Meta(max_length=MAX_GROUP)]
 
 
-class Behind(Message, frozen=True):
-    """Answer to a message of an old round: the sender has committed `round` and its state digest is `digest`."""
+class Ask(Message, frozen=True):
+    """What became of this round? Answered with its Commit, or with Behind."""
 
     round: U32
-    digest: Digest
+    fragment: U16
+
+
+class Behind(Message, frozen=True):
+    """Answer to a message of an old round: the sender has committed `round`; fetch the state."""
+
+    round: U32
 
 
 # --- bulk: sealed by the stream they travel on, not signed
@@ -346,7 +352,8 @@ class StateAsk(Message, frozen=True):
 class StateOffer(Message, frozen=True):
     """What the sender can serve. The payload is the concatenated blake3 of every chunk of CHUNK_BYTES.
 
-    `digest` is the state digest after `round`; `members` are the participants of that round (the next quorum's base).
+    `members` are the participants of that round (the next quorum's base). `digest`, the state digest, is blake3 over
+    round, layout, members and the chunk hashes, so that one agreed digest vouches for all of it.
     """
 
     limit: ClassVar[int] = 10_000
@@ -406,6 +413,7 @@ TYPES: dict[int, type[Message]] = dict(
             StateOffer,
             StateFetch,
             StateChunk,
+            Ask,
         ],
         start=1,
     )

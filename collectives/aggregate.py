@@ -1,0 +1,91 @@
+"""From many contributions to one: screening first, then a rule. Pure functions; the order of peers is the caller's.
+
+Screening rejects the peer, never the round: one NaN that got through would turn every mean into NaN. The limit on norms is a
+net for the absurd (a diverged or broken peer), not a defence against a careful liar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from thinwire.compression.codec import Buffer, Codec, CodecError, Floats
+from thinwire.swarm.protocol import PeerId
+
+NORM_LIMIT = 1e3
+"""A contribution longer than this many times the usual norm is out."""
+
+MEMORY = 0.9
+"""Weight of the past in the running median norm, per round: old enough rounds are forgotten after some twenty."""
+
+Rule: TypeAlias = Callable[[Codec, Sequence[Buffer], Sequence[float], Floats], None]
+"""(codec, screened payloads, weights, out): writes the aggregate of n = out.size elements to out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Screening:
+    """Who passed, in peer-id order; who did not, and why; who passed with all zeros; what to remember for the next round.
+
+    Reasons: "length", "not finite", "encoding", "norm". A zero contribution is odd (a trainer that does nothing) but harmless,
+    so it is flagged and counts. `usual` is the running median norm, 0 as long as nothing but zeros was seen.
+    """
+
+    accepted: tuple[PeerId, ...]
+    rejected: Mapping[PeerId, str]
+    zeros: tuple[PeerId, ...]
+    usual: float
+
+
+def lower_median(values: Iterable[float]) -> float:
+    """The middle value, of two the lower one: always one of the values. Raises ValueError when there are none."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("the median of nothing")
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def outliers(norms: Mapping[PeerId, float], usual: float = 0.0) -> tuple[tuple[PeerId, ...], float]:
+    """Peers whose norm is beyond NORM_LIMIT times the usual one, in peer-id order, and the usual norm after this round.
+
+    `usual` is what the last call returned; 0 at first, then this round's own lower median stands in. Zeros say nothing about
+    the usual norm and are left out of the median.
+    """
+    lengths = [norm for norm in norms.values() if norm > 0.0]
+    if not lengths:
+        return (), usual
+    limit = NORM_LIMIT * (usual or lower_median(lengths))
+    far = tuple(sorted(peer for peer, norm in norms.items() if norm > limit))
+    near = [norm for norm in lengths if norm <= limit]
+    if not near:
+        return far, usual
+    median = lower_median(near)
+    return far, MEMORY * usual + (1.0 - MEMORY) * median if usual else median
+
+
+def screen(codec: Codec, n: int, payloads: Mapping[PeerId, Buffer], usual: float = 0.0) -> Screening:
+    """Check every payload of n elements, then compare their norms; see `outliers` for `usual`."""
+    norms: dict[PeerId, float] = {}
+    rejected: dict[PeerId, str] = {}
+    for peer, payload in payloads.items():
+        try:
+            norms[peer] = codec.check(payload, n) ** 0.5
+        except CodecError as error:
+            rejected[peer] = error.reason
+    far, usual = outliers(norms, usual)
+    rejected.update(dict.fromkeys(far, "norm"))
+    accepted = tuple(sorted(norms.keys() - rejected.keys()))
+    return Screening(accepted, rejected, tuple(peer for peer in accepted if norms[peer] == 0.0), usual)
+
+
+def mean(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
+    """Mean weighted by tokens, Σ w·x / Σ w, of those with a weight; zeros when nobody has one. DiLoCo, arXiv 2311.08105."""
+    counting = [(payload, weight) for payload, weight in zip(payloads, weights, strict=True) if weight > 0]
+    if counting:
+        codec.mean([payload for payload, _ in counting], [weight for _, weight in counting], out)
+    else:
+        out[:] = 0.0
+
+
+RULES: dict[str, Rule] = {"mean": mean}
+"""Name in a manifest -> rule."""

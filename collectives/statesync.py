@@ -1,0 +1,155 @@
+"""How a joiner or a straggler gets the state of the last committed round: from many peers at once, each chunk checked.
+
+Several members offer the hashes of their state's chunks; enough of them must agree on one digest. Then only chunks that
+differ from what is here are fetched, a few at a time from every source that offered that digest; a source that sends a wrong
+chunk is not asked again. Equal states cost nothing but the offers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import blake3
+from thinwire.compression.codec import Buffer
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import (
+    CHUNK_BYTES,
+    Digest,
+    Message,
+    PeerId,
+    StateAsk,
+    StateChunk,
+    StateFetch,
+    StateOffer,
+)
+
+IN_FLIGHT = 4
+"""Chunks asked of one source at a time: enough to fill its link, little to lose with it."""
+
+AGED = 5
+"""With this many offers two thirds must agree; with fewer, all that speak of the same round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A state to install: its offer, the chunk hashes, and the chunks that differ from what was here."""
+
+    offer: StateOffer
+    hashes: tuple[Digest, ...]
+    chunks: Mapping[int, Buffer]
+    sources: tuple[PeerId, ...]
+
+
+def state_digest(round: int, layout: Digest, members: Sequence[PeerId], hashes: Sequence[Digest]) -> Digest:
+    """One digest for a round's state: blake3 over round, layout, member ids and the hashes of the state's chunks."""
+    hasher = blake3.blake3(b"thinwire/state/1\0" + round.to_bytes(8, "big") + layout)
+    hasher.update(len(members).to_bytes(8, "big") + b"".join(members))
+    hasher.update(b"".join(hashes))
+    return hasher.digest()
+
+
+async def fetch_state(
+    peers: Iterable[PeerId],
+    send: Callable[[PeerId, Message], None],
+    inbox: asyncio.Queue[tuple[PeerId, Frame]],
+    *,
+    layout: Digest,
+    have: Sequence[Digest],
+    nbytes: int,
+    patience: float,
+    newer_than: int = -1,
+) -> Fetched | None:
+    """The agreed state of the last committed round, or None when nobody offered one that enough agree on (try again).
+
+    `have` are the hashes of the chunks that are here, `nbytes` the state's size: both follow from the layout. `patience`
+    is how many seconds a silent source is waited for. `newer_than`: rounds up to this one are of no use.
+    """
+    offers = await _offers(list(peers), send, inbox, layout, nbytes, patience)
+    chosen = _agreed({peer: offer for peer, (offer, _) in offers.items() if offer.round > newer_than})
+    if not chosen:
+        return None
+    offer, hashes = offers[chosen[0]]
+    needed = [index for index, found in enumerate(hashes) if index >= len(have) or have[index] != found]
+    sources = list(chosen)
+    chunks: dict[int, Buffer] = {}
+    asked: dict[int, PeerId] = {}
+    load: Counter[PeerId] = Counter()
+    while len(chunks) < len(needed):
+        for index in needed:
+            free = [peer for peer in sources if load[peer] < IN_FLIGHT]
+            if not free:
+                break
+            if index not in chunks and index not in asked:
+                peer = min(free, key=lambda one: load[one])
+                asked[index] = peer
+                load[peer] += 1
+                send(peer, StateFetch(offer.round, index))
+        try:
+            async with asyncio.timeout(patience):
+                peer, frame = await inbox.get()
+        except TimeoutError:
+            stalled = set(asked.values())
+            sources = [one for one in sources if one not in stalled]
+            asked.clear()
+            load.clear()
+            if not sources:
+                return None
+            continue
+        message = frame.message
+        if not isinstance(message, StateChunk) or message.round != offer.round or asked.get(message.index) != peer:
+            continue
+        del asked[message.index]
+        load[peer] -= 1
+        if blake3.blake3(frame.payload).digest() == hashes[message.index]:
+            chunks[message.index] = frame.payload
+        elif peer in sources:
+            sources.remove(peer)
+            if not sources:
+                return None
+    return Fetched(offer, hashes, chunks, tuple(chosen))
+
+
+async def _offers(
+    peers: list[PeerId],
+    send: Callable[[PeerId, Message], None],
+    inbox: asyncio.Queue[tuple[PeerId, Frame]],
+    layout: Digest,
+    nbytes: int,
+    patience: float,
+) -> dict[PeerId, tuple[StateOffer, tuple[Digest, ...]]]:
+    for peer in peers:
+        send(peer, StateAsk(0))
+    count = (nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES
+    found: dict[PeerId, tuple[StateOffer, tuple[Digest, ...]]] = {}
+    answered: set[PeerId] = set()
+    try:
+        async with asyncio.timeout(patience):
+            while not answered.issuperset(peers):
+                peer, frame = await inbox.get()
+                offer, raw = frame.message, bytes(frame.payload) if isinstance(frame.message, StateOffer) else b""
+                if not isinstance(offer, StateOffer) or peer not in peers:
+                    continue
+                answered.add(peer)
+                hashes = tuple(raw[at : at + 32] for at in range(0, len(raw), 32))
+                sizes = (offer.layout, offer.nbytes, len(raw)) == (layout, nbytes, 32 * count)
+                if sizes and state_digest(offer.round, layout, offer.members, hashes) == offer.digest:
+                    found[peer] = (offer, hashes)
+    except TimeoutError:
+        pass
+    return found
+
+
+def _agreed(offers: Mapping[PeerId, StateOffer]) -> tuple[PeerId, ...]:
+    """Peers whose common offer is to be believed, sorted; empty when there is none."""
+    support = Counter((offer.round, offer.digest) for offer in offers.values())
+    if not support:
+        return ()
+    (round, digest), count = max(support.items(), key=lambda item: (item[1], item[0][0]))
+    same_round = sum(offer.round == round for offer in offers.values())
+    enough = 3 * count >= 2 * same_round if len(offers) >= AGED else count == same_round
+    if not enough:
+        return ()
+    return tuple(sorted(peer for peer, offer in offers.items() if offer.digest == digest))

@@ -1,0 +1,113 @@
+"""The outer state of a replica, and a Round: one outer step that commits or rolls back, whole.
+
+DiLoCo (arXiv 2311.08105): the pseudo-gradient Δ = θ̄ − θ after H inner steps is averaged, and an outer SGD with Nesterov
+momentum moves θ̄; the inner optimizer keeps its state and goes on from the new θ̄. We differ in one thing: what is averaged
+and applied is the codec's decoded value, the same bits on every replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import blake3
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.collectives.shards import Grid
+from thinwire.collectives.statesync import Fetched, state_digest
+from thinwire.compression.codec import Buffer, Codec, Floats
+from thinwire.compression.kernels import outer_step
+from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId
+
+Read = Callable[[int, int, Floats], None]
+"""Copies the model's parameters [start, stop) as float32 into an array of stop - start elements."""
+
+
+class Replica:
+    """Outer parameters and momentum of one peer: what all replicas agree on after every round, bit for bit.
+
+    theta, momentum: flat float32 of the layout's total. round: the last committed one, 0 before the first.
+    members: who took part in that round, sorted; the base of the next round's quorum.
+    """
+
+    def __init__(self, layout: Digest, theta: Floats, members: Sequence[PeerId]) -> None:
+        self.layout = layout
+        self.state: NDArray[np.float32] = np.zeros(2 * theta.size, np.float32)
+        self.theta[:] = theta
+        self.round, self.members = 0, tuple(sorted(members))
+        self.hashes: list[Digest] = []
+        self.digest: Digest = bytes(32)
+        self.seal()
+
+    @property
+    def theta(self) -> Floats:
+        """Outer parameters (a view)."""
+        return self.state[: self.state.size // 2]
+
+    @property
+    def momentum(self) -> Floats:
+        """Outer momentum (a view)."""
+        return self.state[self.state.size // 2 :]
+
+    def chunk(self, index: int) -> memoryview:
+        """Chunk `index` (CHUNK_BYTES, the last one shorter) of the state's bytes: parameters, then momentum."""
+        return self.state.view(np.uint8).data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+
+    def __len__(self) -> int:
+        """Chunks of the state."""
+        return (self.state.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES
+
+    def seal(self) -> None:
+        """Recompute the hashes and the digest after a change of the state."""
+        self.hashes = [blake3.blake3(self.chunk(index)).digest() for index in range(len(self))]
+        self.digest = state_digest(self.round, self.layout, self.members, self.hashes)
+
+    def encode(self, read: Read, grid: Grid, codec: Codec) -> Iterator[tuple[memoryview, float]]:
+        """The pseudo-gradient Δ = θ̄ − θ, chunk by chunk: (payload, squared norm). Never needs a whole copy of it.
+
+        Raises FloatingPointError when a parameter is not finite: such a contribution must not be sent.
+        """
+        for index in range(len(grid)):
+            start, stop = grid.span(index)
+            delta = np.empty(stop - start, np.float32)
+            read(start, stop, delta)
+            np.subtract(self.theta[start:stop], delta, out=delta)
+            square = float(np.dot(delta, delta))
+            if not np.isfinite(square):
+                raise FloatingPointError(f"the pseudo-gradient is not finite in elements {start} to {stop}")
+            payload = np.empty(codec.nbytes(stop - start), np.uint8)
+            codec.encode(delta, payload)
+            yield payload.data, square
+
+    def apply(
+        self,
+        results: Sequence[Buffer],
+        grid: Grid,
+        codec: Codec,
+        *,
+        members: Sequence[PeerId],
+        lr: float,
+        momentum: float,
+        nesterov: bool,
+    ) -> None:
+        """Commit the next round: the outer step on the decoded results, then the new digest. Cannot fail half-way:
+        the results have been checked against the digest that was voted for, and their form when they came in."""
+        mean = np.empty(grid.chunk, np.float32)
+        for index, payload in enumerate(results):
+            start, stop = grid.span(index)
+            delta = mean[: stop - start]
+            codec.decode(payload, delta)
+            outer_step(self.theta[start:stop], self.momentum[start:stop], delta, lr, momentum, nesterov)
+        self.round += 1
+        self.members = tuple(sorted(members))
+        self.seal()
+
+    def install(self, fetched: Fetched) -> int:
+        """Take over a fetched state; returns the bytes that differed. The chunks have been checked against its digest."""
+        raw = self.state.view(np.uint8)
+        changed = 0
+        for index, chunk in fetched.chunks.items():
+            raw[index * CHUNK_BYTES : index * CHUNK_BYTES + len(chunk)] = np.frombuffer(chunk, np.uint8)
+            changed += len(chunk)
+        self.round, self.members = fetched.offer.round, fetched.offer.members
+        self.hashes, self.digest = list(fetched.hashes), fetched.offer.digest
+        return changed
