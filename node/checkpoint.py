@@ -18,7 +18,7 @@ from blake3 import blake3
 from thinwire.swarm.identity import Identity
 
 from .disk import Disk
-from .manifestfile import CHUNK_BYTES, FileEntry, Hasher, ManifestBody, ManifestError, open_sealed, seal
+from .seal import CHUNK_BYTES, Contents, FileEntry, Hasher, SealError, seal, unseal
 from .snapshot import PRIVATE, FragmentState, PrivateState, Snapshot, files, fragment_index, fragment_state
 from .tensorfile import TensorFileError, Tensors, parse, pieces
 
@@ -62,7 +62,7 @@ class Loaded:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     name: str
-    body: ManifestBody
+    body: Contents
     manifest: bytes
 
 
@@ -99,7 +99,7 @@ class CheckpointStore:
             self._disk.rename(draft, self._directory / name)
             self._disk.sync_directory(self._directory)
             self._point(name, suffix)
-        except (OSError, ManifestError, TensorFileError) as error:
+        except (OSError, SealError, TensorFileError) as error:
             self._discard(draft)
             return SaveFailed(_reason(error))
         self._prune([_Entry(name, body, b""), *entries], suffix)
@@ -122,7 +122,7 @@ class CheckpointStore:
                 continue
             try:
                 snapshot = self._read(entry, remarks)
-            except (OSError, ManifestError, TensorFileError) as error:
+            except (OSError, SealError, TensorFileError) as error:
                 remarks.append(f"{entry.name}: {_reason(error)}")
                 continue
             remarks += self._pointer_remarks(entry.name)
@@ -131,14 +131,14 @@ class CheckpointStore:
 
     # --- writing
 
-    def _write(self, snapshot: Snapshot, draft: Path, now: float, previous: _Entry | None) -> ManifestBody:
+    def _write(self, snapshot: Snapshot, draft: Path, now: float, previous: _Entry | None) -> Contents:
         self._disk.make_directory(draft)
         entries = [self._write_tensors(draft, name, tensors) for name, tensors in files(snapshot)]
         values = dict(snapshot.private.values) if snapshot.private else {}
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):
-                raise ManifestError(f"{name} is {value}")
-        body = ManifestBody(
+                raise SealError(f"{name} is {value}")
+        body = Contents(
             serial=previous.body.serial + 1 if previous else 1,
             run_id=snapshot.run_id.hex(),
             round=snapshot.round,
@@ -215,10 +215,10 @@ class CheckpointStore:
                 path = self._directory / name / MANIFEST
                 size = self._disk.size(path)
                 if size > _MANIFEST_LIMIT:
-                    raise ManifestError(f"{MANIFEST} has {size} bytes")
+                    raise SealError(f"{MANIFEST} has {size} bytes")
                 data = self._disk.read(path, size)
-                entries.append(_Entry(name, open_sealed(data, self._identity), data))
-            except (OSError, ManifestError) as error:
+                entries.append(_Entry(name, unseal(data, self._identity), data))
+            except (OSError, SealError) as error:
                 remarks.append(f"{name}: {_reason(error)}")
         entries.sort(key=lambda entry: entry.body.serial, reverse=True)
         return entries, remarks
@@ -234,7 +234,7 @@ class CheckpointStore:
             elif file.name == PRIVATE:
                 try:
                     private = PrivateState(self._tensors(entry.name, file), dict(body.values))
-                except (OSError, ManifestError, TensorFileError) as error:
+                except (OSError, SealError, TensorFileError) as error:
                     remarks.append(f"{entry.name}: private state is lost: {_reason(error)}")
         members = tuple(bytes.fromhex(member) for member in body.members)
         run_id, digest = bytes.fromhex(body.run_id), bytes.fromhex(body.digest)
@@ -244,7 +244,7 @@ class CheckpointStore:
         path = self._directory / directory / file.name
         size = self._disk.size(path)
         if size != file.nbytes:
-            raise ManifestError(f"{file.name} has {size} bytes instead of {file.nbytes}")
+            raise SealError(f"{file.name} has {size} bytes instead of {file.nbytes}")
         data = self._disk.read(path, file.nbytes)
         file.check(data)
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from thinwire.swarm.protocol import PeerId
 
-from .manifestfile import Value
+from .seal import Value
 from .tensorfile import Array, TensorFileError, Tensors
 
 PRIVATE = "private.safetensors"

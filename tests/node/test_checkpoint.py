@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.node import manifestfile
+from thinwire.node import seal
 from thinwire.node.checkpoint import KEEP, CheckpointStore, Saved, SaveFailed
 from thinwire.node.disk import RealDisk
 from thinwire.node.snapshot import FragmentState, PrivateState, Snapshot
@@ -225,13 +225,13 @@ def test_empty_store_is_nothing_and_no_error(tmp_path):
 def test_large_file_has_a_hash_for_every_chunk(tmp_path, monkeypatch):
     monkeypatch.setattr(manifestfile, "CHUNK_BYTES", 256)
     disk = filled([1])
-    manifest = manifestfile.open_sealed(disk.read(HOME / "step-00000001" / "manifest.json", 1 << 20), IDENTITY)
+    manifest = seal.unseal(disk.read(HOME / "step-00000001" / "manifest.json", 1 << 20), IDENTITY)
     entry = manifest.files[0]
     assert len(entry.chunks) == -(-entry.nbytes // 256) > 1
     data = bytearray(disk.read(HOME / "step-00000001" / entry.name, 1 << 20))
     entry.check(bytes(data))
     data[300] ^= 1
-    with pytest.raises(manifestfile.ManifestError, match=r"chunk 2 of "):
+    with pytest.raises(seal.SealError, match=r"chunk 2 of "):
         entry.check(bytes(data))
 
 
@@ -390,13 +390,13 @@ def replaced(files):
     """A checkpoint whose shared file holds something else, properly hashed and signed: the content itself is judged."""
     disk = filled([1, 2])
     place = HOME / "step-00000002"
-    body = manifestfile.open_sealed(disk.read(place / "manifest.json", 1 << 20), IDENTITY)
-    hasher = manifestfile.Hasher()
+    body = seal.unseal(disk.read(place / "manifest.json", 1 << 20), IDENTITY)
+    hasher = seal.Hasher()
     hasher.update(files)
     entries = tuple(hasher.entry(f.name) if f.name == SHARED[0] else f for f in body.files)
-    body = manifestfile.msgspec.structs.replace(body, files=entries)
+    body = seal.msgspec.structs.replace(body, files=entries)
     disk._file(place / SHARED[0]).live = files
-    disk._file(place / "manifest.json").live = manifestfile.seal(body, IDENTITY)
+    disk._file(place / "manifest.json").live = seal.seal(body, IDENTITY)
     return store(disk).load(RUN)
 
 
@@ -447,8 +447,8 @@ def test_another_run_is_passed_over():
 def test_another_format_is_refused_with_both_numbers():
     disk = filled([1, 2])
     manifest = disk._file(HOME / "step-00000002" / "manifest.json")
-    body = manifestfile.open_sealed(manifest.live, IDENTITY)
-    manifest.live = manifestfile.seal(manifestfile.msgspec.structs.replace(body, format=7), IDENTITY)
+    body = seal.unseal(manifest.live, IDENTITY)
+    manifest.live = seal.seal(seal.msgspec.structs.replace(body, format=7), IDENTITY)
     assert "format 7; this version reads format 1" in store(disk).load().remarks[0]
 
 
@@ -464,9 +464,9 @@ def test_same_round_twice_and_a_lower_round_later():
 def test_manifests_are_chained():
     disk = filled([1, 2])
     first = disk.read(HOME / "step-00000001" / "manifest.json", 1 << 20)
-    second = manifestfile.open_sealed(disk.read(HOME / "step-00000002" / "manifest.json", 1 << 20), IDENTITY)
-    assert second.previous == manifestfile.blake3(first).hexdigest() and second.serial == 2
-    assert manifestfile.open_sealed(first, IDENTITY).previous == ""
+    second = seal.unseal(disk.read(HOME / "step-00000002" / "manifest.json", 1 << 20), IDENTITY)
+    assert second.previous == seal.blake3(first).hexdigest() and second.serial == 2
+    assert seal.unseal(first, IDENTITY).previous == ""
 
 
 def test_keeps_three_and_the_last_of_each_day():

@@ -21,7 +21,7 @@ _Hex = Annotated[str, Meta(pattern="^([0-9a-f]{64})$")]
 _DOMAIN = "checkpoint"
 
 
-class ManifestError(ValueError):
+class SealError(ValueError):
     """A manifest, or a file it describes, that is not what this peer wrote. Says what differs."""
 
 
@@ -34,14 +34,14 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunks: tuple[_Hex, ...]
 
     def check(self, data: bytes) -> None:
-        """Raises ManifestError, naming the first chunk that differs, unless `data` is the file's content."""
+        """Raises SealError, naming the first chunk that differs, unless `data` is the file's content."""
         if len(data) == self.nbytes and blake3(data).hexdigest() == self.blake3:
             return
         view = memoryview(data)
         for index, digest in enumerate(self.chunks):
             if blake3(view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]).hexdigest() != digest:
-                raise ManifestError(f"{self.name}: chunk {index + 1} of {len(self.chunks)} differs from its hash")
-        raise ManifestError(f"{self.name} differs from its hash")
+                raise SealError(f"{self.name}: chunk {index + 1} of {len(self.chunks)} differs from its hash")
+        raise SealError(f"{self.name} differs from its hash")
 
 
 class Hasher:
@@ -76,7 +76,7 @@ class Hasher:
         return FileEntry(name, self._nbytes, self._whole.hexdigest(), tuple(self._chunks))
 
 
-class ManifestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is signed. `serial` counts this store's checkpoints, `written` is wall time in seconds since 1970.
 
     `previous` is the blake3 of the manifest before this one, "" for the first; hashes and ids are hexadecimal.
@@ -100,29 +100,29 @@ class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signature: Annotated[str, Meta(pattern="^[0-9a-f]{128}$")]
 
 
-def seal(body: ManifestBody, identity: Identity) -> bytes:
+def seal(body: Contents, identity: Identity) -> bytes:
     """The manifest as it is written: JSON with the body, the signer's public key and its signature over those bytes."""
     raw = msgspec.json.encode(body)
     signature = identity.sign(_DOMAIN, raw).hex()
     return msgspec.json.encode(_Sealed(msgspec.Raw(raw), identity.public_key.hex(), signature))
 
 
-def open_sealed(data: bytes, identity: Identity) -> ManifestBody:
-    """Check a manifest and read it. Raises ManifestError unless `identity` signed these very bytes."""
+def unseal(data: bytes, identity: Identity) -> Contents:
+    """Check a manifest and read it. Raises SealError unless `identity` signed these very bytes."""
     try:
         sealed = msgspec.json.decode(data, type=_Sealed)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ManifestError(f"the manifest is damaged: {error}") from None
+        raise SealError(f"the manifest is damaged: {error}") from None
     if sealed.signer != identity.public_key.hex():
         signer = short(peer_id_of(bytes.fromhex(sealed.signer)))
-        raise ManifestError(f"signed by peer {signer}, not by this one ({short(identity.peer_id)})")
+        raise SealError(f"signed by peer {signer}, not by this one ({short(identity.peer_id)})")
     raw = bytes(sealed.body)
     if not verify(identity.public_key, _DOMAIN, bytes.fromhex(sealed.signature), raw):
-        raise ManifestError("the manifest's signature does not fit its content")
+        raise SealError("the manifest's signature does not fit its content")
     try:
         version = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).get("format", b"none")
         if bytes(version) != str(FORMAT).encode():
-            raise ManifestError(f"written in format {bytes(version).decode()}; this version reads format {FORMAT}")
-        return msgspec.json.decode(raw, type=ManifestBody)
+            raise SealError(f"written in format {bytes(version).decode()}; this version reads format {FORMAT}")
+        return msgspec.json.decode(raw, type=Contents)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ManifestError(f"the manifest is damaged: {error}") from None
+        raise SealError(f"the manifest is damaged: {error}") from None
