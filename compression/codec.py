@@ -20,7 +20,14 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class CodecError(ValueError):
-    """A payload that no honest encoder writes: wrong length, non-finite scale or value. Names what is wrong."""
+    """A payload that no honest encoder writes. The message names what is wrong, `reason` its kind for a round's record.
+
+    Reasons: "length", "not finite", "encoding".
+    """
+
+    def __init__(self, message: str, reason: str = "encoding") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Codec(Protocol):
@@ -36,7 +43,10 @@ class Codec(Protocol):
         ...
 
     def encode(self, x: Floats, out: NDArray[np.uint8]) -> None:
-        """Encode x (n elements) into out (exactly nbytes(n) bytes)."""
+        """Encode x (n elements) into out (exactly nbytes(n) bytes).
+
+        Raises ValueError for arrays that do not fit, CodecError("not finite") where the payload cannot say NaN or infinity.
+        """
         ...
 
     def decode(self, payload: Buffer, out: Floats) -> None:
@@ -51,5 +61,8 @@ class Codec(Protocol):
         ...
 
     def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
-        """Weighted mean of checked payloads, Σ w·x / Σ w, accumulated in float64 in the given order."""
+        """Weighted mean of checked payloads, Σ w·x / Σ w, accumulated in float64 in the given order.
+
+        Raises CodecError for a wrong length, ValueError unless the weights are finite, ≥ 0 and not all zero.
+        """
         ...

@@ -15,9 +15,9 @@ MAX_BLOCK = 1 << 16
 """Largest block: Σ code² of a block has to fit in 32 bits."""
 
 _FAULTS = {
-    kernels.BAD_SCALE: "a scale is negative or not finite",
-    kernels.BAD_CODE: "a code is out of range",
-    kernels.NOT_FINITE: "a value is not finite",
+    kernels.BAD_SCALE: ("a scale is negative or not finite", "not finite"),
+    kernels.BAD_CODE: ("a code is out of range", "encoding"),
+    kernels.NOT_FINITE: ("a value is not finite", "not finite"),
 }
 
 
@@ -95,7 +95,7 @@ class Int8:
 
 def _raise(fault: int) -> None:
     if fault != kernels.OK:
-        raise CodecError(_FAULTS[fault])
+        raise CodecError(*_FAULTS[fault])
 
 
 def _fit(x: Floats, out: NDArray[np.uint8], expected: int) -> None:
@@ -110,7 +110,7 @@ def _raw(payload: Buffer, expected: int) -> NDArray[np.uint8]:
     """The payload as bytes, without a copy, once its length is known to be right."""
     size = memoryview(payload).nbytes
     if size != expected:
-        raise CodecError(f"payload of {size} bytes, expected {expected}")
+        raise CodecError(f"payload of {size} bytes, expected {expected}", "length")
     return np.frombuffer(payload, np.uint8)
 
 

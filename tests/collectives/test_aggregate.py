@@ -1,0 +1,119 @@
+"""Screening and the mean, on encoded payloads."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.collectives.aggregate import MEMORY, NORM_LIMIT, lower_median, mean, outliers, screen
+from thinwire.compression.codec import Codec
+from thinwire.compression.quantize import Fp32, Int8
+
+CODECS: list[Codec] = [Fp32(), Int8(16)]
+N = 300
+
+
+def peer(i: int) -> bytes:
+    return bytes([i]) * 32
+
+
+def encode(codec: Codec, x: np.ndarray) -> bytes:
+    out = np.zeros(codec.nbytes(x.size), np.uint8)
+    codec.encode(x.astype(np.float32), out)
+    return out.tobytes()
+
+
+def draw(seed: int, scale: float = 1.0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(N) * scale
+
+
+@pytest.mark.parametrize(
+    ("values", "median"), [([3.0], 3.0), ([4.0, 1.0], 1.0), ([5.0, 1.0, 3.0], 3.0), ([1, 2, 3, 9], 2)]
+)
+def test_lower_median(values: list[float], median: float) -> None:
+    assert lower_median(values) == median
+
+
+def test_the_median_of_nothing_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="median"):
+        lower_median([])
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.spec)
+def test_screen_names_each_peer_that_is_out(codec: Codec) -> None:
+    good = encode(codec, draw(0))
+    poisoned = bytearray(good)
+    poisoned[0:4] = b"\xff\xff\xff\xff"  # a NaN as fp32, and as two fp16 scales
+    payloads = {
+        peer(9): good,
+        peer(1): good[:-1],
+        peer(2): bytes(poisoned),
+        peer(3): encode(codec, draw(3, 1e5)),
+        peer(4): encode(codec, np.zeros(N)),
+        peer(5): encode(codec, draw(5, 300)),
+        peer(6): encode(codec, draw(6, 0.01)),
+        peer(7): encode(codec, draw(7)),
+    }
+    result = screen(codec, N, payloads)
+    assert result.rejected == {peer(1): "length", peer(2): "not finite", peer(3): "norm"}
+    assert result.accepted == tuple(peer(i) for i in (4, 5, 6, 7, 9))
+    assert result.zeros == (peer(4),)
+    assert result.usual == pytest.approx(math.sqrt(N), rel=0.1)
+
+
+def test_a_code_out_of_range_is_bad_encoding() -> None:
+    payload = bytearray(encode(Int8(16), draw(0)))
+    payload[-1] = 0x80
+    assert screen(Int8(16), N, {peer(1): payload}).rejected == {peer(1): "encoding"}
+
+
+def test_history_outvotes_a_majority_that_explodes() -> None:
+    norms = {peer(1): 5e4, peer(2): 5e4, peer(3): 10.0}
+    assert outliers(norms)[0] == ()
+    far, usual = outliers(norms, 10.0)
+    assert far == (peer(1), peer(2))
+    assert usual == 10.0
+    assert outliers({peer(1): 1e9, peer(2): 1e9}, 10.0) == ((peer(1), peer(2)), 10.0)
+
+
+def test_the_limit_itself_passes() -> None:
+    assert outliers({peer(1): 2.0 * NORM_LIMIT}, 2.0)[0] == ()
+    assert outliers({peer(1): np.nextafter(2.0 * NORM_LIMIT, math.inf)}, 2.0)[0] == (peer(1),)
+
+
+def test_zeros_do_not_drag_the_usual_norm_down() -> None:
+    assert outliers({peer(1): 0.0, peer(2): 0.0}) == ((), 0.0)
+    assert outliers({peer(1): 0.0, peer(2): 0.0, peer(3): 4.0}) == ((), 4.0)
+    assert outliers({peer(1): 2.0}, 4.0)[1] == pytest.approx(MEMORY * 4 + (1 - MEMORY) * 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.integers(0, 255).map(peer), st.floats(0, 1e12), max_size=12), st.floats(0, 1e6))
+def test_outliers_do_not_depend_on_order_and_never_take_the_median(norms: dict[bytes, float], usual: float) -> None:
+    far, after = outliers(norms, usual)
+    assert (far, after) == outliers(dict(reversed(norms.items())), usual)
+    assert math.isfinite(after) and after >= 0
+    lengths = [norm for norm in norms.values() if norm > 0]
+    if usual == 0 and lengths:
+        assert all(norms[peer] > lower_median(lengths) for peer in far)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.spec)
+def test_mean_weighs_by_tokens_and_skips_those_without(codec: Codec) -> None:
+    rows = [draw(i).astype(np.float32) for i in range(3)]
+    payloads = [encode(codec, row) for row in rows]
+    decoded = []
+    for payload in payloads:
+        row = np.zeros(N, np.float32)
+        codec.decode(payload, row)
+        decoded.append(row.astype(np.float64))
+    out = np.full(N, np.nan, np.float32)
+    mean(codec, payloads, [1, 0, 3], out)
+    np.testing.assert_array_equal(out, ((decoded[0] + 3 * decoded[2]) / 4).astype(np.float32))
+    mean(codec, payloads, [0, 0, 0], out)
+    assert not out.any()
+    with pytest.raises(ValueError):
+        mean(codec, payloads, [1, 2], out)
