@@ -82,19 +82,21 @@ class PeerRecord:
         ttl: int = MAX_TTL,
     ) -> PeerRecord:
         """Sign a record of our own. Raises ValueError when a value is out of bounds."""
-        body = _encode(
-            _Body(
-                _FORMAT,
-                run_id,
-                identity.public_key,
-                identity.transport_public,
-                addresses,
-                capabilities,
-                sequence,
-                issued,
-                ttl,
-            )
+        content = _Body(
+            format=_FORMAT,
+            run_id=run_id,
+            public_key=identity.public_key,
+            transport_key=identity.transport_public,
+            addresses=addresses,
+            capabilities=capabilities,
+            sequence=sequence,
+            issued=issued,
+            ttl=ttl,
         )
+        try:
+            body = _encode(content)
+        except OverflowError as error:
+            raise RecordError(str(error)) from None
         return _checked(body + identity.sign(_DOMAIN, body), run_id)
 
     @classmethod
