@@ -209,7 +209,7 @@ def _screen(body: bytes) -> None:
         unpacker.feed(body)
         value = unpacker.unpack()
     except (msgpack.exceptions.UnpackException, ValueError, RecursionError) as error:
-        raise FrameError(f"malformed msgpack: {error or type(error).__name__}") from None
+        raise FrameError(f"malformed msgpack: {str(error) or type(error).__name__}") from None
     if unpacker.tell() != len(body):
         raise FrameError("bytes after the message")
     level: list[Any] = [value]

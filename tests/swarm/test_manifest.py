@@ -1,0 +1,268 @@
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.swarm.errors import HintedError
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.manifest import (
+    Manifest,
+    ManifestError,
+    ManifestMismatch,
+    SignedManifest,
+    parse,
+    sign,
+)
+from thinwire.swarm.settings import Admission, Exchange, Inner, Model
+
+AUTHOR = Identity.generate(b"1" * 32)
+FULL = """
+# everything, none of it the default
+[run]
+name = "tiny-1"
+seed = 7
+rounds = 12
+[model]
+kind = "transformer"
+layers = 2
+width = 64
+heads = 2
+context = 32
+mlp = 4
+tied = false
+[data]
+tokenizer = "tokens/bpe.json"
+tokenizer_hash = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+shards = 16
+holdout = 0.1
+[inner]
+optimizer = "sgd"
+lr = 0.1
+betas = [0.8, 0.99]
+weight_decay = 0
+warmup = 5
+schedule = "cosine"
+steps = 200
+batch = 4
+accumulate = 2
+clip = 0.5
+[outer]
+method = "diloco"
+steps = 10
+lr = 0.5
+momentum = 0.8
+nesterov = false
+[exchange]
+codec = "fp32"
+collective = "butterfly"
+aggregation = "mean"
+quorum = 0.6
+min_peers = 2
+grace = 3
+max_weight = 1000
+[admission]
+open = false
+"""
+
+
+def test_everything_can_be_set_and_keeps_its_type():
+    manifest = parse(FULL)
+    default = Manifest()
+    for table in Manifest.__struct_fields__:
+        ours, theirs = getattr(manifest, table), getattr(default, table)
+        for field in ours.__struct_fields__:
+            assert type(getattr(ours, field)) is type(getattr(theirs, field)), (table, field)
+            if field not in ("kind", "method", "collective", "aggregation"):
+                assert getattr(ours, field) != getattr(theirs, field), (table, field)
+    assert manifest.model == Model(layers=2, width=64, heads=2, context=32, mlp=4.0, tied=False)
+    assert manifest.inner.betas == (0.8, 0.99) and manifest.admission == Admission(open=False)
+    assert parse(FULL.encode()) == manifest
+
+
+def test_an_empty_file_is_the_demonstration():
+    assert parse("") == Manifest() == parse("[model]\n[inner]")
+
+
+def test_every_field_is_documented():
+    for field in msgspec.structs.fields(Manifest):
+        assert f"[{field.name}]" in field.type.__doc__
+        words = field.type.__doc__.replace(",", " ").replace(":", " ").split()
+        assert set(field.type.__struct_fields__) <= set(words), field.name
+
+
+def test_what_follows_from_the_values():
+    manifest = parse("[run]\nrounds = 3\n[outer]\nsteps = 5\n[inner]\nbatch = 2\naccumulate = 3\n[model]\ncontext = 7")
+    assert manifest.max_weight == 5 * 2 * 3 * 7 and manifest.schedule_steps == 15
+    assert parse(FULL).max_weight == 1000 and parse(FULL).schedule_steps == 200
+    assert Manifest().schedule_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("toml", "place", "hint"),
+    [
+        ("[model]\nlayer = 3", "model.layer: unknown key", "did you mean 'layers'?"),
+        ("[model]\nzzz = 3", "model.zzz: unknown key", "keys of [model]: kind, layers"),
+        ("[modle]", "unknown table [modle]", "did you mean 'model'?"),
+        ("lr = 3", "unknown table [lr]", "tables: run"),
+        ("model = 3", "model is a table", "[model]"),
+        ("[[model]]\nlayers = 3", "model is a table", "[model]"),
+        ("[model]\nlayers = '3'", "model.layers: Expected `int`, got `str`", "the default is 4"),
+        ("[model]\nlayers = true", "model.layers: Expected `int`, got `bool`", "4"),
+        ("[model]\nlayers = 3.0", "model.layers", "4"),
+        ("[model]\ntied = 1", "model.tied: Expected `bool`", "True"),
+        (
+            "[model]\nkind = 'transfromer'",
+            "model.kind: Invalid enum value 'transfromer'",
+            "did you mean 'transformer'?",
+        ),
+        ("[inner]\nbetas = [0.9]", "inner.betas: Expected `array` of length 2", "(0.9, 0.95)"),
+        ("[inner]\nbetas = [0.9, nan]", "inner.betas", "(0.9, 0.95)"),
+        ("[inner]\nlr = nan", "inner.lr", "0.001"),
+        ("[inner]\nlr = inf", "inner.lr", "0.001"),
+        ("[inner.lr]\nx = 1", "inner.lr", "0.001"),
+        ("[run]\nname = 1979-05-27", "run.name", "demo"),
+        ("[run]\nname = '../x'", "run.name: '../x' is not a name", "demo"),
+        ('[run]\nname = "a\\n"', "run.name", "demo"),
+        (
+            "[exchange]\ncodec = 'int8'",
+            "exchange.codec: 'int8' is not a codec with all its parameters",
+            "int8(block=256)",
+        ),
+        ("[model]\nwidth = 100\nheads = 8", "model.width 100 is not a multiple of 2 × model.heads (16)", "change"),
+        ("[inner]\nschedule = 'cosine'", "inner.schedule is cosine, but the run has no end", "run.rounds"),
+        ("[data]\ntokenizer = '/etc/passwd'", "data.tokenizer", "relative"),
+        ("[data]\ntokenizer = 'a/../../b'", "data.tokenizer", "relative"),
+        ("[data]\ntokenizer = 'c:b'", "data.tokenizer", "relative"),
+        (f"[data]\ntokenizer_hash = '{'0' * 64}'", "data.tokenizer_hash", "remove"),
+        (
+            "[data]\ntokenizer = 'x'\ntokenizer_hash = 'abc'",
+            "data.tokenizer_hash: 'abc' is not a blake3 hash",
+            "default",
+        ),
+        ("[outer]\nsteps = 1048576\n[inner]\nbatch = 1048576\n[model]\ncontext = 1048576", "more tokens", "lower"),
+        ("[model]\nlayers = 1\nlayers = 2", "not TOML", "toml.io"),
+        ("[model", "not TOML", "toml.io"),
+        ("x = " + "[" * 20_000, "not TOML", "toml.io"),
+        ("[model]\nlayers = " + "9" * 5000, "not TOML", "toml.io"),
+        ("[model]\nlayers = " + "9" * 50, "model.layers: Expected `int` <= 1024", "4"),
+        ("#" * 32_769, "larger than 32768 bytes", "settings"),
+        (b"[run]\nname = '\xff'", "not TOML", "toml.io"),
+    ],
+)
+def test_mistakes_name_the_place_and_the_way_out(toml, place, hint):
+    with pytest.raises(ManifestError) as caught:
+        parse(toml, "my.toml")
+    assert str(caught.value).startswith("my.toml: ") and place in str(caught.value)
+    assert hint in caught.value.hint
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 2 and isinstance(caught.value, HintedError)
+
+
+BOUNDS = {
+    "run.seed": (0, 2**53 - 1),
+    "run.rounds": (0, 2**32 - 1),
+    "model.layers": (1, 1024),
+    "data.shards": (1, 2**20),
+    "data.holdout": (0.0, 0.5),
+    "inner.warmup": (0, 2**32 - 1),
+    "inner.batch": (1, 2**20),
+    "inner.accumulate": (1, 2**16),
+    "inner.clip": (0.0, 1e6),
+    "outer.steps": (1, 2**20),
+    "exchange.min_peers": (1, 256),
+    "exchange.grace": (0.0, 3600.0),
+    "exchange.max_weight": (0, 2**53 - 1),
+}
+
+
+@pytest.mark.parametrize("key", BOUNDS)
+def test_bounds(key):
+    table, field = key.split(".")
+    for value in BOUNDS[key]:
+        assert getattr(getattr(parse(f"[{table}]\n{field} = {value}"), table), field) == value
+    low, high = BOUNDS[key]
+    for value in (low - 1, high + 1):
+        with pytest.raises(ManifestError, match=key):
+            parse(f"[{table}]\n{field} = {value}")
+
+
+@pytest.mark.parametrize("value", ["0.49", "1", "0", "-1", "1.5"])
+def test_a_quorum_is_at_least_a_half_and_can_be_exceeded(value):
+    with pytest.raises(ManifestError, match="exchange.quorum"):
+        parse(f"[exchange]\nquorum = {value}")
+    assert parse("[exchange]\nquorum = 0.5").exchange == Exchange()
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=60)
+def test_any_bytes_give_a_manifest_or_a_manifest_error(data):
+    for toml in (data, b"[inner]\nlr = " + data):
+        try:
+            assert isinstance(parse(toml), Manifest)
+        except ManifestError:
+            pass
+
+
+def test_the_run_id_is_of_the_meaning_and_of_the_author():
+    ids = parse(FULL).run_id(AUTHOR.public_key)
+    assert len(ids) == 32
+    same = FULL.replace("# everything", "# other words").replace("seed = 7", "seed=0x7").replace("mlp = 4", "mlp = 4.0")
+    assert parse(same).run_id(AUTHOR.public_key) == ids
+    assert parse("").run_id(AUTHOR.public_key) == parse("[inner]\nlr = 1e-3").run_id(AUTHOR.public_key)
+    assert parse(FULL).run_id(Identity.generate(b"2" * 32).public_key) != ids
+
+
+def test_messages_carry_no_control_characters_to_the_terminal():
+    for toml in ('"\\u001b[2J\\n" = 1', '[model]\n"\\u001b[2J\\n" = 1', '[model]\nkind = "\\u001b[2J"'):
+        with pytest.raises(ManifestError) as caught:
+            parse(toml)
+        assert (str(caught.value) + caught.value.hint).isprintable() and "[2J" in str(caught.value)
+
+
+def test_every_value_changes_the_run_id():
+    changes = ["run.seed = 1", "run.name = 'x'", "model.tied = false", "inner.betas = [0.9, 0.96]", "outer.lr = 0.71"]
+    seen = {parse(toml).run_id(b"a" * 32) for toml in ["", *changes, "admission.open = false"]}
+    assert len(seen) == 7
+
+
+def test_the_run_id_of_a_file_never_changes():
+    assert parse(FULL).run_id(b"a" * 32).hex()[:16] == "d0b7f2afb1d1dea2"
+
+
+def test_signing():
+    signed = sign(FULL.encode(), AUTHOR)
+    run_id = parse(FULL).run_id(AUTHOR.public_key)
+    assert signed.verify() == signed.verify(run_id) == parse(FULL)
+    with pytest.raises(ManifestError):
+        sign(b"[modl]", AUTHOR)
+    with pytest.raises(ManifestError, match="large"):
+        sign(b"#" * 40_000, AUTHOR)
+
+
+def _forged(toml):
+    return SignedManifest(toml, AUTHOR.public_key, AUTHOR.sign("manifest", toml))
+
+
+@pytest.mark.parametrize(
+    ("signed", "reason"),
+    [
+        (SignedManifest(b"", AUTHOR.public_key, b"s" * 64), "not signed"),
+        (SignedManifest(b"", AUTHOR.public_key, b""), "not signed"),
+        (SignedManifest(b" ", AUTHOR.public_key, AUTHOR.sign("manifest", b"")), "not signed"),
+        (SignedManifest(b"", b"k" * 32, AUTHOR.sign("manifest", b"")), "not signed"),
+        (SignedManifest(b"", b"", AUTHOR.sign("manifest", b"")), "not signed"),
+        (SignedManifest(b"", AUTHOR.public_key, AUTHOR.sign("record", b"")), "not signed"),
+        (_forged(b"#" * 40_000), "not signed"),
+        (_forged(b"[run]\nfuture = 1"), "run.future: unknown key"),
+        (_forged(b"\xff"), "not TOML"),
+        (_forged(b"[run]\nseed = 9"), "is of run .*, not 72727272"),
+    ],
+)
+def test_a_manifest_that_is_not_the_one_asked_for(signed, reason):
+    with pytest.raises(ManifestMismatch, match=reason) as caught:
+        signed.verify(b"r" * 32)
+    assert caught.value.exit_code == 5 and caught.value.hint
+
+
+def test_a_manifest_is_frozen():
+    with pytest.raises(AttributeError):
+        Manifest().inner.lr = 1.0
+    assert Inner() == Manifest().inner
