@@ -223,7 +223,7 @@ def test_empty_store_is_nothing_and_no_error(tmp_path):
 
 
 def test_large_file_has_a_hash_for_every_chunk(tmp_path, monkeypatch):
-    monkeypatch.setattr(manifestfile, "CHUNK_BYTES", 256)
+    monkeypatch.setattr(seal, "CHUNK_BYTES", 256)
     disk = filled([1])
     manifest = seal.unseal(disk.read(HOME / "step-00000001" / "manifest.json", 1 << 20), IDENTITY)
     entry = manifest.files[0]

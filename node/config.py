@@ -1,0 +1,250 @@
+"""This machine's settings: flag, then environment, then node.toml, then default; every value knows where it came from.
+
+What all peers of a run share is in the manifest (run.toml) instead. Strict: an unknown key is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import platform
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+from thinwire.swarm.address import join_address, split_address
+from thinwire.swarm.errors import HintedError
+
+from .directories import Directories, directories
+
+PREFIX = "THINWIRE_"
+DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+
+Flags: TypeAlias = Mapping[str, "str | int | Path | None"]
+"""Values from the command line by setting's name; None where no flag was given."""
+
+
+class ConfigError(HintedError):
+    """A setting that cannot be used: names where it was set and what would do."""
+
+    exit_code: ClassVar[int] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Checked settings; see SETTINGS for what each means. `sources` says for each where its value came from."""
+
+    name: str
+    host: str
+    port: int
+    ports: tuple[int, int] | None
+    advertise: tuple[str, ...]
+    data: Path | None
+    device: str
+    threads: int
+    home: Path | None
+    directories: Directories
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`read` turns text or a TOML value into the value, or raises ValueError with what it should be."""
+
+    name: str
+    default: object
+    read: Callable[[Any], object]
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return PREFIX + self.name.upper()
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= 64 or not value.isprintable():
+        raise ValueError("1 to 64 printable characters")
+    return value
+
+
+def _host(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9A-Za-z.:-]{1,64}", value):
+        raise ValueError("an address of this machine without its port, such as 0.0.0.0, :: or 192.168.1.5")
+    return value
+
+
+def _integer(value: Any, low: int, high: int) -> int:
+    text = value.strip() if isinstance(value, str) else value
+    number = int(text) if isinstance(text, str) and re.fullmatch(r"\d{1,9}", text) else text
+    if type(number) is not int or not low <= number <= high:
+        raise ValueError(f"a whole number from {low} to {high}")
+    return number
+
+
+def _ports(value: Any) -> tuple[int, int] | None:
+    if value == "":
+        return None
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", value) if isinstance(value, str) else None
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= 65_535:
+        raise ValueError('a range of ports such as "7401-7499"')
+    return int(match[1]), int(match[2])
+
+
+def _advertise(value: Any) -> tuple[str, ...]:
+    wanted = "host or host:port as others can dial it, several with commas between (IPv6 in brackets)"
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError(wanted)
+    result = tuple(part for part in parts if part)
+    for part in result:
+        try:
+            split_address(part if re.search(r"[^:]:\d+$", part) else f"{part}:1")
+        except ValueError as error:
+            raise ValueError(f"{wanted}; {error}") from None
+    return result
+
+
+def _path(value: Any) -> Path | None:
+    if value == "":
+        return None
+    if not isinstance(value, str | Path) or "\0" in str(value):
+        raise ValueError("a path")
+    return Path(value).expanduser().absolute()
+
+
+def _device(value: Any) -> str:
+    if not isinstance(value, str) or not DEVICE.fullmatch(value):
+        raise ValueError('"auto", "cpu", "cuda" or "cuda:N"')
+    return value
+
+
+SETTINGS = (
+    Setting("name", "", _name, "what others see beside this peer's id; default: this machine's name"),
+    Setting("host", "0.0.0.0", _host, "address to listen on; 127.0.0.1 keeps the swarm on this machine"),
+    Setting("port", 0, lambda v: _integer(v, 0, 65_535), "port of the gate, where strangers knock; 0: any free one"),
+    Setting("ports", None, _ports, 'range for the sockets of members, for a firewall, such as "7401-7499"; "": any'),
+    Setting("advertise", (), _advertise, "host[:port] that others shall dial, where this machine cannot see it itself"),
+    Setting("data", None, _path, 'file or directory to train on; "": the standard library of Python'),
+    Setting("device", "auto", _device, '"cpu", "cuda", "cuda:N", or "auto": a GPU when there is one'),
+    Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads that compute; 0: as many as torch takes"),
+    Setting("home", None, _path, "one directory for all files, so that several daemons can share a machine"),
+)
+"""All settings, in the order of `thinwire config show`."""
+
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def load(flags: Flags, environment: Mapping[str, str]) -> Config:
+    """Gather and check the settings. Raises ConfigError.
+
+    node.toml is read from the home that a flag or the environment names, else from the platform's configuration
+    directory; a `home` in that file moves everything but the file itself.
+    """
+    if unknown := flags.keys() - _BY_NAME.keys():
+        raise TypeError(f"no such settings: {unknown}")
+    given = [*_from_environment(environment), *_from_flags(flags)]
+    homes = [_checked(*item) for item in given if item[0] == "home"]
+    file = directories(_as_path(homes[-1] if homes else None)).node_file
+    values = {setting.name: setting.default for setting in SETTINGS}
+    values["name"] = platform.node()[:64] or "peer"
+    sources = dict.fromkeys(values, "default")
+    # Later ones beat earlier ones; but all are checked, so that a mistake does not lie in wait.
+    for name, raw, source in [*_from_file(file), *given]:
+        values[name] = _checked(name, raw, source)
+        sources[name] = source
+    checked: dict[str, Any] = values
+    return Config(**checked, directories=directories(_as_path(values["home"])), sources=sources)
+
+
+def _as_path(value: object) -> Path | None:
+    assert value is None or isinstance(value, Path)
+    return value
+
+
+def _checked(name: str, raw: object, source: str) -> object:
+    try:
+        return _BY_NAME[name].read(raw)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {name} {raw!r} cannot be used", f"it takes {error}") from None
+
+
+def _from_flags(flags: Flags) -> Iterator[tuple[str, object, str]]:
+    for name, value in flags.items():
+        if value is not None:
+            yield name, value, f"flag --{name}"
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
+    variables = {setting.variable: setting for setting in SETTINGS}
+    for variable, text in sorted(environment.items()):
+        if variable in variables:
+            yield variables[variable].name, text, f"environment {variable}"
+        elif variable.startswith(PREFIX):
+            raise ConfigError(f"environment: unknown variable {variable}", nearest(variable, list(variables)))
+
+
+def _from_file(file: Path) -> Iterator[tuple[str, object, str]]:
+    try:
+        table = tomllib.loads(file.read_bytes().decode())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        hint = "check its owner and mode, or name another directory with --home"
+        raise ConfigError(f"cannot read {file}: {error.strerror}", hint) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: not TOML: {error}", "see https://toml.io for the format") from None
+    for name, value in table.items():
+        if name not in _BY_NAME:
+            raise ConfigError(f"{file}: unknown key {name!r}", nearest(name, list(_BY_NAME)))
+        if _BY_NAME[name].read is _path and isinstance(value, str) and value:
+            value = str(file.parent / Path(value).expanduser())  # relative to the file, not to who reads it
+        yield name, value, f"file {file}"
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """A hint for a word that is not known."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(known)}"
+
+
+def rows(config: Config) -> list[tuple[str, str, str]]:
+    """(setting, value, source) for people; then the files that follow from them, with the source "follows"."""
+    table = [(s.name, _text(getattr(config, s.name)), config.sources[s.name]) for s in SETTINGS]
+    where = config.directories
+    files = {"node.toml": where.node_file, "key": where.key, "runs": where.runs, "cache": where.cache, "log": where.log}
+    return table + [(name, str(path), "follows") for name, path in files.items()]
+
+
+def _text(value: object) -> str:
+    match value:
+        case None | ():
+            return "-"
+        case (int() as low, int() as high):
+            return f"{low}-{high}"
+        case tuple():
+            return ", ".join(str(part) for part in value)
+        case _:
+            return str(value)
+
+
+def as_json(config: Config) -> dict[str, dict[str, object]]:
+    """Setting -> {"value", "source"}, in JSON's types; null where nothing is set."""
+    plain: dict[str, dict[str, object]] = {}
+    for setting in SETTINGS:
+        value = getattr(config, setting.name)
+        if setting.name == "ports" and value:
+            value = _text(value)
+        if isinstance(value, Path):
+            value = str(value)
+        plain[setting.name] = {"value": value, "source": config.sources[setting.name]}
+    return plain
+
+
+def advertised(config: Config, port: int) -> tuple[str, ...]:
+    """`advertise` as addresses "host:port", with `port` (the gate's) where the setting names none."""
+    return tuple(
+        part if re.search(r"[^:]:\d+$", part) else join_address(part.strip("[]"), port) for part in config.advertise
+    )

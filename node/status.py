@@ -1,0 +1,108 @@
+"""What a daemon says of itself in status.json, and whether it is still there to say it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+_LIMIT = 4 << 20
+
+
+class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer as this one sees it. `age` is seconds since it was last heard, `loss` None until it has said one."""
+
+    peer: str
+    name: str = ""
+    state: str = ""
+    address: str = ""
+    round: int = 0
+    age: float = 0.0
+    loss: float | None = None
+    reason: str = ""
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A daemon's state at `wall` (seconds since 1970). Ids and digests are hexadecimal, byte counts totals of the run.
+
+    `process` and `process_started` (seconds since 1970, as the system tells it) name the process for ever, which a
+    process number alone does not. `phase` is one word: starting, joining, training, exchanging, waiting, leaving, done.
+    `fp32_bytes` is what synchronous data parallelism in fp32 would have sent up for the same steps. `alarm` is what a
+    person should look at, such as a checkpoint that cannot be written.
+    """
+
+    process: int
+    process_started: float
+    wall: float
+    peer: str
+    name: str = ""
+    run: str = ""
+    run_name: str = ""
+    invite: str = ""
+    phase: str = "starting"
+    device: str = ""
+    addresses: tuple[str, ...] = ()
+    round: int = 0
+    rounds: int = 0
+    digest: str = ""
+    loss: float | None = None
+    tokens_per_second: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    fp32_bytes: int = 0
+    sync_seconds: float = 0.0
+    peers: tuple[PeerStatus, ...] = ()
+    checkpoint: str = ""
+    alarm: str = ""
+
+    @property
+    def saved_factor(self) -> float:
+        """How many times fewer bytes went up than with synchronous data parallelism; 0 before anything was sent."""
+        return self.fp32_bytes / self.bytes_up if self.bytes_up else 0.0
+
+
+def this_process() -> tuple[int, float]:
+    """`process` and `process_started` of the caller."""
+    import psutil
+
+    return os.getpid(), psutil.Process().create_time()
+
+
+def write_status(path: Path, status: Status) -> bool:
+    """Replace the file in one step, so that a reader sees the old or the new; False when the disk does not take it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(status))
+        os.replace(draft, path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def read_status(path: Path) -> Status | None:
+    """What was written last; None when there is nothing that can be read as a status."""
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(_LIMIT), type=Status)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def alive(status: Status) -> bool:
+    """Whether the very process that wrote the status still runs (not another one with its number, not a zombie)."""
+    import psutil
+
+    try:
+        process = psutil.Process(status.process)
+        # The system counts from its start in ticks; adjusting the clock moves the result by less than this.
+        same = abs(process.create_time() - status.process_started) < 2.0
+        return same and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
