@@ -291,7 +291,8 @@ class Agreement:
 
     def waiting_for(self) -> tuple[PeerId, ...]:
         """Members that we can reach and that are not ready yet (what a round waits for before it opens)."""
-        return tuple(peer for peer in self.terms.members if peer in self._live and peer not in self.ready)
+        absent = self._gone | set(self.ready)
+        return tuple(peer for peer in self.terms.members if peer in self._live and peer not in absent)
 
     def _due(self, now: float) -> float | None:
         order = [peer for peer in self.terms.members if peer in self._live]

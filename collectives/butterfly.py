@@ -79,6 +79,10 @@ class Butterfly:
         self._accused: Ballot | None = None
         self._recorded: bytes = b""
         self._moved = 0.0
+        self.opened_at: float | None = None
+        """When the first ballot opened here."""
+        self.lost_after_open: set[PeerId] = set()
+        """Peers whose process went away after the round had opened: they may have voted, and will not remember."""
         self._settled = asyncio.Event()
 
     # --- our own contribution
@@ -133,7 +137,8 @@ class Butterfly:
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """The link to `peer` broke."""
-        self._outbox.drop(peer)
+        if self._opened is not None and gone:
+            self.lost_after_open.add(peer)
         self._sent = {key for key in self._sent if key[0] != peer}
         self.agreement.lost(peer, self._now(), gone=gone)
         self.pump()
@@ -190,6 +195,8 @@ class Butterfly:
 
     def _reopen(self, opened: Open) -> None:
         self._opened, self._moved = opened, self._now()
+        if self.opened_at is None:
+            self.opened_at = self._moved
         key = blake3.blake3(msgspec.msgpack.encode(opened.contributors)).digest()
         self._keys[opened.ballot] = key
         if key != self._key:

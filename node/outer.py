@@ -61,8 +61,8 @@ class Replica:
         self.hashes = [blake3.blake3(self.chunk(index)).digest() for index in range(len(self))]
         self.digest = state_digest(self.round, self.layout, self.members, self.hashes)
 
-    def encode(self, read: Read, grid: Grid, codec: Codec) -> Iterator[tuple[memoryview, float]]:
-        """The pseudo-gradient Δ = θ̄ − θ, chunk by chunk: (payload, squared norm). Never needs a whole copy of it.
+    def encode(self, read: Read, grid: Grid, codec: Codec) -> Iterator[memoryview]:
+        """The pseudo-gradient Δ = θ̄ − θ, chunk by chunk. Never needs a whole copy of it.
 
         Raises FloatingPointError when a parameter is not finite: such a contribution must not be sent.
         """
@@ -71,12 +71,11 @@ class Replica:
             delta = np.empty(stop - start, np.float32)
             read(start, stop, delta)
             np.subtract(self.theta[start:stop], delta, out=delta)
-            square = float(np.dot(delta, delta))
-            if not np.isfinite(square):
+            if not np.isfinite(np.dot(delta, delta)):
                 raise FloatingPointError(f"the pseudo-gradient is not finite in elements {start} to {stop}")
             payload = np.empty(codec.nbytes(stop - start), np.uint8)
             codec.encode(delta, payload)
-            yield payload.data, square
+            yield payload.data
 
     def apply(
         self,

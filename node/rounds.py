@@ -1,0 +1,98 @@
+"""Rounds: what turns local training into one outer step after another, or into nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import blake3
+from thinwire.collectives.outcome import Outcome
+from thinwire.compression.codec import Floats
+from thinwire.node.outer import Read
+from thinwire.node.session import Session
+from thinwire.swarm.manifest import Manifest
+
+Work = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs a function where computing is allowed: in the worker thread in life, in place in a simulation."""
+
+GIVE_UP = 10
+"""A round that neither commits nor fails within grace plus this many patiences is left; training goes on with its delta."""
+
+
+class Rounds:
+    """One Round after another of one replica: prepare, average, commit or roll back.
+
+    `read` copies a range of the model's parameters, `write` sets them all from the outer parameters; both run in `work`.
+    """
+
+    def __init__(
+        self, session: Session, manifest: Manifest, *, read: Read, write: Callable[[Floats], None], work: Work
+    ) -> None:
+        self._session, self._outer, self._exchange = session, manifest.outer, manifest.exchange
+        self._read, self._write, self._work = read, write, work
+
+    async def enter(self) -> None:
+        """Become part of a running swarm: fetch its state, write it into the model, take part in the round in progress.
+
+        Waits for as long as nobody offers a state.
+        """
+        while not await self._session.catch_up():
+            await self._session.pause()
+        await self._adopt()
+
+    async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
+        """One Round after the inner steps. `weight` is the tokens that went into them; `loss` and `speed` are for display.
+
+        On commit the replica has made its outer step and the model starts from it. Without commit everything is as it was
+        before the call (the model keeps its local progress, which the next call sends), unless this peer had to fetch
+        the swarm's state: then the model starts from that.
+        """
+        session, replica = self._session, self._session.replica
+        if session.current.agreement.commit is None and not session.behind.is_set():
+            try:
+                encoded = await self._work(self._encode)
+            except FloatingPointError as error:
+                session.report("unsent", str(error))
+                encoded = ([], b"")
+            payloads, hashes = encoded
+            outcome = await session.average(
+                payloads,
+                hashes=hashes,
+                weight=weight if payloads else 0,
+                loss=loss,
+                speed=speed,
+                give_up=self._exchange.grace + GIVE_UP * session.patience,
+            )
+            del payloads, encoded
+        else:
+            outcome = await session.outcome(give_up=GIVE_UP * session.patience)
+        if outcome.commit is not None:
+            commit = outcome.commit
+            session.applying()
+            await self._work(
+                lambda: replica.apply(
+                    outcome.results,
+                    session.grid,
+                    session.codec,
+                    members=commit.opened.alive,
+                    lr=self._outer.lr,
+                    momentum=self._outer.momentum,
+                    nesterov=self._outer.nesterov,
+                )
+            )
+            await self._adopt()
+        elif outcome.diverged or session.behind.is_set():
+            await self.enter()
+        return outcome
+
+    async def _adopt(self) -> None:
+        await self._work(lambda: self._write(self._session.replica.theta))
+        self._session.advance()
+
+    def _encode(self) -> tuple[list[memoryview], bytes]:
+        session = self._session
+        payloads, hashes = [], []
+        for payload in session.replica.encode(self._read, session.grid, session.codec):
+            payloads.append(payload)
+            hashes.append(blake3.blake3(payload).digest())
+        return payloads, b"".join(hashes)

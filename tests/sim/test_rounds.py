@@ -1,0 +1,239 @@
+"""The round protocol under scripted faults, in virtual time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from thinwire.sims import clock
+
+PHASES = ["announce", "open", "record", "vote", "commit"]
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8(block=256)"])
+def test_replicas_stay_identical(swarm, codec):
+    async def main():
+        s = swarm(4, codec=codec)
+        s.start()
+        await s.finish()
+        s.check()
+        assert all(not node.missing[3] for node in s.nodes.values())
+
+    clock.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("victim", range(3))
+def test_kill_one_of_six(swarm, phase, victim):
+    async def main():
+        s = swarm(6, seed=victim)
+        s.fail_at(victim, 3, phase)
+        s.start()
+        rest = [i for i in range(6) if i != victim]
+        await s.finish(rest)
+        s.check(rest)
+        normal = s.nodes[rest[0]].committed_at[2] - s.nodes[rest[0]].committed_at[1]
+        for i in rest:
+            times = s.nodes[i].committed_at
+            assert times[4] - times[3] < 3 * normal
+
+    clock.run(main(), seed=victim)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_kill_two_of_six(swarm, seed):
+    """Any two, at any phases of one round, alike or in a row."""
+    first, second = seed % 6, (seed + 1 + seed // 6) % 6
+
+    async def main():
+        s = swarm(6, seed=seed)
+        s.fail_at(first, 3, PHASES[seed % 5])
+        s.fail_at(second, 3, PHASES[(seed * 2) % 5])
+        s.start()
+        rest = [i for i in range(6) if i not in (first, second)]
+        await s.finish(rest)
+        s.check(rest)
+        assert not s.scripts
+        normal = s.nodes[rest[0]].committed_at[2] - s.nodes[rest[0]].committed_at[1]
+        for i in rest:
+            times = s.nodes[i].committed_at
+            assert max(times[4] - times[3], times[3] - times[2]) < 3 * normal
+
+    clock.run(main(), seed=seed)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_joiner_in_the_middle_of_a_round(swarm, phase):
+    async def main():
+        s = swarm(3, rounds=8)
+        s.fail_at(1, 3, phase, lambda node: s.join(7))
+        s.start()
+        await s.finish([0, 1, 2])
+        await s.finish([7])
+        s.check()
+        joined = s.nodes[7]
+        assert min(joined.digests) <= 6, "the joiner takes part soon"
+        assert any(joined.id in set(n.session.replica.members) for n in s.nodes.values())
+
+    clock.run(main(), seed=3)
+
+
+@pytest.mark.parametrize("life", [1])
+@pytest.mark.parametrize("phase", PHASES)
+def test_killed_peer_comes_back(swarm, phase, life):
+    async def main():
+        s = swarm(4, rounds=10)
+
+        def crash(node):
+            node.kill()
+            clock.current().call_later(1.5, s.join, node.index, life)
+
+        s.fail_at(2, 3, phase, crash)
+        s.start()
+        await s.finish([0, 1, 3])
+        await s.finish([2])
+        s.check()
+        assert s.nodes[2].session.replica.digest == s.nodes[0].session.replica.digest
+
+    clock.run(main(), seed=5)
+
+
+def test_last_one_standing_goes_on(swarm):
+    """A reset says that a process is gone, so a crash of all others does not stop the last."""
+
+    async def main():
+        s = swarm(4)
+        for i in (1, 2, 3):
+            s.fail_at(i, 3, "open")
+        s.start()
+        await s.finish([0])
+        s.check([0])
+
+    clock.run(main(), seed=2)
+
+
+def test_paused_peer_is_left_out_and_catches_up(swarm):
+    """SIGSTOP for a minute: the round goes on without it, and it is brought up to date."""
+
+    async def main():
+        s = swarm(5, rounds=60)
+
+        def stop(node):
+            s.net.pause(node.id)
+            clock.current().call_later(60.0, s.net.resume, node.id)
+
+        s.fail_at(4, 3, "open", stop)
+        s.start()
+        await s.finish(limit=600)
+        s.check()
+        others = s.nodes[0].committed_at
+        assert others[5] - others[2] < 20
+        late = s.nodes[4]
+        assert any(name == "synced" for _, name, _ in late.log)
+        assert all(s.nodes[0].digests[r] == d for r, d in late.digests.items())
+
+    clock.run(main(), seed=9, limit=4000)
+
+
+def test_own_nan_is_not_sent(swarm):
+    async def main():
+        s = swarm(4, codec="fp32")
+
+        def poison(round, delta):
+            if round == 3:
+                delta[777] = float("inf")
+            return delta
+
+        s.nodes[1].spoil = poison
+        s.start()
+        await s.finish()
+        s.check()
+        assert any(name == "unsent" for _, name, _ in s.nodes[1].log)
+        assert s.nodes[0].contributors[3] == sorted(s.nodes[i].id for i in (0, 2, 3))
+
+    clock.run(main(), seed=4)
+
+
+def _nan(chunks):
+    spoiled = np.frombuffer(chunks[2], np.float32).copy()
+    spoiled[5] = np.nan
+    return [*chunks[:2], spoiled.view(np.uint8).data, *chunks[3:]]
+
+
+def _short(chunks):
+    return [*chunks[:2], chunks[2][:-4], *chunks[3:]]
+
+
+def _huge(chunks):
+    return [(np.frombuffer(chunk, np.float32) * np.float32(1e8)).view(np.uint8).data for chunk in chunks]
+
+
+@pytest.mark.parametrize(("change", "reason"), [(_nan, "not finite"), (_short, "encoding"), (_huge, "norm")])
+@pytest.mark.parametrize("liar", range(2))
+def test_bad_payload_is_out_with_a_reason(swarm, change, reason, liar):
+    async def main():
+        s = swarm(4, codec="fp32")
+        s.nodes[liar].forge(3, change)
+        s.start()
+        await s.finish()
+        s.check()
+        bad = s.nodes[liar].id
+        for node in s.nodes.values():
+            assert node.missing[3] == {bad: reason}
+            assert node.missing[4] == {}
+
+    clock.run(main(), seed=4)
+
+
+def test_stale_base_is_out_and_resyncs(swarm):
+    """A replica that differs finds out, fetches only the chunks that differ, and says so."""
+
+    async def main():
+        s = swarm(4, size=1_000_000, rounds=7)
+
+        def corrupt(node):
+            node.replica.theta[12345] += 1.0
+
+        s.fail_at(2, 2, "applied", corrupt)
+        s.start()
+        await s.finish()
+        synced = [fields for _, name, fields in s.nodes[2].log if name == "synced"]
+        assert synced and synced[0]["bytes"] == 2**20
+        good = s.nodes[0]
+        assert all(good.digests[r] == d for r, d in s.nodes[2].digests.items() if r > 3)
+        assert s.nodes[2].digests[3] != good.digests[3]
+        assert s.nodes[2].id not in good.contributors[4]
+        assert s.nodes[2].id in good.contributors[6]
+
+    clock.run(main(), seed=4)
+
+
+def test_minority_freezes_and_heals(swarm):
+    async def main():
+        s = swarm(5, rounds=12)
+        ids = {i: node.id for i, node in s.nodes.items()}
+
+        def split(node):
+            s.net.partition([[ids[0], ids[1], ids[2]], [ids[3], ids[4]]])
+            clock.current().call_later(20.0, s.net.heal)
+
+        s.fail_at(0, 4, "announce", split)
+        s.start()
+        await s.finish(limit=400)
+        s.check()
+
+    clock.run(main(), seed=6, limit=4000)
+
+
+def test_same_seed_same_trace(swarm):
+    def once(seed):
+        async def main():
+            s = swarm(4, seed=seed)
+            s.fail_at(2, 2, "open")
+            s.start()
+            await s.finish([0, 1, 3])
+            return clock.current().trace
+
+        return clock.run(main(), seed=seed)
+
+    assert once(1) == once(1)
+    assert once(1) != once(2)
