@@ -115,7 +115,7 @@ def parse_header(data: Buffer) -> Header:
     kind = TYPES.get(number)
     if kind is None:
         raise UnknownType(number, bool(flags & OPTIONAL))
-    if flags & ~OPTIONAL:
+    if flags:
         raise FrameError(f"unknown flags {flags:#x}")
     if not 0 < body <= kind.limit:
         raise FrameError(f"{kind.__name__} with a body of {body} bytes (limit {kind.limit})")

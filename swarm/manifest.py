@@ -6,7 +6,6 @@ The tables of the file are the classes of `settings`; absent tables and fields t
 from __future__ import annotations
 
 import difflib
-import math
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -126,8 +125,6 @@ def _fields(kind: type[Table], table: dict[str, Any], name: str, section: str) -
             wanted = [meta.description for meta in get_args(field.type)[1:] if isinstance(meta, Meta)]
             reason = f"{value!r} is not {wanted[0]}" if wanted and wanted[0] else str(error)
             raise ManifestError(f"{place}: {reason}", hint) from None
-        if not all(math.isfinite(x) for x in (value if isinstance(value, list) else [value]) if isinstance(x, float)):
-            raise ManifestError(f"{place}: not a finite number", f"the default is {field.default!r}")
     return values
 
 

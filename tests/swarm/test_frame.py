@@ -188,8 +188,9 @@ def test_headers_of_others():
         with pytest.raises(UnknownType) as unknown:
             parse_header(HEADER.pack(MAGIC, VERSION, 250, flags, 1, 0))
         assert unknown.value.optional is optional
-    with pytest.raises(FrameError, match="flags"):
-        parse_header(HEADER.pack(MAGIC, VERSION, 1, 2, 1, 0))
+    for flags in (1, 2, 255):
+        with pytest.raises(FrameError, match="flags"):
+            parse_header(HEADER.pack(MAGIC, VERSION, 1, flags, 1, 0))
 
 
 def test_a_liar_cannot_make_us_allocate():
@@ -248,6 +249,28 @@ def test_structure_bombs(kind, body):
     body = body[: kind.limit]
     with pytest.raises(FrameError):
         read(wire_of(kind, body))
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"\x91" * 9 + b"\xc0", "deeper than 8"),
+        (b"\x91" * 8 + b"\xc0", "malformed Gossip"),
+        (b"\x91\x91\xdc\x04\x01" + b"\xc0" * 1025, "max_array_len"),
+        (b"\x91\x81\xa1a\x01", "max_map_len"),
+        (b"\x91\xda\x04\x01" + b"a" * 1025, "max_str_len"),
+        (b"\x91\xc7\x01\x05a", "max_ext_len"),
+        (b"\x91\xd4\x05a", "max_ext_len"),
+        (b"\x91\xc6\x00\x01\x00\x01" + b"a" * 99, "No more data"),
+        (b"\x91\x90\x00", "after the message"),
+        (b"\x91\xcb\x7f\xf0\x00\x00\x00\x00\x00\x00", "not finite"),
+        (b"\x91\xa2\xff\xfe", "utf-8"),
+    ],
+    ids=repr,
+)
+def test_structure_is_refused_before_it_has_a_meaning(body, reason):
+    with pytest.raises(FrameError, match=reason):
+        read(wire_of(Gossip, body))
 
 
 def test_depth_bombs_of_full_size():

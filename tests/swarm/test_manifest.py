@@ -184,6 +184,18 @@ def test_bounds(key):
             parse(f"[{table}]\n{field} = {value}")
 
 
+def test_no_number_may_be_infinite_or_none_at_all():
+    tried = 0
+    for table in msgspec.structs.fields(Manifest):
+        for field in msgspec.structs.fields(table.type):
+            if isinstance(field.default, float):
+                for value in ("nan", "-nan", "inf", "-inf"):
+                    with pytest.raises(ManifestError, match=f"{table.name}.{field.name}"):
+                        parse(f"[{table.name}]\n{field.name} = {value}")
+                    tried += 1
+    assert tried >= 36
+
+
 @pytest.mark.parametrize("value", ["0.49", "1", "0", "-1", "1.5"])
 def test_a_quorum_is_at_least_a_half_and_can_be_exceeded(value):
     with pytest.raises(ManifestError, match="exchange.quorum"):
