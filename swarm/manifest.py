@@ -145,6 +145,9 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield f"data.tokenizer {data.tokenizer!r} leaves the directory it is looked for in", "give a relative path"
     if data.tokenizer == "bytes" and data.tokenizer_hash:
         yield "data.tokenizer_hash is set, but the tokenizer is not a file", "remove the hash or name the file"
+    block = manifest.exchange.codec.partition("=")[2].rstrip(")")
+    if block and not 16 <= int(block) <= 65_536:
+        yield f"exchange.codec: a block has 16 to 65536 values, not {block}", "256 suits most models"
     if inner.schedule == "cosine" and not manifest.schedule_steps:
         yield "inner.schedule is cosine, but the run has no end", "set run.rounds or inner.steps"
     if manifest.max_weight > MAX_WEIGHT:

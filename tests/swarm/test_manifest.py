@@ -2,6 +2,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thinwire.compression import registry
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.manifest import (
@@ -127,6 +128,8 @@ def test_what_follows_from_the_values():
             "exchange.codec: 'int8' is not a codec with all its parameters",
             "int8(block=256)",
         ),
+        ("[exchange]\ncodec = 'int8(block=15)'", "exchange.codec: a block has 16 to 65536 values", "256"),
+        ("[exchange]\ncodec = 'int8(block=65537)'", "exchange.codec: a block has 16 to 65536 values", "256"),
         ("[model]\nwidth = 100\nheads = 8", "model.width 100 is not a multiple of 2 × model.heads (16)", "change"),
         ("[inner]\nschedule = 'cosine'", "inner.schedule is cosine, but the run has no end", "run.rounds"),
         ("[data]\ntokenizer = '/etc/passwd'", "data.tokenizer", "relative"),
@@ -278,3 +281,8 @@ def test_a_manifest_is_frozen():
     with pytest.raises(AttributeError):
         Manifest().inner.lr = 1.0
     assert Inner() == Manifest().inner
+
+
+def test_every_codec_a_manifest_may_name_can_be_made():
+    for codec in ("fp32", "int8(block=16)", "int8(block=256)", "int8(block=65536)"):
+        assert parse(f"[exchange]\ncodec = '{codec}'").exchange.codec == codec == registry.parse(codec).spec
