@@ -43,7 +43,7 @@ from thinwire.swarm.protocol import (
     Vote,
 )
 
-FAULTS = ("chunk missing", "not announced", "hash", "not finite", "encoding", "norm", "withdrawn")
+FAULTS = ("chunk missing", "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn")
 """Reasons of a Blame that put the blamed peer's contribution out of the round; any other reason only tests who is alive."""
 
 GONE = "gone"

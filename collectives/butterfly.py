@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import blake3
 import msgspec
 import numpy as np
+from thinwire.collectives.aggregate import Rule, outliers
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
@@ -23,9 +24,6 @@ from thinwire.collectives.shards import Grid, owners
 from thinwire.compression.codec import Buffer, Codec, CodecError
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Ballot, Chunk, Digest, Fetch, Open, PeerId, Ready, Record, Result
-
-NORM_LIMIT = 1e3
-"""A contribution whose norm exceeds this many times the lower median of a chunk's contributions is left out."""
 
 MAX_SOURCES = 4
 """Peers that a repair asks at once."""
@@ -40,7 +38,8 @@ class Butterfly:
     """One peer's part in averaging one fragment in one round.
 
     Feed it frames with `hear`, time with `tick`, link changes with `lost` and `reach`; `announce` starts our own
-    contribution; `wait` returns the Outcome. After the commit it stays as the server of results for those who missed some.
+    contribution; `wait` returns the Outcome. `usual` is the running norm of each chunk, kept from round to round by the
+    caller. After the commit it stays as the server of results for those who missed some.
     """
 
     def __init__(
@@ -49,14 +48,17 @@ class Butterfly:
         *,
         codec: Codec,
         grid: Grid,
+        rule: Rule,
         seed: bytes,
         outbox: Outbox,
         now: Callable[[], float],
+        usual: dict[int, float],
         phase: Callable[[int, str], None] = lambda round, name: None,
     ) -> None:
         self.agreement, self.grid, self.codec = agreement, grid, codec
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
         self._seed, self._outbox, self._now, self._phase = seed, outbox, now, phase
+        self._rule, self._usual = rule, usual
         count = len(grid)
         self._source: Sequence[Buffer] = ()
         self._attempt = 0
@@ -284,7 +286,7 @@ class Butterfly:
                 square = self.codec.check(payload, self.grid.size(message.index))
                 self._norms.setdefault(key, {})[message.index] = square
             except CodecError as error:
-                reason = "not finite" if "finite" in str(error) else "encoding"
+                reason = error.reason
         if reason:
             self.agreement.accuse(sender, reason, self._now())
             return
@@ -303,14 +305,15 @@ class Butterfly:
             if payload is None:
                 return
             payloads.append(payload)
-        outlier = self._outlier(opened, index)
-        if outlier is not None:
-            self.agreement.accuse(outlier, "norm", self._now())
+        far = self._outliers(opened, index)
+        if far:
+            for peer in far:
+                self.agreement.accuse(peer, "norm", self._now())
             return
         weights = [float(entry.weight) for entry in opened.contributors]
         size = self.grid.size(index)
         mean = np.empty(size, np.float32)
-        self.codec.mean(payloads, weights, mean)
+        self._rule(self.codec, payloads, weights, mean)
         result = np.empty(self.codec.nbytes(size), np.uint8)
         self.codec.encode(mean, result)
         self._accept(index, result.data, blake3.blake3(result.data).digest())
@@ -324,17 +327,13 @@ class Butterfly:
                 if peer != self.me:
                     self._outbox.bulk(peer, frame)
 
-    def _outlier(self, opened: Open, index: int) -> PeerId | None:
-        norms = [
-            (self._norms[key][index] ** 0.5, entry.peer)
-            for entry in opened.contributors
-            if (key := (entry.peer, entry.attempt)) in self._norms and index in self._norms[key]
-        ]
-        if len(norms) < 2:
-            return None
-        median = sorted(norm for norm, _ in norms)[(len(norms) - 1) // 2]
-        norm, peer = max(norms)
-        return peer if median > 0.0 and norm > NORM_LIMIT * median else None
+    def _outliers(self, opened: Open, index: int) -> tuple[PeerId, ...]:
+        keys = {entry.peer: (entry.peer, entry.attempt) for entry in opened.contributors}
+        norms = {
+            peer: self._norms[key][index] ** 0.5 for peer, key in keys.items() if index in self._norms.get(key, ())
+        }
+        far, self._usual[index] = outliers(norms, self._usual.get(index, 0.0))
+        return far
 
     def _record(self) -> None:
         opened = self._opened

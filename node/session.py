@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import blake3
 import msgspec
+from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement, Terms
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.outbox import Outbox
@@ -111,6 +112,7 @@ class Session:
         self._now, self._emit = now, emit
         self._outbox = Outbox(transport)
         self._gone: dict[PeerId, int] = {}
+        self._usual: dict[int, float] = {}
         self._stash: list[tuple[PeerId, Frame]] = []
         self._state_mail: asyncio.Queue[tuple[PeerId, Frame]] | None = None
         self._snapshot: _Snapshot | None = None
@@ -223,9 +225,11 @@ class Session:
             agreement,
             codec=self.codec,
             grid=self.grid,
+            rule=RULES[exchange.aggregation],
             seed=seed,
             outbox=self._outbox,
             now=self._now,
+            usual=self._usual,
             phase=self._phase,
         )
 

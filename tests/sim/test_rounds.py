@@ -167,7 +167,7 @@ def _huge(chunks):
     return [(np.frombuffer(chunk, np.float32) * np.float32(1e8)).view(np.uint8).data for chunk in chunks]
 
 
-@pytest.mark.parametrize(("change", "reason"), [(_nan, "not finite"), (_short, "encoding"), (_huge, "norm")])
+@pytest.mark.parametrize(("change", "reason"), [(_nan, "not finite"), (_short, "length"), (_huge, "norm")])
 @pytest.mark.parametrize("liar", range(2))
 def test_bad_payload_is_out_with_a_reason(swarm, change, reason, liar):
     async def main():

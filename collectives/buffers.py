@@ -1,0 +1,44 @@
+"""Buffers that are used again. Touching a fresh MiB costs ten times what AES-GCM takes for it: the kernel clears pages."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SMALLEST = 1 << 16
+
+
+class Pool:
+    """Lends byte buffers in sizes of powers of two, the last returned first (it is still in the cache).
+
+    At most `spare` bytes are kept for later; how much is lent is for the borrowers to bound.
+    """
+
+    def __init__(self, spare: int = 32 << 20) -> None:
+        self._limit = spare
+        self._spare = 0
+        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """A buffer of at least `size` bytes with arbitrary content, to be given back with `give`."""
+        size = max(_SMALLEST, 1 << (size - 1).bit_length())
+        free = self._free.get(size)
+        if free:
+            self._spare -= size
+            return free.pop()
+        return np.empty(size, np.uint8)
+
+    def give(self, buffer: NDArray[np.uint8]) -> None:
+        """Take back a whole buffer that nobody looks at any more."""
+        if self._spare + buffer.nbytes <= self._limit:
+            self._spare += buffer.nbytes
+            self._free.setdefault(buffer.nbytes, []).append(buffer)
+
+    def lend(self, size: int) -> memoryview:
+        """`size` bytes that return by themselves when the last view of them is gone."""
+        buffer = self.take(size)
+        lease = buffer[:size]
+        weakref.finalize(lease, self.give, buffer).atexit = False
+        return memoryview(lease)

@@ -1,0 +1,62 @@
+"""Random faults from a seed: whatever happens, replicas that commit a round agree, and the swarm goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+import pytest
+from thinwire.sims import clock
+
+SEEDS = range(int(os.environ.get("CHAOS_FIRST", "0")), int(os.environ.get("CHAOS_LAST", "30")))
+
+
+async def _chaos(make, seed):
+    rng = random.Random(seed)
+    s = make(rng.randint(3, 7), seed=seed, rounds=14, size=40_000, latency=rng.choice([0.005, 0.02, 0.1]))
+    s.start()
+    lives = dict.fromkeys(s.nodes, 0)
+    paused: dict[int, float] = {}
+    dead: set[int] = set()
+    fresh = 20
+    loop = clock.current()
+    while loop.time() < 20.0:
+        await asyncio.sleep(rng.expovariate(1.0))
+        up = [i for i in s.nodes if i not in dead and i not in paused]
+        action = rng.choice(["kill", "kill", "back", "join", "pause", "resume", "cut", "heal"])
+        if action == "kill" and len(up) > 2:
+            victim = rng.choice(up)
+            s.nodes[victim].kill()
+            dead.add(victim)
+        elif action == "back" and dead:
+            victim = rng.choice(sorted(dead))
+            dead.discard(victim)
+            lives[victim] = lives.get(victim, 0) + 1
+            s.join(victim, lives[victim])
+        elif action == "join" and fresh < 23:
+            s.join(fresh)
+            fresh += 1
+        elif action == "pause" and len(up) > 2 and not paused:
+            victim = rng.choice(up)
+            s.net.pause(s.nodes[victim].id)
+            paused[victim] = loop.time()
+        elif action == "resume" and paused:
+            victim = paused.popitem()[0]
+            s.net.resume(s.nodes[victim].id)
+        elif action == "cut" and len(up) > 2:
+            a, b = rng.sample(up, 2)
+            s.net.cut(s.nodes[a].id, s.nodes[b].id, one_way=rng.random() < 0.3)
+        elif action == "heal":
+            s.net.heal()
+    for victim in paused:
+        s.net.resume(s.nodes[victim].id)
+    s.net.heal()
+    alive = [i for i in s.nodes if i not in dead]
+    await s.finish(alive, limit=400)
+    s.check(alive)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_chaos(swarm, seed):
+    clock.run(_chaos(swarm, seed), seed=seed, limit=2000)
