@@ -1,0 +1,198 @@
+"""Who trains on what, and in which order: a pure function of the seed, so that no state is lost with a peer.
+
+A sample is context + 1 consecutive tokens, and no token is in two samples. Runs of samples (blocks) are held out to evaluate;
+the rest is cut into shards, which peers share among them by rendezvous hashing. Within an epoch all training samples stand in
+one seeded order; a peer walks along it and takes those in its shards. Its place in that order is the whole state of its data:
+when its shards change it goes on from the same place, so it never repeats a sample, and peers that walk at the same pace never
+repeat each other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import blake3
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from thinwire.swarm.protocol import PeerId
+from thinwire.swarm.rendezvous import rank
+
+from .corpus import Corpus
+from .tokenizer import DataError
+
+Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets (the next tokens), int64 [batch, context] each."""
+
+Indices: TypeAlias = NDArray[np.int64]
+
+MAX_BLOCK = 64
+"""Samples in a block: neighbours in the text are held out together, else training would have seen their context."""
+
+MIN_BLOCKS = 1024
+"""Blocks that a small corpus is cut into, if it has as many samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The samples of a corpus: `training` and `held_out` are sample numbers in ascending order, disjoint.
+
+    Shard s holds the training samples at places p with p·shards // training.size == s.
+    """
+
+    corpus: Corpus
+    context: int
+    seed: int
+    shards: int
+    training: Indices
+    held_out: Indices
+    starts: Indices
+    """Number of the first sample of each part, and at the end the number of all samples."""
+
+    def batch(self, samples: Indices) -> Batch:
+        """The tokens of some samples. Raises DataError for a token id outside the vocabulary."""
+        width = self.context + 1
+        rows = np.empty((samples.size, width), np.int64)
+        which = np.searchsorted(self.starts, samples, side="right") - 1
+        for row, sample, part in zip(rows, samples, which, strict=True):
+            offset = int(sample - self.starts[part]) * width
+            row[:] = self.corpus.parts[part][offset : offset + width]
+        if rows.size and int(rows.max()) >= self.corpus.vocab:
+            raise DataError(
+                f"token id {int(rows.max())} in the data, the tokenizer knows {self.corpus.vocab}",
+                "set data.tokenizer to the tokenizer the file was made with",
+            )
+        tokens = torch.from_numpy(rows)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def evaluation(self, batch: int, count: int) -> Iterator[Batch]:
+        """At most `count` batches of held-out samples, spread evenly; the same ones every time."""
+        total = min(batch * count, self.held_out.size)
+        chosen = self.held_out[np.arange(total) * self.held_out.size // max(total, 1)]
+        for start in range(0, total, batch):
+            yield self.batch(chosen[start : start + batch])
+
+
+def split(corpus: Corpus, context: int, seed: int, shards: int = 256, holdout: float = 0.02) -> Split:
+    """Cut a corpus; `holdout` is the fraction of samples kept for evaluation (at least one block unless it is 0).
+
+    Raises DataError when there is not even one sample to train on.
+    """
+    counts = [part.size // (context + 1) for part in corpus.parts]
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    total = int(starts[-1])
+    block = max(1, min(MAX_BLOCK, total // MIN_BLOCKS))
+    blocks = -(-total // block)
+    kept = min(max(1, round(holdout * blocks)), blocks - 1) if holdout > 0 else 0
+    if total < 1 or (holdout > 0 and kept < 1):
+        raise DataError(
+            f"{corpus.tokens} tokens are too few for sequences of {context + 1}",
+            "give more text, or lower model.context",
+        )
+    order = sorted(range(blocks), key=lambda number: _hash(seed, number))
+    held = np.zeros(blocks, bool)
+    held[order[:kept]] = True
+    samples = np.arange(total, dtype=np.int64)
+    away = held[samples // block]
+    return Split(corpus, context, seed, shards, samples[~away], samples[away], starts)
+
+
+def _hash(seed: int, number: int) -> bytes:
+    return blake3.blake3(b"thinwire/block/1\0" + seed.to_bytes(8, "big") + number.to_bytes(8, "big")).digest()
+
+
+def shards_of(seed: int, shards: int, peers: Sequence[PeerId], me: PeerId) -> tuple[int, ...]:
+    """The shards of `me` among `peers`, in ascending order: disjoint, complete, and equal in number but for one.
+
+    Each shard goes to the first peer in its rendezvous ranking that still has room (bounded loads: Mirrokni, Thorup and
+    Zadimoghaddam, arXiv 1608.01350), so a change of the group moves few of them. Empty when there are more peers than shards
+    and `me` is one too many. Raises ValueError when `me` is not among them.
+    """
+    group = sorted(set(peers))
+    if me not in group:
+        raise ValueError("a peer that is not in the group has no shards")
+    least, larger = divmod(shards, len(group))
+    loads = dict.fromkeys(group, 0)
+    mine: list[int] = []
+    for shard in range(shards):
+        for peer in rank(seed.to_bytes(8, "big"), "shard", group, shard):
+            if loads[peer] < least or (loads[peer] == least and larger > 0):
+                larger -= loads[peer] == least
+                loads[peer] += 1
+                if peer == me:
+                    mine.append(shard)
+                break
+    return tuple(mine)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in the order of an epoch's training samples: everything before `position` is used up or others'."""
+
+    epoch: int = 0
+    position: int = 0
+
+
+START = Cursor()
+
+
+class Batches:
+    """The training batches of one peer, endless. `cursor` may be read, kept and set at any time."""
+
+    def __init__(self, split: Split, batch: int, shards: Sequence[int], cursor: Cursor = Cursor()) -> None:
+        self.split = split
+        self.batch = batch
+        self.cursor = cursor
+        self._epoch = -1
+        self._order: Indices = np.empty(0, np.int64)
+        self.assign(shards)
+
+    def assign(self, shards: Sequence[int]) -> None:
+        """Take other shards from now on, from the same place in the order. Raises DataError when they hold no sample."""
+        mask = np.zeros(self.split.shards, bool)
+        mask[list(shards)] = True
+        size = self.split.training.size
+        if not mask[np.arange(size) * self.split.shards // size].any():
+            raise DataError(
+                f"no training samples in this peer's {len(shards)} of {self.split.shards} shards",
+                "give more text, or raise data.shards above the number of peers",
+            )
+        self._mask = mask
+        self._epoch = -1
+
+    def next(self) -> Batch:
+        """The next `batch` samples of this peer's shards; goes on to the next epoch when one is used up."""
+        return self.split.batch(self.next_samples())
+
+    def next_samples(self) -> Indices:
+        """The sample numbers of the next batch."""
+        chosen: list[Indices] = []
+        missing = self.batch
+        while missing:
+            self._enter(self.cursor.epoch)
+            first = int(np.searchsorted(self._places, self.cursor.position))
+            places = self._places[first : first + missing]
+            chosen.append(self.split.training[self._order[places]])
+            missing -= places.size
+            if missing:
+                self.cursor = Cursor(self.cursor.epoch + 1)
+            elif places.size:
+                self.cursor = Cursor(self.cursor.epoch, int(places[-1]) + 1)
+        return np.concatenate(chosen)
+
+    def _enter(self, epoch: int) -> None:
+        """Work out the order of an epoch and this peer's places in it, once."""
+        if epoch == self._epoch:
+            return
+        size = self.split.training.size
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.split.seed, epoch])))
+        self._order = random.permutation(size)
+        self._places: Indices = np.flatnonzero(self._mask[self._order * self.split.shards // size])
+        self._epoch = epoch
+
+
+def cursor_after(split: Split, samples: int) -> Cursor:
+    """Where a swarm stands that has used `samples` training samples, all peers together: where a joiner begins."""
+    return Cursor(*divmod(samples, split.training.size))
