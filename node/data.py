@@ -3,8 +3,8 @@
 A sample is context + 1 consecutive tokens, and no token is in two samples. Runs of samples (blocks) are held out to evaluate;
 the rest is cut into shards, which peers share among them by rendezvous hashing. Within an epoch all training samples stand in
 one seeded order; a peer walks along it and takes those in its shards. Its place in that order is the whole state of its data:
-when its shards change it goes on from the same place, so it never repeats a sample, and peers that walk at the same pace never
-repeat each other's.
+when its shards change it goes on from the same place, so it never repeats a sample of its own, and of another's only what
+lies between the two peers' places, which is little as long as they walk at the same pace.
 """
 
 from __future__ import annotations

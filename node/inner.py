@@ -1,0 +1,109 @@
+"""The inner optimizer: what each peer runs by itself between two exchanges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+FLOOR = 0.1
+"""Part of the peak learning rate that a cosine schedule ends with."""
+
+
+@dataclass(frozen=True, slots=True)
+class InnerConfig:
+    """The fields of the manifest's [inner], with `steps` resolved: inner steps that the schedule spans, 0 = endless.
+
+    lr: peak learning rate. betas: of AdamW's moments; SGD takes the first as its momentum. weight_decay: decoupled, on
+    matrices only. warmup: steps over which lr rises. accumulate: batches of one step. clip: largest gradient norm, 0 = any.
+    """
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    warmup: int = 50
+    schedule: Literal["constant", "cosine"] = "constant"
+    steps: int = 0
+    accumulate: int = 1
+    clip: float = 1.0
+
+
+def learning_rate(config: InnerConfig, step: int) -> float:
+    """The learning rate of inner step `step` (from 0): a linear rise, then constant or half a cosine down to a tenth."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    if config.schedule == "constant" or config.steps <= config.warmup:
+        return config.lr
+    done = min(1.0, (step - config.warmup) / (config.steps - config.warmup))
+    return config.lr * (FLOOR + (1.0 - FLOOR) * 0.5 * (1.0 + math.cos(math.pi * done)))
+
+
+def make_optimizer(model: nn.Module, config: InnerConfig) -> torch.optim.Optimizer:
+    """AdamW or SGD over the trainable parameters, in two groups: matrices, which decay, and vectors, which do not."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
+    return DecoupledSGD(groups, lr=config.lr, momentum=config.betas[0])
+
+
+class DecoupledSGD(torch.optim.SGD):
+    """SGD whose weight decay shrinks the weights and stays out of the momentum (Loshchilov and Hutter, arXiv 1711.05101)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step; see torch.optim.SGD."""
+        decays = [group["weight_decay"] for group in self.param_groups]
+        for group, decay in zip(self.param_groups, decays, strict=True):
+            if decay:
+                torch._foreach_mul_(group["params"], 1.0 - group["lr"] * decay)
+            group["weight_decay"] = 0.0
+        try:
+            return super().step(closure)
+        finally:
+            for group, decay in zip(self.param_groups, decays, strict=True):
+                group["weight_decay"] = decay
+
+
+def save_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, NDArray[Any]]:
+    """The optimizer's tensors as arrays (copies) under "<entry>/<parameter>": for any torch optimizer. Narrow floats widen."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, parameter in model.named_parameters():
+        for entry, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                wide = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+                arrays[f"{entry}/{name}"] = np.array(wide.detach().cpu().numpy())
+    return arrays
+
+
+def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Set what `save_optimizer` gave; parameters that `arrays` does not name start afresh.
+
+    Raises ValueError, before anything is changed, for a name or a shape that does not belong to this model.
+    """
+    parameters = dict(model.named_parameters())
+    state: dict[Tensor, dict[str, Any]] = {}
+    for key, array in arrays.items():
+        entry, _, name = key.partition("/")
+        parameter = parameters.get(name)
+        if parameter is None or array.shape not in ((), tuple(parameter.shape)):
+            raise ValueError(f"optimizer state {key} {array.shape} does not fit the model")
+        value = torch.from_numpy(np.array(array))
+        # A step count is a scalar on the CPU; moments lie where and as their parameter does.
+        if array.shape == tuple(parameter.shape) and entry != "step":
+            value = value.to(parameter.device, parameter.dtype)
+        state.setdefault(parameter, {})[entry] = value
+    for parameter in parameters.values():
+        optimizer.state.pop(parameter, None)
+    optimizer.state.update(state)
