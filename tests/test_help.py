@@ -1,0 +1,66 @@
+"""The help of every command is frozen. Changed one on purpose? `python tests/test_help.py` writes the file anew."""
+
+import io
+import os
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden" / "help.txt"
+COMMANDS = ["", "start", "join", "status", "invite", "id", "export", "config", "config show"]
+HEAVY = ("torch", "numba", "zmq", "numpy", "rich", "cryptography", "blake3", "msgspec", "psutil", "asyncio")
+
+
+def help_of(command):
+    from thinwire.node.cli import main
+
+    text = io.StringIO()
+    with redirect_stdout(text):
+        assert main([*command.split(), "--help"]) == 0
+    return text.getvalue()
+
+
+def all_help():
+    parts = (f"$ thinwire {command} --help".replace("  ", " ") + f"\n{help_of(command)}" for command in COMMANDS)
+    return "\n".join(parts)
+
+
+def test_help_is_frozen(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert all_help() == GOLDEN.read_text()
+
+
+def test_every_command_is_in_the_list():
+    from thinwire.node.cli import app, config_app
+
+    names = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    names |= {f"config {command.name}" for command in config_app.registered_commands}
+    assert names == set(COMMANDS) - {""}
+
+
+@pytest.mark.parametrize("command", ["", "start", "join", "config show"])
+def test_help_waits_for_nothing_heavy(command):
+    code = (
+        "import sys; from thinwire.node.cli import main; "
+        f"code = main({[*command.split(), '--help']!r}); "
+        f"print(code, [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr
+
+
+def test_help_has_no_colour():
+    code = "from thinwire.node.cli import main; main(['start', '--help']); main(['strat'])"
+    colour = {**os.environ, "FORCE_COLOR": "1", "NO_COLOR": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=colour, timeout=60, check=True)
+    assert b"--local" in done.stdout and b"error: " in done.stderr and b"\x1b" not in done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    os.environ["COLUMNS"] = "100"
+    GOLDEN.parent.mkdir(exist_ok=True)
+    GOLDEN.write_text(all_help())
+    print(f"wrote {GOLDEN}")

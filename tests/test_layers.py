@@ -1,0 +1,80 @@
+"""Imports point one way: compression, swarm -> collectives -> node -> sims. docs/architecture.md says why."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAY_IMPORT = {
+    "compression": {"compression"},
+    "swarm": {"swarm"},
+    "collectives": {"compression", "swarm", "collectives"},
+    "node": {"compression", "swarm", "collectives", "node"},
+    "sims": {"compression", "swarm", "collectives", "node", "sims"},
+}
+# Sans-IO: who wants the time, chance or the network passes it in.
+NOT_IN_SWARM = {"time", "datetime", "socket", "ssl", "select", "selectors", "asyncio", "threading", "zmq"}
+
+
+def imports(source, package):
+    """Absolute dotted names that a module of `package` imports, names imported from a module included."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random":
+            yield f"random.{node.attr}"  # the class `Random` takes its seed as an argument; the functions are global
+
+
+def violations(source, folder, package):
+    for name in imports(source, package):
+        first, _, rest = name.partition(".")
+        if first == "thinwire" and rest.split(".")[0] not in MAY_IMPORT[folder]:
+            yield name
+        if folder == "compression" and first not in {"thinwire", "torch", "numpy", "numba", *sys.stdlib_module_names}:
+            yield name
+        if folder == "swarm" and (first in NOT_IN_SWARM or (first == "random" and rest not in ("", "Random"))):
+            yield name
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_imports_point_one_way(folder):
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    found = {}
+    for file in files:
+        inside = file.relative_to(ROOT).parent.parts
+        package = "thinwire" if inside[:2] == ("node", "public") else ".".join(("thinwire", *inside))
+        if bad := list(violations(file.read_text(), folder, package)):
+            found[str(file.relative_to(ROOT))] = bad
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("folder", "source", "bad"),
+    [
+        ("swarm", "import time", True),
+        ("swarm", "from datetime import datetime", True),
+        ("swarm", "import random\nrandom.random()", True),
+        ("swarm", "from random import shuffle", True),
+        ("swarm", "import random\nrandom.Random(1).random()", False),
+        ("swarm", "from random import Random", False),
+        ("swarm", "from .frame import Frame", False),
+        ("swarm", "from ..node import config", True),
+        ("swarm", "def f():\n    from thinwire.collectives import transport", True),
+        ("compression", "import numpy.typing, struct", False),
+        ("compression", "import msgspec", True),
+        ("collectives", "import asyncio\nfrom thinwire.swarm.frame import Frame", False),
+        ("collectives", "from thinwire import node", True),
+        ("node", "from thinwire.sims import clock", True),
+        ("node", "from .. import sims", True),
+        ("sims", "from thinwire.node import daemon", False),
+    ],
+)
+def test_the_rules_bite(folder, source, bad):
+    assert bool(list(violations(source, folder, f"thinwire.{folder}"))) is bad
