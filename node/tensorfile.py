@@ -47,14 +47,14 @@ def _checked(name: str, tensor: Array) -> Array:
     return np.asarray(tensor, dtype=little, order="C")
 
 
-def pieces(tensors: Tensors, size: int) -> Iterator[bytes | memoryview]:
+def pieces(tensors: Tensors, size: int, metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
     """The file's content in pieces of at most `size` bytes (the header is one piece of its own).
 
     Tensors are views as long as they are C-contiguous and little-endian: nothing is copied. All are checked before the
     first piece. Raises TensorFileError for an element type outside DTYPES and for a value that is not finite.
     """
     ready = {name: _checked(name, tensors[name]) for name in sorted(tensors)}
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     # Wider elements first, as the library lays them out: every tensor starts at a multiple of its width.
     order = sorted(ready, key=lambda name: (-ready[name].dtype.itemsize, name))
