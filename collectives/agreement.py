@@ -14,8 +14,9 @@ quorum (see `quorum`).
     Promise    everyone -> candidate   this, and nothing older from now on
     Blame      participant -> leader   I cannot get on because of that peer
 
-A peer that restarted in the middle of a round has forgotten its votes: it must pass `witness=False` and neither votes,
-promises nor leads in that round.
+An acceptor must not forget: `remember` is called with (ballot, voted) before a promise or a vote leaves, and what was kept is
+given back as `promised` after a restart. A peer that voted before it restarted no longer holds the results it vouched for: it
+passes `witness=False` and neither votes, promises nor leads in that round.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ FAULTS = ("chunk missing", "not announced", "hash", "length", "not finite", "enc
 """Reasons of a Blame that put the blamed peer's contribution out of the round; any other reason only tests who is alive."""
 
 GONE = "gone"
+
+NOTHING = Ballot(0, bytes(32))
+"""Below every ballot that is ever opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +95,20 @@ class Agreement:
         live: Collection[PeerId],
         gone: Collection[PeerId] = (),
         witness: bool = True,
+        promised: Ballot = NOTHING,
+        remember: Callable[[Ballot, bool], None] = lambda ballot, voted: None,
     ) -> None:
         self.me, self.terms = me, terms
         self.opened: Open | None = None
         self.commit: Commit | None = None
         self.diverged = False
-        """Most of the ready members have another state digest than ours: fetch the state, then take part again."""
+        """The swarm is ahead, or most ready members have another state digest than ours: fetch the state, then come again."""
         self.ready: dict[PeerId, Ready] = {}
         self.rejected: dict[PeerId, str] = {}
         self._sign, self._verify, self._witness = sign, verify, witness
         self._live = set(live) | {me}
         self._gone = set(gone)
-        self._promised = Ballot(0, bytes(32))
+        self._promised, self._remember = promised, remember
         self._voted: tuple[Open, Digest] | None = None
         self._leading: Ballot | None = None
         self._promises: dict[PeerId, Promise] | None = None
@@ -132,6 +138,7 @@ class Agreement:
         if self._voted is not None and self._voted[0].ballot == opened.ballot:
             return
         self._moved = now
+        self._remember(opened.ballot, True)
         self._voted = (opened, digest)
         vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, digest)
         if opened.ballot.leader == self.me:
@@ -166,6 +173,10 @@ class Agreement:
             self._prepare(now)
         self.tick(now)
 
+    def overtaken(self) -> None:
+        """The swarm has left this round behind: have no more part in it."""
+        self.diverged = True
+
     def take(self) -> list[tuple[PeerId | None, Message]]:
         """Messages to send; None addresses everyone we can reach."""
         out, self._out = self._out, []
@@ -189,6 +200,7 @@ class Agreement:
         elif isinstance(message, Promise):
             if self._promises is not None and message.ballot == self._leading:
                 self._promises[sender] = message
+                self._gone.discard(sender)
         elif isinstance(message, Vote):
             self._hear_vote(sender, message, signature, now)
         elif isinstance(message, Blame):
@@ -204,7 +216,7 @@ class Agreement:
         bases = Counter(ready.base for peer, ready in self.ready.items() if peer in self.terms.members)
         agree = bases.get(self.terms.base, 0)
         most = max(bases.values(), default=0)
-        self.diverged = most > agree and 2 * most > sum(bases.values())
+        self.diverged |= most > agree and 2 * most > sum(bases.values())
 
     def _hear_open(self, sender: PeerId, message: Open, now: float) -> None:
         first = message.ballot.term == 1 and sender != self.terms.members[0]
@@ -220,6 +232,7 @@ class Agreement:
         if sender != message.ballot.leader or message.ballot <= self._promised or not self._witness:
             return
         self._promised, self._moved = message.ballot, now
+        self._remember(message.ballot, self._voted is not None)
         self._leading, self._promises = None, None
         mine = self.ready.get(self.me)
         if mine is not None:
@@ -270,7 +283,8 @@ class Agreement:
             return
         due = self._due(now)
         if due is not None and now >= due:
-            if self.terms.members[:1] == (self.me,) and self._promised.term == 0:
+            whole = not self._gone.intersection(self.terms.members)
+            if whole and self.terms.members[0] == self.me and self._promised.term == 0:
                 self._promised = self._leading = Ballot(1, self.me)
                 self._promises = {self.me: self._promise(self._leading)}
                 self._try_open(now)
@@ -296,8 +310,6 @@ class Agreement:
 
     def _due(self, now: float) -> float | None:
         order = [peer for peer in self.terms.members if peer in self._live]
-        if not any(member not in self._gone for member in self.terms.members):
-            order = sorted(peer for peer in self.ready if peer in self._live)
         leader = self.opened.ballot.leader if self.opened is not None else self._promised.leader
         if leader in self._live and leader != bytes(32):
             order = [leader, *(peer for peer in order if peer != leader)]
@@ -331,6 +343,7 @@ class Agreement:
             return
         ballot = Ballot(max(self._promised.term, 1) + 1, self.me)
         self._promised = self._leading = ballot
+        self._remember(ballot, self._voted is not None)
         self._promises = {self.me: self._promise(ballot)}
         self._moved = now
         self._out.append((None, Prepare(self.terms.round, self.terms.fragment, ballot)))
@@ -340,7 +353,8 @@ class Agreement:
         ballot, promises = self._leading, self._promises
         assert ballot is not None and promises is not None
         if ballot.term > 1:
-            awaited = (set(self.ready) | set(self.terms.members)) & self._live - set(promises)
+            # After a loss even those who are not ready are asked: the swarm may have gone on without us, and they would know.
+            awaited = self._live - set(promises)
             late = now >= self._moved + self.terms.patience
             if awaited and not late:
                 return

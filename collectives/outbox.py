@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from thinwire.collectives.transport import Transport
 from thinwire.swarm.frame import Frame
@@ -13,8 +14,8 @@ from thinwire.swarm.protocol import Message, PeerId
 class Lane:
     """Frames to one peer in order, urgent ones first, sent by one task that ends when there is nothing left."""
 
-    def __init__(self, transport: Transport, peer: PeerId) -> None:
-        self._transport, self._peer = transport, peer
+    def __init__(self, transport: Transport, peer: PeerId, unreachable: Callable[[PeerId], None]) -> None:
+        self._transport, self._peer, self._unreachable = transport, peer, unreachable
         self._urgent: deque[Frame] = deque()
         self._later: deque[Frame] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -35,6 +36,7 @@ class Lane:
             frame = self._urgent.popleft() if self._urgent else self._later.popleft()
             if not await self._transport.send(self._peer, frame):
                 self.clear()
+                self._unreachable(self._peer)
 
     async def close(self) -> None:
         """Stop sending."""
@@ -45,10 +47,10 @@ class Lane:
 
 
 class Outbox:
-    """All lanes of one peer's transport. Memory is bounded by its users: queued payloads are views of what they hold anyway."""
+    """All lanes of one peer's transport; `unreachable` is told when the transport cannot reach a peer. Memory is bounded by its users: queued payloads are views of what they hold anyway."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, unreachable: Callable[[PeerId], None] = lambda peer: None) -> None:
+        self._transport, self._unreachable = transport, unreachable
         self._control: dict[PeerId, Lane] = {}
         self._bulk: dict[PeerId, Lane] = {}
 
@@ -73,5 +75,5 @@ class Outbox:
 
     def _lane(self, lanes: dict[PeerId, Lane], to: PeerId) -> Lane:
         if to not in lanes:
-            lanes[to] = Lane(self._transport, to)
+            lanes[to] = Lane(self._transport, to, self._unreachable)
         return lanes[to]

@@ -18,12 +18,9 @@ def enough(
 ) -> bool:
     """Whether `agreeing` exceeds `fraction` of `members` that are not `gone`; ties at one half go to the first member.
 
-    `members` are in an order that all peers share. True when every member is gone: then whoever holds the state goes on.
+    `members` are in an order that all peers share. False when every member is gone: a newcomer, which never had a say, cannot
+    tell a swarm that died from one that went on without it.
     """
     base = [member for member in members if member not in gone]
-    if not base:
-        return True
     have = sum(member in agreeing for member in base)
-    if have > fraction * len(base):
-        return True
-    return fraction == 0.5 and 2 * have == len(base) and base[0] in agreeing
+    return have > fraction * len(base) or (fraction == 0.5 and 0 < 2 * have == len(base) and base[0] in agreeing)

@@ -62,7 +62,8 @@ class Transport(Protocol):
     async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
         """Knock at a stranger's gate. Used to bootstrap from an invite, when only address and key are known.
 
-        A gate that cannot be reached, or whose record does not fit its transport key, answers as Refuse("unreachable", …).
+        A gate that cannot be reached, or whose record does not fit its transport key, answers as Refuse("unreachable", …), or
+        Refuse("refused", …) when the machine is there and nobody listens.
         """
         ...
 
@@ -75,6 +76,8 @@ class Transport(Protocol):
 
     async def send(self, to: PeerId, frame: Frame) -> bool:
         """Hand a frame to the link to `to`; True when the link took it, False when the peer is unknown or unreachable.
+
+        When the peer's machine refuses the connection, `recv` yields an Arrival with the reason RESET as well.
 
         Waits while the link's buffer is full (back-pressure): memory in flight is bounded by the transport, not by
         its users. Control frames never wait behind bulk. The payload may be reused by the caller once this returns.

@@ -31,14 +31,15 @@ class Rounds:
         self._session, self._outer, self._exchange = session, manifest.outer, manifest.exchange
         self._read, self._write, self._work = read, write, work
 
-    async def enter(self) -> None:
+    async def enter(self) -> int:
         """Become part of a running swarm: fetch its state, write it into the model, take part in the round in progress.
 
-        Waits for as long as nobody offers a state.
+        Waits for as long as nobody offers a state. Returns the round of the state.
         """
         while not await self._session.catch_up():
             await self._session.pause()
         await self._adopt()
+        return self._session.replica.round
 
     async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
         """One Round after the inner steps. `weight` is the tokens that went into them; `loss` and `speed` are for display.
@@ -82,7 +83,11 @@ class Rounds:
             )
             await self._adopt()
         elif outcome.diverged or session.behind.is_set():
-            await self.enter()
+            if await session.catch_up():
+                await self._adopt()
+            else:
+                session.again()
+                await session.pause()
         return outcome
 
     async def _adopt(self) -> None:

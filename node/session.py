@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import blake3
 import msgspec
 from thinwire.collectives.aggregate import RULES
-from thinwire.collectives.agreement import Agreement, Terms
+from thinwire.collectives.agreement import NOTHING, Agreement, Terms
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
@@ -29,6 +30,7 @@ from thinwire.swarm.protocol import (
     CHUNK_BYTES,
     Ack,
     Ask,
+    Ballot,
     Behind,
     Commit,
     Digest,
@@ -61,6 +63,36 @@ STASH = 1024
 SNAPSHOT_SECONDS = 60.0
 """How long a copy of the state is kept for joiners after the last chunk was asked for."""
 
+
+class Kept(msgspec.Struct, frozen=True):
+    """What an acceptor keeps: its highest ballot in `round`, and whether it has voted there."""
+
+    round: int
+    ballot: Ballot
+    voted: bool
+
+
+class Memory(Protocol):
+    """Where it is kept; `save` returns when it is durable."""
+
+    def load(self) -> Kept | None: ...
+
+    def save(self, kept: Kept) -> None: ...
+
+
+class Volatile:
+    """A memory that ends with the process: for averaging without a life of its own (tests, benchmarks)."""
+
+    def __init__(self) -> None:
+        self._kept: Kept | None = None
+
+    def load(self) -> Kept | None:
+        return self._kept
+
+    def save(self, kept: Kept) -> None:
+        self._kept = kept
+
+
 Emit = Callable[[str, Mapping[str, object]], None]
 """Writes one event: its name and its fields."""
 
@@ -78,7 +110,7 @@ class _Snapshot:
 class Session:
     """See the module. Start `run` as a task; `advance` after the replica has applied a commit.
 
-    `witness` False: this process restarted and may have voted in the round in progress; it votes again from the next one.
+    `memory` keeps what an acceptor must not forget across restarts; by default only while the process lives.
     `patience`: seconds without progress before somebody acts; adapts to what rounds take.
     """
 
@@ -95,7 +127,7 @@ class Session:
         grid: Grid,
         now: Callable[[], float],
         emit: Emit,
-        witness: bool = True,
+        memory: Memory | None = None,
         patience: float = 2.0,
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
@@ -104,13 +136,16 @@ class Session:
         self.patience, self._floor = patience, patience
         self.behind = asyncio.Event()
         """Set when the swarm is so far ahead that the state must be fetched."""
+        self.duplicate = asyncio.Event()
+        """Set when another process uses our key and its record is newer: we should stop."""
         self.live: set[PeerId] = set()
         self.stats: dict[PeerId, tuple[float, float, int]] = {}
         """Latest (loss, tokens/s, round) that each peer announced."""
         self.on_commit: Callable[[], None] = lambda: None
         """Called when a round commits, before it is applied: training on the old state may stop."""
-        self._now, self._emit = now, emit
-        self._outbox = Outbox(transport)
+        self._now, self._emit, self._memory = now, emit, memory or Volatile()
+        self._shown = roster.record
+        self._outbox = Outbox(transport, lambda peer: self._lose(peer, gone=False))
         self._gone: dict[PeerId, int] = {}
         self._usual: dict[int, float] = {}
         self._stash: list[tuple[PeerId, Frame]] = []
@@ -122,7 +157,7 @@ class Session:
         self._plan = blake3.blake3(
             msgspec.msgpack.encode([replica.layout, codec.spec, grid.total, grid.chunk, manifest.exchange.aggregation])
         ).digest()
-        self.current = self._next_round(witness)
+        self.current = self._next_round()
 
     # --- rounds
 
@@ -164,6 +199,11 @@ class Session:
         """Wait a patience, before something is tried again."""
         await asyncio.sleep(self.patience)
 
+    def again(self) -> None:
+        """Begin the round in progress anew: it had been given up for a swarm that is ahead, and there is none."""
+        if self.current.agreement.commit is None:
+            self.current = self._next_round()
+
     def report(self, name: str, detail: str) -> None:
         """An event about this peer."""
         self._emit(name, {"peer": self.me.hex(), "detail": detail})
@@ -183,7 +223,7 @@ class Session:
             lost, self._past = set[PeerId](), None
         self._gone = {peer: number for peer, number in self._gone.items() if peer in lost and number == done.round}
         self.behind.clear()
-        self.current = self._next_round(True)
+        self.current = self._next_round()
         stash, self._stash = self._stash, []
         for peer, frame in stash:
             self._route(peer, frame)
@@ -197,8 +237,14 @@ class Session:
         """Become a member of the next round without contributing to it (unless a contribution follows in time)."""
         self.current.announce((), weight=0, loss=0.0, speed=0.0)
 
-    def _next_round(self, witness: bool) -> Butterfly:
+    def _next_round(self) -> Butterfly:
         number, exchange = self.replica.round + 1, self.manifest.exchange
+        kept = self._memory.load()
+        promised, voted = (kept.ballot, kept.voted) if kept is not None and kept.round == number else (NOTHING, False)
+
+        def remember(ballot: Ballot, voted: bool) -> None:
+            self._memory.save(Kept(number, ballot, voted))
+
         seed = blake3.blake3(self.run_id + number.to_bytes(8, "big")).digest()
         terms = Terms(
             number,
@@ -219,7 +265,9 @@ class Session:
             verify=self._verify,
             live=self.live,
             gone=self._gone,
-            witness=witness,
+            witness=not voted,
+            promised=promised,
+            remember=remember,
         )
         return Butterfly(
             agreement,
@@ -275,6 +323,8 @@ class Session:
             self._route(peer, arrival.frame)
 
     def _lose(self, peer: PeerId, *, gone: bool) -> None:
+        if peer not in self.live and not gone:
+            return
         self.live.discard(peer)
         self._outbox.drop(peer)
         if gone:
@@ -296,8 +346,8 @@ class Session:
             if self._state_mail is not None:
                 self._state_mail.put_nowait((peer, frame))
         elif isinstance(message, Behind):
-            if message.round > self.replica.round + 1:
-                self.behind.set()
+            if message.round > self.replica.round:
+                self._overtaken()
         else:
             self._route_round(peer, frame)
 
@@ -319,7 +369,13 @@ class Session:
             if self.current.agreement.commit is None:
                 self._outbox.control(peer, Ask(current, 0))
         else:
-            self.behind.set()
+            self._overtaken()
+
+    def _overtaken(self) -> None:
+        self.behind.set()
+        if self.current.agreement.commit is None:
+            self.current.agreement.overtaken()
+            self.current.pump()
 
     async def _keep_time(self) -> None:
         while True:
@@ -340,21 +396,34 @@ class Session:
 
     def _follow_roster(self) -> None:
         """Tell the transport and the round what the roster has learned."""
-        for event in self.roster.take_events():
-            self._emit(event.name, {"peer": event.peer.hex(), "detail": event.detail})
+        events = list(self.roster.events)
+        self.roster.events.clear()
+        for event in events:
+            self._emit(event.kind, {"peer": event.peer.hex(), "detail": event.detail})
             record = self.roster.record_of(event.peer)
-            if event.name == "joined" and record is not None and event.peer != self.me:
+            if event.kind in ("joined", "updated") and record is not None:
                 self.transport.learn(record)
-                self._reach(event.peer)
-            elif event.name in ("dead", "left"):
-                self._lose(event.peer, gone=event.name == "left")
+                if event.kind == "joined":
+                    self._reach(event.peer)
+            elif event.kind in ("dead", "left", "equivocation"):
+                self._lose(event.peer, gone=event.kind == "left")
+            elif event.kind == "duplicate":
+                self.duplicate.set()
+        if self._shown is not self.roster.record:
+            self._shown = self.roster.record
+            self.transport.learn(self._shown)
 
     # --- state
 
     async def catch_up(self) -> bool:
-        """Fetch the state of the last committed round from those who have it; True when the replica has it now."""
+        """Fetch the state of the last committed round from those who have it; True when the replica has it now.
+
+        When somebody said that we are behind, only a later round will do.
+        """
         self._state_mail = asyncio.Queue()
         peers = sorted(self.live)
+        oldest = self.replica.round + self.behind.is_set()
+        self.behind.clear()
         try:
             fetched = await fetch_state(
                 peers,
@@ -364,7 +433,7 @@ class Session:
                 have=self.replica.hashes,
                 nbytes=self.replica.state.nbytes,
                 patience=self.patience,
-                newer_than=self.replica.round - 1,
+                newer_than=oldest - 1,
             )
         finally:
             self._state_mail = None

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
-from thinwire.collectives.transport import Admit, Arrival, Contact
+from thinwire.collectives.transport import RESET, Admit, Arrival, Contact
 from thinwire.sims.link import Link, Packet, Pipe, Traffic, Uplink
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
@@ -183,8 +183,12 @@ class SimTransport:
         self._opening[to] = done = self._net.loop.create_future()
         try:
             for address in record.addresses:
-                if isinstance(await self._knock(Contact(address, record.transport_key), self._own_hello()), Welcome):
+                answer = await self._knock(Contact(address, record.transport_key), self._own_hello())
+                if isinstance(answer, Welcome):
                     return
+                if answer.code == "refused":
+                    self._control.append((Arrival(to, None, RESET), None))
+                    self._mail.set()
         finally:
             del self._opening[to]
             done.set_result(None)
@@ -213,7 +217,7 @@ class SimTransport:
         await self._cross(self, host)
         await self._cross(host, self)
         if not host.alive:
-            return Refuse("unreachable", f"{contact.address} refused the connection")
+            return Refuse("refused", f"{contact.address} refused the connection")
         await self._cross(self, host, hello)
         await host.awake.wait()
         answer = host._greet(hello, self._identity.transport_public)

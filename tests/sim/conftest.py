@@ -21,12 +21,26 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord
-from thinwire.swarm.roster import LOCAL, Roster
+from thinwire.swarm.preset import LOCAL
+from thinwire.swarm.roster import Roster
 
 RUN = bytes(range(32))
 LAYOUT = blake3.blake3(b"layout").digest()
 STEP = 1.0
 """Virtual seconds that one round's inner steps take."""
+
+
+class Memory:
+    """A disk that outlives its peer's process."""
+
+    def __init__(self):
+        self.kept = None
+
+    def load(self):
+        return self.kept
+
+    def save(self, kept):
+        self.kept = kept
 
 
 class Node:
@@ -52,7 +66,7 @@ class Node:
         )
         self.transport.learn(self.record)
         roster = Roster(
-            self.identity, self.record, run_id=RUN, preset=LOCAL, rng=self.rng, now=loop.time(), wall=swarm.net.wall()
+            self.identity, self.record, run_id=RUN, preset=LOCAL, rng=self.rng, now=loop.time(), wall=swarm.net.wall
         )
         codec = registry.parse(swarm.codec)
         theta = np.random.default_rng(7).standard_normal(swarm.size).astype(np.float32)
@@ -70,7 +84,7 @@ class Node:
             grid=grid(swarm.size, codec),
             now=loop.time,
             emit=self._emit,
-            witness=life == 0,
+            memory=swarm.memories.setdefault(index, Memory()),
             patience=swarm.patience,
         )
         self.rounds = Rounds(self.session, swarm.manifest, read=self._read, write=self._write, work=inline)
@@ -172,6 +186,7 @@ class Swarm:
         self.manifest = manifests.parse(toml)
         self.scripts: dict[tuple[int, int, str], Callable[[Node], None]] = {}
         self.nodes: dict[int, Node] = {}
+        self.memories: dict[int, Memory] = {}
         for index in range(founders):
             self.nodes[index] = Node(self, index)
 
