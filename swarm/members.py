@@ -1,0 +1,299 @@
+"""The table of members: what signed words of and about each peer make of its state.
+
+A record with a higher sequence brings back the suspected, the dead and the left, never the banned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import rumor
+from .broadcast import Broadcast
+from .identity import Identity, short
+from .member import Event, Member
+from .ownrecord import OwnRecord
+from .preset import Preset
+from .protocol import PeerId
+from .record import PeerRecord
+from .rumor import Accusation, Departure
+from .suspicion import Awareness, Docket, Suspicion
+from .view import View
+
+MAX_MEMBERS = 4096
+"""Peers in one table, the departed included; larger swarms need another way to know each other."""
+
+
+class Members:
+    """Everybody we know of but ourselves, in `table`; and our `own` record."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        record: PeerRecord,
+        preset: Preset,
+        broadcast: Broadcast,
+        awareness: Awareness,
+        wall: Callable[[], int],
+    ) -> None:
+        self.me = identity.peer_id
+        self.own = OwnRecord(identity, record, preset.refute_period, wall)
+        self.table: dict[PeerId, Member] = {}
+        self.wires: set[bytes] = set()
+        self.events: list[Event] = []
+        self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
+        self._docket = Docket(preset)
+        self._view = View.of(0, [record.peer_id])
+
+    def live(self) -> list[PeerId]:
+        """The others in the view, sorted."""
+        return [peer for peer in self.view().peers if peer != self.me]
+
+    def view(self) -> View:
+        return self._view
+
+    def _renew_view(self) -> None:
+        live = [peer for peer, member in self.table.items() if member.live]
+        self._view = View.of(self._view.number + 1, [self.me, *live])
+
+    def key(self, peer: PeerId) -> bytes | None:
+        """The public key of a peer whose word counts: one in the view."""
+        if peer == self.me:
+            return self._identity.public_key
+        member = self.table.get(peer)
+        return member.record.public_key if member is not None and member.live else None
+
+    # --- words of a peer about itself
+
+    def accept(self, record: PeerRecord, now: float) -> bool:
+        """Take in a checked record. True when its peer is new in the view."""
+        peer = record.peer_id
+        if peer == self.me:
+            self._accept_own(record, now)
+            return False
+        member = self.table.get(peer)
+        if member is None:
+            if len(self.table) >= MAX_MEMBERS:
+                return False
+            self.table[peer] = Member(record, "alive", now)
+            return self._welcome(record)
+        if member.state == "banned":
+            return False
+        if record.sequence == member.record.sequence and record.wire != member.record.wire:
+            self.ban(member, record, now)
+        if record.sequence <= max(member.void, member.record.sequence):
+            return False
+        was, moved = member.state, record.addresses != member.record.addresses
+        self.wires.discard(member.record.wire)
+        self._end_suspicion(member, now, refuted=True)
+        member.record, member.note = record, b""
+        if was != "alive":
+            member.state, member.since = "alive", now
+        if was in ("dead", "left"):
+            return self._welcome(record)
+        self._spread(record)
+        if was == "suspect":
+            self.events.append(Event("refuted", peer))
+        if moved:
+            self.events.append(Event("updated", peer, ", ".join(record.addresses)))
+        return False
+
+    def _welcome(self, record: PeerRecord) -> bool:
+        self._spread(record)
+        self._renew_view()
+        self.events.append(Event("joined", record.peer_id, ", ".join(record.addresses)))
+        return True
+
+    def _spread(self, record: PeerRecord) -> None:
+        self.wires.add(record.wire)
+        self._broadcast.add(("record", record.peer_id, record.peer_id), rumor.announce(record))
+
+    def depart(self, departure: Departure, item: bytes, now: float) -> None:
+        """Take in a checked departure."""
+        member = self.table[departure.peer]
+        self._end_suspicion(member, now, refuted=False)
+        was_live, member.state, member.since = member.live, "left", now
+        member.void, member.note = departure.sequence, item
+        self._broadcast.add(("record", departure.peer, departure.peer), item)
+        if was_live:
+            self._renew_view()
+        self.events.append(Event("left", departure.peer))
+
+    def departs(self, departure: Departure) -> bool:
+        """Whether a departure, if its signature holds, changes anything."""
+        member = self.table.get(departure.peer)
+        return (
+            member is not None
+            and member.state in ("alive", "suspect", "dead")
+            and (departure.sequence >= member.record.sequence)
+        )
+
+    def ban(self, member: Member, other: PeerRecord, now: float) -> None:
+        """A peer has signed two records with one sequence: it is out for good, and others get the proof."""
+        peer = member.record.peer_id
+        if member.state == "banned":
+            return
+        self._end_suspicion(member, now, refuted=False)
+        self.wires.add(other.wire)
+        was_live, member.state, member.since = member.live, "banned", now
+        proof = rumor.prove(member.record, other)
+        if proof is not None:
+            member.note = proof
+            self._broadcast.add(("record", peer, peer), proof)
+        else:  # too long for one item: others find out from the two records
+            self._broadcast.add(("record", peer, peer), rumor.announce(member.record))
+            self._broadcast.add(("other", peer, peer), rumor.announce(other))
+        if was_live:
+            self._renew_view()
+        self.events.append(Event("equivocation", peer, f"two records with sequence {other.sequence}"))
+
+    def convict(self, one: PeerRecord, other: PeerRecord, now: float) -> None:
+        """Take in a checked proof against a peer, known or not."""
+        if one.peer_id not in self.table:
+            self.accept(one, now)
+        member = self.table.get(one.peer_id)
+        if member is not None and member.state != "banned":
+            member.record = one
+            self.ban(member, other, now)
+
+    # --- words of and about ourselves
+
+    def publish(self, now: float) -> None:
+        """Issue a new record of ours, if one is due."""
+        if self.own.publish(now):
+            self._spread(self.own.record)
+
+    def answer(self, now: float, *, above: int = 0) -> None:
+        """Refute what is said about us, as soon as the rate allows."""
+        self.own.answer(now, above)
+        self.publish(now)
+
+    def update(self, addresses: tuple[str, ...], now: float) -> None:
+        """Publish a record with these addresses, now."""
+        self.own.renew(now, addresses)
+        self._spread(self.own.record)
+
+    def _accept_own(self, record: PeerRecord, now: float) -> None:
+        verdict = self.own.judge(record)
+        if verdict == "earlier":
+            self.answer(now, above=record.sequence)
+        elif verdict == "rival":
+            where = ", ".join(record.addresses) or "an unknown address"
+            self.events.append(Event("duplicate", self.me, f"our key is in use at {where}"))
+
+    # --- words about others
+
+    def counts(self, accusation: Accusation, now: float) -> bool:
+        """Whether an accusation, if its signature holds, changes anything."""
+        if accusation.target == self.me:
+            return accusation.sequence == self.own.record.sequence and not self.own.due
+        member = self.table.get(accusation.target)
+        if member is None or not member.live or accusation.sequence != member.record.sequence:
+            return False
+        if accusation.accuser in (accusation.target, self.me):
+            return False
+        return self._room(member, accusation.accuser) and self._docket.admits(accusation.accuser, now)
+
+    def _room(self, member: Member, accuser: PeerId) -> bool:
+        suspicion = member.suspicion
+        if suspicion is None:
+            return True
+        return accuser not in suspicion.accusers and len(suspicion.accusers) < self._preset.confirmations
+
+    def accuse(self, accusation: Accusation, item: bytes, now: float) -> None:
+        """Take in a checked accusation that counts."""
+        if accusation.target == self.me:
+            self._awareness.add(1)
+            self.answer(now)
+            return
+        member = self.table[accusation.target]
+        suspicion = self._suspect(member, now)
+        suspicion.accusers[accusation.accuser] = None
+        self._docket.open(accusation.accuser)
+        self._broadcast.add(("accusation", accusation.accuser, accusation.target), item)
+        member.note = item
+
+    def _suspect(self, member: Member, now: float) -> Suspicion:
+        if member.suspicion is None:
+            member.suspicion = Suspicion.begin(self._preset, len(self.view()), now)
+            member.state, member.since, member.asked = "suspect", now, False
+            self.events.append(Event("suspect", member.record.peer_id))
+        return member.suspicion
+
+    def failed(self, peer: PeerId, now: float) -> None:
+        """Our own probe failed."""
+        member = self.table.get(peer)
+        if member is None or not member.live:
+            return
+        self._suspect(member, now).own = True
+        accusation = Accusation(False, self.me, peer, member.record.sequence)
+        item = rumor.sign(accusation, self._identity, self.own.record.run_id)
+        member.note = item
+        if self._room(member, self.me) and self._docket.admits(self.me, now):
+            self.accuse(accusation, item, now)
+
+    def reached(self, peer: PeerId, now: float) -> None:
+        """The peer has answered us: no evidence of our own, and if only that was missing, no suspicion."""
+        member = self.table.get(peer)
+        if member is not None and member.suspicion is not None:
+            member.suspicion.own = False
+            if member.asked:
+                self._end_suspicion(member, now, refuted=False)
+                member.state, member.since, member.note = "alive", now, b""
+                self.events.append(Event("refuted", peer, "answered"))
+
+    def expire(self, now: float) -> list[PeerId]:
+        """End suspicions whose time is up. Returns peers that must be probed now, for want of evidence."""
+        doubtful = []
+        for peer, member in self.table.items():
+            suspicion = member.suspicion
+            if suspicion is None or suspicion.deadline > now:
+                continue
+            if suspicion.own or suspicion.confirmed:
+                self._bury(member, now)
+            elif not member.asked:
+                member.asked = True
+                doubtful.append(peer)
+        return doubtful
+
+    def _bury(self, member: Member, now: float) -> None:
+        peer, suspicion = member.record.peer_id, member.suspicion
+        assert suspicion is not None
+        detail = "own probe failed" if suspicion.own else ""
+        detail += f"; accused by {', '.join(short(accuser) for accuser in suspicion.accusers)}"
+        if suspicion.own:
+            verdict = Accusation(True, self.me, peer, member.record.sequence)
+            member.note = rumor.sign(verdict, self._identity, self.own.record.run_id)
+            self._broadcast.add(("accusation", self.me, peer), member.note)
+        self._end_suspicion(member, now, refuted=False)
+        member.state, member.since = "dead", now
+        self._broadcast.forget(("record", peer, peer))
+        self._renew_view()
+        self.events.append(Event("dead", peer, detail.lstrip("; ")))
+
+    def _end_suspicion(self, member: Member, now: float, *, refuted: bool) -> None:
+        if member.suspicion is not None:
+            self._docket.close(member.suspicion, refuted=refuted, now=now)
+            member.suspicion = None
+
+    # --- time
+
+    def deadline(self) -> float:
+        times = [member.suspicion.deadline for member in self.table.values() if member.suspicion and not member.asked]
+        return min([self.own.publish_at, *times])
+
+    def shift(self, lag: float) -> None:
+        """We did not listen for `lag` seconds: suspects get them back."""
+        for member in self.table.values():
+            if member.suspicion is not None:
+                member.suspicion.start += lag
+
+    def purge(self, now: float) -> list[PeerId]:
+        """Forget those who departed a tombstone's time ago."""
+        old = [
+            peer
+            for peer, member in self.table.items()
+            if member.state in ("dead", "left") and now - member.since > self._preset.tombstone
+        ]
+        for peer in old:
+            self.wires.discard(self.table.pop(peer).record.wire)
+        return old

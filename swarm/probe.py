@@ -1,0 +1,172 @@
+"""Probes: is that peer alive? Asked directly, then through others, and on behalf of others (SWIM, with Lifeguard's Nack)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from .preset import Preset
+from .protocol import Ack, Message, Nack, PeerId, Ping, PingRequest
+from .suspicion import Awareness
+
+Letters: TypeAlias = list[tuple[PeerId, Message]]
+"""Messages to send, with their receivers."""
+
+MAX_RELAYS = 64
+RELAYS_PER_PEER = 8
+
+
+@dataclass(slots=True)
+class _RoundTrip:
+    """Smoothed round-trip time and its variation in seconds (RFC 6298)."""
+
+    mean: float
+    variation: float
+
+    def add(self, sample: float) -> None:
+        self.variation += (abs(sample - self.mean) - self.variation) / 4
+        self.mean += (sample - self.mean) / 8
+
+
+@dataclass(slots=True)
+class _Probe:
+    target: PeerId
+    sent: float
+    ask_at: float
+    fail_at: float
+    helpers: tuple[PeerId, ...] = ()
+    nacks: dict[PeerId, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Relay:
+    """A probe on behalf of `asker`, whose own number for it is `sequence`."""
+
+    asker: PeerId
+    sequence: int
+    target: PeerId
+    nack_at: float
+    end: float
+
+
+class Prober:
+    """Runs probes and relays. `helpers(target)`: peers that may be asked to try; `items(to)`: what to piggyback."""
+
+    def __init__(
+        self,
+        preset: Preset,
+        rng: random.Random,
+        awareness: Awareness,
+        helpers: Callable[[PeerId], list[PeerId]],
+        items: Callable[[PeerId], tuple[bytes, ...]],
+    ) -> None:
+        self.progress = 0
+        self._preset, self._rng, self._awareness = preset, rng, awareness
+        self._helpers, self._items = helpers, items
+        self._sequence = rng.getrandbits(32)
+        self._probes: dict[int, _Probe] = {}
+        self._relays: dict[int, _Relay] = {}
+        self._round_trips: dict[PeerId, _RoundTrip] = {}
+
+    def period(self) -> float:
+        """Seconds that a probe may take, and between probes: longer while we ourselves are slow."""
+        return self._preset.probe_period * (self._awareness.score + 1)
+
+    def start(self, target: PeerId, now: float) -> Letters:
+        """Probe `target`, unless that is being done."""
+        if any(probe.target == target for probe in self._probes.values()):
+            return []
+        self._probes[self._next()] = _Probe(target, now, now + self._timeout(target), now + self.period())
+        return [(target, self._ping())]
+
+    def ask(self, asker: PeerId, request: PingRequest, now: float) -> Letters:
+        """Probe for somebody else. More than our share is answered with Nack at once."""
+        relays = [relay for relay in self._relays.values() if relay.asker == asker]
+        if len(relays) >= RELAYS_PER_PEER or len(self._relays) >= MAX_RELAYS:
+            return [(asker, Nack(request.sequence))]
+        nack_at = now + self._preset.nack_share * self._timeout(request.target)
+        end = now + 2 * self._preset.probe_period
+        self._relays[self._next()] = _Relay(asker, request.sequence, request.target, nack_at, end)
+        return [(request.target, self._ping())]
+
+    def acknowledge(self, sender: PeerId, ack: Ack, now: float) -> tuple[PeerId | None, Letters]:
+        """The peer that has proved to be alive, if any, and what to tell the one we asked for."""
+        probe = self._probes.get(ack.sequence)
+        if probe is not None and (sender == probe.target or sender in probe.helpers):
+            if sender == probe.target and not probe.helpers:  # with a second ping under way, which one was answered?
+                self._sample(sender, now - probe.sent)
+            del self._probes[ack.sequence]
+            self._awareness.add(-1)
+            return probe.target, []
+        relay = self._relays.get(ack.sequence)
+        if relay is not None and sender == relay.target:
+            del self._relays[ack.sequence]
+            return sender, [(relay.asker, Ack(relay.sequence, ack.progress, self._items(relay.asker)))]
+        return None, []
+
+    def refuse(self, sender: PeerId, nack: Nack) -> None:
+        """A helper has no answer so far, but is alive itself."""
+        probe = self._probes.get(nack.sequence)
+        if probe is not None and sender in probe.helpers:
+            probe.nacks[sender] = None
+
+    def tick(self, now: float) -> tuple[Letters, list[PeerId]]:
+        """Messages that are due, and the peers whose probe has failed."""
+        letters: Letters = []
+        failed = []
+        for sequence, probe in list(self._probes.items()):
+            if probe.fail_at <= now:
+                del self._probes[sequence]
+                self._awareness.add(len(probe.helpers) - len(probe.nacks) if probe.helpers else 1)
+                failed.append(probe.target)
+            elif probe.ask_at <= now:
+                probe.ask_at = math.inf
+                pool = self._helpers(probe.target)
+                probe.helpers = tuple(self._rng.sample(pool, min(self._preset.indirect, len(pool))))
+                letters += [(to, PingRequest(sequence, probe.target, self._items(to))) for to in probe.helpers]
+                letters.append((probe.target, Ping(sequence, self.progress, self._items(probe.target))))
+        for sequence, relay in list(self._relays.items()):
+            if relay.nack_at <= now:
+                relay.nack_at = math.inf
+                letters.append((relay.asker, Nack(relay.sequence)))
+            if relay.end <= now:
+                del self._relays[sequence]
+        return letters, failed
+
+    def deadline(self) -> float:
+        times = [min(probe.ask_at, probe.fail_at) for probe in self._probes.values()]
+        times += [min(relay.nack_at, relay.end) for relay in self._relays.values()]
+        return min(times, default=math.inf)
+
+    def shift(self, lag: float) -> None:
+        """We did not listen for `lag` seconds: whoever was to answer gets them back."""
+        for probe in self._probes.values():
+            probe.ask_at += lag
+            probe.fail_at += lag
+        self._relays.clear()
+
+    def forget(self, peer: PeerId) -> None:
+        self._round_trips.pop(peer, None)
+
+    def _next(self) -> int:
+        self._sequence = (self._sequence + 1) % 2**32
+        return self._sequence
+
+    def _ping(self) -> Ping:
+        probe = self._probes.get(self._sequence)
+        target = probe.target if probe is not None else self._relays[self._sequence].target
+        return Ping(self._sequence, self.progress, self._items(target))
+
+    def _timeout(self, peer: PeerId) -> float:
+        trip = self._round_trips.get(peer)
+        most = self._preset.ping_max
+        return most if trip is None else min(most, max(self._preset.ping_min, 3 * trip.mean + 4 * trip.variation))
+
+    def _sample(self, peer: PeerId, seconds: float) -> None:
+        if peer in self._round_trips:
+            self._round_trips[peer].add(seconds)
+        else:
+            self._round_trips[peer] = _RoundTrip(seconds, seconds / 2)

@@ -1,0 +1,95 @@
+"""What is gossiped: signed items that stand for themselves, whoever relays them.
+
+One byte of kind, then: a PeerRecord ("I am here"); an accusation ("I cannot reach it"), signed by the accuser; a departure
+("I leave"), signed by the one who leaves; a proof that somebody signed two records with one sequence.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from .identity import SIGNATURE_BYTES, Identity, verify
+from .protocol import U53, Id
+from .record import PeerRecord, RecordError
+
+MAX_BYTES = 2048
+RECORD, ACCUSATION, DEPARTURE, PROOF = 1, 2, 3, 4
+
+
+class Accusation(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """`accuser` could not reach `target`, whose record had this sequence; `dead` when its suspicion has run out."""
+
+    dead: bool
+    accuser: Id
+    target: Id
+    sequence: U53
+
+
+class Departure(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """`peer` leaves; all its records up to `sequence` are void."""
+
+    peer: Id
+    sequence: U53
+
+
+Statement: TypeAlias = Accusation | Departure
+
+_KINDS: dict[int, type[Statement]] = {ACCUSATION: Accusation, DEPARTURE: Departure}
+_encode = msgspec.msgpack.Encoder().encode
+_decoders = {kind: msgspec.msgpack.Decoder(schema) for kind, schema in _KINDS.items()}
+
+
+def announce(record: PeerRecord) -> bytes:
+    """The item that spreads a record."""
+    return bytes([RECORD]) + record.wire
+
+
+def sign(statement: Statement, identity: Identity, run_id: bytes) -> bytes:
+    """The item that spreads our own accusation or departure."""
+    kind = ACCUSATION if isinstance(statement, Accusation) else DEPARTURE
+    body = _encode(statement)
+    return bytes([kind]) + body + identity.sign(_domain(kind), run_id, body)
+
+
+def read(item: bytes) -> Statement | None:
+    """The statement of an item, its signature not yet checked; None when it is malformed or of another kind."""
+    decoder = _decoders.get(item[0]) if SIGNATURE_BYTES < len(item) <= MAX_BYTES else None
+    if decoder is None:
+        return None
+    body = item[1:-SIGNATURE_BYTES]
+    try:
+        statement: Statement = decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return statement if _encode(statement) == body else None
+
+
+def signed(item: bytes, public_key: bytes, run_id: bytes) -> bool:
+    """Whether the owner of the key made this statement in this run."""
+    return verify(public_key, _domain(item[0]), item[-SIGNATURE_BYTES:], run_id, item[1:-SIGNATURE_BYTES])
+
+
+def prove(one: PeerRecord, other: PeerRecord) -> bytes | None:
+    """The proof that two different records have one sequence; None when it would not fit in an item."""
+    first, second = sorted((one.wire, other.wire))
+    item = bytes([PROOF]) + len(first).to_bytes(2, "big") + first + second
+    return item if len(item) <= MAX_BYTES else None
+
+
+def read_proof(item: bytes, run_id: bytes, now: int) -> tuple[PeerRecord, PeerRecord] | None:
+    """The two checked records of a proof that holds, else None."""
+    cut = 3 + int.from_bytes(item[1:3], "big")
+    try:
+        one = PeerRecord.parse(item[3:cut], run_id=run_id, now=now)
+        other = PeerRecord.parse(item[cut:], run_id=run_id, now=now)
+    except RecordError:
+        return None
+    if one.peer_id != other.peer_id or one.sequence != other.sequence or one.wire == other.wire:
+        return None
+    return one, other
+
+
+def _domain(kind: int) -> str:
+    return {ACCUSATION: "accusation", DEPARTURE: "departure"}[kind]
