@@ -31,15 +31,19 @@ class Rounds:
         self._session, self._outer, self._exchange = session, manifest.outer, manifest.exchange
         self._read, self._write, self._work = read, write, work
 
-    async def enter(self) -> int:
+    async def enter(self, *, tries: int = 0) -> None:
         """Become part of a running swarm: fetch its state, write it into the model, take part in the round in progress.
 
-        Waits for as long as nobody offers a state. Returns the round of the state.
+        Waits for as long as nobody offers a state that is as new as ours; with `tries`, for so many patiences only, and
+        then goes on with what is here.
         """
-        while not await self._session.catch_up():
-            await self._session.pause()
+        session, tried = self._session, 0
+        while not await session.catch_up():
+            tried += 1
+            if tries and tried >= tries:
+                break
+            await session.pause()
         await self._adopt()
-        return self._session.replica.round
 
     async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
         """One Round after the inner steps. `weight` is the tokens that went into them; `loss` and `speed` are for display.

@@ -243,7 +243,11 @@ class Session:
         promised, voted = (kept.ballot, kept.voted) if kept is not None and kept.round == number else (NOTHING, False)
 
         def remember(ballot: Ballot, voted: bool) -> None:
-            self._memory.save(Kept(number, ballot, voted))
+            try:
+                self._memory.save(Kept(number, ballot, voted))
+            except OSError as error:
+                # A full disk stops no training; only a restart in this very round could now forget a vote.
+                self.report("alarm", f"cannot keep a vote: {error.strerror}")
 
         seed = blake3.blake3(self.run_id + number.to_bytes(8, "big")).digest()
         terms = Terms(

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from .errors import HintedError
 from .identity import SIGNATURE_BYTES, Identity, verify
-from .settings import MAX_WEIGHT, Admission, Data, Exchange, Inner, Model, Outer, Run, Table
+from .settings import MAX_WEIGHT, Data, Exchange, Inner, Model, Outer, Run, Table
 
 MAX_TOML = 32_768
 """Largest manifest in bytes: what a Welcome can carry."""
@@ -27,7 +27,6 @@ _DOMAIN = "manifest"
 
 
 __all__ = [
-    "Admission",
     "Data",
     "Exchange",
     "Inner",
@@ -64,7 +63,6 @@ class Manifest(Table, frozen=True):
     inner: Inner = Inner()
     outer: Outer = Outer()
     exchange: Exchange = Exchange()
-    admission: Admission = Admission()
 
     @property
     def max_weight(self) -> int:

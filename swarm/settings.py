@@ -139,12 +139,3 @@ class Exchange(Table, frozen=True):
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
     grace: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     max_weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] = 0
-
-
-class Admission(Table, frozen=True):
-    """[admission]: who may join.
-
-    open: true = anyone who knows the invite; false = only with a token signed by the run's author.
-    """
-
-    open: bool = True

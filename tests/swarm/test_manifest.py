@@ -13,7 +13,7 @@ from thinwire.swarm.manifest import (
     parse,
     sign,
 )
-from thinwire.swarm.settings import Admission, Exchange, Inner, Model
+from thinwire.swarm.settings import Exchange, Inner, Model
 
 AUTHOR = Identity.generate(b"1" * 32)
 FULL = """
@@ -60,8 +60,6 @@ quorum = 0.6
 min_peers = 2
 grace = 3
 max_weight = 1000
-[admission]
-open = false
 """
 
 
@@ -75,7 +73,7 @@ def test_everything_can_be_set_and_keeps_its_type():
             if field not in ("kind", "method", "collective", "aggregation"):
                 assert getattr(ours, field) != getattr(theirs, field), (table, field)
     assert manifest.model == Model(layers=2, width=64, heads=2, context=32, mlp=4.0, tied=False)
-    assert manifest.inner.betas == (0.8, 0.99) and manifest.admission == Admission(open=False)
+    assert manifest.inner.betas == (0.8, 0.99)
     assert parse(FULL.encode()) == manifest
 
 
@@ -234,12 +232,12 @@ def test_messages_carry_no_control_characters_to_the_terminal():
 
 def test_every_value_changes_the_run_id():
     changes = ["run.seed = 1", "run.name = 'x'", "model.tied = false", "inner.betas = [0.9, 0.96]", "outer.lr = 0.71"]
-    seen = {parse(toml).run_id(b"a" * 32) for toml in ["", *changes, "admission.open = false"]}
-    assert len(seen) == 7
+    seen = {parse(toml).run_id(b"a" * 32) for toml in ["", *changes]}
+    assert len(seen) == 6
 
 
 def test_the_run_id_of_a_file_never_changes():
-    assert parse(FULL).run_id(b"a" * 32).hex()[:16] == "d0b7f2afb1d1dea2"
+    assert parse(FULL).run_id(b"a" * 32).hex()[:16] == "c66b6f8d4d19518c"
 
 
 def test_signing():

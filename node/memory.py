@@ -1,0 +1,78 @@
+"""Small files a peer needs after a restart: what it promised and voted, and whom it knew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from thinwire.collectives.transport import Contact
+
+from .disk import Disk
+from .session import Kept
+
+T = TypeVar("T")
+
+
+class VoteFile:
+    """The Memory of a session, on a disk: durable before `save` returns, old or new after a crash, never half."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path, self._disk = path, disk
+
+    def load(self) -> Kept | None:
+        """What was saved last; None when there is nothing, or nothing that can be read."""
+        return _read(self._path, self._disk, Kept)
+
+    def save(self, kept: Kept) -> None:
+        """Replace the file. Raises OSError when the disk does not take it."""
+        replace_file(self._path, self._disk, msgspec.json.encode(kept))
+
+
+class _Anchor(msgspec.Struct, frozen=True):
+    address: str
+    transport_key: bytes
+
+
+class AnchorFile:
+    """Where other peers were reachable when this one last saw them: the way back into a swarm whose seeds are gone."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path, self._disk = path, disk
+
+    def load(self) -> tuple[Contact, ...]:
+        """What was saved last, most useful first; empty when there is nothing that can be read."""
+        anchors = _read(self._path, self._disk, tuple[_Anchor, ...]) or ()
+        return tuple(Contact(anchor.address, anchor.transport_key) for anchor in anchors)
+
+    def save(self, contacts: Iterable[Contact]) -> None:
+        """Replace the file; a disk that does not take it costs nothing now."""
+        anchors = tuple(_Anchor(contact.address, contact.transport_key) for contact in contacts)
+        try:
+            replace_file(self._path, self._disk, msgspec.json.encode(anchors))
+        except OSError:
+            pass
+
+
+def _read(path: Path, disk: Disk, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(disk.read(path, 1 << 16), type=kind)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def replace_file(path: Path, disk: Disk, data: bytes) -> None:
+    """Write a small file so that a crash leaves the old one or the new one. Raises OSError."""
+    draft = path.with_name(f".{path.name}.new")
+    disk.make_directory(path.parent)
+    if draft.name in disk.names(path.parent):
+        disk.remove(draft)
+    file = disk.create(draft)
+    try:
+        file.write(data)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(draft, path)
+    disk.sync_directory(path.parent)

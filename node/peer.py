@@ -1,0 +1,344 @@
+"""One peer of one run, from the first knock to the goodbye: what the daemon and the Python interface have in common.
+
+Two stages, because the manifest says what is trained: `found` or `arrive` open the transport and know the run; `take_up` then
+gets the model's parameters and makes the peer a member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from thinwire.collectives.shards import grid
+from thinwire.collectives.transport import Admit, Contact, Transport
+from thinwire.compression import registry
+from thinwire.compression.codec import Floats
+from thinwire.swarm.errors import HintedError
+from thinwire.swarm.identity import Identity, short
+from thinwire.swarm.invite import Invite, Seed
+from thinwire.swarm.manifest import ManifestMismatch, SignedManifest
+from thinwire.swarm.preset import Preset
+from thinwire.swarm.protocol import VERSION, Hello, PeerId, Refuse, Welcome
+from thinwire.swarm.record import PeerRecord, RecordError
+from thinwire.swarm.roster import Roster
+
+from .checkpoint import CheckpointStore
+from .directories import RunDirectory
+from .disk import Disk
+from .fragments import Layout
+from .memory import AnchorFile, VoteFile, replace_file
+from .outer import Read, Replica
+from .rounds import Rounds, Work
+from .session import Emit, Session
+from .snapshot import FragmentState, PrivateState, Snapshot
+
+SEARCH_SECONDS = 60.0
+"""How long a swarm is looked for before `join` gives up."""
+
+PATIENCE = 2.0
+"""Least seconds without progress before somebody acts."""
+
+OWN_STATE = 5
+"""Times that a newer state than our checkpoint's is asked for, before that one has to do."""
+
+MAX_RECORDS = 10
+MAX_SEEDS = 4
+
+
+class NoSwarm(HintedError):
+    """None of the addresses of the invite answered, or none let us in."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class Refused(HintedError):
+    """The swarm is there and does not want us: another version or run."""
+
+    exit_code: ClassVar[int] = 5
+
+
+OpenTransport = Callable[[Admit], Awaitable[Transport]]
+"""Opens the transport of this peer with the gate's decision given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """The only ways to the world outside: clocks, randomness, disk. `now` is monotonic seconds, `wall` unix seconds."""
+
+    now: Callable[[], float]
+    wall: Callable[[], float]
+    rng: random.Random
+    disk: Disk
+
+
+class Peer:
+    """See the module. Made by `found` (the run's first peer) or `arrive` (with an invite)."""
+
+    session: Session
+    rounds: Rounds
+    replica: Replica
+    layout: Layout
+
+    def __init__(
+        self, identity: Identity, run_id: bytes, doors: Doors, directory: RunDirectory, preset: Preset, emit: Emit
+    ) -> None:
+        self.identity, self.run_id = identity, run_id
+        self.transport: Transport
+        self.signed: SignedManifest
+        self.private: PrivateState | None = None
+        """Private state of the checkpoint that `take_up` found, for the inner optimizer and the data."""
+        self._doors, self._directory, self._preset, self._emit = doors, directory, preset, emit
+        self._known: list[PeerRecord] = []
+        self.ready = False
+        """Whether the session runs and strangers may be admitted."""
+        self._running: asyncio.Task[None] | None = None
+        self._anchors = AnchorFile(directory.path / "anchors.json", doors.disk)
+        self._store = CheckpointStore(directory.checkpoints, doors.disk, identity)
+
+    # --- the first stage: the run
+
+    async def found(self, signed: SignedManifest, open_transport: OpenTransport) -> bool:
+        """Open a run of our own, or come back to it: True when peers of an earlier life still run it."""
+        self._take(signed)
+        await self._open(open_transport)
+        anchors = self._anchors.load()
+        return bool(anchors) and await self._meet(anchors, seconds=5.0, fatal=False)
+
+    async def arrive(self, invite: Invite, open_transport: OpenTransport) -> None:
+        """Find the swarm of an invite. Raises NoSwarm, Refused, ManifestMismatch."""
+        await self._open(open_transport)
+        contacts = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
+        await self._meet((*contacts, *self._anchors.load()), seconds=SEARCH_SECONDS, fatal=True)
+
+    async def _open(self, open_transport: OpenTransport) -> None:
+        self.transport = await open_transport(self._admit)
+        self._record = PeerRecord.create(
+            self.identity,
+            run_id=self.run_id,
+            addresses=self.transport.addresses()[:8],
+            sequence=int(self._doors.wall() * 1000),
+            issued=int(self._doors.wall()),
+        )
+        self.transport.learn(self._record)
+
+    async def _meet(self, contacts: Sequence[Contact], *, seconds: float, fatal: bool) -> bool:
+        """Knock until somebody lets us in. Raises for refusals that will not change and, when `fatal`, at the end."""
+        hello = Hello(VERSION, self.run_id, self._record.wire)
+        until, said = self._doors.now() + seconds, "nobody answered"
+        while True:
+            for contact in contacts:
+                answer = await self.transport.meet(contact, hello)
+                if isinstance(answer, Welcome):
+                    self._welcome(answer)
+                    return True
+                said = f"{contact.address}: {answer.detail or answer.code}"
+                if answer.code in ("version", "run", "signature", "banned") and fatal:
+                    raise Refused(
+                        f"{contact.address} refused us ({answer.code}): {answer.detail}", _ADVICE[answer.code]
+                    )
+            if self._doors.now() >= until:
+                break
+            await asyncio.sleep(0.2 + 0.8 * self._doors.rng.random())
+        if not fatal:
+            return False
+        raise NoSwarm(
+            f"no peer of the swarm could be reached; {said}",
+            "check that a peer of the swarm runs and that its address can be dialled from here, or ask for a new invite",
+        )
+
+    def _welcome(self, welcome: Welcome) -> None:
+        self._take(SignedManifest(welcome.manifest, welcome.author, welcome.manifest_signature))
+        for wire in (welcome.record, *welcome.records):
+            try:
+                self._known.append(PeerRecord.parse(wire, run_id=self.run_id, now=int(self._doors.wall())))
+            except RecordError as error:
+                self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
+
+    def _take(self, signed: SignedManifest) -> None:
+        """Check the run's manifest and keep a copy of its text for those who read checkpoints without us."""
+        self.manifest = signed.verify(self.run_id)
+        self.signed = signed
+        try:
+            replace_file(self._directory.manifest, self._doors.disk, signed.toml)
+        except OSError as error:
+            self._emit("alarm", {"detail": f"cannot write {self._directory.manifest}: {error.strerror}"})
+
+    def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
+        """The gate's decision about a stranger whose record has been checked."""
+        if not self.ready:
+            return Refuse("busy", "still starting; knock again")
+        now = self._doors.now()
+        self.session.roster.learn(record, now)
+        view = [peer for peer in self.session.roster.view.peers if peer not in (record.peer_id, self.identity.peer_id)]
+        chosen = self._doors.rng.sample(view, min(MAX_RECORDS, len(view)))
+        records = tuple(known.wire for peer in chosen if (known := self.session.roster.record_of(peer)) is not None)
+        mine = self.session.roster.record
+        return Welcome(
+            mine.wire,
+            self.signed.toml,
+            self.signed.author,
+            self.signed.signature,
+            records,
+            endpoint="",
+            bulk="",
+            secret=bytes(32),
+        )
+
+    # --- the second stage: the model
+
+    async def take_up(
+        self, layout: Layout, theta: Floats, *, read: Read, write: Callable[[Floats], None], work: Work, joins: bool
+    ) -> None:
+        """Become a member with these parameters: from the own checkpoint or the swarm's state, whichever is newer.
+
+        `theta` are the first parameters, the same on every peer (they follow from the manifest's seed). Raises
+        ManifestMismatch when the model here is not the swarm's.
+        """
+        exchange, doors = self.manifest.exchange, self._doors
+        codec = registry.parse(exchange.codec)
+        self.layout = layout
+        self.replica = Replica(layout.digest, theta, () if joins else (self.identity.peer_id,))
+        self._restore()
+        if not joins:
+            # Nobody else runs this: whatever swarm there was, it goes on from here.
+            self.replica.members = (self.identity.peer_id,)
+            self.replica.seal()
+        roster = Roster(
+            self.identity,
+            self._record,
+            run_id=self.run_id,
+            preset=self._preset,
+            rng=doors.rng,
+            now=doors.now(),
+            wall=lambda: int(doors.wall()),
+        )
+        self.session = Session(
+            self.identity,
+            self.manifest,
+            self.run_id,
+            transport=self.transport,
+            roster=roster,
+            replica=self.replica,
+            codec=codec,
+            grid=grid(layout.total, codec),
+            now=doors.now,
+            emit=self._emit,
+            memory=VoteFile(self._directory.path / "vote.json", doors.disk),
+            patience=PATIENCE,
+        )
+        self.rounds = Rounds(self.session, self.manifest, read=read, write=write, work=work)
+        for record in self._known:
+            roster.learn(record, doors.now())
+            self.transport.learn(record)
+        self._running = asyncio.create_task(self.session.run())
+        self.ready = True
+        if joins:
+            await self.rounds.enter(tries=OWN_STATE if self.replica.round else 0)
+        else:
+            await work(lambda: write(self.replica.theta))
+
+    def _restore(self) -> None:
+        loaded = self._store.load(self.run_id)
+        for remark in loaded.remarks:
+            self._emit("checkpoint", {"detail": remark})
+        snapshot = loaded.snapshot
+        if snapshot is None:
+            return
+        try:
+            state = np.concatenate([self._flat(part) for part in _halves(snapshot.fragments[0])])
+            if state.size != self.replica.state.size:
+                raise ValueError(f"{state.size // 2} parameters, the model has {self.layout.total}")
+        except (KeyError, ValueError) as error:
+            self._emit("checkpoint", {"detail": f"does not fit the model: {error}"})
+            return
+        self.replica.state[:] = state
+        self.replica.round, self.replica.members = snapshot.round, snapshot.members
+        self.replica.seal()
+        self.private = snapshot.private
+        self._emit("restored", {"round": snapshot.round, "detail": str(loaded.path)})
+
+    def _flat(self, tensors: Mapping[str, np.ndarray]) -> Floats:
+        return np.concatenate([np.asarray(tensors[piece.name], np.float32).reshape(-1) for piece in self.layout.pieces])
+
+    def save(self, private: PrivateState | None) -> str:
+        """Write a checkpoint; blocks for the disk. Returns its path, or "" with an alarm event when it failed."""
+        replica, split = self.replica, self.layout.split
+        fragment = FragmentState(split(replica.theta), split(replica.momentum))
+        snapshot = Snapshot(self.run_id, replica.round, replica.digest, replica.members, {0: fragment}, private)
+        saved = self._store.save(snapshot, now=self._doors.wall(), suffix=secrets.token_hex(4))
+        if hasattr(saved, "reason"):
+            self._emit("alarm", {"detail": f"no checkpoint: {saved.reason}"})
+            return ""
+        return str(saved.path)
+
+    # --- while it runs
+
+    def invite(self) -> Invite | None:
+        """An invite that names us first and then others; None when nobody can dial us."""
+        own = self.transport.addresses()
+        seeds = [Seed(own[0], self.identity.transport_public)] if own else []
+        for peer in self.session.roster.view.peers if self.ready else ():
+            record = self.session.roster.record_of(peer)
+            if record is not None and peer != self.identity.peer_id and record.addresses:
+                seeds.append(Seed(record.addresses[0], record.transport_key))
+        return Invite(self.run_id, tuple(seeds[:MAX_SEEDS])) if seeds else None
+
+    def drop_anchor(self) -> None:
+        """Keep on disk where the others are."""
+        records = [self.session.roster.record_of(peer) for peer in self.session.roster.view.peers]
+        self._anchors.save(
+            Contact(address, record.transport_key)
+            for record in records
+            if record is not None and record.peer_id != self.identity.peer_id
+            for address in record.addresses[:1]
+        )
+
+    @property
+    def running(self) -> asyncio.Task[None]:
+        """The session's task; it ends only with an error of ours."""
+        assert self._running is not None
+        return self._running
+
+    def place(self) -> tuple[PeerId, ...]:
+        """The group that shares the data among itself: the members, or before we are one, all that are here."""
+        members = self.replica.members
+        return members if self.identity.peer_id in members else self.session.roster.view.peers
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received so far, all that was put on the wire."""
+        return self.transport.traffic()
+
+    async def leave(self) -> None:
+        """Say goodbye and close everything."""
+        if self.ready:
+            await self.session.leave()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        if self.ready:
+            await self.session.close()
+        elif hasattr(self, "transport"):
+            await self.transport.close()
+
+    def __repr__(self) -> str:
+        return f"Peer({short(self.identity.peer_id)})"
+
+
+_ADVICE = {
+    "version": "install the version of thinwire that the swarm runs",
+    "run": "the peer at that address runs something else now; ask for a new invite",
+    "signature": "check that the clocks of both machines are right to within two minutes",
+    "banned": "this key has misbehaved; see `thinwire id`",
+}
+
+
+def _halves(fragment: FragmentState) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
+    return fragment.weights, fragment.momentum
+
+
+__all__ = ["Doors", "ManifestMismatch", "NoSwarm", "Peer", "Refused"]

@@ -1,0 +1,110 @@
+"""From a manifest and this machine's settings to something that trains: model, data, inner optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from thinwire.compression.codec import Floats
+from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.protocol import PeerId
+
+from .corpus import open_corpus
+from .data import Batches, Split, cursor_after, shards_of, split
+from .fragments import Layout, layout_of
+from .inner import InnerConfig
+from .model import ModelConfig, Transformer
+from .snapshot import PrivateState
+from .tokenizer import Tokenizer, load_tokenizer
+from .trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a daemon trains. `theta` are the first parameters, equal on every peer."""
+
+    trainer: Trainer
+    layout: Layout
+    split: Split
+    tokenizer: Tokenizer
+    manifest: Manifest
+    theta: Floats
+
+    def assign(self, group: Sequence[PeerId], me: PeerId, place: int | None) -> None:
+        """Take this peer's shards: derived from the seed and its place in `group`, or those of `place` when given."""
+        data, seed = self.manifest.data, self.manifest.run.seed
+        if place is not None:
+            shards: tuple[int, ...] = tuple(range(place % data.shards, data.shards, PLACES))
+        else:
+            shards = shards_of(seed, data.shards, group, me)
+        self.trainer.batches.assign(shards)
+
+    def skip_to(self, round: int, peers: int) -> None:
+        """Stand where a peer stands that has trained for `round` rounds in a group of `peers`."""
+        manifest = self.manifest
+        self.trainer.step = round * manifest.outer.steps
+        samples = self.trainer.step * manifest.inner.batch * manifest.inner.accumulate * max(1, peers)
+        self.trainer.batches.cursor = cursor_after(self.split, samples)
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        """Copy parameters [start, stop) as float32."""
+        self.layout.read(self.trainer.model, out, start)
+
+    def write(self, theta: Floats) -> None:
+        """Set all parameters."""
+        self.layout.write(self.trainer.model, theta)
+
+    def private(self) -> PrivateState:
+        """What only this peer has, for a checkpoint (copies)."""
+        tensors, numbers = self.trainer.save()
+        return PrivateState(tensors, dict(numbers))
+
+    def restore(self, private: PrivateState) -> bool:
+        """Take up the private state of a checkpoint; False when it does not fit (the optimizer's moments warm up anew)."""
+        try:
+            numbers = {name: value for name, value in private.values.items() if isinstance(value, int)}
+            self.trainer.load(private.tensors, numbers)
+        except ValueError:
+            return False
+        return True
+
+
+PLACES = 64
+"""Peers that can be told their place by hand; each has every 64th shard."""
+
+
+def prepare(manifest: Manifest, *, data: Path | None, device: str, threads: int, cache: Path, here: Path) -> Training:
+    """Build everything. `here` is where the manifest's tokenizer file is looked for. Raises DataError, DeviceError."""
+    if threads:
+        torch.set_num_threads(threads)
+    tokenizer = load_tokenizer(manifest.data.tokenizer, here, manifest.data.tokenizer_hash)
+    corpus = open_corpus(data, tokenizer, cache)
+    model, inner = build(manifest, tokenizer.vocab), manifest.inner
+    cut = split(corpus, manifest.model.context, manifest.run.seed, manifest.data.shards, manifest.data.holdout)
+    batches = Batches(cut, inner.batch, range(manifest.data.shards))
+    config = InnerConfig(
+        optimizer=inner.optimizer,
+        lr=inner.lr,
+        betas=inner.betas,
+        weight_decay=inner.weight_decay,
+        warmup=inner.warmup,
+        schedule=inner.schedule,
+        steps=manifest.schedule_steps,
+        accumulate=inner.accumulate,
+        clip=inner.clip,
+    )
+    layout = layout_of(model)
+    theta = np.empty(layout.total, np.float32)
+    layout.read(model, theta)
+    autocast = torch.bfloat16 if device.startswith("cuda") else None
+    return Training(Trainer(model, config, batches, device, autocast), layout, cut, tokenizer, manifest, theta)
+
+
+def build(manifest: Manifest, vocab: int) -> Transformer:
+    """The manifest's model with its first parameters."""
+    shape = manifest.model
+    config = ModelConfig(vocab, shape.layers, shape.width, shape.heads, shape.context, shape.mlp, shape.tied)
+    return Transformer(config, manifest.run.seed)
