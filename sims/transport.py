@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
-from thinwire.collectives.transport import RESET, Admit, Arrival, Contact
+from thinwire.collectives.transport import REFUSED, Admit, Arrival, Contact
 from thinwire.sims.link import Link, Packet, Pipe, Traffic, Uplink
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
@@ -187,7 +187,7 @@ class SimTransport:
                 if isinstance(answer, Welcome):
                     return
                 if answer.code == "refused":
-                    self._control.append((Arrival(to, None, RESET), None))
+                    self._control.append((Arrival(to, None, REFUSED), None))
                     self._mail.set()
         finally:
             del self._opening[to]

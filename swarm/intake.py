@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from . import rumor
+from .member import Member
 from .members import Members
 from .protocol import PeerId
 from .record import PeerRecord, RecordError
@@ -73,11 +74,26 @@ class Intake:
         statement = rumor.read(item)
         if isinstance(statement, Departure):
             member = self._members.table.get(statement.peer)
-            if member is not None and self._members.departs(statement):
+            if member is not None and _departs(member, statement):
                 if self._affordable(source, now) and rumor.signed(item, member.record.public_key, self._run_id):
                     self._members.depart(statement, item, now)
         elif isinstance(statement, Accusation):
-            key = self._members.key(statement.accuser)
-            if key is not None and self._members.counts(statement, now):
+            key = self._key(statement)
+            if key is not None and self._members.counts(statement, source, now):
                 if self._affordable(source, now) and rumor.signed(item, key, self._run_id):
                     self._members.accuse(statement, item, now)
+
+    def _key(self, accusation: Accusation) -> bytes | None:
+        """The public key of an accuser whose word counts: one in the view, or about us, any that is not banned.
+
+        After a split, those that we hold for dead must be able to tell us that they hold us for dead.
+        """
+        member = self._members.table.get(accusation.accuser)
+        if member is None or member.state == "banned" or not (member.live or accusation.target == self._members.me):
+            return None
+        return member.record.public_key
+
+
+def _departs(member: Member, departure: Departure) -> bool:
+    """Whether a departure, if its signature holds, changes anything."""
+    return member.state not in ("left", "banned") and departure.sequence >= member.record.sequence

@@ -33,7 +33,6 @@ class Member:
     void: int = 0
     note: bytes = b""
     suspicion: Suspicion | None = None
-    asked: bool = False
     progress: int = 0
 
     @property

@@ -5,6 +5,7 @@ A record with a higher sequence brings back the suspected, the dead and the left
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from . import rumor
@@ -24,7 +25,7 @@ MAX_MEMBERS = 4096
 
 
 class Members:
-    """Everybody we know of but ourselves, in `table`; and our `own` record."""
+    """Everybody we know of but ourselves, in `table`; and our `own` record. `behind`: who has an old one of ours."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Members:
         self.own = OwnRecord(identity, record, preset.refute_period, wall)
         self.table: dict[PeerId, Member] = {}
         self.wires: set[bytes] = set()
+        self.behind: dict[PeerId, None] = {}
         self.events: list[Event] = []
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
         self._docket = Docket(preset)
@@ -54,13 +56,6 @@ class Members:
     def _renew_view(self) -> None:
         live = [peer for peer, member in self.table.items() if member.live]
         self._view = View.of(self._view.number + 1, [self.me, *live])
-
-    def key(self, peer: PeerId) -> bytes | None:
-        """The public key of a peer whose word counts: one in the view."""
-        if peer == self.me:
-            return self._identity.public_key
-        member = self.table.get(peer)
-        return member.record.public_key if member is not None and member.live else None
 
     # --- words of a peer about itself
 
@@ -118,15 +113,6 @@ class Members:
             self._renew_view()
         self.events.append(Event("left", departure.peer))
 
-    def departs(self, departure: Departure) -> bool:
-        """Whether a departure, if its signature holds, changes anything."""
-        member = self.table.get(departure.peer)
-        return (
-            member is not None
-            and member.state in ("alive", "suspect", "dead")
-            and (departure.sequence >= member.record.sequence)
-        )
-
     def ban(self, member: Member, other: PeerRecord, now: float) -> None:
         """A peer has signed two records with one sequence: it is out for good, and others get the proof."""
         peer = member.record.peer_id
@@ -135,13 +121,8 @@ class Members:
         self._end_suspicion(member, now, refuted=False)
         self.wires.add(other.wire)
         was_live, member.state, member.since = member.live, "banned", now
-        proof = rumor.prove(member.record, other)
-        if proof is not None:
-            member.note = proof
-            self._broadcast.add(("record", peer, peer), proof)
-        else:  # too long for one item: others find out from the two records
-            self._broadcast.add(("record", peer, peer), rumor.announce(member.record))
-            self._broadcast.add(("other", peer, peer), rumor.announce(other))
+        member.note = rumor.prove(member.record, other)
+        self._broadcast.add(("record", peer, peer), member.note)
         if was_live:
             self._renew_view()
         self.events.append(Event("equivocation", peer, f"two records with sequence {other.sequence}"))
@@ -162,29 +143,31 @@ class Members:
         if self.own.publish(now):
             self._spread(self.own.record)
 
-    def answer(self, now: float, *, above: int = 0) -> None:
+    def _answer(self, now: float, *, above: int = 0) -> None:
         """Refute what is said about us, as soon as the rate allows."""
         self.own.answer(now, above)
         self.publish(now)
 
-    def update(self, addresses: tuple[str, ...], now: float) -> None:
-        """Publish a record with these addresses, now."""
-        self.own.renew(now, addresses)
+    def update(self, now: float, addresses: tuple[str, ...] | None = None) -> None:
+        """Publish a new record of ours now, with other addresses if they are given."""
+        self.own.renew(now, self.own.record.addresses if addresses is None else addresses)
         self._spread(self.own.record)
 
     def _accept_own(self, record: PeerRecord, now: float) -> None:
         verdict = self.own.judge(record)
         if verdict == "earlier":
-            self.answer(now, above=record.sequence)
+            self._answer(now, above=record.sequence)
         elif verdict == "rival":
             where = ", ".join(record.addresses) or "an unknown address"
             self.events.append(Event("duplicate", self.me, f"our key is in use at {where}"))
 
     # --- words about others
 
-    def counts(self, accusation: Accusation, now: float) -> bool:
-        """Whether an accusation, if its signature holds, changes anything."""
+    def counts(self, accusation: Accusation, source: PeerId, now: float) -> bool:
+        """Whether an accusation that came from `source`, if its signature holds, changes anything."""
         if accusation.target == self.me:
+            if accusation.sequence < self.own.record.sequence:
+                self.behind[source] = None
             return accusation.sequence == self.own.record.sequence and not self.own.due
         member = self.table.get(accusation.target)
         if member is None or not member.live or accusation.sequence != member.record.sequence:
@@ -203,7 +186,7 @@ class Members:
         """Take in a checked accusation that counts."""
         if accusation.target == self.me:
             self._awareness.add(1)
-            self.answer(now)
+            self._answer(now)
             return
         member = self.table[accusation.target]
         suspicion = self._suspect(member, now)
@@ -215,7 +198,7 @@ class Members:
     def _suspect(self, member: Member, now: float) -> Suspicion:
         if member.suspicion is None:
             member.suspicion = Suspicion.begin(self._preset, len(self.view()), now)
-            member.state, member.since, member.asked = "suspect", now, False
+            member.state, member.since = "suspect", now
             self.events.append(Event("suspect", member.record.peer_id))
         return member.suspicion
 
@@ -224,7 +207,7 @@ class Members:
         member = self.table.get(peer)
         if member is None or not member.live:
             return
-        self._suspect(member, now).own = True
+        self._suspect(member, now).failed_at = now
         accusation = Accusation(False, self.me, peer, member.record.sequence)
         item = rumor.sign(accusation, self._identity, self.own.record.run_id)
         member.note = item
@@ -235,32 +218,40 @@ class Members:
         """The peer has answered us: no evidence of our own, and if only that was missing, no suspicion."""
         member = self.table.get(peer)
         if member is not None and member.suspicion is not None:
-            member.suspicion.own = False
-            if member.asked:
+            member.suspicion.failed_at = -math.inf
+            if member.suspicion.asked:
                 self._end_suspicion(member, now, refuted=False)
                 member.state, member.since, member.note = "alive", now, b""
                 self.events.append(Event("refuted", peer, "answered"))
 
     def expire(self, now: float) -> list[PeerId]:
-        """End suspicions whose time is up. Returns peers that must be probed now, for want of evidence."""
+        """End suspicions whose time is up. Returns peers that must be probed now, for want of evidence.
+
+        Every suspect is probed once more before the shortest time is up, by everybody: a refutation that was lost on the
+        way to us is caught up with, and so is a lack of accusers.
+        """
         doubtful = []
         for peer, member in self.table.items():
             suspicion = member.suspicion
-            if suspicion is None or suspicion.deadline > now:
+            if suspicion is None:
                 continue
-            if suspicion.own or suspicion.confirmed:
-                self._bury(member, now)
-            elif not member.asked:
-                member.asked = True
+            if suspicion.deadline <= now:
+                if suspicion.evident(now) or suspicion.confirmed:
+                    self._bury(member, now)
+                elif not suspicion.asked:
+                    suspicion.asked = True
+                    doubtful.append(peer)
+            elif not suspicion.checked and suspicion.check_at <= now:
+                suspicion.checked = True
                 doubtful.append(peer)
         return doubtful
 
     def _bury(self, member: Member, now: float) -> None:
         peer, suspicion = member.record.peer_id, member.suspicion
         assert suspicion is not None
-        detail = "own probe failed" if suspicion.own else ""
-        detail += f"; accused by {', '.join(short(accuser) for accuser in suspicion.accusers)}"
-        if suspicion.own:
+        detail = f"accused by {', '.join(short(accuser) for accuser in suspicion.accusers) or 'nobody else'}"
+        if suspicion.evident(now):
+            detail = f"own probe failed; {detail}"
             verdict = Accusation(True, self.me, peer, member.record.sequence)
             member.note = rumor.sign(verdict, self._identity, self.own.record.run_id)
             self._broadcast.add(("accusation", self.me, peer), member.note)
@@ -268,7 +259,7 @@ class Members:
         member.state, member.since = "dead", now
         self._broadcast.forget(("record", peer, peer))
         self._renew_view()
-        self.events.append(Event("dead", peer, detail.lstrip("; ")))
+        self.events.append(Event("dead", peer, detail))
 
     def _end_suspicion(self, member: Member, now: float, *, refuted: bool) -> None:
         if member.suspicion is not None:
@@ -278,7 +269,7 @@ class Members:
     # --- time
 
     def deadline(self) -> float:
-        times = [member.suspicion.deadline for member in self.table.values() if member.suspicion and not member.asked]
+        times = [member.suspicion.next_step for member in self.table.values() if member.suspicion is not None]
         return min([self.own.publish_at, *times])
 
     def shift(self, lag: float) -> None:

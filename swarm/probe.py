@@ -79,8 +79,9 @@ class Prober:
         """Probe `target`, unless that is being done."""
         if any(probe.target == target for probe in self._probes.values()):
             return []
-        self._probes[self._next()] = _Probe(target, now, now + self._timeout(target), now + self.period())
-        return [(target, self._ping())]
+        sequence = self._next()
+        self._probes[sequence] = _Probe(target, now, now + self._timeout(target), now + self.period())
+        return [(target, Ping(sequence, self.progress, self._items(target)))]
 
     def ask(self, asker: PeerId, request: PingRequest, now: float) -> Letters:
         """Probe for somebody else. More than our share is answered with Nack at once."""
@@ -89,8 +90,9 @@ class Prober:
             return [(asker, Nack(request.sequence))]
         nack_at = now + self._preset.nack_share * self._timeout(request.target)
         end = now + 2 * self._preset.probe_period
-        self._relays[self._next()] = _Relay(asker, request.sequence, request.target, nack_at, end)
-        return [(request.target, self._ping())]
+        sequence = self._next()
+        self._relays[sequence] = _Relay(asker, request.sequence, request.target, nack_at, end)
+        return [(request.target, Ping(sequence, self.progress, self._items(request.target)))]
 
     def acknowledge(self, sender: PeerId, ack: Ack, now: float) -> tuple[PeerId | None, Letters]:
         """The peer that has proved to be alive, if any, and what to tell the one we asked for."""
@@ -155,11 +157,6 @@ class Prober:
         self._sequence = (self._sequence + 1) % 2**32
         return self._sequence
 
-    def _ping(self) -> Ping:
-        probe = self._probes.get(self._sequence)
-        target = probe.target if probe is not None else self._relays[self._sequence].target
-        return Ping(self._sequence, self.progress, self._items(target))
-
     def _timeout(self, peer: PeerId) -> float:
         trip = self._round_trips.get(peer)
         most = self._preset.ping_max
@@ -170,3 +167,27 @@ class Prober:
             self._round_trips[peer].add(seconds)
         else:
             self._round_trips[peer] = _RoundTrip(seconds, seconds / 2)
+
+
+class Rotation:
+    """Whom to probe next: everybody in turn, in an order that is new each time round, so that no crash waits longer."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._order: list[PeerId] = []
+        self._turn = 0
+
+    def insert(self, peer: PeerId) -> None:
+        """A newcomer takes a random place among those still to come."""
+        self._order.insert(self._rng.randint(self._turn, len(self._order)), peer)
+
+    def next(self, live: list[PeerId]) -> PeerId | None:
+        """The next of `live`; None when there is nobody."""
+        for _ in range(2):
+            while self._turn < len(self._order):
+                self._turn += 1
+                if self._order[self._turn - 1] in live:
+                    return self._order[self._turn - 1]
+            self._order, self._turn = list(live), 0
+            self._rng.shuffle(self._order)
+        return None

@@ -20,7 +20,7 @@ from .intake import Intake
 from .member import Event, Member, State
 from .members import Members
 from .preset import Preset
-from .probe import Letters, Prober
+from .probe import Letters, Prober, Rotation
 from .protocol import Ack, Gossip, Message, Nack, PeerId, Ping, PingRequest, PushPull
 from .record import PeerRecord
 from .rumor import Departure
@@ -59,8 +59,7 @@ class Roster:
         self._members = Members(identity, record, preset, self._news, self.awareness, wall)
         self._intake = Intake(self._members, run_id, wall, now)
         self._prober = Prober(preset, rng, self.awareness, self._helpers, self._items)
-        self._order: list[PeerId] = []
-        self._turn = 0
+        self._rotation = Rotation(rng)
         self._gone = False
         self._answered: dict[PeerId, float] = {}
         self._probe_at = now + rng.random() * preset.probe_period
@@ -117,13 +116,13 @@ class Roster:
         """Take in a checked record from a Welcome or Hello."""
         alone = len(self.view) == 1
         if self._members.accept(record, now):
-            self._joined([record.peer_id])
+            self._rotation.insert(record.peer_id)
         if alone and len(self.view) > 1:
             self._push_pull_at = now
 
     def update(self, addresses: tuple[str, ...], now: float) -> None:
         """Publish a new record of ours with these addresses."""
-        self._members.update(addresses, now)
+        self._members.update(now, addresses)
 
     def lost(self, peer: PeerId, now: float) -> Letters:
         """A link broke: look at once whether the peer is alive. Never a death by itself."""
@@ -144,19 +143,19 @@ class Roster:
         member = self._members.table.get(sender)
         match message:
             case Ping():
-                self._joined(self._intake.take(sender, message.items, now))
+                self._ingest(sender, message.items, now)
                 if member is not None:
                     member.progress = message.progress
                 return [(sender, Ack(message.sequence, self.progress, self._items(sender)))]
             case PingRequest():
-                self._joined(self._intake.take(sender, message.items, now))
+                self._ingest(sender, message.items, now)
                 if message.target == self._members.me:
                     return [(sender, Ack(message.sequence, self.progress, self._items(sender)))]
                 if message.target not in self._members.table:
                     return [(sender, Nack(message.sequence))]
                 return self._prober.ask(sender, message, now)
             case Ack():
-                self._joined(self._intake.take(sender, message.items, now))
+                self._ingest(sender, message.items, now)
                 reached, letters = self._prober.acknowledge(sender, message, now)
                 if reached is not None:
                     self._members.reached(reached, now)
@@ -166,9 +165,9 @@ class Roster:
             case Nack():
                 self._prober.refuse(sender, message)
             case Gossip():
-                self._joined(self._intake.take(sender, message.items, now))
+                self._ingest(sender, message.items, now)
             case PushPull():
-                self._joined(self._intake.take(sender, message.items, now))
+                self._ingest(sender, message.items, now)
                 last = self._answered.get(sender, -math.inf)
                 if not message.reply and now - last >= self._preset.probe_period:
                     self._answered[sender] = now
@@ -195,7 +194,7 @@ class Roster:
             self._prober.shift(lag)
             self._members.shift(lag)
         if now >= self._refresh_at:
-            self._members.answer(now)
+            self._members.update(now)
             self._refresh_at = now + self.record.ttl / 2
         self._members.publish(now)
         letters, failed = self._prober.tick(now)
@@ -204,7 +203,7 @@ class Roster:
         for peer in self._members.expire(now):
             letters += self._prober.start(peer, now)
         if now >= self._probe_at:
-            target = self._next_target()
+            target = self._rotation.next(self._members.live())
             if target is not None:
                 letters += self._prober.start(target, now)
             self._probe_at = now + self._prober.period()
@@ -217,22 +216,6 @@ class Roster:
         return letters
 
     # --- timers
-
-    def _next_target(self) -> PeerId | None:
-        """Everybody in turn, in an order that is new each time round: no crash waits longer than one round."""
-        for _ in range(2):
-            while self._turn < len(self._order):
-                self._turn += 1
-                if self.alive(self._order[self._turn - 1]):
-                    return self._order[self._turn - 1]
-            self._order, self._turn = self._members.live(), 0
-            self._rng.shuffle(self._order)
-        return None
-
-    def _joined(self, peers: list[PeerId]) -> None:
-        """Newcomers take a random place among those still to be probed in this turn."""
-        for peer in peers:
-            self._order.insert(self._rng.randint(self._turn, len(self._order)), peer)
 
     def _sample(self, pool: list[PeerId], count: int) -> list[PeerId]:
         return self._rng.sample(pool, min(count, len(pool)))
@@ -268,16 +251,26 @@ class Roster:
 
     # --- items
 
+    def _ingest(self, sender: PeerId, items: tuple[bytes, ...], now: float) -> None:
+        for peer in self._intake.take(sender, items, now):
+            self._rotation.insert(peer)
+
     def _helpers(self, target: PeerId) -> list[PeerId]:
         return [peer for peer in self._members.live() if peer != target]
 
     def _items(self, to: PeerId) -> tuple[bytes, ...]:
         """What to piggyback on a message. One who is doubted is told so first, so that it can answer."""
-        first = []
+        first: list[bytes] = []
         member = self._members.table.get(to)
         if member is not None and member.note and member.state != "banned":
-            first = [member.note] if member.live else [member.note, rumor.announce(member.record)]
-        rest = self._preset.piggyback - sum(map(len, first))
+            first += [member.note] if member.live else [member.note, rumor.announce(member.record)]
+        if to in self._members.behind:
+            del self._members.behind[to]
+            first.insert(0, rumor.announce(self.record))
+        rest = self._preset.piggyback
+        while sum(map(len, first)) > rest:
+            first.pop()
+        rest -= sum(map(len, first))
         times = self._preset.retransmissions(len(self.view))
         return (*first, *self._news.take(rest, MAX_ITEMS - len(first), times))
 

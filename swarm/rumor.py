@@ -71,11 +71,10 @@ def signed(item: bytes, public_key: bytes, run_id: bytes) -> bool:
     return verify(public_key, _domain(item[0]), item[-SIGNATURE_BYTES:], run_id, item[1:-SIGNATURE_BYTES])
 
 
-def prove(one: PeerRecord, other: PeerRecord) -> bytes | None:
-    """The proof that two different records have one sequence; None when it would not fit in an item."""
+def prove(one: PeerRecord, other: PeerRecord) -> bytes:
+    """The proof that two different records have one sequence. It fits: a record with 8 addresses has 719 bytes."""
     first, second = sorted((one.wire, other.wire))
-    item = bytes([PROOF]) + len(first).to_bytes(2, "big") + first + second
-    return item if len(item) <= MAX_BYTES else None
+    return bytes([PROOF]) + len(first).to_bytes(2, "big") + first + second
 
 
 def read_proof(item: bytes, run_id: bytes, now: int) -> tuple[PeerRecord, PeerRecord] | None:

@@ -13,15 +13,19 @@ from .protocol import PeerId
 class Suspicion:
     """One suspected peer. Lifeguard's local health aware suspicion: each accuser shortens it, logarithmically.
 
-    `shortest`, `longest`: seconds; `needed`: accusers for the shortest (0: as if they were there). `own`: our own probe
-    failed. `accusers` keeps the order of arrival.
+    `shortest`, `longest`: seconds; `needed`: accusers for the shortest (0: as if they were there). `lead`: we look for
+    ourselves this long before the shortest time is up, and note that in `checked`. `failed_at`: when a probe of ours last
+    failed. `asked`: time is up, and a last probe is to decide. `accusers` keeps the order of arrival.
     """
 
     start: float
     shortest: float
     longest: float
     needed: int
-    own: bool = False
+    lead: float
+    failed_at: float = -math.inf
+    checked: bool = False
+    asked: bool = False
     accusers: dict[PeerId, None] = field(default_factory=dict)
 
     @classmethod
@@ -29,7 +33,7 @@ class Suspicion:
         """In a swarm of n that has too few others to confirm anything, the shortest time applies at once."""
         shortest = preset.suspicion_min(n)
         needed = preset.confirmations if n - 2 >= preset.confirmations else 0
-        return cls(now, shortest, preset.suspicion_stretch * shortest, needed)
+        return cls(now, shortest, preset.suspicion_stretch * shortest, needed, preset.probe_period)
 
     @property
     def deadline(self) -> float:
@@ -39,9 +43,24 @@ class Suspicion:
         return self.start + max(self.shortest, self.longest - (self.longest - self.shortest) * share)
 
     @property
+    def check_at(self) -> float:
+        return self.start + self.shortest - self.lead
+
+    @property
+    def next_step(self) -> float:
+        """When there is something to do about it, as things stand."""
+        if self.asked:
+            return math.inf
+        return self.deadline if self.checked else min(self.deadline, self.check_at)
+
+    @property
     def confirmed(self) -> bool:
         """Enough accusers to believe it without evidence of our own. Never so in a tiny swarm: one liar would do."""
         return self.needed > 0 and len(self.accusers) >= self.needed
+
+    def evident(self, now: float) -> bool:
+        """A probe of ours has failed, and lately: the suspect may have answered since, and its answer been lost to us."""
+        return self.failed_at > now - self.shortest / 2
 
 
 class Awareness:
