@@ -14,9 +14,9 @@ quorum (see `quorum`).
     Promise    everyone -> candidate   this, and nothing older from now on
     Blame      participant -> leader   I cannot get on because of that peer
 
-An acceptor must not forget: `remember` is called with (ballot, voted) before a promise or a vote leaves, and what was kept is
-given back as `promised` after a restart. A peer that voted before it restarted no longer holds the results it vouched for: it
-passes `witness=False` and neither votes, promises nor leads in that round.
+An acceptor must not forget, and others must not wait for one that did: a peer that restarted may have voted before, so it
+passes `witness=False`, says so in its Ready, and neither votes, promises nor leads in that round; everyone counts it as gone.
+Quorums intersect because whoever is counted as gone in a round never votes in it again.
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ FAULTS = ("chunk missing", "not announced", "hash", "length", "not finite", "enc
 """Reasons of a Blame that put the blamed peer's contribution out of the round; any other reason only tests who is alive."""
 
 GONE = "gone"
-
-NOTHING = Ballot(0, bytes(32))
-"""Below every ballot that is ever opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +92,6 @@ class Agreement:
         live: Collection[PeerId],
         gone: Collection[PeerId] = (),
         witness: bool = True,
-        promised: Ballot = NOTHING,
-        remember: Callable[[Ballot, bool], None] = lambda ballot, voted: None,
     ) -> None:
         self.me, self.terms = me, terms
         self.opened: Open | None = None
@@ -105,10 +100,11 @@ class Agreement:
         """The swarm is ahead, or most ready members have another state digest than ours: fetch the state, then come again."""
         self.ready: dict[PeerId, Ready] = {}
         self.rejected: dict[PeerId, str] = {}
-        self._sign, self._verify, self._witness = sign, verify, witness
+        self.witness = witness
+        self._sign, self._verify = sign, verify
         self._live = set(live) | {me}
         self._gone = set(gone)
-        self._promised, self._remember = promised, remember
+        self._promised = Ballot(0, bytes(32))
         self._voted: tuple[Open, Digest] | None = None
         self._leading: Ballot | None = None
         self._promises: dict[PeerId, Promise] | None = None
@@ -133,12 +129,11 @@ class Agreement:
     def complete(self, digest: Digest, now: float) -> None:
         """We hold every result of the open ballot; `digest` is blake3 over their hashes."""
         opened = self.opened
-        if opened is None or self.commit is not None or not self._witness or opened.ballot < self._promised:
+        if opened is None or self.commit is not None or not self.witness or opened.ballot < self._promised:
             return
         if self._voted is not None and self._voted[0].ballot == opened.ballot:
             return
         self._moved = now
-        self._remember(opened.ballot, True)
         self._voted = (opened, digest)
         vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, digest)
         if opened.ballot.leader == self.me:
@@ -165,7 +160,7 @@ class Agreement:
                 self._out.append((peer, mine))
 
     def lost(self, peer: PeerId, now: float, *, gone: bool) -> None:
-        """The link to `peer` broke; `gone` when its machine told us that the process is no more, or it said goodbye."""
+        """The link to `peer` broke; `gone` when its machine refuses connections now, or it said goodbye."""
         self._live.discard(peer)
         if gone:
             self._gone.add(peer)
@@ -200,7 +195,6 @@ class Agreement:
         elif isinstance(message, Promise):
             if self._promises is not None and message.ballot == self._leading:
                 self._promises[sender] = message
-                self._gone.discard(sender)
         elif isinstance(message, Vote):
             self._hear_vote(sender, message, signature, now)
         elif isinstance(message, Blame):
@@ -213,6 +207,8 @@ class Agreement:
             self.ready[sender] = message
             if known is not None:
                 self.rejected.pop(sender, None)
+            if not message.witness:
+                self._gone.add(sender)
         bases = Counter(ready.base for peer, ready in self.ready.items() if peer in self.terms.members)
         agree = bases.get(self.terms.base, 0)
         most = max(bases.values(), default=0)
@@ -229,10 +225,9 @@ class Agreement:
         self.opened, self._moved = message, now
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
-        if sender != message.ballot.leader or message.ballot <= self._promised or not self._witness:
+        if sender != message.ballot.leader or message.ballot <= self._promised or not self.witness:
             return
         self._promised, self._moved = message.ballot, now
-        self._remember(message.ballot, self._voted is not None)
         self._leading, self._promises = None, None
         mine = self.ready.get(self.me)
         if mine is not None:
@@ -276,7 +271,7 @@ class Agreement:
 
     def tick(self, now: float) -> None:
         """Let time pass: open when everyone is ready or grace is over, replace a leader that is gone or stuck."""
-        if self.commit is not None or not self._witness or self.diverged:
+        if self.commit is not None or not self.witness or self.diverged:
             return
         if self._promises is not None and self._leading is not None:
             self._try_open(now)
@@ -339,11 +334,10 @@ class Agreement:
         return Promise(self.terms.round, self.terms.fragment, ballot, voted, digest)
 
     def _prepare(self, now: float) -> None:
-        if not self._witness:
+        if not self.witness:
             return
         ballot = Ballot(max(self._promised.term, 1) + 1, self.me)
         self._promised = self._leading = ballot
-        self._remember(ballot, self._voted is not None)
         self._promises = {self.me: self._promise(ballot)}
         self._moved = now
         self._out.append((None, Prepare(self.terms.round, self.terms.fragment, ballot)))

@@ -101,7 +101,16 @@ class Butterfly:
             hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
         terms = self.agreement.terms
         ready = Ready(
-            self.round, self.fragment, self._attempt, terms.base, terms.plan, weight, hashes, float(loss), float(speed)
+            self.round,
+            self.fragment,
+            self._attempt,
+            terms.base,
+            terms.plan,
+            weight,
+            hashes,
+            self.agreement.witness,
+            float(loss),
+            float(speed),
         )
         self._phase(self.round, "announce")
         self.agreement.announce(ready, self._now())

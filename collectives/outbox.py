@@ -47,7 +47,10 @@ class Lane:
 
 
 class Outbox:
-    """All lanes of one peer's transport; `unreachable` is told when the transport cannot reach a peer. Memory is bounded by its users: queued payloads are views of what they hold anyway."""
+    """All lanes of one peer's transport; `unreachable` is told when the transport cannot reach a peer.
+
+    Memory is bounded by the users: queued payloads are views of what they hold anyway.
+    """
 
     def __init__(self, transport: Transport, unreachable: Callable[[PeerId], None] = lambda peer: None) -> None:
         self._transport, self._unreachable = transport, unreachable

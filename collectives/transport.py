@@ -15,7 +15,10 @@ from thinwire.swarm.protocol import Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord
 
 RESET = "reset"
-"""The reason of an Arrival when the other machine reset the link or refuses connections: the process is gone."""
+"""The reason of an Arrival when the link was reset: the process ended, or something between us broke the connection."""
+
+REFUSED = "refused"
+"""The reason of an Arrival when the peer's machine refuses connections at its address: the process is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,8 @@ class Arrival:
 
     @property
     def gone(self) -> bool:
-        """The peer's machine told us that its process is no more (a reset or a refusal), as against mere silence."""
-        return self.frame is None and self.reason == RESET
+        """The peer's machine told us that its process is no more, as against mere silence or a broken connection."""
+        return self.frame is None and self.reason == REFUSED
 
 
 Admit = Callable[[Hello, PeerRecord], Welcome | Refuse]
@@ -77,7 +80,7 @@ class Transport(Protocol):
     async def send(self, to: PeerId, frame: Frame) -> bool:
         """Hand a frame to the link to `to`; True when the link took it, False when the peer is unknown or unreachable.
 
-        When the peer's machine refuses the connection, `recv` yields an Arrival with the reason RESET as well.
+        When the peer's machine refuses the connection, `recv` yields an Arrival with the reason REFUSED as well.
 
         Waits while the link's buffer is full (back-pressure): memory in flight is bounded by the transport, not by
         its users. Control frames never wait behind bulk. The payload may be reused by the caller once this returns.

@@ -1,4 +1,4 @@
-"""Small files a peer needs after a restart: what it promised and voted, and whom it knew."""
+"""Small files that a peer needs after a restart: above all, whom it knew."""
 
 from __future__ import annotations
 
@@ -10,24 +10,8 @@ import msgspec
 from thinwire.collectives.transport import Contact
 
 from .disk import Disk
-from .session import Kept
 
 T = TypeVar("T")
-
-
-class VoteFile:
-    """The Memory of a session, on a disk: durable before `save` returns, old or new after a crash, never half."""
-
-    def __init__(self, path: Path, disk: Disk) -> None:
-        self._path, self._disk = path, disk
-
-    def load(self) -> Kept | None:
-        """What was saved last; None when there is nothing, or nothing that can be read."""
-        return _read(self._path, self._disk, Kept)
-
-    def save(self, kept: Kept) -> None:
-        """Replace the file. Raises OSError when the disk does not take it."""
-        replace_file(self._path, self._disk, msgspec.json.encode(kept))
 
 
 class _Anchor(msgspec.Struct, frozen=True):

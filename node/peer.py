@@ -31,7 +31,7 @@ from .checkpoint import CheckpointStore
 from .directories import RunDirectory
 from .disk import Disk
 from .fragments import Layout
-from .memory import AnchorFile, VoteFile, replace_file
+from .memory import AnchorFile, replace_file
 from .outer import Read, Replica
 from .rounds import Rounds, Work
 from .session import Emit, Session
@@ -45,6 +45,9 @@ PATIENCE = 2.0
 
 OWN_STATE = 5
 """Times that a newer state than our checkpoint's is asked for, before that one has to do."""
+
+PROBATION = 2
+"""Rounds without a vote after a restart: the one in progress, and one more, because it may have just been committed."""
 
 MAX_RECORDS = 10
 MAX_SEEDS = 4
@@ -98,6 +101,7 @@ class Peer:
         """Whether the session runs and strangers may be admitted."""
         self._running: asyncio.Task[None] | None = None
         self._anchors = AnchorFile(directory.path / "anchors.json", doors.disk)
+        self._lived = directory.manifest.name in doors.disk.names(directory.path)
         self._store = CheckpointStore(directory.checkpoints, doors.disk, identity)
 
     # --- the first stage: the run
@@ -228,7 +232,7 @@ class Peer:
             grid=grid(layout.total, codec),
             now=doors.now,
             emit=self._emit,
-            memory=VoteFile(self._directory.path / "vote.json", doors.disk),
+            probation=PROBATION if joins and self._lived else 0,
             patience=PATIENCE,
         )
         self.rounds = Rounds(self.session, self.manifest, read=read, write=write, work=work)

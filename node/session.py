@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import blake3
 import msgspec
 from thinwire.collectives.aggregate import RULES
-from thinwire.collectives.agreement import NOTHING, Agreement, Terms
+from thinwire.collectives.agreement import Agreement, Terms
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
@@ -30,7 +29,6 @@ from thinwire.swarm.protocol import (
     CHUNK_BYTES,
     Ack,
     Ask,
-    Ballot,
     Behind,
     Commit,
     Digest,
@@ -64,35 +62,6 @@ SNAPSHOT_SECONDS = 60.0
 """How long a copy of the state is kept for joiners after the last chunk was asked for."""
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """What an acceptor keeps: its highest ballot in `round`, and whether it has voted there."""
-
-    round: int
-    ballot: Ballot
-    voted: bool
-
-
-class Memory(Protocol):
-    """Where it is kept; `save` returns when it is durable."""
-
-    def load(self) -> Kept | None: ...
-
-    def save(self, kept: Kept) -> None: ...
-
-
-class Volatile:
-    """A memory that ends with the process: for averaging without a life of its own (tests, benchmarks)."""
-
-    def __init__(self) -> None:
-        self._kept: Kept | None = None
-
-    def load(self) -> Kept | None:
-        return self._kept
-
-    def save(self, kept: Kept) -> None:
-        self._kept = kept
-
-
 Emit = Callable[[str, Mapping[str, object]], None]
 """Writes one event: its name and its fields."""
 
@@ -110,7 +79,7 @@ class _Snapshot:
 class Session:
     """See the module. Start `run` as a task; `advance` after the replica has applied a commit.
 
-    `memory` keeps what an acceptor must not forget across restarts; by default only while the process lives.
+    `probation`: rounds without a vote, for a process that restarted and may have voted in the round in progress.
     `patience`: seconds without progress before somebody acts; adapts to what rounds take.
     """
 
@@ -127,7 +96,7 @@ class Session:
         grid: Grid,
         now: Callable[[], float],
         emit: Emit,
-        memory: Memory | None = None,
+        probation: int = 0,
         patience: float = 2.0,
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
@@ -143,7 +112,7 @@ class Session:
         """Latest (loss, tokens/s, round) that each peer announced."""
         self.on_commit: Callable[[], None] = lambda: None
         """Called when a round commits, before it is applied: training on the old state may stop."""
-        self._now, self._emit, self._memory = now, emit, memory or Volatile()
+        self._now, self._emit, self._probation = now, emit, probation
         self._shown = roster.record
         self._outbox = Outbox(transport, lambda peer: self._lose(peer, gone=False))
         self._gone: dict[PeerId, int] = {}
@@ -201,7 +170,9 @@ class Session:
 
     def again(self) -> None:
         """Begin the round in progress anew: it had been given up for a swarm that is ahead, and there is none."""
-        if self.current.agreement.commit is None:
+        old = self.current.agreement
+        if old.commit is None:
+            self._probation = max(self._probation, int(old.opened is not None))
             self.current = self._next_round()
 
     def report(self, name: str, detail: str) -> None:
@@ -219,6 +190,7 @@ class Session:
         if self.replica.round == done.round:
             lost = done.lost_after_open
             self._past = done
+            self._probation = max(0, self._probation - 1)
         else:
             lost, self._past = set[PeerId](), None
         self._gone = {peer: number for peer, number in self._gone.items() if peer in lost and number == done.round}
@@ -239,16 +211,6 @@ class Session:
 
     def _next_round(self) -> Butterfly:
         number, exchange = self.replica.round + 1, self.manifest.exchange
-        kept = self._memory.load()
-        promised, voted = (kept.ballot, kept.voted) if kept is not None and kept.round == number else (NOTHING, False)
-
-        def remember(ballot: Ballot, voted: bool) -> None:
-            try:
-                self._memory.save(Kept(number, ballot, voted))
-            except OSError as error:
-                # A full disk stops no training; only a restart in this very round could now forget a vote.
-                self.report("alarm", f"cannot keep a vote: {error.strerror}")
-
         seed = blake3.blake3(self.run_id + number.to_bytes(8, "big")).digest()
         terms = Terms(
             number,
@@ -269,9 +231,7 @@ class Session:
             verify=self._verify,
             live=self.live,
             gone=self._gone,
-            witness=not voted,
-            promised=promised,
-            remember=remember,
+            witness=self._probation == 0,
         )
         return Butterfly(
             agreement,

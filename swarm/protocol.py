@@ -183,6 +183,7 @@ class Ready(Message, frozen=True):
     `attempt` counts its announcements for this round; `base` is its state digest after the round before; `plan` is the
     digest of layout, codec, chunk grid and aggregation; `hashes` is the concatenated blake3 of each encoded chunk.
     `loss` and `speed` (tokens per second) are for display only. `weight` 0 means: takes part, contributes nothing.
+    `witness` False means: this process restarted and will not vote in this round, count it as gone.
     """
 
     limit: ClassVar[int] = 34_000
@@ -194,6 +195,7 @@ class Ready(Message, frozen=True):
     plan: Digest
     weight: U53
     hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
+    witness: bool
     loss: float
     speed: float
 

@@ -30,19 +30,6 @@ STEP = 1.0
 """Virtual seconds that one round's inner steps take."""
 
 
-class Memory:
-    """A disk that outlives its peer's process."""
-
-    def __init__(self):
-        self.kept = None
-
-    def load(self):
-        return self.kept
-
-    def save(self, kept):
-        self.kept = kept
-
-
 class Node:
     """One peer of a simulated swarm: `train` is its whole life."""
 
@@ -84,7 +71,7 @@ class Node:
             grid=grid(swarm.size, codec),
             now=loop.time,
             emit=self._emit,
-            memory=swarm.memories.setdefault(index, Memory()),
+            probation=2 if life else 0,
             patience=swarm.patience,
         )
         self.rounds = Rounds(self.session, swarm.manifest, read=self._read, write=self._write, work=inline)
@@ -186,7 +173,6 @@ class Swarm:
         self.manifest = manifests.parse(toml)
         self.scripts: dict[tuple[int, int, str], Callable[[Node], None]] = {}
         self.nodes: dict[int, Node] = {}
-        self.memories: dict[int, Memory] = {}
         for index in range(founders):
             self.nodes[index] = Node(self, index)
 
