@@ -41,4 +41,4 @@ class Pool:
         buffer = self.take(size)
         lease = buffer[:size]
         weakref.finalize(lease, self.give, buffer).atexit = False
-        return memoryview(lease)
+        return lease.data

@@ -1,0 +1,377 @@
+"""A link: all that joins us to one peer. One control connection, a few bulk streams, one life: it is lost as a whole.
+
+The side that was dialled offers a port for that peer alone, for a few seconds; the first connection that proves the
+peer's transport key is the link, the others are closed, and so is the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import TypeAlias
+
+from thinwire.swarm import frame as frames
+from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType
+from thinwire.swarm.protocol import CHUNK_BYTES, TYPES, Hello, PeerId, Refuse, Welcome
+from thinwire.swarm.record import PeerRecord
+
+from .control import Bounds, Control, Station
+from .ports import HalfOpen, listen
+from .streams import Stream, session_of
+from .transport import Arrival
+
+BOUNDS = Bounds(messages=64, size=CHUNK_BYTES + 4096, window=4 << 20)
+MAX_STREAMS = 16
+READY = b""
+"""First message each way: the handshake is over."""
+BYE = b"\0"
+"""First byte of the last message, a reason follows: whoever closes in order says so, a dead process does not."""
+GRACE = 0.25
+"""Seconds by which the news of a broken stream may overtake the goodbye that explains it."""
+
+_CONTROL = [
+    kind for kind in TYPES.values() if kind not in (Hello, Welcome, Refuse) and not (kind.payload and not kind.signed)
+]
+assert max(kind.limit for kind in _CONTROL) + 128 <= BOUNDS.size
+_domains = count(1)
+Up: TypeAlias = "Callable[[Link], None]"
+Lost: TypeAlias = "Callable[[Link, str], None]"
+
+
+class Link:
+    """Tells its owner: `up(link)` when it is ready, `lost(link, reason)` once, `gone(link)` when all is closed."""
+
+    def __init__(
+        self, station: Station, record: PeerRecord, secret: bytes, dialled: bool, *, up: Up, lost: Lost, gone: Up
+    ) -> None:
+        self.peer: PeerId = record.peer_id
+        self.transport_key = record.transport_key
+        self.dialled = dialled
+        self.session = session_of(secret)
+        self.secret = secret
+        self.reason = ""
+        """Why it is lost; "" while it lives."""
+        self.heard = self.since = asyncio.get_running_loop().time()
+        """Monotonic seconds of the last frame, and since when the link is ready."""
+        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._station, self._record = station, record
+        self._tell_up, self._tell_lost, self._tell_gone = up, lost, gone
+        self._loop = asyncio.get_running_loop()
+        self._control: Control | None = None
+        self._candidates: set[Control] = set()
+        self._domain = b"link %d" % next(_domains)
+        self._server: asyncio.Server | None = None
+        self._streams: dict[int, Stream] = {}
+        self._idle: deque[Stream] = deque()
+        self._waiters: deque[asyncio.Future[Stream | None]] = deque()
+        self._bulkless = False
+        self._bye = ""
+        self._task: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(station.limits.handshake, self.close, "not taken in time")
+
+    # --- how it begins
+
+    @classmethod
+    async def offer(
+        cls, station: Station, record: PeerRecord, host: str, ports: range, *, up: Up, lost: Lost, gone: Up
+    ) -> tuple[Link, int]:
+        """A link that waits to be taken by the peer of `record`; the port where. Raises PortTaken."""
+        link = cls(station, record, secrets.token_bytes(32), False, up=up, lost=lost, gone=gone)
+        crowd = HalfOpen(8)
+        key = record.transport_key
+
+        def candidate() -> asyncio.Protocol:
+            control = Control(station, BOUNDS, link._hear, link._ended, domain=link._domain, crowd=crowd)
+            link._candidates.add(control)
+            return control.passage.outer
+
+        try:
+            link._server, port = await listen(candidate, host, ports)
+        except BaseException:
+            link.close("no port")
+            raise
+        if link.reason:
+            link._server.close()
+        else:
+            station.gatekeeper.allow(link._domain, lambda candidate: candidate == key)
+        return link, port
+
+    @classmethod
+    async def take(
+        cls,
+        station: Station,
+        record: PeerRecord,
+        welcome: Welcome,
+        host: str,
+        streams: int,
+        *,
+        up: Up,
+        lost: Lost,
+        gone: Up,
+    ) -> Link:
+        """Take the link that a gate at `host` offers; await `ready` to know whether it works."""
+        link = cls(station, record, welcome.secret, True, up=up, lost=lost, gone=gone)
+        control = Control(station, BOUNDS, link._hear, link._ended, server_key=record.transport_key)
+        link._candidates.add(control)
+        control.post([READY])
+        try:
+            port, bulk = port_of(welcome.endpoint), port_of(welcome.bulk)
+            async with asyncio.timeout(station.limits.handshake):
+                await link._loop.create_connection(lambda: control.passage.outer, host, port)
+                if await asyncio.shield(link.ready):
+                    link._task = link._loop.create_task(link._open_streams(host, bulk, streams))
+        except (OSError, ValueError) as error:
+            link.close(f"cannot connect: {error}")
+        except asyncio.CancelledError:
+            link.close("given up")
+            raise
+        return link
+
+    async def _open_streams(self, host: str, port: int, streams: int) -> None:
+        async def one(number: int) -> None:
+            try:
+                async with asyncio.timeout(self._station.limits.handshake):
+                    _, stream = await self._loop.create_connection(
+                        lambda: Stream(self._station.pool, self._station.limits), host, port
+                    )
+            except OSError:
+                return
+            if self.reason:
+                stream.fail("the link is gone")
+            elif not stream.reason:
+                stream.open(self, self.secret, number)
+
+        await asyncio.gather(*(one(number) for number in range(min(streams, MAX_STREAMS))))
+
+    def _up(self, control: Control) -> None:
+        self._control = control
+        control.settle()
+        control.pause(self._station.inbox.control.full)
+        self._candidates.discard(control)
+        self._dismiss("another connection was taken")
+        self._timer.cancel()
+        # Bulk may be blocked on the way where control is not; then sends of it fail instead of waiting for ever.
+        self._timer = self._loop.call_later(self._station.limits.handshake, self._give_up_bulk)
+        if not self.dialled:
+            control.post([READY])
+        self.heard = self.since = self._loop.time()
+        self._tell_up(self)
+        if not self.ready.done():
+            self.ready.set_result(True)
+
+    def _dismiss(self, reason: str) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._station.gatekeeper.forbid(self._domain)
+        for control in list(self._candidates):
+            control.close(reason)
+
+    # --- how it ends
+
+    def close(self, reason: str, *, told: str = "") -> None:
+        """End the link for `reason`; the peer is told `told`, or the same."""
+        if self.reason:
+            return
+        self.reason = reason
+        self._timer.cancel()
+        self._dismiss(reason)
+        if self._task is not None:
+            self._task.cancel()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        if not self.ready.done():
+            self.ready.set_result(False)
+        if self._control is not None and not self._control.passage.reason:
+            self._control.leave(BYE + (told or reason).encode()[:64])
+        else:
+            self._end_streams()
+        self._tell_lost(self, reason)
+        self._check_gone()
+
+    @property
+    def took(self) -> bool:
+        """Whether it was ever ready."""
+        return self._control is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it is open any more."""
+        control = self._control
+        return bool(self.reason) and not self._candidates and (control is None or bool(control.passage.reason))
+
+    def _ended(self, control: Control, reason: str) -> None:
+        self._candidates.discard(control)
+        if control is self._control:
+            self.close(self._bye or reason)
+            self._end_streams()
+        elif self.dialled:
+            self.close(reason)
+        self._check_gone()
+
+    def _check_gone(self) -> None:
+        if self.over:
+            self._tell_gone(self)
+
+    def _end_streams(self) -> None:
+        for stream in self._streams.values():
+            stream.fail("the link is closed")
+
+    # --- control
+
+    async def send(self, frame: Frame) -> bool:
+        """Hand a frame to the link; False when it is lost."""
+        kind = type(frame.message)
+        if kind.payload and not kind.signed:
+            return await self._send_bulk(frame)
+        control = self._control
+        if self.reason or control is None:
+            return False
+        head = frames.encode(frame, self._station.identity, self._station.run_id)
+        parts = [head, bytes(memoryview(frame.payload))] if len(frame.payload) else [head]
+        if not control.post(parts):
+            await control.flushed()
+        return not self.reason
+
+    def _hear(self, control: Control, key: bytes, parts: list[memoryview]) -> None:
+        if key != self._record.transport_key or self.reason:
+            control.close("not the peer this port is for")
+            return
+        if self._control is None:
+            self._up(control)
+        if control is not self._control or self.reason or len(parts[0]) == 0:
+            return
+        if parts[0][:1] == BYE:
+            text = bytes(parts[0][1:65]).decode("utf-8", "replace")
+            self._bye = f"closed by the peer: {text}" if text.isprintable() else "closed by the peer"
+            return
+        try:
+            frame = self._parse(parts)
+        except UnknownType as error:
+            if not error.optional:
+                self.close(str(error))
+        except FrameError as error:
+            self.close(str(error))
+        else:
+            self._deliver(frame, sum(part.nbytes for part in parts), bulk=False)
+
+    def _parse(self, parts: list[memoryview]) -> Frame:
+        data, payload = parts[0], parts[1] if len(parts) > 1 else memoryview(b"")
+        header = frames.parse_header(data[:HEADER_BYTES])
+        if header.kind not in _CONTROL or len(parts) > 2:
+            raise FrameError(f"{header.kind.__name__} does not belong on a control channel")
+        return frames.decode(
+            header, data[HEADER_BYTES:], payload, public_key=self._record.public_key, run_id=self._station.run_id
+        )
+
+    def _deliver(self, frame: Frame, size: int, *, bulk: bool) -> None:
+        self.heard = self._loop.time()
+        self._station.inbox.put(Arrival(self.peer, frame), size, bulk=bulk)
+
+    # --- bulk
+
+    async def _send_bulk(self, frame: Frame) -> bool:
+        head = frames.encode(frame, None, self._station.run_id)
+        stream = await self._free_stream()
+        if stream is None:
+            return False
+        stream.write(head, frame.payload)
+        return not self.reason
+
+    async def _free_stream(self) -> Stream | None:
+        while not self.reason and not self._bulkless:
+            while self._idle:
+                stream = self._idle.popleft()
+                if stream.idle:
+                    return stream
+            waiter: asyncio.Future[Stream | None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            try:
+                stream_or_none = await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled() and (given := waiter.result()) is not None:
+                    self.flushed(given)
+                raise
+            if stream_or_none is not None and stream_or_none.idle:
+                return stream_or_none
+        return None
+
+    def _give_up_bulk(self) -> None:
+        if not self._streams:
+            self._bulkless = True
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def joined(self, stream: Stream, number: int) -> None:
+        """A stream has proved the secret."""
+        if self.reason or number in self._streams or number >= MAX_STREAMS:
+            raise ValueError("a stream that is not awaited")
+        self._streams[number] = stream
+        self._bulkless = False
+        stream.pause(self._station.inbox.bulk.full)
+
+    def flushed(self, stream: Stream) -> None:
+        """A stream takes the next frame."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(stream)
+                return
+        self._idle.append(stream)
+
+    def arrived(self, head: bytes, payload: memoryview) -> None:
+        """A record came in."""
+        try:
+            header = frames.parse_header(head[:HEADER_BYTES])
+            if not header.kind.payload or header.kind.signed:
+                raise FrameError(f"{header.kind.__name__} does not belong on a stream")
+            frame = frames.decode(header, head[HEADER_BYTES:], payload, public_key=None, run_id=self._station.run_id)
+        except UnknownType as error:
+            if error.optional:
+                return
+            raise
+        self._deliver(frame, payload.nbytes + len(head), bulk=True)
+
+    def broken(self, stream: Stream, reason: str) -> None:
+        """A stream ended. Its last frames may be lost, so the link is lost with it."""
+        if stream.by_peer and not self.reason:
+            self._loop.call_later(GRACE, self.close, reason)
+        else:
+            self.close(reason)
+
+    # --- for the transport
+
+    def pause_control(self, paused: bool) -> None:
+        """Stop or resume reading control."""
+        if self._control is not None:
+            self._control.pause(paused)
+
+    def pause_bulk(self, paused: bool) -> None:
+        """Stop or resume reading bulk."""
+        for stream in self._streams.values():
+            stream.pause(paused)
+
+    def traffic(self) -> tuple[int, int, int, int]:
+        """Bytes on the wire so far: control up, control down, bulk up, bulk down."""
+        passage = self._control.passage if self._control else None
+        streams = self._streams.values()
+        control = (passage.up, passage.down) if passage else (0, 0)
+        return (*control, sum(s.up for s in streams), sum(s.down for s in streams))
+
+    @property
+    def rtt(self) -> float | None:
+        """Round-trip time in seconds."""
+        return self._control.passage.rtt if self._control else None
+
+
+def port_of(endpoint: str) -> int:
+    """The port of ":port", which means: at the gate's own host. Raises ValueError."""
+    digits = endpoint[1:]
+    if endpoint[:1] != ":" or not digits.isascii() or not digits.isdigit() or not 0 < int(digits[:6]) < 65536:
+        raise ValueError(f"not an endpoint: {endpoint!r}")
+    return int(digits)

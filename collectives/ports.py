@@ -1,0 +1,101 @@
+"""Listening sockets: where they are bound, and what a flood of strangers can take from them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import socket
+from collections.abc import Callable
+from typing import ClassVar
+
+from thinwire.swarm.errors import HintedError
+
+
+class PortTaken(HintedError):
+    """The address to listen on cannot be had."""
+
+    exit_code: ClassVar[int] = 3
+
+
+async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: range) -> tuple[asyncio.Server, int]:
+    """Serve on a port of `ports` (range(0, 1): any), chosen at random so that a stranger cannot know it.
+
+    Returns the server and its port. Raises PortTaken.
+    """
+    loop = asyncio.get_running_loop()
+    reason = "no port to try"
+    # At most 64 tries: in a range that is nearly full, the next dial tries others.
+    for port in random.SystemRandom().sample(ports, min(len(ports), 64)):
+        try:
+            server = await loop.create_server(factory, host, port, backlog=512, family=_family(host))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                break
+            continue
+        return server, server.sockets[0].getsockname()[1]
+    text = str(ports.start) if len(ports) == 1 else f"{ports.start}-{ports.stop - 1}"
+    raise PortTaken(f"cannot listen on {host} port {text}: {reason}", "choose another port or stop what uses it")
+
+
+def _family(host: str) -> int:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def own_address(host: str) -> str:
+    """The address others can dial for a bound `host`: itself, or for a wildcard that of the default route."""
+    if host not in ("0.0.0.0", "::", ""):
+        return host
+    family, outside = (socket.AF_INET6, "2001:db8::1") if host == "::" else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            # Connecting a datagram socket sends nothing: it only asks the routing table.
+            probe.connect((outside, 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "::1" if host == "::" else "127.0.0.1"
+
+
+class HalfOpen:
+    """Connections that have proved nothing yet. Over `cap`, the oldest one of the busiest source gives way.
+
+    `rate`, when given, says whether a source address may open another connection now.
+    """
+
+    def __init__(self, cap: int, rate: Callable[[str], bool] = lambda source: True) -> None:
+        self._cap, self._rate = cap, rate
+        self._count = 0
+        self._sources: dict[str, dict[Callable[[], None], None]] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, source: str, close: Callable[[], None]) -> bool:
+        """A new connection from address `source`; `close` ends it and leads to `remove`. False: not let in."""
+        if not self._rate(source):
+            return False
+        victim = None
+        if self._count >= self._cap:
+            busiest = max(self._sources.values(), key=len)
+            victim = next(iter(busiest))
+        self._sources.setdefault(source, {})[close] = None
+        self._count += 1
+        if victim is not None:
+            victim()
+        return True
+
+    def remove(self, source: str, close: Callable[[], None]) -> None:
+        """The connection has proved itself or is closed."""
+        connections = self._sources.get(source, {})
+        if close in connections:
+            del connections[close]
+            self._count -= 1
+            if not connections:
+                del self._sources[source]
+
+    def clear(self) -> None:
+        """Close them all."""
+        for connections in list(self._sources.values()):
+            for close in list(connections):
+                close()
