@@ -17,12 +17,16 @@ quorum (see `quorum`).
 An acceptor must not forget, and others must not wait for one that did: a peer that restarted may have voted before, so it
 passes `witness=False`, says so in its Ready, and neither votes, promises nor leads in that round; everyone counts it as gone.
 Quorums intersect because whoever is counted as gone in a round never votes in it again.
+
+When every member is gone the swarm is orphaned: nobody left had a say in the last round. After `ORPHANED` patiences those that
+are here and hold its state go on, by a majority of themselves. Here alone a partition of the survivors could go two ways; the
+comparison of digests then brings the smaller part back.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from thinwire.collectives.quorum import enough
@@ -48,6 +52,9 @@ FAULTS = ("chunk missing", "not announced", "hash", "length", "not finite", "enc
 """Reasons of a Blame that put the blamed peer's contribution out of the round; any other reason only tests who is alive."""
 
 GONE = "gone"
+
+ORPHANED = 5
+"""Patiences that pass before a swarm without members goes on by those that are left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,7 @@ class Agreement:
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
         self._stuck: Counter[PeerId] = Counter()
         self._quorum_since: float | None = None
+        self._orphaned_since: float | None = None
         self._moved = 0.0
         self._out: list[tuple[PeerId | None, Message]] = []
 
@@ -241,7 +249,7 @@ class Agreement:
         self._votes[sender] = (message.digest, signature)
         self._moved = now
         same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}
-        if enough(same, self.terms.members, _gone(opened), fraction=self.terms.fraction):
+        if self._enough(same, _gone(opened), opened.alive):
             proofs = tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same))
             self.commit = Commit(opened, message.digest, proofs)
             self._out.append((None, self.commit))
@@ -250,6 +258,8 @@ class Agreement:
         opened = self.opened
         if opened is None or not self._leads_open() or message.ballot != opened.ballot or sender not in opened.alive:
             return
+        if message.reason in FAULTS and opened.adopted is not None:
+            return  # its contributors were voted for; there is nothing left to leave out
         if message.reason in FAULTS:
             self.rejected[message.peer] = message.reason
         else:
@@ -264,14 +274,14 @@ class Agreement:
         gone = _gone(opened)
         voters = {proof.peer for proof in message.votes if self._verify(proof.peer, vote, proof.signature)}
         fits = (opened.round, opened.fragment) == (self.terms.round, self.terms.fragment)
-        if fits and enough(voters, self.terms.members, gone, fraction=self.terms.fraction):
+        if fits and self._enough(voters, gone, opened.alive):
             self.commit = message
 
     # --- time
 
     def tick(self, now: float) -> None:
         """Let time pass: open when everyone is ready or grace is over, replace a leader that is gone or stuck."""
-        if self.commit is not None or not self.witness or self.diverged:
+        if self.commit is not None or self.diverged or not (self.witness or self._orphaned(now)):
             return
         if self._promises is not None and self._leading is not None:
             self._try_open(now)
@@ -308,21 +318,46 @@ class Agreement:
         leader = self.opened.ballot.leader if self.opened is not None else self._promised.leader
         if leader in self._live and leader != bytes(32):
             order = [leader, *(peer for peer in order if peer != leader)]
-        if self.me not in order:
+        turn = order.index(self.me) if self.me in order else len(order)
+        if self.me not in order and not self._orphaned(now):
             return None
-        turn = order.index(self.me)
         patience = self.terms.patience
         if self.opened is not None or self._promised.term > 1:
             stuck = self._moved + (2 + turn) * patience
             return stuck if leader in self._live else min(stuck, self._moved + turn * patience)
         ready = {peer for peer in self.ready if peer in self._live}
-        if not enough(ready, self.terms.members, self._gone, fraction=self.terms.fraction):
+        orphaned = self._orphaned(now)
+        if orphaned:
+            order = sorted(ready)
+            if self.me not in order:
+                return None
+            turn = order.index(self.me)
+        if not self._enough(ready, self._gone, tuple(self._live) if orphaned else ()):
             self._quorum_since = None
             return None
         if self._quorum_since is None:
             self._quorum_since = now
         wait = self.terms.grace if self.waiting_for() else 0.0
         return self._quorum_since + wait + turn * patience
+
+    def _orphaned(self, now: float) -> bool:
+        """Whether every member has been gone for so long that those who are left go on; they all vote then."""
+        if not self._gone.issuperset(self.terms.members):
+            self._orphaned_since = None
+            return False
+        if self._orphaned_since is None:
+            self._orphaned_since = now
+        if now < self._orphaned_since + ORPHANED * self.terms.patience:
+            return False
+        self.witness = True
+        return True
+
+    def _enough(self, agreeing: Collection[PeerId], gone: Collection[PeerId], present: Sequence[PeerId]) -> bool:
+        """Whether a quorum agrees: of the members, or of those `present` when all members are gone."""
+        members = self.terms.members
+        if present and set(members) <= set(gone):
+            members, gone = tuple(sorted(present)), ()
+        return enough(agreeing, members, gone, fraction=self.terms.fraction)
 
     # --- leading
 
@@ -352,7 +387,7 @@ class Agreement:
             late = now >= self._moved + self.terms.patience
             if awaited and not late:
                 return
-            if not enough(promises, self.terms.members, self._gone, fraction=self.terms.fraction):
+            if not self._enough(promises, self._gone, tuple(self._live) if self._orphaned(now) else ()):
                 if late:
                     self._prepare_later(now)
                 return
@@ -390,14 +425,14 @@ class Agreement:
                 fit.append(peer)
         if adopted is not None and adopted.voted is not None:
             old = adopted.voted
-            group, contributors = old.group, old.contributors
+            group, contributors = tuple(sorted({*old.group, *fit})), old.contributors
             sources = tuple(
                 sorted(
                     p for p, promise in promises.items() if promise.voted and promise.voted.contributors == contributors
                 )
             )
             digest = adopted.digest
-            alive = tuple(peer for peer in fit if peer in group) or sources
+            alive = tuple(fit) or sources
             excluded = {entry.peer: entry.reason for entry in old.excluded} | excluded
         else:
             group = before.group if before is not None else tuple(fit)

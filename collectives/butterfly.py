@@ -219,7 +219,7 @@ class Butterfly:
         self._phase(self.round, "open")
         named = next((entry for entry in opened.contributors if entry.peer == self.me), None)
         if self.agreement.commit is None:
-            if named is not None and not self._names_us(opened):
+            if named is not None and opened.adopted is None and not self._names_us(opened):
                 self.agreement.accuse(self.me, "withdrawn", self._now())
             self._scatter(opened)
         if opened.adopted is not None:

@@ -22,7 +22,7 @@ from .control import Station
 from .gate import Wall, knock
 from .links import Link
 from .ports import PortTaken
-from .transport import RESET, Admit, Arrival, Contact
+from .transport import REFUSED, Admit, Arrival, Contact
 
 HERE = ""
 """Endpoint of a Welcome to a peer that is linked already."""
@@ -277,7 +277,7 @@ class Peering:
         retry.pause = limits.retry_last if final else min(limits.retry_last, max(limits.retry_first, 2 * retry.pause))
         retry.at = self._loop.time() + retry.pause * self._random.uniform(0.5, 1.0)
         if refused and peer not in self.links and peer not in self._offers:
-            self._station.inbox.put(Arrival(peer, None, RESET), 0)
+            self._station.inbox.put(Arrival(peer, None, REFUSED), 0)
         return answer
 
     async def _visit(self, contact: Contact, hello: Hello, expected: PeerId | None) -> Welcome | Refuse:

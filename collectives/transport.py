@@ -1,7 +1,7 @@
 """The one seam to the network: what a Transport promises, whatever it is made of.
 
-`ZmqTransport` (collectives/wire.py) is the one of life; `SimTransport` (sims/network.py) the one of simulations. Six
-methods, each with the reason for its shape.
+`ZmqTransport` (collectives/wire.py) is the one of life; `SimTransport` (sims/network.py) the one of simulations. Each
+method says why it has its shape.
 """
 
 from __future__ import annotations
@@ -93,6 +93,10 @@ class Transport(Protocol):
 
     def drop(self, peer: PeerId, reason: str, *, ban: bool = False) -> None:
         """Close the link to a peer and forget it; with `ban` its keys are refused from now on, before any allocation."""
+        ...
+
+    def totals(self) -> tuple[int, int]:
+        """Bytes sent and received on all links since the transport was opened, as they were on the wire."""
         ...
 
     async def close(self) -> None:

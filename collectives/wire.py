@@ -150,6 +150,14 @@ class ZmqTransport:
             )
         return found
 
+    def totals(self) -> tuple[int, int]:
+        """See `Transport.totals`."""
+        found = self._peering.traffic().values()
+        return (
+            sum(traffic.control_up + traffic.bulk_up for traffic in found),
+            sum(traffic.control_down + traffic.bulk_down for traffic in found),
+        )
+
     def refusals(self) -> dict[str, int]:
         """Visits to the gate that led to nothing, by reason."""
         return dict(self._gate.refused)

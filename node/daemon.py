@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import random
 import signal
@@ -132,8 +131,8 @@ class Daemon:
             run_id=self._run_id,
             host=config.host,
             port=config.port,
-            ports=config.ports,
-            advertise=functools.partial(advertised, config),
+            ports=range(config.ports[0], config.ports[1] + 1) if config.ports else None,
+            advertise=advertised(config, config.port) or None,
             admit=admit,
             wall=lambda: int(time.time()),
         )

@@ -315,7 +315,7 @@ class Peer:
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received so far, all that was put on the wire."""
-        return self.transport.traffic()
+        return self.transport.totals()
 
     async def leave(self) -> None:
         """Say goodbye and close everything."""

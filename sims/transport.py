@@ -113,6 +113,10 @@ class SimTransport:
         if peer in self.links:
             self._hang_up(self.links[peer], "closed by the peer")
 
+    def totals(self) -> tuple[int, int]:
+        traffic = self.traffic
+        return traffic.control_up + traffic.bulk_up, traffic.control_down + traffic.bulk_down
+
     async def close(self) -> None:
         if self.alive:
             self._closed = True
