@@ -8,13 +8,16 @@ from statistics import median
 import pytest
 from thinwire.sims.rosters import EPOCH, IDENTITIES, RUN, World, record
 from thinwire.swarm import rumor
+from thinwire.swarm.broadcast import Broadcast
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.preset import LAN, LOCAL, WAN, Preset
+from thinwire.swarm.probe import Prober
 from thinwire.swarm.protocol import Ack, Chunk, Gossip, Nack, PeerId, Ping, PingRequest, PushPull
 from thinwire.swarm.record import PeerRecord
 from thinwire.swarm.roster import Roster
 from thinwire.swarm.rumor import Accusation, Departure
+from thinwire.swarm.suspicion import Awareness
 
 NAMES = [identity.peer_id for identity in IDENTITIES]
 
@@ -473,6 +476,79 @@ def test_a_lost_link_is_probed_at_once_and_kills_nobody() -> None:
     assert roster.lost(b"x" * 32, 0.6) == []
     roster.handle(NAMES[3], Ack(ping.sequence, 12, ()), 0.7)
     assert roster.alive(NAMES[3]) and _kinds(roster) == [] and roster.progress_of(NAMES[3]) == 12
+
+
+def test_time_in_which_we_were_deaf_is_not_held_against_others() -> None:
+    roster = _alone(others=8)
+    roster.handle(NAMES[2], Gossip(tuple(_accuse(i, 1) for i in (2, 3, 4))), 0.1)
+    [(_, ping)] = roster.lost(NAMES[5], 0.1)
+    roster.tick(0.2)
+    score = roster.awareness.score
+    roster.tick(25.0)  # the timers first, then what was waiting: even so
+    assert roster.awareness.score == score + 1
+    assert roster.states()[NAMES[1]] == "suspect" and roster.states()[NAMES[5]] == "alive"
+    assert isinstance(ping, Ping)
+    roster.handle(NAMES[5], Ack(ping.sequence, 0, ()), 25.0)
+    roster.handle(NAMES[1], Gossip((rumor.announce(record(1, 2)),)), 25.0)
+    assert set(roster.states().values()) == {"alive"}
+
+
+def test_a_peer_without_answers_doubts_itself_and_gives_others_more_time() -> None:
+    awareness = Awareness(7)
+    prober = Prober(WAN, random.Random(1), awareness, lambda target: [], lambda to: ())
+    now = 0.0
+    for failures in range(1, 10):
+        prober.start(NAMES[1], now)
+        assert prober.tick(now + prober.period() - 0.01)[1] == []
+        now += prober.period()
+        assert prober.tick(now)[1] == [NAMES[1]]
+        assert prober.period() == 2.0 * (min(failures, 7) + 1)
+    [(_, ping)] = prober.start(NAMES[1], now)
+    assert isinstance(ping, Ping)
+    assert prober.acknowledge(NAMES[1], Ack(ping.sequence, 0, ()), now + 0.1) == (NAMES[1], [])
+    assert awareness.score == 6 and prober.deadline() == math.inf
+
+
+def test_missing_nacks_count_against_ourselves() -> None:
+    scores = {}
+    for nacks in (0, 3):
+        roster = _alone(others=6)
+        [(_, ping)] = roster.lost(NAMES[1], 0.0)
+        assert isinstance(ping, Ping)
+        for step in range(1, 9):
+            for to, message in roster.tick(step / 4):
+                if isinstance(message, PingRequest) and message.target == NAMES[1] and nacks:
+                    roster.handle(to, Nack(message.sequence), step / 4)
+                elif isinstance(message, Ping) and to != NAMES[1]:
+                    roster.handle(to, Ack(message.sequence, 0, ()), step / 4)
+        assert roster.states()[NAMES[1]] == "suspect"
+        scores[nacks] = roster.awareness.score
+    assert scores == {0: 3, 3: 0}
+
+
+def test_a_departure_voids_records_above_ours() -> None:
+    roster = _alone(others=2)
+    item = rumor.sign(Departure(NAMES[1], 5), IDENTITIES[1], RUN)
+    roster.handle(NAMES[2], Gossip((item, item)), 1.0)
+    assert _kinds(roster) == [("left", NAMES[1])]
+    roster.learn(record(1, 5), 2.0)
+    assert not roster.alive(NAMES[1])
+    roster.learn(record(1, 6), 2.0)
+    assert roster.alive(NAMES[1])
+    roster.handle(NAMES[2], Gossip((item,)), 3.0)  # a replay
+    assert roster.alive(NAMES[1])
+
+
+def test_news_are_told_fairly_the_newest_first_and_not_for_ever() -> None:
+    news = Broadcast()
+    for i in range(5):
+        news.add(("record", bytes([i]), b""), bytes([i]) * 100)
+    assert [item[0] for item in news.take(250, 8, 2)] == [4, 3]
+    assert [item[0] for item in news.take(1000, 2, 2)] == [2, 1]
+    assert [item[0] for item in news.take(1000, 8, 2)] == [0, 4, 3, 2, 1]
+    assert len(news) == 1
+    news.add(("record", b"\x00", b""), b"newer")  # replaces the older one on the same subject
+    assert news.take(1000, 8, 1) == [b"newer"] and len(news) == 0
 
 
 def test_probing_for_others_acks_or_nacks_and_is_bounded() -> None:
