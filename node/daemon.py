@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import random
 import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TypeVar
 
-from thinwire.collectives.transport import Admit, Transport
-from thinwire.collectives.wire import ZmqTransport
 from thinwire.compression.kernels import warm_up
-from thinwire.swarm import manifest as manifests
-from thinwire.swarm.errors import HintedError
-from thinwire.swarm.identity import Identity, short
-from thinwire.swarm.invite import Invite
-from thinwire.swarm.preset import LAN, WAN
+from thinwire.swarm.identity import short
 
-from .config import Config, advertised
+from .config import Config
 from .console import LOGGER, log_style, set_up_logging
 from .device import choose_device
-from .disk import RealDisk
 from .lock import hold
+from .opening import Entry, arriving, duplicate_key, founding
 from .options import Options
-from .peer import Doors, Peer
+from .peer import Peer
 from .report import Reporter
 from .training import Training, prepare
+from .waiting import cancelled
 
 SAVE_SECONDS = 120.0
 """Time between checkpoints; the last round is always saved."""
@@ -50,66 +43,41 @@ GATHER_SECONDS = 60.0
 Result = TypeVar("Result")
 
 
-class DuplicateKey(HintedError):
-    """Another process is the same peer."""
-
-    exit_code: ClassVar[int] = 3
-
-
 def start(run: Path, config: Config, options: Options) -> int:
     """`thinwire start`: found a run, or come back to it. Returns the exit code."""
     if options.local:
         from .local import start_local
 
         return start_local(run, config, options)
-    identity = Identity.load_or_create(config.directories.key)
-    signed = manifests.sign(run.read_bytes(), identity)
-    run_id = signed.verify().run_id(identity.public_key)
-
-    async def begin(daemon: Daemon, peer: Peer) -> bool:
-        return await peer.found(signed, daemon.open_transport)
-
-    return _run(Daemon(identity, run_id, config, options, here=run.parent), begin)
+    return _run(Daemon(founding(run.read_bytes(), config), options, here=run.parent))
 
 
 def join(invite: str, config: Config, options: Options) -> int:
     """`thinwire join`: become a peer of the swarm an invite names. Returns the exit code."""
-    identity = Identity.load_or_create(config.directories.key)
-    parsed = Invite.parse(invite)
-
-    async def begin(daemon: Daemon, peer: Peer) -> bool:
-        await peer.arrive(parsed, daemon.open_transport)
-        return True
-
-    return _run(Daemon(identity, parsed.run_id, config, options, here=Path.cwd()), begin)
+    return _run(Daemon(arriving(invite, config), options, here=Path.cwd()))
 
 
-Begin = Callable[["Daemon", Peer], Awaitable[bool]]
-"""Opens the peer's first stage; True when there is a swarm to join, False when this peer is its beginning."""
-
-
-def _run(daemon: Daemon, begin: Begin) -> int:
-    directories, options = daemon.config.directories, daemon.options
+def _run(daemon: Daemon) -> int:
+    directories, options = daemon.entry.config.directories, daemon.options
     set_up_logging(log_style(options.log), directories.log, debug=options.debug)
     with hold(directories.lock):
         if sys.platform == "win32":
-            return asyncio.run(daemon.run(begin))
+            return asyncio.run(daemon.run())
         import uvloop
 
-        return uvloop.run(daemon.run(begin))
+        return uvloop.run(daemon.run())
 
 
 class Daemon:
     """One peer with its training. `here` is the directory in which files named by the manifest are looked for."""
 
-    def __init__(self, identity: Identity, run_id: bytes, config: Config, options: Options, *, here: Path) -> None:
-        self.config, self.options = config, options
-        self._identity, self._run_id, self._here = identity, run_id, here
-        self._directory = config.directories.run(run_id)
+    def __init__(self, entry: Entry, options: Options, *, here: Path) -> None:
+        self.entry, self.config, self.options = entry, entry.config, options
+        self._identity, self._run_id, self._here = entry.identity, entry.run_id, here
+        config = entry.config
         self._device = choose_device(config.device)
-        self._doors = Doors(time.monotonic, time.time, random.Random(os.urandom(16)), RealDisk())
         self._report = Reporter(
-            self._directory.events,
+            config.directories.run(entry.run_id).events,
             config.directories.status,
             name=config.name,
             device=self._device,
@@ -123,37 +91,20 @@ class Daemon:
         self._saved_round = -1
         self._tokens = 0
 
-    async def open_transport(self, admit: Admit) -> Transport:
-        """The transport of life, with this machine's settings."""
-        config = self.config
-        transport = ZmqTransport(
-            self._identity,
-            run_id=self._run_id,
-            host=config.host,
-            port=config.port,
-            ports=range(config.ports[0], config.ports[1] + 1) if config.ports else None,
-            advertise=advertised(config, config.port) or None,
-            admit=admit,
-            wall=lambda: int(time.time()),
-        )
-        await transport.open()
-        return transport
-
     async def work(self, function: Callable[[], Result]) -> Result:
         """Run where computing is allowed: in the one worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)
 
     # --- the life of a peer
 
-    async def run(self, begin: Begin) -> int:
+    async def run(self) -> int:
         """Until the run's last round, a signal, or an error. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
-        preset = LAN if self.config.host.startswith("127.") else WAN
-        peer = Peer(self._identity, self._run_id, self._doors, self._directory, preset, self._report.emit)
+        peer = self.entry.peer(self._report.emit)
         teller = asyncio.create_task(self._tell(peer))
-        life = asyncio.create_task(self._live(peer, begin))
+        life = asyncio.create_task(self._live(peer))
         try:
             stop = asyncio.create_task(self._stopping.wait())
             await asyncio.wait((life, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -165,18 +116,18 @@ class Daemon:
             return 0
         finally:
             self._halt.set()
-            await _cancelled(life)
+            await cancelled(life)
             await self._finish(peer)
-            await _cancelled(teller)
+            await cancelled(teller)
             self._report.phase = "done"
             self._report.status(peer, self._identity.peer_id, self._run_id)
             self._report.close()
             self._worker.shutdown(cancel_futures=True)
 
-    async def _live(self, peer: Peer, begin: Begin) -> None:
+    async def _live(self, peer: Peer) -> None:
         self._report.emit("start", {"peer": self._identity.peer_id.hex(), "run": self._run_id.hex()})
         await self.work(warm_up)
-        joins = await begin(self, peer)
+        joins = await self.entry.begin(peer)
         manifest = peer.manifest
         training = await self.work(
             lambda: prepare(
@@ -210,13 +161,10 @@ class Daemon:
                 if task.done():
                     task.result()
             if duplicate.done() and not train.done():
-                raise DuplicateKey(
-                    f"another process uses the key of peer {short(self._identity.peer_id)}, and it came later",
-                    "give each daemon a key of its own, with --home DIR",
-                )
+                raise duplicate_key(self._identity)
         finally:
             duplicate.cancel()
-            await _cancelled(train)
+            await cancelled(train)
 
     async def _gather(self, peer: Peer) -> None:
         """Wait for the peers that `--wait-for` asks for, a minute at most."""
@@ -293,19 +241,10 @@ class Daemon:
             if training is not None and peer.replica.round != self._saved_round:
                 await self._save(peer, training)
             if not self._stopping.is_set():
-                await self._linger(peer)
+                await peer.linger(LINGER_SECONDS)
         await peer.leave()
         if peer.ready:
             self._report.emit("left", {"round": peer.replica.round, "digest": peer.replica.digest.hex()})
-
-    async def _linger(self, peer: Peer) -> None:
-        until = time.monotonic() + LINGER_SECONDS
-        roster, mine = peer.session.roster, peer.replica.round
-        while time.monotonic() < until:
-            behind = [p for p in sorted(peer.session.live) if roster.alive(p) and roster.progress_of(p) < mine]
-            if not behind:
-                return
-            await asyncio.sleep(0.1)
 
     async def _tell(self, peer: Peer) -> None:
         while True:
@@ -322,9 +261,3 @@ class _Either(threading.Event):
 
     def is_set(self) -> bool:
         return self._first.is_set() or self._second.is_set()
-
-
-async def _cancelled(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with contextlib.suppress(BaseException):
-        await task

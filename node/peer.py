@@ -317,6 +317,15 @@ class Peer:
         """Bytes sent and received so far, all that was put on the wire."""
         return self.transport.totals()
 
+    async def linger(self, seconds: float) -> None:
+        """Stay, at most so long, until everyone here has the last round: some may still have to fetch it from us."""
+        until, mine = self._doors.now() + seconds, self.replica.round
+        roster = self.session.roster
+        while self._doors.now() < until:
+            if not any(roster.alive(peer) and roster.progress_of(peer) < mine for peer in self.session.live):
+                return
+            await asyncio.sleep(0.1)
+
     async def leave(self) -> None:
         """Say goodbye and close everything."""
         if self.ready:

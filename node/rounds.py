@@ -10,7 +10,9 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.compression.codec import Floats
 from thinwire.node.outer import Read
 from thinwire.node.session import Session
+from thinwire.node.waiting import whole
 from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.protocol import Commit
 
 Work = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function where computing is allowed: in the worker thread in life, in place in a simulation."""
@@ -52,7 +54,7 @@ class Rounds:
         before the call (the model keeps its local progress, which the next call sends), unless this peer had to fetch
         the swarm's state: then the model starts from that.
         """
-        session, replica = self._session, self._session.replica
+        session = self._session
         if session.current.agreement.commit is None and not session.behind.is_set():
             try:
                 encoded = await self._work(self._encode)
@@ -72,20 +74,7 @@ class Rounds:
         else:
             outcome = await session.outcome(give_up=GIVE_UP * session.patience)
         if outcome.commit is not None:
-            commit = outcome.commit
-            session.applying()
-            await self._work(
-                lambda: replica.apply(
-                    outcome.results,
-                    session.grid,
-                    session.codec,
-                    members=commit.opened.alive,
-                    lr=self._outer.lr,
-                    momentum=self._outer.momentum,
-                    nesterov=self._outer.nesterov,
-                )
-            )
-            await self._adopt()
+            await whole(self._commit(outcome, outcome.commit))
         elif outcome.diverged or session.behind.is_set():
             if await session.catch_up():
                 await self._adopt()
@@ -93,6 +82,23 @@ class Rounds:
                 session.again()
                 await session.pause()
         return outcome
+
+    async def _commit(self, outcome: Outcome, commit: Commit) -> None:
+        """Apply a commit, whole: whoever cancels `sync` on the way waits for it."""
+        session, replica = self._session, self._session.replica
+        session.applying()
+        await self._work(
+            lambda: replica.apply(
+                outcome.results,
+                session.grid,
+                session.codec,
+                members=commit.opened.alive,
+                lr=self._outer.lr,
+                momentum=self._outer.momentum,
+                nesterov=self._outer.nesterov,
+            )
+        )
+        await self._adopt()
 
     async def _adopt(self) -> None:
         await self._work(lambda: self._write(self._session.replica.theta))

@@ -1,0 +1,168 @@
+"""An event loop in a thread of its own, for a caller who has none: calls wait, can be interrupted, and never hang."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, TypeVar
+
+from thinwire.swarm.errors import HintedError
+
+from .waiting import whole
+
+Result = TypeVar("Result")
+
+LOOK_SECONDS = 0.5
+"""How often a waiting caller looks whether the thread is still there."""
+
+
+class SwarmError(HintedError):
+    """The part of this process that belongs to the swarm has failed, or has ended."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class Background:
+    """A thread with an event loop, and one more thread that computes for it while the caller waits.
+
+    Only a caller that waits in `call` has its parameters touched by the second thread; when `call` returns or raises,
+    nothing computes any more.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = _new_loop()
+        self._worker = ThreadPoolExecutor(1, f"{name}-compute")
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        except BaseException as error:
+            self._failure = self._failure or error
+
+    # --- from the caller's thread
+
+    def check(self) -> None:
+        """Raises what went wrong in the background, if anything did: an error with a hint, or SwarmError."""
+        failure = self._failure
+        if isinstance(failure, HintedError):
+            raise failure
+        if failure is not None:
+            raise SwarmError(
+                f"the swarm's thread failed: {type(failure).__name__}: {failure}",
+                "this is a mistake of thinwire's; please report it with the traceback",
+            ) from failure
+        if not self._thread.is_alive():
+            raise SwarmError("the swarm's thread has ended", "join again to go on")
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run on the loop and wait for the result.
+
+        What interrupts the waiting (Ctrl-C) cancels the work, waits until it has ended, and is raised.
+        """
+        try:
+            self.check()
+        except BaseException:
+            work.close()
+            raise
+        result: concurrent.futures.Future[Result] = concurrent.futures.Future()
+        begun: list[asyncio.Task[Result]] = []
+
+        def begin() -> None:
+            task = self._loop.create_task(work)
+            begun.append(task)
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+            task.add_done_callback(lambda done: _hand_over(done, result))
+
+        def cancel() -> None:
+            if begun:
+                begun[0].cancel()
+            else:  # interrupted before it was on its way
+                work.close()
+                result.set_exception(concurrent.futures.CancelledError())
+
+        try:
+            self._loop.call_soon_threadsafe(begin)
+            self._wait(result)
+        except BaseException:
+            if not result.done() and self._thread.is_alive():
+                self._loop.call_soon_threadsafe(cancel)
+                self._wait(result)
+            raise
+        try:
+            return result.result()
+        except concurrent.futures.CancelledError:
+            self.check()
+            raise SwarmError("the swarm's work was cancelled") from None
+
+    def _wait(self, result: concurrent.futures.Future[Any]) -> None:
+        while not concurrent.futures.wait([result], timeout=LOOK_SECONDS).done:
+            if not self._thread.is_alive():
+                self.check()
+
+    def ask(self, function: Callable[[], Result]) -> Result:
+        """The result of a quick function, computed where the loop's objects may be touched."""
+
+        async def answer() -> Result:
+            return function()
+
+        return self.call(answer())
+
+    def stop(self) -> None:
+        """End both threads. Whatever still runs on the loop is cancelled."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._wind_up)
+            self._thread.join()
+        if not self._loop.is_closed():
+            self._loop.close()
+        self._worker.shutdown(cancel_futures=True)
+
+    # --- on the loop
+
+    def fail(self, error: BaseException) -> None:
+        """Something that should have gone on has ended: whoever calls or waits gets to know."""
+        self._failure = self._failure or error
+        for task in self._calls:
+            task.cancel()
+
+    async def work(self, function: Callable[[], Result]) -> Result:
+        """Run in the computing thread. Cancelled, it still waits for the function's end: nothing computes unseen."""
+        return await whole(asyncio.get_running_loop().run_in_executor(self._worker, function))
+
+    def _wind_up(self) -> None:
+        async def end() -> None:
+            me = asyncio.current_task()
+            tasks = [task for task in asyncio.all_tasks() if task is not me]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._loop.stop()
+
+        self._ending = self._loop.create_task(end())
+
+
+def _hand_over(done: asyncio.Task[Result], result: concurrent.futures.Future[Result]) -> None:
+    if done.cancelled():
+        result.set_exception(concurrent.futures.CancelledError())
+        return
+    error = done.exception()
+    if error is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(done.result())
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

@@ -1,0 +1,103 @@
+"""How a peer of life comes to be: its key, its doors to the world, its transport, its way into a run."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thinwire.collectives.transport import Admit, Transport
+from thinwire.collectives.wire import ZmqTransport
+from thinwire.swarm import manifest as manifests
+from thinwire.swarm.errors import HintedError
+from thinwire.swarm.identity import Identity, short
+from thinwire.swarm.invite import Invite
+from thinwire.swarm.preset import LAN, WAN
+
+from .config import Config, advertised
+from .disk import RealDisk
+from .peer import Doors, OpenTransport, Peer
+from .session import Emit
+
+
+class DuplicateKey(HintedError):
+    """Another process is the same peer, and it came later."""
+
+    exit_code: ClassVar[int] = 3
+
+
+def duplicate_key(identity: Identity) -> DuplicateKey:
+    """The error for a peer whose key is in use elsewhere."""
+    return DuplicateKey(
+        f"another process uses the key of peer {short(identity.peer_id)}, and it came later",
+        "give each daemon a key of its own, with --home DIR",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A run to take part in: who we are there, and `begin`, which opens the peer's first stage.
+
+    `begin` gives True when there is a swarm to join, False when this peer is its beginning.
+    """
+
+    identity: Identity
+    run_id: bytes
+    config: Config
+    begin: Callable[[Peer], Awaitable[bool]]
+
+    def peer(self, emit: Emit) -> Peer:
+        """The peer, with nothing open yet."""
+        doors = Doors(time.monotonic, time.time, random.Random(os.urandom(16)), RealDisk())
+        preset = LAN if self.config.host.startswith("127.") else WAN
+        return Peer(self.identity, self.run_id, doors, self.config.directories.run(self.run_id), preset, emit)
+
+
+def founding(toml: bytes, config: Config) -> Entry:
+    """The run of a manifest of one's own: found it, or come back to it. Raises ManifestError."""
+    identity = Identity.load_or_create(config.directories.key)
+    signed = manifests.sign(toml, identity)
+    run_id = signed.verify().run_id(identity.public_key)
+    opener = transport_opener(identity, run_id, config)
+
+    async def begin(peer: Peer) -> bool:
+        return await peer.found(signed, opener)
+
+    return Entry(identity, run_id, config, begin)
+
+
+def arriving(invite: str, config: Config) -> Entry:
+    """The run that an invite names. Raises InviteError."""
+    parsed = Invite.parse(invite)
+    identity = Identity.load_or_create(config.directories.key)
+    opener = transport_opener(identity, parsed.run_id, config)
+
+    async def begin(peer: Peer) -> bool:
+        await peer.arrive(parsed, opener)
+        return True
+
+    return Entry(identity, parsed.run_id, config, begin)
+
+
+def transport_opener(identity: Identity, run_id: bytes, config: Config) -> OpenTransport:
+    """Opens the transport of life with this machine's settings; what it gives raises PortTaken."""
+    return functools.partial(_open_transport, identity, run_id, config)
+
+
+async def _open_transport(identity: Identity, run_id: bytes, config: Config, admit: Admit) -> Transport:
+    transport = ZmqTransport(
+        identity,
+        run_id=run_id,
+        host=config.host,
+        port=config.port,
+        ports=range(config.ports[0], config.ports[1] + 1) if config.ports else None,
+        advertise=advertised(config, config.port) or None,
+        admit=admit,
+        wall=lambda: int(time.time()),
+    )
+    await transport.open()
+    return transport
