@@ -144,8 +144,9 @@ class Stream(asyncio.BufferedProtocol):
         self._owner = owner
         self._sealer, self._opener = _keys(secret, number)
         opening = OPENING.pack(session_of(secret), number)
-        self._transport.write(opening + self._sealer.encrypt(self._nonce(0), b"", opening))
-        self._sealed = 1
+        proof = self._sealer.encrypt(self._nonce(0), b"", opening)
+        self._transport.write(opening + proof)
+        self._sealed, self.up = 1, len(opening) + len(proof)
         self.idle = True
         owner.joined(self, number)
         owner.flushed(self)

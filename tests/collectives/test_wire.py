@@ -1,0 +1,322 @@
+"""The transport of life between honest peers."""
+
+import asyncio
+import gc
+import hashlib
+import os
+import random
+
+import msgspec
+import psutil
+import pytest
+import uvloop
+from thinwire.collectives.ports import PortTaken
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import CHUNK_BYTES, TYPES, Chunk, Hello, Ping, Refuse, Welcome
+
+
+def sample(info):
+    """Some value of a type that msgspec describes."""
+    match type(info).__name__:
+        case "StructType":
+            return info.cls(*(sample(field.type) for field in info.fields))
+        case "BytesType":
+            return b"\x07" * (info.min_length or min(info.max_length or 9, 9))
+        case "StrType":
+            return "why"
+        case "IntType":
+            return info.ge + 1
+        case "FloatType":
+            return 2.5
+        case "BoolType":
+            return True
+        case "VarTupleType":
+            return (sample(info.item_type),) * 2
+        case "UnionType":
+            return sample(info.types[0])
+    raise AssertionError(info)
+
+
+MESSAGES = [sample(msgspec.inspect.type_info(kind)) for kind in TYPES.values() if kind not in (Hello, Welcome, Refuse)]
+
+
+@pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
+def test_every_message_arrives_both_ways(wire, loop):
+    assert len(MESSAGES) == len(TYPES) - 3
+    rng = random.Random(1)
+    frames = []
+    for message in MESSAGES:
+        limit = type(message).payload
+        for size in {0, min(limit, 1), min(limit, 100_001), limit}:
+            frames.append(Frame(message, rng.randbytes(size)))
+
+    async def work():
+        first, second = await wire.pair()
+        for source, sink in ((first, second), (second, first)):
+            for frame in frames:
+                assert await source.transport.send(sink.id, frame)
+                arrival = await sink.recv()
+                assert arrival.peer == source.id
+                assert arrival.frame.message == frame.message
+                assert bytes(arrival.frame.payload) == frame.payload
+                assert bool(arrival.frame.signature) == frame.message.signed
+
+    wire.run(work, loop=loop)
+
+
+def test_a_welcome_carries_the_manifest_and_the_token_is_shown(wire):
+    async def work():
+        first, second = await wire.peer(1), await wire.peer(2)
+        hello = Hello(first.hello.version, first.run_id, first.record.wire, b"token")
+        answer = await first.transport.meet(second.contact, hello)
+        assert isinstance(answer, Welcome) and answer.manifest == b"the manifest"
+        assert second.hellos == [hello]
+        # The link is up already: the one that was met can send without an address of the other.
+        assert await second.ping(first, 5)
+        assert (await first.recv()).frame.message.sequence == 5
+
+    wire.run(work)
+
+
+def test_two_hundred_megabytes_arrive_intact(wire):
+    async def work():
+        first, second = await wire.pair()
+        block = os.urandom(CHUNK_BYTES + CHUNK_BYTES // 16)
+        count = 200
+
+        def payload(index):
+            return memoryview(block)[index * 37 : CHUNK_BYTES + index * 11]
+
+        async def feed():
+            buffer = bytearray(len(block))
+            for index in range(count):
+                data = payload(index)
+                buffer[: len(data)] = data
+                # One buffer for all: it may be reused as soon as send returns.
+                assert await first.chunk(second, memoryview(buffer)[: len(data)], index)
+
+        task = asyncio.create_task(feed())
+        seen = {}
+        for _ in range(count):
+            frame = (await second.recv()).frame
+            seen[frame.message.index] = hashlib.sha256(frame.payload).digest()
+        await task
+        assert seen == {index: hashlib.sha256(payload(index)).digest() for index in range(count)}
+        traffic = first.transport.stats()[second.id].traffic
+        total = sum(len(payload(index)) for index in range(count))
+        assert total < traffic.bulk_up < total + count * 256
+        assert second.transport.stats()[first.id].traffic.bulk_down == traffic.bulk_up
+
+    wire.run(work)
+
+
+def test_a_received_payload_is_not_overwritten_while_someone_looks_at_it(wire):
+    async def work():
+        first, second = await wire.pair()
+        kept = []
+        for index in range(60):
+            assert await first.chunk(second, bytes([index]) * 200_000, index)
+            frame = (await second.recv()).frame
+            if index % 3 == 0:
+                kept.append((index, frame.payload[1000:1010], frame.payload))
+        for index, part, whole in kept:
+            assert bytes(part) == bytes([index]) * 10
+            assert bytes(whole) == bytes([index]) * 200_000
+
+    wire.run(work)
+
+
+def test_control_does_not_wait_behind_bulk(wire):
+    async def work():
+        first, second = await wire.pair()
+        for index in range(8):
+            assert await first.chunk(second, bytes(CHUNK_BYTES), index)
+        assert await first.ping(second, 77)
+        lane = second.transport._station.inbox.bulk
+        while lane.held < 8 * CHUNK_BYTES or not second.transport._station.inbox.control:
+            await asyncio.sleep(0.005)
+        assert isinstance((await second.recv()).frame.message, Ping)
+        assert isinstance((await second.recv()).frame.message, Chunk)
+
+    wire.run(work)
+
+
+def test_both_dial_at_once_and_one_link_remains(wire, eventually):
+    async def work():
+        for attempt in range(8):
+            first, second = await wire.peer(10 + 2 * attempt), await wire.peer(11 + 2 * attempt)
+            first.transport.learn(second.record)
+            second.transport.learn(first.record)
+            sends = [first.ping(second, 1), second.ping(first, 2)]
+            assert await asyncio.gather(*sends) == [True, True]
+            assert (await first.recv()).frame.message.sequence == 2
+            assert (await second.recv()).frame.message.sequence == 1
+            links = [peer.transport._peering.links[other.id] for peer, other in ((first, second), (second, first))]
+            assert links[0].dialled != links[1].dialled
+            assert links[0].session == links[1].session
+            # What came second is gone, and both sides can still use what is left.
+            await eventually(
+                lambda p=first, q=second: not (p.transport._peering._offers or q.transport._peering._offers)
+            )
+            assert await first.chunk(second, b"x" * 1000) and await second.chunk(first, b"y" * 1000)
+            assert bytes((await second.recv()).frame.payload) == b"x" * 1000
+            assert bytes((await first.recv()).frame.payload) == b"y" * 1000
+
+    wire.run(work)
+
+
+def test_both_meet_at_once(wire):
+    async def work():
+        for attempt in range(4):
+            first, second = await wire.peer(30 + 2 * attempt), await wire.peer(31 + 2 * attempt)
+            answers = await asyncio.gather(first.meet(second), second.meet(first))
+            assert all(isinstance(answer, Welcome) for answer in answers), answers
+            assert await first.ping(second) and await second.ping(first)
+            links = [peer.transport._peering.links[other.id] for peer, other in ((first, second), (second, first))]
+            assert links[0].session == links[1].session
+
+    wire.run(work)
+
+
+def test_a_peer_that_can_only_dial_out(wire):
+    async def work():
+        hidden, public = await wire.peer(1, reachable=False), await wire.peer(2)
+        public.transport.learn(hidden.record)
+        assert not await public.ping(hidden)
+        hidden.transport.learn(public.record)
+        assert await hidden.ping(public, 1)
+        assert (await public.recv()).frame.message.sequence == 1
+        assert await public.ping(hidden, 2) and await public.chunk(hidden, bytes(CHUNK_BYTES))
+        kinds = {type((await hidden.recv()).frame.message) for _ in range(2)}
+        assert kinds == {Ping, Chunk}
+
+    wire.run(work)
+
+
+def test_an_unknown_peer_and_one_that_is_gone(wire):
+    async def work():
+        first, second = await wire.peer(1), await wire.peer(2)
+        assert not await first.ping(second)
+        await second.transport.close()
+        first.transport.learn(second.record)
+        assert not await first.ping(second)
+        arrival = await first.recv()
+        assert arrival.peer == second.id and arrival.gone
+        assert (await first.meet(second)).code == "refused"
+        # No storm: until the back-off is over a send fails without a dial.
+        assert not await first.ping(second)
+
+    wire.run(work)
+
+
+def test_a_goodbye_names_its_reason_once_and_what_came_before_it_counts(wire):
+    async def work():
+        first, second = await wire.pair()
+        for number in range(20):
+            assert await second.ping(first, number)
+        await second.transport.close()
+        for number in range(20):
+            assert (await first.recv()).frame.message.sequence == number
+        arrival = await first.recv()
+        assert arrival.frame is None and arrival.reason.startswith("closed by the peer") and not arrival.gone
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(first.transport.recv(), 0.1)
+
+    wire.run(work)
+
+
+def test_after_a_drop_the_link_opens_again(wire):
+    async def work():
+        first, second = await wire.pair()
+        assert await first.ping(second)
+        await second.recv()
+        first.transport.drop(second.id, "tired")
+        arrival = await second.recv()
+        assert arrival.frame is None and "tired" in arrival.reason
+        assert not await first.ping(second)
+        first.transport.learn(second.record)
+        assert await first.ping(second, 3)
+        assert (await second.recv()).frame.message.sequence == 3
+
+    wire.run(work)
+
+
+def test_a_peer_that_comes_back_replaces_its_old_link(wire):
+    async def work():
+        limits = wire.short()
+        first, second = await wire.pair(limits=limits)
+        # The same identity again, while the old link still looks alive from here.
+        again = await wire.peer(1, limits=limits, sequence=2)
+        assert isinstance(await again.meet(second), Welcome)
+        assert "replaced" in (await second.recv()).reason
+        assert await second.ping(first, 4)
+        assert (await again.recv()).frame.message.sequence == 4
+        assert "replaced" in (await first.recv()).reason
+
+    wire.run(work)
+
+
+def test_the_same_identity_cannot_meet_itself(wire):
+    async def work():
+        first, twin = await wire.peer(1), await wire.peer(1)
+        assert (await twin.meet(first)).code == "busy"
+
+    wire.run(work)
+
+
+def test_port_taken(wire):
+    async def work():
+        first = await wire.peer(1)
+        with pytest.raises(PortTaken) as error:
+            await wire.peer(2, port=first.port)
+        assert error.value.exit_code == 3 and error.value.hint
+
+    wire.run(work)
+
+
+def test_member_and_bulk_ports_come_from_the_range(wire):
+    async def work():
+        ports = range(23_000, 23_400)
+        first, second = await wire.peer(1), await wire.peer(2, ports=ports)
+        answer = await first.meet(second)
+        assert int(answer.endpoint[1:]) in ports and int(answer.bulk[1:]) in ports
+
+    wire.run(work)
+
+
+def test_stats(wire):
+    async def work():
+        first, second = await wire.pair()
+        assert await first.ping(second)
+        await second.recv()
+        stats = first.transport.stats()[second.id]
+        assert stats.linked and stats.dialled and stats.traffic.control_up > 100 and stats.silent >= 0
+        assert stats.rtt is None or 0 <= stats.rtt < 10
+        assert not second.transport.stats()[first.id].dialled
+
+    wire.run(work)
+
+
+def test_close_leaves_no_task_and_no_descriptor(wire):
+    async def work():
+        process = psutil.Process()
+        open_files = []
+        for _ in range(3):
+            gc.collect()
+            open_files.append(process.num_fds())
+            first, second = await wire.pair()
+            third = await wire.peer(3)
+            third.transport.learn(first.record)
+            assert await third.ping(first) and await first.chunk(second, bytes(1000))
+            waiting = asyncio.create_task(third.transport.recv())
+            await asyncio.sleep(0)
+            for peer in (third, first, second):
+                await peer.transport.close()
+            with pytest.raises(RuntimeError):
+                await waiting
+        await asyncio.sleep(0.01)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        # The first time, the event loop keeps a descriptor in reserve for itself.
+        assert open_files[2] == open_files[1] == process.num_fds()
+
+    wire.run(work)

@@ -1,0 +1,256 @@
+"""Peers that die, stall or read slowly, as real processes where a process is what fails."""
+
+import asyncio
+import signal
+import sys
+import time
+
+import pytest
+from thinwire.collectives.transport import RESET, Contact
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.protocol import CHUNK_BYTES, Chunk, Welcome
+
+CHILD = """
+import asyncio, sys, time
+import uvloop
+from thinwire.collectives.transport import RESET, Contact
+from thinwire.collectives.wire import ZmqTransport
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.protocol import VERSION, Hello, Ping, Chunk, Welcome
+from thinwire.swarm.record import PeerRecord
+
+async def main():
+    address, key, sequence, port = sys.argv[1], bytes.fromhex(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    identity, run = Identity.generate(b"c" * 32), b"r" * 32
+    record = None
+    def admit(hello, stranger):
+        return Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
+    transport = ZmqTransport(identity, run_id=run, admit=admit, wall=lambda: int(time.time()), port=port)
+    await transport.open()
+    record = PeerRecord.create(
+        identity, run_id=run, addresses=transport.addresses(), sequence=sequence, issued=int(time.time())
+    )
+    transport.learn(record)
+    answer = await transport.meet(Contact(address, key), Hello(VERSION, run, record.wire))
+    assert isinstance(answer, Welcome), answer
+    host = next(iter(transport._peering.links))
+    for index in range(10):
+        assert await transport.send(host, Frame(Chunk(1, 0, 1, index), bytes(1 << 20)))
+    assert await transport.send(host, Frame(Ping(int(transport.addresses()[0].rpartition(":")[2]), 0, ())))
+    await asyncio.sleep(60)
+
+uvloop.run(main())
+"""
+CHILD_ID = Identity.generate(b"c" * 32).peer_id
+
+
+async def child(host, sequence=1, port=0):
+    arguments = (host.contact.address, host.contact.transport_key.hex(), str(sequence), str(port))
+    return await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, *arguments)
+
+
+async def greeting(host):
+    """Take all that the child sends; its gate's port."""
+    port, chunks = 0, 0
+    while not port or chunks < 10:
+        message = (await host.recv()).frame.message
+        if isinstance(message, Chunk):
+            chunks += 1
+        else:
+            port = message.sequence
+    return port
+
+
+def test_a_killed_process_is_known_at_once_and_comes_back(wire):
+    async def work():
+        host = await wire.peer(1)
+        process = await child(host)
+        port = await greeting(host)
+        start = time.monotonic()
+        process.send_signal(signal.SIGKILL)
+        arrival = await host.recv()
+        # A reset takes milliseconds; every time-out of the transport is longer than this.
+        assert time.monotonic() - start < 1.0
+        assert arrival.peer == CHILD_ID and arrival.frame is None and arrival.reason == RESET
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(host.transport.recv(), 0.1)
+        await process.wait()
+        # Nobody listens there now, and that is told as well.
+        assert not await host.ping(type("Gone", (), {"id": CHILD_ID}))
+        assert (await host.recv()).gone
+        again = await child(host, 2, port)
+        assert await greeting(host) == port
+        assert await host.ping(type("Back", (), {"id": CHILD_ID}))
+        again.kill()
+        assert (await host.recv()).reason == RESET
+        await again.wait()
+
+    wire.run(work)
+
+
+def test_a_process_killed_while_it_sends_and_while_we_send(wire):
+    async def work():
+        host = await wire.peer(1)
+        process = await child(host)
+        await greeting(host)
+        process.send_signal(signal.SIGSTOP)
+        target = type("Stopped", (), {"id": CHILD_ID})
+
+        async def feed():
+            count = 0
+            while await host.chunk(target, bytes(CHUNK_BYTES), count % 1000):
+                count += 1
+            return count
+
+        feeder = asyncio.create_task(feed())
+        await settled(host, CHILD_ID)
+        assert not feeder.done()
+        process.kill()
+        assert (await host.recv()).peer == CHILD_ID
+        # Whoever waits for room is told: no frame is taken by a link that is gone.
+        assert await asyncio.wait_for(feeder, 10) < 200
+        await process.wait()
+
+    wire.run(work)
+
+
+async def settled(peer, other):
+    """Wait until no more bulk leaves for `other`."""
+    before = -1
+    while (now := peer.transport.stats()[other].traffic.bulk_up) != before:
+        before = now
+        await asyncio.sleep(0.3)
+
+
+def test_a_slow_reader_holds_the_sender_back(wire, eventually):
+    async def work():
+        limits = wire.short(inbox=4 << 20)
+        first, second = await wire.pair(limits=limits)
+        count = 150
+        sent = 0
+
+        async def feed():
+            nonlocal sent
+            for index in range(count):
+                assert await first.chunk(second, bytes([index]) * CHUNK_BYTES, index)
+                sent += 1
+
+        feeder = asyncio.create_task(feed())
+        await settled(first, second.id)
+        # The inbox, the kernel's buffers of two streams and a record on its way on each of them.
+        assert sent < 100 and second.transport._station.inbox.bulk.held < 8 << 20
+        # Control still passes, though bulk is held back.
+        assert await first.ping(second, 8)
+        await eventually(lambda: second.transport._station.inbox.control)
+        assert (await second.recv()).frame.message.sequence == 8
+        seen = set()
+        while len(seen) < count:
+            frame = (await second.recv()).frame
+            assert frame.payload[0] == frame.message.index and len(frame.payload) == CHUNK_BYTES
+            seen.add(frame.message.index)
+        await feeder
+
+    wire.run(work)
+
+
+def test_control_is_held_back_too(wire):
+    async def work():
+        first, second = await wire.pair(limits=wire.short(inbox=20_000))
+        count = 3000
+        feeder = asyncio.create_task(asyncio.wait_for(all_pings(first, second, count), 30))
+        lane = second.transport._station.inbox.control
+        while not lane.full:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.3)
+        assert lane.held < 20_000 + 70 * 2048
+        for number in range(count):
+            assert (await second.recv()).frame.message.sequence == number
+        await feeder
+
+    async def all_pings(first, second, count):
+        for number in range(count):
+            assert await first.ping(second, number)
+
+    wire.run(work)
+
+
+def test_a_peer_that_takes_nothing_is_lost_after_a_while(wire):
+    async def work():
+        first, second = await wire.pair(limits=wire.short(stall=0.5, inbox=1 << 20))
+        index = 0
+        while await first.chunk(second, bytes(CHUNK_BYTES), index % 1000):
+            index += 1
+        arrival = await first.recv()
+        assert arrival.peer == second.id and "takes no data" in arrival.reason
+
+    wire.run(work)
+
+
+def test_bulk_that_cannot_get_through_fails_and_control_goes_on(wire):
+    async def work():
+        first, second = await wire.peer(1, limits=wire.short()), await wire.peer(2, limits=wire.short())
+        second.transport._bulk.close()
+        assert isinstance(await first.meet(second), Welcome)
+        assert not await first.chunk(second, b"x")
+        assert await first.ping(second, 1) and await second.ping(first, 2)
+        assert (await first.recv()).frame.message.sequence == 2
+
+    wire.run(work)
+
+
+def test_a_cancelled_send_costs_nothing(wire):
+    async def work():
+        first, second = await wire.pair(limits=wire.short(inbox=1 << 20))
+
+        async def feed():
+            for index in range(1000):
+                assert await first.chunk(second, bytes(CHUNK_BYTES), index % 1000)
+
+        feeders = [asyncio.create_task(feed()) for _ in range(4)]
+        await settled(first, second.id)
+        for feeder in feeders:
+            feeder.cancel()
+        await asyncio.gather(*feeders, return_exceptions=True)
+        assert await first.ping(second)
+        last = asyncio.create_task(first.chunk(second, b"last", 1023))
+        while True:
+            message = (await second.recv()).frame.message
+            if isinstance(message, Chunk) and message.index == 1023:
+                break
+        assert await last
+
+    wire.run(work)
+
+
+def test_the_second_address_is_tried_when_the_first_is_dead(wire):
+    async def work():
+        first, second = await wire.peer(1), await wire.peer(2)
+        port = second.port
+        dead = await wire.peer(3)
+        await dead.transport.close()
+        second.transport._advertise = (f"127.0.0.1:{dead.port}", f"127.0.0.1:{port}")
+        record = type(second.record).create(
+            second.identity,
+            run_id=second.run_id,
+            addresses=second.transport.addresses(),
+            sequence=9,
+            issued=int(time.time()),
+        )
+        first.transport.learn(record)
+        assert await first.ping(second, 6)
+        assert (await second.recv()).frame.message.sequence == 6
+
+    wire.run(work)
+
+
+def test_a_machine_that_does_not_answer(wire):
+    async def work():
+        first = await wire.peer(1, limits=wire.short(knock=0.3))
+        listener = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        answer = await first.transport.meet(Contact(f"127.0.0.1:{port}", bytes(32)), first.hello)
+        assert answer.code == "unreachable"
+        listener.close()
+
+    wire.run(work)
