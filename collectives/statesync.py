@@ -43,6 +43,16 @@ class Fetched:
     sources: tuple[PeerId, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """The state that is offered is of another model: `nbytes` are its bytes."""
+
+    nbytes: int
+
+
+Offers = dict[PeerId, tuple[StateOffer, tuple[Digest, ...]]]
+
+
 def state_digest(round: int, layout: Digest, members: Sequence[PeerId], hashes: Sequence[Digest]) -> Digest:
     """One digest for a round's state: blake3 over round, layout, member ids and the hashes of the state's chunks."""
     hasher = blake3.blake3(b"thinwire/state/1\0" + round.to_bytes(8, "big") + layout)
@@ -61,13 +71,19 @@ async def fetch_state(
     nbytes: int,
     patience: float,
     newer_than: int = -1,
-) -> Fetched | None:
+) -> Fetched | Foreign | None:
     """The agreed state of the last committed round, or None when nobody offered one that enough agree on (try again).
+    Foreign when those who answered agree on the state of another model.
 
     `have` are the hashes of the chunks that are here, `nbytes` the state's size: both follow from the layout. `patience`
     is how many seconds a silent source is waited for. `newer_than`: rounds up to this one are of no use.
     """
-    offers = await _offers(list(peers), send, inbox, layout, nbytes, patience)
+    found = await _offers(list(peers), send, inbox, patience)
+    ours = (layout, nbytes)
+    offers = {peer: one for peer, one in found.items() if (one[0].layout, one[0].nbytes) == ours}
+    if found and not offers:
+        others = {peer: offer for peer, (offer, _) in found.items()}
+        return Foreign(others[agreed[0]].nbytes) if (agreed := _agreed(others)) else None
     chosen = _agreed({peer: offer for peer, (offer, _) in offers.items() if offer.round > newer_than})
     if not chosen:
         return None
@@ -116,14 +132,12 @@ async def _offers(
     peers: list[PeerId],
     send: Callable[[PeerId, Message], None],
     inbox: asyncio.Queue[tuple[PeerId, Frame]],
-    layout: Digest,
-    nbytes: int,
     patience: float,
-) -> dict[PeerId, tuple[StateOffer, tuple[Digest, ...]]]:
+) -> Offers:
+    """What is offered, as far as it fits together, by peer."""
     for peer in peers:
         send(peer, StateAsk(0))
-    count = (nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES
-    found: dict[PeerId, tuple[StateOffer, tuple[Digest, ...]]] = {}
+    found: Offers = {}
     answered: set[PeerId] = set()
     try:
         async with asyncio.timeout(patience):
@@ -134,8 +148,8 @@ async def _offers(
                     continue
                 answered.add(peer)
                 hashes = tuple(raw[at : at + 32] for at in range(0, len(raw), 32))
-                sizes = (offer.layout, offer.nbytes, len(raw)) == (layout, nbytes, 32 * count)
-                if sizes and state_digest(offer.round, layout, offer.members, hashes) == offer.digest:
+                whole = len(raw) == 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES)
+                if whole and state_digest(offer.round, offer.layout, offer.members, hashes) == offer.digest:
                     found[peer] = (offer, hashes)
     except TimeoutError:
         pass

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from thinwire.compression.kernels import warm_up
-from thinwire.swarm.identity import short
 
 from .config import Config
 from .console import LOGGER, log_style, set_up_logging
@@ -208,14 +207,7 @@ class Daemon:
                 if time.monotonic() > self._saved_at + SAVE_SECONDS:
                     await self._save(peer, training)
             else:
-                self._report.emit(
-                    "uncommitted",
-                    {
-                        "round": replica.round + 1,
-                        "detail": "waiting for "
-                        + (", ".join(short(p) for p in session.current.agreement.waiting_for()) or "a quorum"),
-                    },
-                )
+                self._report.uncommitted(peer)
 
     async def _save(self, peer: Peer, training: Training) -> None:
         def save() -> str:

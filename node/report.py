@@ -103,8 +103,17 @@ class Reporter:
             absent,
         )
 
+    def uncommitted(self, peer: Peer) -> None:
+        """Book a round that did not come to an end."""
+        waiting = ", ".join(short(absent) for absent in peer.session.current.agreement.waiting_for())
+        self.emit("uncommitted", {"round": peer.replica.round + 1, "detail": f"waiting for {waiting or 'a quorum'}"})
+
     def status(self, peer: Peer | None, identity: PeerId, run_id: bytes) -> None:
         """Write status.json."""
+        write_status(self._status, self.snapshot(peer, identity, run_id))
+
+    def snapshot(self, peer: Peer | None, identity: PeerId, run_id: bytes) -> Status:
+        """Where we are; without a peer that is ready, only who we are."""
         process, started = self._process
         status = Status(
             process=process,
@@ -119,7 +128,7 @@ class Reporter:
         )
         if peer is not None and peer.ready:
             status = self._full(status, peer)
-        write_status(self._status, status)
+        return status
 
     def _full(self, status: Status, peer: Peer) -> Status:
         import msgspec

@@ -7,11 +7,12 @@ from typing import Any
 
 import blake3
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.statesync import Foreign
 from thinwire.compression.codec import Floats
-from thinwire.node.outer import Read
+from thinwire.node.outer import Read, Replica
 from thinwire.node.session import Session
 from thinwire.node.waiting import whole
-from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.manifest import Manifest, ManifestMismatch
 from thinwire.swarm.protocol import Commit
 
 Work = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -37,10 +38,12 @@ class Rounds:
         """Become part of a running swarm: fetch its state, write it into the model, take part in the round in progress.
 
         Waits for as long as nobody offers a state that is as new as ours; with `tries`, for so many patiences only, and
-        then goes on with what is here.
+        then goes on with what is here. Raises ManifestMismatch when the swarm trains another model than this one.
         """
         session, tried = self._session, 0
         while not await session.catch_up():
+            if session.foreign is not None:
+                raise _mismatch(session.replica, session.foreign)
             tried += 1
             if tries and tried >= tries:
                 break
@@ -111,3 +114,13 @@ class Rounds:
             payloads.append(payload)
             hashes.append(blake3.blake3(payload).digest())
         return payloads, b"".join(hashes)
+
+
+def _mismatch(replica: Replica, foreign: Foreign) -> ManifestMismatch:
+    ours, theirs = replica.theta.size, foreign.nbytes // 8
+    differ = (
+        f"the swarm's model has {theirs} trainable parameters, the one here has {ours}"
+        if ours != theirs
+        else f"the swarm's model has {ours} trainable parameters too, but other names, shapes or element types"
+    )
+    return ManifestMismatch(differ, "build the model as those do who started the run, and freeze the same parameters")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from thinwire.compression.codec import Floats
-from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.manifest import Manifest, ManifestError
 from thinwire.swarm.protocol import PeerId
 
 from .corpus import open_corpus
@@ -77,7 +77,14 @@ PLACES = 64
 
 
 def prepare(manifest: Manifest, *, data: Path | None, device: str, threads: int, cache: Path, here: Path) -> Training:
-    """Build everything. `here` is where the manifest's tokenizer file is looked for. Raises DataError, DeviceError."""
+    """Build everything. `here` is where the manifest's tokenizer file is looked for. Raises DataError, DeviceError, and
+    ManifestError for a run whose model only the Python interface can be given.
+    """
+    if manifest.model.kind == "custom":
+        raise ManifestError(
+            f"run {manifest.run.name} trains a model of someone's own",
+            "take part from Python: thinwire.join(…) and swarm.wrap(model, optimizer)",
+        )
     if threads:
         torch.set_num_threads(threads)
     tokenizer = load_tokenizer(manifest.data.tokenizer, here, manifest.data.tokenizer_hash)
