@@ -153,7 +153,7 @@ class Daemon:
             print(f"thinwire join {invite.code()}", flush=True)
         await self._gather(peer)
         train = asyncio.create_task(self._train(peer, training))
-        duplicate = asyncio.create_task(peer.session.duplicate.wait())
+        duplicate = asyncio.create_task(peer.presence.duplicate.wait())
         try:
             await asyncio.wait((train, duplicate, peer.running), return_when=asyncio.FIRST_COMPLETED)
             for task in (peer.running, train):

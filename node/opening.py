@@ -21,7 +21,7 @@ from thinwire.swarm.preset import LAN, WAN
 from .config import Config, advertised
 from .disk import RealDisk
 from .peer import Doors, OpenTransport, Peer
-from .session import Emit
+from .presence import Emit
 
 
 class DuplicateKey(HintedError):

@@ -33,8 +33,9 @@ from .disk import Disk
 from .fragments import Layout
 from .memory import AnchorFile, replace_file
 from .outer import Read, Replica
+from .presence import Emit, Presence
 from .rounds import Rounds, Work
-from .session import Emit, Session
+from .session import Session
 from .snapshot import FragmentState, PrivateState, Snapshot
 
 SEARCH_SECONDS = 60.0
@@ -96,9 +97,8 @@ class Peer:
         self.private: PrivateState | None = None
         """Private state of the checkpoint that `take_up` found, for the inner optimizer and the data."""
         self._doors, self._directory, self._preset, self._emit = doors, directory, preset, emit
-        self._known: list[PeerRecord] = []
         self.ready = False
-        """Whether the session runs and strangers may be admitted."""
+        """Whether the session has begun: there are rounds, a replica and a roster to ask about."""
         self._running: asyncio.Task[None] | None = None
         self._anchors = AnchorFile(directory.path / "anchors.json", doors.disk)
         self._lived = directory.manifest.name in doors.disk.names(directory.path)
@@ -129,6 +129,17 @@ class Peer:
             issued=int(self._doors.wall()),
         )
         self.transport.learn(self._record)
+        roster = Roster(
+            self.identity,
+            self._record,
+            run_id=self.run_id,
+            preset=self._preset,
+            rng=self._doors.rng,
+            now=self._doors.now(),
+            wall=lambda: int(self._doors.wall()),
+        )
+        self.presence = Presence(self.transport, roster, now=self._doors.now, emit=self._emit)
+        self._running = asyncio.create_task(self.presence.run())
 
     async def _meet(self, contacts: Sequence[Contact], *, seconds: float, fatal: bool) -> bool:
         """Knock until somebody lets us in. Raises for refusals that will not change and, when `fatal`, at the end."""
@@ -159,7 +170,8 @@ class Peer:
         self._take(SignedManifest(welcome.manifest, welcome.author, welcome.manifest_signature))
         for wire in (welcome.record, *welcome.records):
             try:
-                self._known.append(PeerRecord.parse(wire, run_id=self.run_id, now=int(self._doors.wall())))
+                record = PeerRecord.parse(wire, run_id=self.run_id, now=int(self._doors.wall()))
+                self.presence.roster.learn(record, self._doors.now())
             except RecordError as error:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 
@@ -174,16 +186,15 @@ class Peer:
 
     def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
         """The gate's decision about a stranger whose record has been checked."""
-        if not self.ready:
-            return Refuse("busy", "still starting; knock again")
-        now = self._doors.now()
-        self.session.roster.learn(record, now)
-        view = [peer for peer in self.session.roster.view.peers if peer not in (record.peer_id, self.identity.peer_id)]
+        if not hasattr(self, "signed"):
+            return Refuse("busy", "still looking for the swarm; knock again")
+        roster = self.presence.roster
+        roster.learn(record, self._doors.now())
+        view = [peer for peer in roster.view.peers if peer not in (record.peer_id, self.identity.peer_id)]
         chosen = self._doors.rng.sample(view, min(MAX_RECORDS, len(view)))
-        records = tuple(known.wire for peer in chosen if (known := self.session.roster.record_of(peer)) is not None)
-        mine = self.session.roster.record
+        records = tuple(known.wire for peer in chosen if (known := roster.record_of(peer)) is not None)
         return Welcome(
-            mine.wire,
+            roster.record.wire,
             self.signed.toml,
             self.signed.author,
             self.signed.signature,
@@ -212,21 +223,11 @@ class Peer:
             # Nobody else runs this: whatever swarm there was, it goes on from here.
             self.replica.members = (self.identity.peer_id,)
             self.replica.seal()
-        roster = Roster(
-            self.identity,
-            self._record,
-            run_id=self.run_id,
-            preset=self._preset,
-            rng=doors.rng,
-            now=doors.now(),
-            wall=lambda: int(doors.wall()),
-        )
         self.session = Session(
             self.identity,
             self.manifest,
             self.run_id,
-            transport=self.transport,
-            roster=roster,
+            presence=self.presence,
             replica=self.replica,
             codec=codec,
             grid=grid(layout.total, codec),
@@ -236,10 +237,6 @@ class Peer:
             patience=PATIENCE,
         )
         self.rounds = Rounds(self.session, self.manifest, read=read, write=write, work=work)
-        for record in self._known:
-            roster.learn(record, doors.now())
-            self.transport.learn(record)
-        self._running = asyncio.create_task(self.session.run())
         self.ready = True
         if joins:
             await self.rounds.enter(tries=OWN_STATE if self.replica.round else 0)
@@ -304,7 +301,7 @@ class Peer:
 
     @property
     def running(self) -> asyncio.Task[None]:
-        """The session's task; it ends only with an error of ours."""
+        """The presence's task; it ends only with an error of ours."""
         assert self._running is not None
         return self._running
 
@@ -328,15 +325,12 @@ class Peer:
 
     async def leave(self) -> None:
         """Say goodbye and close everything."""
-        if self.ready:
-            await self.session.leave()
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
-        if self.ready:
-            await self.session.close()
-        elif hasattr(self, "transport"):
-            await self.transport.close()
+        if self._running is None:
+            return
+        await self.presence.leave()
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        await self.presence.close()
 
     def __repr__(self) -> str:
         return f"Peer({short(self.identity.peer_id)})"

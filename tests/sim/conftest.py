@@ -12,6 +12,7 @@ import pytest
 from thinwire.collectives.shards import grid
 from thinwire.compression import registry
 from thinwire.node.outer import Replica
+from thinwire.node.presence import Presence
 from thinwire.node.rounds import Rounds
 from thinwire.node.session import Session
 from thinwire.sims import clock
@@ -60,12 +61,12 @@ class Node:
         founders = [Identity.generate(bytes([i]) * 32).peer_id for i in range(swarm.founders)]
         self.replica = Replica(LAYOUT, theta, founders)
         self.theta = theta.copy()
+        self.presence = Presence(self.transport, roster, now=loop.time, emit=self._emit)
         self.session = Session(
             self.identity,
             swarm.manifest,
             RUN,
-            transport=self.transport,
-            roster=roster,
+            presence=self.presence,
             replica=self.replica,
             codec=codec,
             grid=grid(swarm.size, codec),
@@ -94,7 +95,7 @@ class Node:
 
     def start(self, *, joins: bool = False) -> None:
         loop = asyncio.get_running_loop()
-        self.tasks = [loop.create_task(self.session.run()), loop.create_task(self.live(joins))]
+        self.tasks = [loop.create_task(self.presence.run()), loop.create_task(self.live(joins))]
 
     async def live(self, joins: bool) -> None:
         for peer in self.swarm.nodes.values():

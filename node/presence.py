@@ -1,0 +1,138 @@
+"""Being there: transport and roster, from the moment the transport is open until the goodbye.
+
+Everything runs on the event loop. What is not about membership goes to `handler`, which may come later than the first frames:
+a peer that still builds its model already answers probes, or the others would take it for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.transport import Arrival, Transport
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Ack, Gossip, Message, Nack, PeerId, Ping, PingRequest, PushPull
+from thinwire.swarm.roster import Roster
+
+MEMBERSHIP = (Ping, PingRequest, Ack, Nack, Gossip, PushPull)
+TICK = 0.1
+"""Seconds between looks at the clock; well below every patience."""
+
+Emit = Callable[[str, Mapping[str, object]], None]
+"""Writes one event: its name and its fields."""
+
+
+class Handler(Protocol):
+    """What wants to know about links, frames and time."""
+
+    def reached(self, peer: PeerId) -> None:
+        """A link to a peer is up."""
+        ...
+
+    def lost(self, peer: PeerId, *, gone: bool) -> None:
+        """A link broke; `gone` when the process at its other end is no more."""
+        ...
+
+    def routed(self, peer: PeerId, frame: Frame) -> None:
+        """A checked frame that is not about membership."""
+        ...
+
+    def ticked(self) -> None:
+        """Time passes."""
+        ...
+
+
+class Presence:
+    """See the module. `live` are the peers with a link, `duplicate` is set when another process uses our key."""
+
+    def __init__(self, transport: Transport, roster: Roster, *, now: Callable[[], float], emit: Emit) -> None:
+        self.transport, self.roster = transport, roster
+        self.outbox = Outbox(transport, lambda peer: self._lose(peer, gone=False))
+        self.live: set[PeerId] = set()
+        self.duplicate = asyncio.Event()
+        self.handler: Handler | None = None
+        self._now, self._emit = now, emit
+        self._shown = roster.record
+
+    async def run(self) -> None:
+        """Receive and keep time until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._receive())
+            group.create_task(self._keep_time())
+
+    async def _receive(self) -> None:
+        while True:
+            self._arrived(await self.transport.recv())
+
+    def _arrived(self, arrival: Arrival) -> None:
+        peer = arrival.peer
+        if arrival.frame is None:
+            if peer in self.live:
+                self._emit("lost", {"peer": peer.hex(), "reason": arrival.reason})
+            self._lose(peer, gone=arrival.gone)
+            # The probe dials anew: whether the machine refuses tells a dead process from a broken connection.
+            self._send(self.roster.lost(peer, self._now()))
+            return
+        self._reach(peer)
+        if isinstance(arrival.frame.message, MEMBERSHIP):
+            self._send(self.roster.handle(peer, arrival.frame.message, self._now()))
+            self._follow_roster()
+        elif self.handler is not None:
+            self.handler.routed(peer, arrival.frame)
+
+    def _lose(self, peer: PeerId, *, gone: bool) -> None:
+        if peer not in self.live and not gone:
+            return
+        self.live.discard(peer)
+        self.outbox.drop(peer)
+        if self.handler is not None:
+            self.handler.lost(peer, gone=gone)
+
+    def _reach(self, peer: PeerId) -> None:
+        if peer not in self.live and peer != self.transport.peer_id:
+            self.live.add(peer)
+            if self.handler is not None:
+                self.handler.reached(peer)
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self._send(self.roster.tick(self._now()))
+            self._follow_roster()
+            if self.handler is not None:
+                self.handler.ticked()
+
+    def _send(self, messages: Sequence[tuple[PeerId, Message]]) -> None:
+        for peer, message in messages:
+            self.outbox.control(peer, message)
+
+    def _follow_roster(self) -> None:
+        """Tell the transport and the handler what the roster has learned."""
+        events = list(self.roster.events)
+        self.roster.events.clear()
+        for event in events:
+            self._emit(event.kind, {"peer": event.peer.hex(), "detail": event.detail})
+            record = self.roster.record_of(event.peer)
+            if event.kind in ("joined", "updated") and record is not None:
+                self.transport.learn(record)
+                if event.kind == "joined":
+                    self._reach(event.peer)
+            elif event.kind in ("dead", "left", "equivocation"):
+                self._lose(event.peer, gone=event.kind == "left")
+            elif event.kind == "duplicate":
+                self.duplicate.set()
+        if self._shown is not self.roster.record:
+            self._shown = self.roster.record
+            self.transport.learn(self._shown)
+
+    async def leave(self) -> None:
+        """Say goodbye to everyone, and give the words a moment to get out."""
+        self._send(self.roster.leave(self._now()))
+        await asyncio.sleep(TICK)
+
+    async def close(self) -> None:
+        """Stop sending and close the transport."""
+        await self.outbox.close()
+        await self.transport.close()
