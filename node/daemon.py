@@ -166,9 +166,12 @@ class Daemon:
             await cancelled(train)
 
     async def _gather(self, peer: Peer) -> None:
-        """Wait for the peers that `--wait-for` asks for, a minute at most."""
+        """Wait until as many peers as `--wait-for` asks for hold the state and take part, a minute at most."""
         until = time.monotonic() + GATHER_SECONDS
-        while len(peer.session.roster.view) < self.options.wait_for and time.monotonic() < until:
+        while len({*peer.session.current.agreement.ready, peer.session.me}) < self.options.wait_for:
+            if time.monotonic() > until:
+                LOGGER.warning("going on without the peers that were waited for")
+                return
             self._report.phase = "waiting"
             await asyncio.sleep(0.1)
 
