@@ -45,7 +45,11 @@ class Reporter:
     def emit(self, kind: str, fields: Mapping[str, object]) -> None:
         """Write an event, and say it when a person should know."""
         self._log.append(kind, fields, at=self._now(), wall=self._wall())
-        text = " · ".join(str(value) for key, value in fields.items() if value not in ("", None) and key != "digest")
+        text = " · ".join(
+            str(value)[:8] if key in ("peer", "run") else str(value)
+            for key, value in fields.items()
+            if value not in ("", None) and key != "digest"
+        )
         if kind == "alarm":
             self.alarm = str(fields.get("detail", ""))
             LOGGER.warning("%s", self.alarm)
