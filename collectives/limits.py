@@ -66,3 +66,17 @@ class Buckets:
         full = [k for k, (level, since) in self._levels.items() if level + (now - since) * self._rate >= self._burst]
         for key in full:
             del self._levels[key]
+
+
+@dataclass(slots=True)
+class Retry:
+    """When a peer may be dialled again: `at` in monotonic seconds, `pause` the last wait before jitter."""
+
+    at: float = 0.0
+    pause: float = 0.0
+
+    def failed(self, now: float, limits: Limits, jitter: float, *, final: bool) -> None:
+        """A dial failed: wait twice as long as before, times `jitter`; the longest at once when the answer was `final`."""
+        longer = max(limits.retry_first, 2 * self.pause)
+        self.pause = limits.retry_last if final else min(limits.retry_last, longer)
+        self.at = now + self.pause * jitter

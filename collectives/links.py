@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import TypeAlias
@@ -18,19 +17,17 @@ from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType
 from thinwire.swarm.protocol import CHUNK_BYTES, TYPES, Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord
 
+from .bundle import Bundle
 from .control import Bounds, Control, Station
 from .ports import HalfOpen, listen
-from .streams import Stream, session_of
+from .sealing import session_of
 from .transport import Arrival
 
 BOUNDS = Bounds(messages=64, size=CHUNK_BYTES + 4096, window=4 << 20)
-MAX_STREAMS = 16
 READY = b""
 """First message each way: the handshake is over."""
 BYE = b"\0"
 """First byte of the last message, a reason follows: whoever closes in order says so, a dead process does not."""
-GRACE = 0.25
-"""Seconds by which the news of a broken stream may overtake the goodbye that explains it."""
 
 _CONTROL = [
     kind for kind in TYPES.values() if kind not in (Hello, Welcome, Refuse) and not (kind.payload and not kind.signed)
@@ -64,10 +61,7 @@ class Link:
         self._candidates: set[Control] = set()
         self._domain = b"link %d" % next(_domains)
         self._server: asyncio.Server | None = None
-        self._streams: dict[int, Stream] = {}
-        self._idle: deque[Stream] = deque()
-        self._waiters: deque[asyncio.Future[Stream | None]] = deque()
-        self._bulkless = False
+        self.bundle = Bundle(station, secret, self._deliver_bulk, self.close)
         self._bye = ""
         self._task: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(station.limits.handshake, self.close, "not taken in time")
@@ -122,29 +116,13 @@ class Link:
             async with asyncio.timeout(station.limits.handshake):
                 await link._loop.create_connection(lambda: control.passage.outer, host, port)
                 if await asyncio.shield(link.ready):
-                    link._task = link._loop.create_task(link._open_streams(host, bulk, streams))
+                    link._task = link._loop.create_task(link.bundle.dial(host, bulk, streams))
         except (OSError, ValueError) as error:
             link.close(f"cannot connect: {error}")
         except asyncio.CancelledError:
             link.close("given up")
             raise
         return link
-
-    async def _open_streams(self, host: str, port: int, streams: int) -> None:
-        async def one(number: int) -> None:
-            try:
-                async with asyncio.timeout(self._station.limits.handshake):
-                    _, stream = await self._loop.create_connection(
-                        lambda: Stream(self._station.pool, self._station.limits), host, port
-                    )
-            except OSError:
-                return
-            if self.reason:
-                stream.fail("the link is gone")
-            elif not stream.reason:
-                stream.open(self, self.secret, number)
-
-        await asyncio.gather(*(one(number) for number in range(min(streams, MAX_STREAMS))))
 
     def _up(self, control: Control) -> None:
         self._control = control
@@ -154,7 +132,7 @@ class Link:
         self._dismiss("another connection was taken")
         self._timer.cancel()
         # Bulk may be blocked on the way where control is not; then sends of it fail instead of waiting for ever.
-        self._timer = self._loop.call_later(self._station.limits.handshake, self._give_up_bulk)
+        self._timer = self._loop.call_later(self._station.limits.handshake, self.bundle.give_up)
         if not self.dialled:
             control.post([READY])
         self.heard = self.since = self._loop.time()
@@ -181,15 +159,13 @@ class Link:
         self._dismiss(reason)
         if self._task is not None:
             self._task.cancel()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self.bundle.retire()
         if not self.ready.done():
             self.ready.set_result(False)
         if self._control is not None and not self._control.passage.reason:
             self._control.leave(BYE + (told or reason).encode()[:64])
         else:
-            self._end_streams()
+            self.bundle.close()
         self._tell_lost(self, reason)
         self._check_gone()
 
@@ -208,7 +184,7 @@ class Link:
         self._candidates.discard(control)
         if control is self._control:
             self.close(self._bye or reason)
-            self._end_streams()
+            self.bundle.close()
         elif self.dialled:
             self.close(reason)
         self._check_gone()
@@ -217,17 +193,13 @@ class Link:
         if self.over:
             self._tell_gone(self)
 
-    def _end_streams(self) -> None:
-        for stream in self._streams.values():
-            stream.fail("the link is closed")
-
     # --- control
 
     async def send(self, frame: Frame) -> bool:
         """Hand a frame to the link; False when it is lost."""
         kind = type(frame.message)
         if kind.payload and not kind.signed:
-            return await self._send_bulk(frame)
+            return await self.bundle.send(frame)
         control = self._control
         if self.reason or control is None:
             return False
@@ -272,77 +244,8 @@ class Link:
         self.heard = self._loop.time()
         self._station.inbox.put(Arrival(self.peer, frame), size, bulk=bulk)
 
-    # --- bulk
-
-    async def _send_bulk(self, frame: Frame) -> bool:
-        head = frames.encode(frame, None, self._station.run_id)
-        stream = await self._free_stream()
-        if stream is None:
-            return False
-        stream.write(head, frame.payload)
-        return not self.reason
-
-    async def _free_stream(self) -> Stream | None:
-        while not self.reason and not self._bulkless:
-            while self._idle:
-                stream = self._idle.popleft()
-                if stream.idle:
-                    return stream
-            waiter: asyncio.Future[Stream | None] = self._loop.create_future()
-            self._waiters.append(waiter)
-            try:
-                stream_or_none = await waiter
-            except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled() and (given := waiter.result()) is not None:
-                    self.flushed(given)
-                raise
-            if stream_or_none is not None and stream_or_none.idle:
-                return stream_or_none
-        return None
-
-    def _give_up_bulk(self) -> None:
-        if not self._streams:
-            self._bulkless = True
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-    def joined(self, stream: Stream, number: int) -> None:
-        """A stream has proved the secret."""
-        if self.reason or number in self._streams or number >= MAX_STREAMS:
-            raise ValueError("a stream that is not awaited")
-        self._streams[number] = stream
-        self._bulkless = False
-        stream.pause(self._station.inbox.bulk.full)
-
-    def flushed(self, stream: Stream) -> None:
-        """A stream takes the next frame."""
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(stream)
-                return
-        self._idle.append(stream)
-
-    def arrived(self, head: bytes, payload: memoryview) -> None:
-        """A record came in."""
-        try:
-            header = frames.parse_header(head[:HEADER_BYTES])
-            if not header.kind.payload or header.kind.signed:
-                raise FrameError(f"{header.kind.__name__} does not belong on a stream")
-            frame = frames.decode(header, head[HEADER_BYTES:], payload, public_key=None, run_id=self._station.run_id)
-        except UnknownType as error:
-            if error.optional:
-                return
-            raise
-        self._deliver(frame, payload.nbytes + len(head), bulk=True)
-
-    def broken(self, stream: Stream, reason: str) -> None:
-        """A stream ended. Its last frames may be lost, so the link is lost with it."""
-        if stream.by_peer and not self.reason:
-            self._loop.call_later(GRACE, self.close, reason)
-        else:
-            self.close(reason)
+    def _deliver_bulk(self, frame: Frame, size: int) -> None:
+        self._deliver(frame, size, bulk=True)
 
     # --- for the transport
 
@@ -351,17 +254,11 @@ class Link:
         if self._control is not None:
             self._control.pause(paused)
 
-    def pause_bulk(self, paused: bool) -> None:
-        """Stop or resume reading bulk."""
-        for stream in self._streams.values():
-            stream.pause(paused)
-
     def traffic(self) -> tuple[int, int, int, int]:
         """Bytes on the wire so far: control up, control down, bulk up, bulk down."""
         passage = self._control.passage if self._control else None
-        streams = self._streams.values()
         control = (passage.up, passage.down) if passage else (0, 0)
-        return (*control, sum(s.up for s in streams), sum(s.down for s in streams))
+        return (*control, *self.bundle.traffic())
 
     @property
     def rtt(self) -> float | None:

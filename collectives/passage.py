@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from .streams import round_trip, tune
+from .tcp import round_trip, tune
 from .transport import RESET
 
 FIRST_BYTE = 0xFF

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -18,10 +17,13 @@ from thinwire.swarm.address import split_address
 from thinwire.swarm.protocol import VERSION, Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord
 
+from .bundle import Bundle
 from .control import Station
 from .gate import Wall, knock
+from .limits import Retry
 from .links import Link
 from .ports import PortTaken
+from .traffic import Traffic
 from .transport import REFUSED, Admit, Arrival, Contact
 
 HERE = ""
@@ -29,32 +31,6 @@ HERE = ""
 
 _TRANSIENT = ("unreachable", "refused", "busy")
 _Dial: TypeAlias = "asyncio.Task[Welcome | Refuse]"
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes on the wire to and from a peer, by plane."""
-
-    control_up: int = 0
-    control_down: int = 0
-    bulk_up: int = 0
-    bulk_down: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.control_up + other.control_up,
-            self.control_down + other.control_down,
-            self.bulk_up + other.bulk_up,
-            self.bulk_down + other.bulk_down,
-        )
-
-
-@dataclass(slots=True)
-class _Retry:
-    """When a peer may be dialled again (monotonic seconds), and how long the last pause was."""
-
-    at: float = 0.0
-    pause: float = 0.0
 
 
 class Peering:
@@ -75,7 +51,7 @@ class Peering:
         self._offers: dict[PeerId, Link] = {}
         self._leaving: set[Link] = set()
         self._dials: dict[bytes, _Dial] = {}
-        self._retries: dict[PeerId, _Retry] = {}
+        self._retries: dict[PeerId, Retry] = {}
         self._sessions: dict[bytes, Link] = {}
         self._traffic: dict[PeerId, Traffic] = {}
         self._loop = asyncio.get_running_loop()
@@ -104,14 +80,19 @@ class Peering:
             del self._records[oldest]
             self._retries.pop(oldest, None)
 
-    def drop(self, peer: PeerId, reason: str) -> PeerRecord | None:
-        """Close what there is with a peer, without an Arrival, and forget it; its record if there was one."""
+    def drop(self, peer: PeerId, reason: str) -> bytes | None:
+        """Close what there is with a peer, without an Arrival, and forget it; its transport key if that was known."""
         self._retries.pop(peer, None)
+        record = self._records.pop(peer, None)
+        key = record.transport_key if record is not None else None
         for links in (self.links, self._offers):
             link = links.pop(peer, None)
             if link is not None:
+                key = link.transport_key
                 link.close(reason)
-        return self._records.pop(peer, None)
+        if key is not None and key in self._dials:
+            self._dials[key].cancel()
+        return key
 
     def traffic(self) -> dict[PeerId, Traffic]:
         """Bytes of every peer since the start."""
@@ -120,10 +101,10 @@ class Peering:
             total[peer] = total.get(peer, Traffic()) + Traffic(*link.traffic())
         return total
 
-    def claim(self, session: bytes) -> tuple[Link, bytes] | None:
+    def claim(self, session: bytes) -> tuple[Bundle, bytes] | None:
         """Whose bulk stream it is that names this session."""
         link = self._sessions.get(session)
-        return None if link is None or link.reason else (link, link.secret)
+        return None if link is None or link.reason else (link.bundle, link.secret)
 
     async def close(self) -> None:
         """Give up dials, say goodbye on every link, wait until all is closed."""
@@ -227,10 +208,11 @@ class Peering:
             return Refuse("unreachable", "we are leaving")
         dial = self._start(contact.transport_key, self._visit(contact, hello, None))
         try:
-            return await asyncio.shield(dial)
+            await asyncio.wait({dial})
         except asyncio.CancelledError:
             dial.cancel()
             raise
+        return Refuse("unreachable", "given up") if dial.cancelled() else dial.result()
 
     async def reach(self, to: PeerId) -> Link | None:
         """The link to a peer, opened when there is none; None when that cannot be done now."""
@@ -272,10 +254,9 @@ class Peering:
             refused = refused or answer.code == "refused"
             if answer.code not in _TRANSIENT:
                 break
-        retry = self._retries.setdefault(peer, _Retry())
+        retry = self._retries.setdefault(peer, Retry())
         final = isinstance(answer, Refuse) and answer.code not in _TRANSIENT
-        retry.pause = limits.retry_last if final else min(limits.retry_last, max(limits.retry_first, 2 * retry.pause))
-        retry.at = self._loop.time() + retry.pause * self._random.uniform(0.5, 1.0)
+        retry.failed(self._loop.time(), limits, self._random.uniform(0.5, 1.0), final=final)
         if refused and peer not in self.links and peer not in self._offers:
             self._station.inbox.put(Arrival(peer, None, REFUSED), 0)
         return answer

@@ -18,9 +18,10 @@ from .control import Context, Station
 from .gate import Gate
 from .inbox import Inbox
 from .limits import Buckets, Limits
-from .peering import Peering, Traffic
+from .peering import Peering
 from .ports import HalfOpen, PortTaken, listen, own_address
 from .streams import Stream
+from .traffic import Traffic
 from .transport import Admit, Arrival, Contact
 
 
@@ -114,11 +115,11 @@ class ZmqTransport:
 
     def drop(self, peer: PeerId, reason: str, *, ban: bool = False) -> None:
         """See `Transport.drop`. Nothing that came from the peer is delivered any more."""
-        record = self._peering.drop(peer, reason)
+        key = self._peering.drop(peer, reason)
         if ban:
             self._peering.banned.add(peer)
-            if record is not None:
-                self._gate.banned.add(record.transport_key)
+            if key is not None:
+                self._gate.banned.add(key)
         self._station.inbox.forget(peer)
 
     async def close(self) -> None:
@@ -171,4 +172,4 @@ class ZmqTransport:
 
     def _pause_bulk(self, paused: bool) -> None:
         for link in list(self._peering.links.values()):
-            link.pause_bulk(paused)
+            link.bundle.pause(paused)

@@ -10,7 +10,7 @@ import zmq
 from thinwire.collectives.channel import as_client
 from thinwire.collectives.gate import knock
 from thinwire.collectives.links import Link, port_of
-from thinwire.collectives.streams import LENGTHS, OPENING, _keys, session_of
+from thinwire.collectives.sealing import LENGTHS, OPENING, session_of, stream_keys
 from thinwire.collectives.transport import Contact
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
@@ -356,7 +356,7 @@ class Crooked:
 
     async def join(self, number, secret):
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.second.bulk_port)
-        self.key, _ = _keys(secret, number)
+        self.key = stream_keys(secret, number)[0]._key
         opening = OPENING.pack(session_of(self.secret), number)
         self.opening = opening + self.key.encrypt(bytes(12), b"", opening)
         self.writer.write(self.opening)

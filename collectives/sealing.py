@@ -1,0 +1,99 @@
+"""Sealed records: how one frame becomes bytes that only the other end of a stream can read or make.
+
+The secret of a link (agreed inside CURVE) gives every stream and direction a key of its own (HKDF, RFC 5869). A record
+is the lengths of head and payload, the head sealed, the payload sealed: AES-256-GCM (NIST SP 800-38D) with the lengths
+as associated data and a counter as nonce.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from thinwire.swarm.frame import HEADER_BYTES
+from thinwire.swarm.protocol import TYPES
+
+if TYPE_CHECKING:
+    from thinwire.swarm.frame import Buffer
+
+TAG = 16
+LENGTHS = struct.Struct("!II")
+OPENING = struct.Struct("!16sB")
+"""Session id and stream number, with which a dialler begins; the proof, TAG bytes, follows."""
+
+_BULK = [kind for kind in TYPES.values() if kind.payload and not kind.signed]
+MAX_HEAD = HEADER_BYTES + max(kind.limit for kind in _BULK)
+MAX_PAYLOAD = max(kind.payload for kind in _BULK)
+MAX_SEALS = 1 << 32
+"""Most seals with one key; a stream that reaches it ends, and the link is dialled anew with new keys."""
+
+
+class KeyUsedUp(ValueError):
+    """MAX_SEALS is reached."""
+
+
+def session_of(secret: bytes) -> bytes:
+    """The 16 public bytes that name the session of a secret."""
+    return HKDF(SHA256(), 16, salt=None, info=b"thinwire bulk session 1").derive(secret)
+
+
+def stream_keys(secret: bytes, number: int) -> tuple[Direction, Direction]:
+    """Keys of one stream: dialler to acceptor, acceptor to dialler."""
+    data = HKDF(SHA256(), 64, salt=None, info=b"thinwire bulk stream 1" + bytes([number])).derive(secret)
+    return Direction(data[:32]), Direction(data[32:])
+
+
+def parse_lengths(data: Buffer) -> tuple[int, int]:
+    """Lengths of head and payload. Raises ValueError when they are over the limits."""
+    head, payload = LENGTHS.unpack(data)
+    if not HEADER_BYTES < head <= MAX_HEAD or payload > MAX_PAYLOAD:
+        raise ValueError(f"record of {head} + {payload} bytes is over the limits")
+    return head, payload
+
+
+def record_size(head: int, payload: int) -> int:
+    """Bytes of a whole record."""
+    return LENGTHS.size + head + TAG + payload + TAG
+
+
+class Direction:
+    """One direction of a stream: its key and the count of what it has sealed or opened."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = AESGCM(key)
+        self._count = 0
+
+    def _nonce(self) -> bytes:
+        if self._count >= MAX_SEALS:
+            raise KeyUsedUp("the key of a stream is used up")
+        self._count += 1
+        return (self._count - 1).to_bytes(12, "big")
+
+    def prove(self, opening: bytes) -> bytes:
+        """TAG bytes which show that we know the key."""
+        return self._key.encrypt(self._nonce(), b"", opening)
+
+    def check(self, opening: bytes, proof: bytes) -> None:
+        """Raises cryptography's InvalidTag when `proof` is not what `prove` gives."""
+        self._key.decrypt(self._nonce(), proof, opening)
+
+    def seal(self, head: bytes, payload: Buffer, record: memoryview) -> None:
+        """Write a whole record into `record`, which has its size. Raises KeyUsedUp."""
+        lengths = LENGTHS.pack(len(head), len(record) - record_size(len(head), 0))
+        middle = LENGTHS.size + len(head) + TAG
+        record[: LENGTHS.size] = lengths
+        self._key.encrypt_into(self._nonce(), head, lengths, record[LENGTHS.size : middle])
+        self._key.encrypt_into(self._nonce(), payload, lengths, record[middle:])
+
+    def open(self, head: int, record: memoryview, payload: memoryview) -> bytes:
+        """Open a record whose head has `head` bytes into `payload`; the head. Raises InvalidTag, KeyUsedUp."""
+        lengths, middle = record[: LENGTHS.size], LENGTHS.size + head + TAG
+        opened = self._key.decrypt(self._nonce(), record[LENGTHS.size : middle], lengths)
+        if len(payload):
+            self._key.decrypt_into(self._nonce(), record[middle:], lengths, payload)
+        else:
+            self._key.decrypt(self._nonce(), record[middle:], lengths)
+        return opened
