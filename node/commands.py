@@ -77,6 +77,10 @@ def start(
     chaos: Annotated[
         bool, typer.Option("--chaos", help="With --local: kill one on the way, let one join late.")
     ] = False,
+    wait_for: Annotated[
+        int,
+        typer.Option("--wait-for", metavar="N", min=1, max=256, help="Train once N peers are here, or in a minute."),
+    ] = 1,
     rounds: Rounds = None,
     data: Data = None,
     device: Device = None,
@@ -97,7 +101,9 @@ def start(
         home=home,
     )  # fmt: skip
     config = _settings(context, debug, flags)
-    options = Options(local=local, chaos=chaos, rounds=rounds, place=place, log=_log(log), debug=debug)
+    options = Options(
+        local=local, chaos=chaos, rounds=rounds, place=place, wait_for=wait_for, log=_log(log), debug=debug
+    )
     if chaos and local < 2:
         raise InputError("--chaos needs at least two local peers", "add --local 4")
     from thinwire.swarm.manifest import parse

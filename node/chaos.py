@@ -1,0 +1,35 @@
+"""What goes wrong on purpose in a local swarm: who is killed and when, and when a newcomer arrives; all from the seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+HORIZON = 30
+"""Rounds within which things happen in a run without an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chaos:
+    """`victim` (place among the first peers, 0 is the founder) gets SIGKILL in the round after `kill_round`, the part `moment`
+    of a usual round after that one was committed. The newcomer's process starts when `join_round` is committed.
+    """
+
+    victim: int
+    kill_round: int
+    moment: float
+    join_round: int
+
+
+def plan(seed: int, peers: int, rounds: int) -> Chaos:
+    """Draw one; `rounds` is the length of the run (0: endless). Raises ValueError when it is too short for both.
+
+    The kill falls in the second quarter and the newcomer comes one to three rounds later, so that most of the run is still
+    ahead of it: a process needs some seconds to start.
+    """
+    rounds = rounds or HORIZON
+    if rounds < 4 or peers < 2:
+        raise ValueError(f"{rounds} rounds of {peers} peers")
+    draw = random.Random(seed)
+    kill = draw.randint(max(1, rounds // 5), max(1, 2 * rounds // 5))
+    return Chaos(draw.randrange(peers), kill, draw.random(), min(rounds - 1, kill + draw.randint(1, 3)))

@@ -1,0 +1,261 @@
+"""`start --local N`: a whole swarm on this machine, one process a peer, as if they were strangers on the network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import ClassVar
+
+from thinwire.swarm.errors import HintedError
+from thinwire.swarm.manifest import Manifest, parse
+
+from . import chaos as plans
+from . import picture
+from .afterwards import conclude
+from .children import Child
+from .config import Config
+from .console import log_style, set_up_logging
+from .livetable import Display, Scene, rows
+from .options import Options
+
+POLL_SECONDS = 0.2
+STALL_SECONDS = 180.0
+"""A swarm in which nothing new is written for so long has failed."""
+
+END_SECONDS = 30.0
+"""How long the peers may take to say goodbye before they are killed."""
+
+
+class LocalError(HintedError):
+    """The swarm on this machine failed; names the peer and its log."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(HintedError):
+    """Options that mean nothing for a whole swarm."""
+
+    exit_code: ClassVar[int] = 2
+
+
+def start_local(run: Path, config: Config, options: Options) -> int:
+    """Run the swarm to its end and say how it went. Returns the exit code. Raises LocalError, UsageError."""
+    run = run.absolute()
+    manifest = parse(run.read_bytes(), run.name)
+    style = log_style(options.log)
+    set_up_logging(style, config.directories.log, debug=options.debug)
+    swarm = LocalSwarm(run, manifest, config, options)
+    display = Display(style)
+    before = {number: signal.signal(number, swarm.signalled) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        try:
+            picture.check()
+        except picture.NoPlots as error:
+            display.say(f"{error}; {error.hint}", warn=True)
+        swarm.run(display)
+        display.close()
+        faults = conclude(swarm, style, display)
+    finally:
+        swarm.end()
+        display.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if swarm.stopped:
+        return 128 + swarm.stopped
+    if faults:
+        raise LocalError("; ".join(faults), f"the events of every peer are in {swarm.directory}")
+    return 0
+
+
+class LocalSwarm:
+    """The processes and what has happened to them. `run` makes them and returns when all have ended."""
+
+    def __init__(self, file: Path, manifest: Manifest, config: Config, options: Options) -> None:
+        """Raises UsageError."""
+        odd = [
+            name for name in ("host", "port", "ports", "advertise", "name") if config.sources[name].startswith("flag")
+        ]
+        odd += ["place"] if options.place is not None else []
+        if odd:
+            raise UsageError(f"--{odd[0]} says nothing with --local", "each local peer takes a free port of its own")
+        self.file, self.manifest, self.config, self.options = file, manifest, config, options
+        self.rounds = options.rounds or manifest.run.rounds
+        self.chaos: plans.Chaos | None = None
+        if options.chaos:
+            try:
+                self.chaos = plans.plan(manifest.run.seed, options.local, self.rounds)
+            except ValueError as error:
+                raise UsageError(f"--chaos has no room in {error}", "it takes 4 rounds and 2 peers at least") from None
+        # Several may start in one second; a directory is never used twice.
+        name = f"{manifest.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        self.directory = config.directories.state / "local" / name
+        self.began = time.time()
+        self.peers: list[Child] = []
+        self.alone: Child | None = None
+        self.joined_at: float | None = None
+        """Wall time at which the late joiner's process was started, and the round that was committed last then."""
+        self.joined_round = 0
+        self.killed_round = 0
+        self.stopped = 0
+        """The signal that asked us to stop."""
+        self._kill_at: float | None = None
+        self._kill_wall = False
+
+    # --- watching
+
+    def run(self, display: Display) -> None:
+        """Until every process has ended. Raises LocalError when one of them failed or nothing moves any more."""
+        self.directory.mkdir(mode=0o700, parents=True)
+        self._start_peer(["start", str(self.file), "--wait-for", str(self.options.local)])
+        display.say(f"starting {self.options.local} peers; their files are in {self.directory}")
+        moved, written = time.monotonic(), 0
+        while any(child.code is None for child in self._children()):
+            for child in self._children():
+                child.poll()
+            self._check()
+            if not self.stopped:
+                self._act(display)
+            display.show(self.scene())
+            events = sum(len(child.diary.events) for child in self._children())
+            if events != written:
+                moved, written = time.monotonic(), events
+            limit = END_SECONDS if self.stopped else STALL_SECONDS
+            if time.monotonic() > moved + limit:
+                if self.stopped:
+                    return
+                raise LocalError(
+                    f"nothing has happened in the swarm for {STALL_SECONDS:.0f} s", f"the logs are in {self.directory}"
+                )
+            time.sleep(POLL_SECONDS)
+        for child in self._children():
+            child.poll()
+        self._check()
+        display.show(self.scene())
+
+    def scene(self) -> Scene:
+        """What is shown."""
+        note = ""
+        if self.alone is not None and self.alone.code is None:
+            done = self.alone.diary.last("alone")
+            note = f"one peer alone, to compare: round {done['round'] if done else 0} of {self.rounds}"
+        elapsed = time.time() - self.began
+        return Scene(self.manifest.run.name, self.round, self.rounds, elapsed, rows(self.peers), note)
+
+    @property
+    def round(self) -> int:
+        """The newest round that anybody has."""
+        return max((child.diary.round for child in self.peers), default=0)
+
+    @property
+    def victim(self) -> Child | None:
+        """Who was killed on purpose."""
+        return next((child for child in self.peers if child.killed_at is not None), None)
+
+    @property
+    def newcomer(self) -> Child | None:
+        """Who joined late."""
+        return self.peers[self.options.local] if len(self.peers) > self.options.local else None
+
+    def signalled(self, number: int, frame: FrameType | None) -> None:
+        """A signal for us: the first is passed on, the second kills."""
+        if self.stopped:
+            self._kill_wall = True
+        self.stopped = self.stopped or number
+        for child in self._children():
+            child.end(now=self._kill_wall or child is self.alone)
+
+    def end(self) -> None:
+        """No process stays behind."""
+        for child in self._children():
+            child.end(now=True)
+        for child in self._children():
+            child.process.wait()
+
+    def _children(self) -> list[Child]:
+        return [*self.peers, *([self.alone] if self.alone else [])]
+
+    def _check(self) -> None:
+        for child in self._children():
+            if child.code and child.killed_at is None and not self.stopped:
+                raise LocalError(f"{child.name} ended with code {child.code}: {child.complaint()}", f"see {child.log}")
+
+    # --- acting
+
+    def _act(self, display: Display) -> None:
+        if len(self.peers) < self.options.local:
+            printed = [line for line in self.peers[0].printed().splitlines() if line.startswith("thinwire join ")]
+            if printed:
+                for _ in range(1, self.options.local):
+                    self._start_peer(["join", printed[0].removeprefix("thinwire join ")])
+            return
+        starters = self.peers[: self.options.local]
+        if self.alone is None and self.rounds and all(child.diary.last("ready") for child in starters):
+            self._start_alone(starters)
+        if self.chaos is not None:
+            self._wreak(self.chaos, display)
+
+    def _wreak(self, chaos: plans.Chaos, display: Display) -> None:
+        now = time.monotonic()
+        if self._kill_at is None and self.round >= chaos.kill_round:
+            self._kill_at = now + chaos.moment * self._usual()
+        if self.victim is None and self._kill_at is not None and now >= self._kill_at:
+            victim = self.peers[chaos.victim]
+            if victim.code is None:
+                self.killed_round = self.round
+                victim.kill(time.time())
+                display.say(f"kill -9 of {victim.name} after round {self.killed_round}", warn=True)
+        if self.newcomer is None and self.victim is not None and self.round >= chaos.join_round:
+            invite = next((said.invite for child in self.peers if child.live and (said := child.status())), "")
+            if invite:
+                self.joined_at, self.joined_round = time.time(), self.round
+                late = self._start_peer(["join", invite])
+                display.say(f"{late.name} joins late, after round {self.joined_round}", warn=True)
+
+    def _usual(self) -> float:
+        from .diary import commits, usual_round
+
+        return usual_round(commits(child.diary for child in self.peers))
+
+    def _start_peer(self, command: list[str]) -> Child:
+        name = f"peer {len(self.peers) + 1}"
+        home = self.directory / name.replace(" ", "-")
+        self._share_cache(home)
+        told = ["--home", str(home), "--host", "127.0.0.1", "--port", "0", "--name", name, "--log", "plain"]
+        told += ["--device", self.config.device, "--threads", str(self.threads)]
+        told += ["--data", str(self.config.data)] if self.config.data else []
+        told += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
+        told += ["--debug"] if self.options.debug else []
+        # A tokenizer file of the manifest is looked for beside the run's file.
+        child = Child(name, home, [*command, *told], self.file.parent)
+        self.peers.append(child)
+        return child
+
+    def _start_alone(self, starters: list[Child]) -> None:
+        model = starters[self.model_peer]
+        home = self.directory / "alone"
+        events = home / "events.jsonl"
+        told = [str(self.file), "--events", str(events), "--cache", str(self.config.directories.cache)]
+        told += ["--device", self.config.device, "--threads", str(self.threads), "--rounds", str(self.rounds)]
+        told += ["--data", str(self.config.data)] if self.config.data else []
+        told += ["--me", model.diary.peer.hex(), "--group", ",".join(one.diary.peer.hex() for one in starters)]
+        self.alone = Child("the peer alone", home, ["alone", *told], self.file.parent, events)
+
+    @property
+    def model_peer(self) -> int:
+        """Place of the peer whose shard and steps the one alone has: the first that lives through the whole run."""
+        return 1 if self.chaos is not None and self.chaos.victim == 0 else 0
+
+    @property
+    def threads(self) -> int:
+        """Threads of each peer, so that together they have as many as there are cores."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.config.threads or max(1, cores // (self.options.local + 1))
+
+    def _share_cache(self, home: Path) -> None:
+        """All read the same text: one copy of its tokens is enough."""
+        home.mkdir(mode=0o700, parents=True)
+        self.config.directories.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (home / "cache").symlink_to(self.config.directories.cache, target_is_directory=True)
