@@ -60,7 +60,7 @@ class Background:
                 "this is a mistake of thinwire's; please report it with the traceback",
             ) from failure
         if not self._thread.is_alive():
-            raise SwarmError("the swarm's thread has ended", "join again to go on")
+            raise SwarmError("this peer has left the swarm", "call thinwire.join again to go on")
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run on the loop and wait for the result.
@@ -72,6 +72,16 @@ class Background:
         except BaseException:
             work.close()
             raise
+        return self._call(work)
+
+    def last_call(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """As `call`, but also after a failure: for what must be tried at the end. None when the thread is not there."""
+        if not self._thread.is_alive():
+            work.close()
+            return None
+        return self._call(work)
+
+    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         result: concurrent.futures.Future[Result] = concurrent.futures.Future()
         begun: list[asyncio.Task[Result]] = []
 

@@ -99,5 +99,9 @@ async def _open_transport(identity: Identity, run_id: bytes, config: Config, adm
         admit=admit,
         wall=lambda: int(time.time()),
     )
-    await transport.open()
+    try:
+        await transport.open()
+    except BaseException:
+        await transport.close()
+        raise
     return transport

@@ -1,0 +1,77 @@
+"""The optimizer that a training loop of one's own calls: the inner one, and every H steps a round with the swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .api import Swarm
+
+
+class SwarmOptimizer(torch.optim.Optimizer):
+    """Stands in for the inner optimizer everywhere: learning rate schedulers and GradScaler take it. See `Swarm.wrap`.
+
+    Parameter groups, state, hooks and state dicts are those of the inner optimizer.
+    """
+
+    # GradScaler would leave its scale on this object, where the inner optimizer does not look; so it unscales by itself.
+    _step_supports_amp_scaling = False
+
+    def __init__(self, swarm: Swarm, inner: torch.optim.Optimizer, batch: int) -> None:
+        # Not the base class's: the attributes that one makes are the inner optimizer's, see __getattr__.
+        self._inner, self._swarm, self._batch = inner, swarm, batch
+        self._steps = self._weight = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # not there yet: a copy in the making
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def step(self, closure: Callable[[], Any] | None = None, *, weight: int | None = None) -> Any:
+        """One inner step; after every H-th, and when the others have committed without us, the round: then it blocks.
+
+        `weight`: samples (or tokens) that went into this step, `batch` of `wrap` by default. Returns what the inner
+        optimizer's step returns. Once the run is over the parameters stay as the swarm left them. Raises SwarmError, and
+        in rounds whatever went wrong in this process.
+        """
+        swarm = self._swarm
+        weight = self._batch if weight is None else weight
+        if weight < 0:
+            raise ValueError(f"a weight of {weight}: it counts samples")
+        if swarm.done:
+            return None if closure is None else closure()
+        loss = self._inner.step() if closure is None else self._inner.step(closure)
+        self._steps += 1
+        self._weight += weight
+        if self._steps >= swarm.steps or swarm.overtaken:
+            if swarm.exchange(steps=self._steps, weight=self._weight, loss=_number(loss)):
+                self._weight = 0
+            # Without a commit the local progress stays in the model and goes out with that of the next H steps.
+            self._steps = 0
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """See torch.optim.Optimizer."""
+        self._inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's; the swarm keeps the outer one's."""
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Into the inner optimizer."""
+        self._inner.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """To the inner optimizer. What is averaged was fixed by `wrap`: parameters that were not trainable then stay local."""
+        self._inner.add_param_group(param_group)
+
+
+def _number(loss: Any) -> float | None:
+    """What a closure gave, when it is a number."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return float(loss.item())
+    return loss if isinstance(loss, float) else None
