@@ -117,6 +117,7 @@ class Agreement:
         self._promises: dict[PeerId, Promise] | None = None
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
         self._stuck: Counter[PeerId] = Counter()
+        self._pending: Commit | None = None
         self._quorum_since: float | None = None
         self._orphaned_since: float | None = None
         self._moved = 0.0
@@ -189,6 +190,8 @@ class Agreement:
 
     def hear(self, sender: PeerId, message: Message, signature: bytes, now: float) -> None:
         """A checked message of this round and fragment from an authenticated peer."""
+        if not self.terms.members:
+            return  # we do not have the swarm's state yet, and no say
         if isinstance(message, Commit):
             self._hear_commit(message)
         elif self.commit is not None:
@@ -224,7 +227,12 @@ class Agreement:
 
     def _hear_open(self, sender: PeerId, message: Open, now: float) -> None:
         first = message.ballot.term == 1 and sender != self.terms.members[0]
-        if sender != message.ballot.leader or message.ballot < self._promised or first or not _sound(message):
+        if (
+            sender != message.ballot.leader
+            or message.ballot < self._promised
+            or first
+            or not _sound(message, self.terms)
+        ):
             return
         if self.opened is not None and message.ballot <= self.opened.ballot:
             return
@@ -267,20 +275,25 @@ class Agreement:
         self._prepare(now)
 
     def _hear_commit(self, message: Commit) -> None:
+        """Accept a verdict when its votes are a quorum, as far as we can tell who is gone; else look again later."""
         opened = message.opened
-        if self.commit is not None or not _sound(opened):
+        if self.commit is not None or not _sound(opened, self.terms):
             return
         vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, message.digest)
-        gone = _gone(opened)
         voters = {proof.peer for proof in message.votes if self._verify(proof.peer, vote, proof.signature)}
-        fits = (opened.round, opened.fragment) == (self.terms.round, self.terms.fragment)
-        if fits and self._enough(voters, gone, opened.alive):
+        believed = {peer for peer in _gone(opened) if peer not in self._live or peer in self._gone}
+        self._pending = None
+        if self._enough(voters, believed, opened.alive):
             self.commit = message
+        else:
+            self._pending = message
 
     # --- time
 
     def tick(self, now: float) -> None:
         """Let time pass: open when everyone is ready or grace is over, replace a leader that is gone or stuck."""
+        if self._pending is not None:
+            self._hear_commit(self._pending)
         if self.commit is not None or self.diverged or not (self.witness or self._orphaned(now)):
             return
         if self._promises is not None and self._leading is not None:
@@ -342,7 +355,7 @@ class Agreement:
 
     def _orphaned(self, now: float) -> bool:
         """Whether every member has been gone for so long that those who are left go on; they all vote then."""
-        if not self._gone.issuperset(self.terms.members):
+        if not self.terms.members or not self._gone.issuperset(self.terms.members):
             self._orphaned_since = None
             return False
         if self._orphaned_since is None:
@@ -460,11 +473,13 @@ def _gone(opened: Open) -> set[PeerId]:
     return {entry.peer for entry in opened.excluded if entry.reason == GONE}
 
 
-def _sound(opened: Open) -> bool:
-    """Structure of an Open: sorted, no duplicates, alive within the group, somebody alive."""
+def _sound(opened: Open, terms: Terms) -> bool:
+    """Structure of an Open: of this round, sorted, no duplicates, alive within the group, somebody alive, weights bounded."""
     peers = [contribution.peer for contribution in opened.contributors]
     return (
-        bool(opened.alive)
+        (opened.round, opened.fragment) == (terms.round, terms.fragment)
+        and bool(opened.alive)
         and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, peers))
         and set(opened.alive) <= set(opened.group)
+        and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
     )
