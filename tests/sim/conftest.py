@@ -59,7 +59,8 @@ class Node:
         codec = registry.parse(swarm.codec)
         theta = np.random.default_rng(7).standard_normal(swarm.size).astype(np.float32)
         founders = [Identity.generate(bytes([i]) * 32).peer_id for i in range(swarm.founders)]
-        self.replica = Replica(LAYOUT, theta, founders)
+        known = founders if index < swarm.founders and not life else []
+        self.replica = Replica(LAYOUT, theta, known)
         self.theta = theta.copy()
         self.presence = Presence(self.transport, roster, now=loop.time, emit=self._emit)
         self.session = Session(
