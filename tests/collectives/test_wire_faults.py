@@ -1,6 +1,11 @@
 """Peers that die, stall or read slowly, as real processes where a process is what fails."""
 
 import asyncio
+import contextlib
+import itertools
+import os
+import random
+import resource
 import signal
 import sys
 import time
@@ -9,6 +14,7 @@ import pytest
 from thinwire.collectives.transport import RESET, Contact
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import CHUNK_BYTES, Chunk, Welcome
+from thinwire.swarm.record import PeerRecord
 
 CHILD = """
 import asyncio, sys, time
@@ -252,5 +258,145 @@ def test_a_machine_that_does_not_answer(wire):
         answer = await first.transport.meet(Contact(f"127.0.0.1:{port}", bytes(32)), first.hello)
         assert answer.code == "unreachable"
         listener.close()
+
+    wire.run(work)
+
+
+def test_a_flipped_bit_on_the_control_connection(wire):
+    async def work():
+        first, second = await wire.pair()
+        passage = second.transport._peering.links[first.id]._control.passage
+        carry = passage.carry
+
+        def flip(outer, data):
+            carry(outer, bytes([*data[:-1], data[-1] ^ 1]) if outer else data)
+
+        passage.carry = flip
+        assert await first.ping(second)
+        lost = [await peer.recv() for peer in (first, second)]
+        assert [arrival.frame for arrival in lost] == [None, None]
+        assert await first.ping(second, 5) or await first.ping(second, 5)
+        assert (await second.recv()).frame.message.sequence == 5
+
+    wire.run(work)
+
+
+def test_a_drop_while_the_link_is_being_opened(wire):
+    async def work():
+        first = await wire.peer(1)
+        listener = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        silent = Identity.generate(b"s" * 32)
+        record = PeerRecord.create(
+            silent, run_id=wire.RUN, addresses=(f"127.0.0.1:{port}",), sequence=1, issued=int(time.time())
+        )
+        first.transport.learn(record)
+        target = type("Silent", (), {"id": silent.peer_id})
+        sends = [asyncio.create_task(first.ping(target)), asyncio.create_task(first.chunk(target, b"x"))]
+        meeting = asyncio.create_task(
+            first.transport.meet(Contact(f"127.0.0.1:{port}", silent.transport_public), first.hello)
+        )
+        await asyncio.sleep(0.05)
+        first.transport.drop(silent.peer_id, "changed my mind")
+        assert await asyncio.gather(*sends) == [False, False]
+        await asyncio.sleep(0.05)
+        await first.transport.close()
+        assert (await meeting).code == "unreachable"
+        listener.close()
+
+    wire.run(work)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_happens_every_pair_can_be_linked_again(wire, seed):
+    """Sends, drops, meetings and restarts in random order; then all pairs agree on one link each."""
+
+    async def work():
+        rng = random.Random(seed)
+        limits = wire.short(young=0.2, handshake=5.0)
+        peers = [await wire.peer(number, limits=limits) for number in range(1, 5)]
+        sequence = 1
+        drains = []
+
+        async def drain(peer):
+            with contextlib.suppress(RuntimeError):
+                while True:
+                    await peer.transport.recv()
+
+        def introduce():
+            for peer in peers:
+                for other in peers:
+                    if other is not peer:
+                        peer.transport.learn(other.record)
+
+        async def live(place, restarts):
+            nonlocal sequence
+            for _ in range(250):
+                peer = peers[place]
+                other = rng.choice([other for other in peers if other is not peer])
+                chance = rng.random()
+                if chance < 0.6:
+                    await peer.ping(other)
+                elif chance < 0.93:
+                    await peer.chunk(other, bytes(rng.randrange(100_000)))
+                elif chance < 0.96:
+                    peer.transport.drop(other.id, "chance")
+                    peer.transport.learn(other.record)
+                elif chance < 0.97:
+                    await peer.meet(other)
+                elif chance < 0.98 and restarts:
+                    await peer.transport.close()
+                    sequence += 1
+                    peers[place] = await wire.peer(place + 1, limits=limits, sequence=sequence)
+                    drains.append(asyncio.create_task(drain(peers[place])))
+                    introduce()
+                else:
+                    await asyncio.sleep(rng.random() * 0.01)
+
+        drains += [asyncio.create_task(drain(peer)) for peer in peers]
+        introduce()
+        await asyncio.gather(*(live(place, first) for place in range(4) for first in (True, False)))
+        assert sequence > 1
+        for one, other in itertools.permutations(peers, 2):
+            introduce()
+            async with asyncio.timeout(20):
+                while not await one.ping(other):
+                    await asyncio.sleep(0.02)
+        for one, other in itertools.combinations(peers, 2):
+            links = one.transport._peering.links[other.id], other.transport._peering.links[one.id]
+            assert links[0].session == links[1].session and links[0].dialled != links[1].dialled
+        for peer in peers:
+            book = peer.transport._peering
+            assert not (book._offers or book._dials or book._leaving)
+            assert set(book._sessions.values()) == {link for link in book.links.values() if not link.dialled}
+            await peer.transport.close()
+        await asyncio.gather(*drains)
+
+    wire.run(work)
+
+
+def test_no_descriptors_left(wire):
+    """A transport that cannot open another descriptor refuses, and goes on when there are some again."""
+
+    async def work():
+        first, second, late = await wire.peer(1), await wire.peer(2), await wire.peer(3)
+        assert isinstance(await first.meet(second), Welcome)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = max(int(name) for name in os.listdir("/proc/self/fd"))
+        try:
+            for spare in (0, 3, 6, 9, 12, 15):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, hard))
+                with contextlib.suppress(OSError):
+                    await late.meet(second)
+                assert await first.ping(second, spare) and await second.ping(first, spare)
+                while (await second.recv()).peer != first.id:
+                    pass
+                while (await first.recv()).peer != second.id:
+                    pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        async with asyncio.timeout(15):
+            while not isinstance(await late.meet(second), Welcome):
+                await asyncio.sleep(0.05)
 
     wire.run(work)

@@ -1,0 +1,148 @@
+"""The parts of the transport of life, one by one."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from cryptography.exceptions import InvalidTag
+from hypothesis import given
+from hypothesis import strategies as st
+from thinwire.collectives import sealing
+from thinwire.collectives.buffers import Pool
+from thinwire.collectives.inbox import Inbox
+from thinwire.collectives.limits import Buckets, Limits, Retry
+from thinwire.collectives.links import port_of
+from thinwire.collectives.ports import HalfOpen, own_address
+from thinwire.collectives.tcp import has_congestion_control
+from thinwire.collectives.transport import Arrival
+
+
+@given(st.lists(st.floats(0, 3), max_size=60), st.integers(1, 9), st.floats(0.1, 5))
+def test_a_bucket_never_grants_more_than_burst_and_rate(pauses, burst, rate):
+    buckets, now, granted = Buckets(burst, rate), 0.0, 0
+    for pause in pauses:
+        now += pause
+        granted += buckets.take("key", now)
+        assert granted <= burst + rate * now + 1e-6
+    assert buckets.take("another", now)
+
+
+def test_buckets_are_bounded_and_forget_the_full_ones():
+    buckets = Buckets(2, 1.0, capacity=3)
+    assert all(buckets.take(str(key), 0.0) for key in range(3))
+    assert not buckets.take("late", 0.1)
+    assert buckets.take("late", 5.0)
+    assert len(buckets._levels) == 1
+
+
+def test_the_busiest_source_gives_way():
+    crowd, closed = HalfOpen(4), []
+
+    def connection(name):
+        def close():
+            closed.append(name)
+            crowd.remove(name[0], close)
+
+        assert crowd.add(name[0], close)
+        return close
+
+    for name in ("b1", "a1", "a2", "a3", "c1", "b2"):
+        connection(name)
+    assert closed == ["a1", "a2"] and len(crowd) == 4
+    crowd.clear()
+    assert len(crowd) == 0 and not crowd._sources
+    assert not HalfOpen(4, lambda source: source != "x").add("x", lambda: None)
+
+
+def test_a_pool_lends_no_byte_twice():
+    pool = Pool(spare=1 << 20)
+    views = [pool.lend(size) for size in (1, 65536, 65537, 1 << 20, 100)]
+    for number, view in enumerate(views):
+        view[:] = bytes([number]) * len(view)
+    part = np.frombuffer(views[3], np.uint8)[5:9]
+    del views[3]
+    again = pool.lend(1 << 20)
+    again[:] = b"\xff" * len(again)
+    assert part.tolist() == [3] * 4
+    assert [bytes(set(view)) for view in views] == [b"\0", b"\1", b"\2", b"\4"]
+    del views, view, part, again
+    assert 0 < pool._spare <= 1 << 20
+    kept = pool._spare
+    assert pool.lend(10).nbytes == 10 and pool._spare <= kept
+
+
+def test_back_off_grows_to_its_bound():
+    limits, retry, pauses = Limits(), Retry(), []
+    for _ in range(12):
+        retry.failed(100.0, limits, 0.5, final=False)
+        pauses.append(retry.at - 100.0)
+    assert pauses[0] == limits.retry_first / 2 and pauses[-1] == limits.retry_last / 2
+    assert pauses == sorted(pauses)
+    retry = Retry()
+    retry.failed(0.0, limits, 1.0, final=True)
+    assert retry.at == limits.retry_last
+
+
+def test_the_inbox_pauses_each_lane_by_itself_and_forgets_a_peer():
+    log = []
+
+    async def work():
+        inbox = Inbox(
+            10_000, lambda paused: log.append(("control", paused)), lambda paused: log.append(("bulk", paused))
+        )
+        for _ in range(3):
+            inbox.put(Arrival(b"a", None, "bulk"), 4000, bulk=True)
+        assert log == [("bulk", True)]
+        inbox.put(Arrival(b"b", None, "control"), 0)
+        assert (await inbox.get()).reason == "control"
+        assert (await inbox.get()).reason == "bulk" and inbox.bulk.full
+        inbox.put(Arrival(b"b", None, "bulk"), 10, bulk=True)
+        inbox.forget(b"a")
+        assert log == [("bulk", True), ("bulk", False)]
+        assert (await inbox.get()).peer == b"b" and inbox.bulk.held == inbox.control.held == 0
+        waiting = asyncio.create_task(inbox.get())
+        await asyncio.sleep(0)
+        inbox.close()
+        with pytest.raises(RuntimeError):
+            await waiting
+
+    asyncio.run(work())
+
+
+@given(st.binary(min_size=17, max_size=sealing.MAX_HEAD), st.binary(max_size=3000), st.data())
+def test_a_record_opens_only_unchanged_and_only_once(head, payload, data):
+    secret = b"s" * 32
+    there, _ = sealing.stream_keys(secret, 3)
+    record = memoryview(bytearray(sealing.record_size(len(head), len(payload))))
+    there.seal(head, payload, record)
+    assert sealing.parse_lengths(record[: sealing.LENGTHS.size]) == (len(head), len(payload))
+    target = memoryview(bytearray(len(payload)))
+    key, back = sealing.stream_keys(secret, 3)
+    assert key.open(len(head), record, target) == head and target == payload
+    with pytest.raises(InvalidTag):
+        key.open(len(head), record, target)
+    for other in (back, sealing.stream_keys(secret, 4)[0], sealing.stream_keys(b"t" * 32, 3)[0]):
+        with pytest.raises(InvalidTag):
+            other.open(len(head), record, target)
+    where = data.draw(st.integers(0, len(record) - 1))
+    record[where] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(InvalidTag):
+        sealing.stream_keys(secret, 3)[0].open(len(head), record, target)
+
+
+def test_a_key_ends():
+    key, _ = sealing.stream_keys(bytes(32), 0)
+    key._count = sealing.MAX_SEALS
+    with pytest.raises(sealing.KeyUsedUp):
+        key.prove(b"")
+
+
+@pytest.mark.parametrize("endpoint", ["", ":", "80", ":0", ":65536", ":-1", ":8 0", "x:80", ":١", ":99999999999999"])
+def test_endpoints_that_are_none(endpoint):
+    with pytest.raises(ValueError):
+        port_of(endpoint)
+
+
+def test_own_address_and_congestion_control_have_an_answer():
+    assert own_address("10.1.2.3") == "10.1.2.3" and own_address("0.0.0.0") not in ("", "0.0.0.0")
+    assert has_congestion_control() in (True, False)
