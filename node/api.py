@@ -1,68 +1,28 @@
-"""A training loop of one's own in a swarm: `join`, `wrap`, and then the loop as it was.
-
-The loop's thread trains. A background thread keeps the peer alive: it answers others, keeps time, and exchanges while the
-loop waits in a step that ends a round.
-"""
+"""A training loop of one's own in a swarm: `join`, `wrap`, and then the loop as it was."""
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import math
 import os
-import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import torch
 from thinwire.compression.codec import Floats
-from thinwire.compression.kernels import warm_up
 from thinwire.swarm.manifest import Manifest, ManifestError
 from thinwire.swarm.manifest import parse as parse_manifest
 from torch import nn
 
-from .background import Background, SwarmError
+from .companion import Companion, RoundReport
 from .config import load
 from .console import LOGGER
 from .fragments import layout_of
 from .inner import load_optimizer, save_optimizer
-from .lock import hold
-from .opening import Entry, arriving, duplicate_key, founding
+from .opening import arriving, founding
 from .optimizer import SwarmOptimizer
-from .report import Reporter
 from .snapshot import PrivateState
 from .status import PeerStatus, Status
-from .waiting import cancelled
-
-SAVE_SECONDS = 120.0
-"""Time between checkpoints; the last round is always saved."""
-
-LINGER_SECONDS = 10.0
-"""How long the others are given to fetch the last round from us before we leave."""
-
-LEAVE_SECONDS = 10.0
-"""How long saying goodbye may take."""
-
-STATUS_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class RoundReport:
-    """How the last exchange of this peer went.
-
-    round: the last round committed here. committed: whether this exchange committed one. contributors: peers whose work is
-    in it. missing: ids (hexadecimal) of peers that were left out, with reasons. seconds: how long the loop waited.
-    """
-
-    round: int
-    committed: bool
-    contributors: int
-    seconds: float
-    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 def join(
@@ -84,15 +44,12 @@ def join(
     Raises InviteError, ManifestError, ConfigError, InUseError (that home), PortTaken, NoSwarm, Refused and
     ManifestMismatch, all of them HintedError.
     """
-    flags = dict(
-        home=Path(home) if home is not None else None,
-        name=name, host=host, port=port, ports=ports, advertise=advertise,
-    )  # fmt: skip
-    config = load(flags, os.environ)
+    place = Path(home) if home is not None else None
+    config = load(dict(home=place, name=name, host=host, port=port, ports=ports, advertise=advertise), os.environ)
     text = os.fspath(invite_or_toml)
     if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
-        return Swarm(arriving(text, config))
-    return Swarm(founding(_read_custom(Path(text)), config))
+        return Swarm(Companion(arriving(text, config)))
+    return Swarm(Companion(founding(_read_custom(Path(text)), config)))
 
 
 def _read_custom(path: Path) -> bytes:
@@ -109,42 +66,27 @@ def _read_custom(path: Path) -> bytes:
 
 
 class Swarm:
-    """One peer of a run, made by `join`. Leave it with its `with` block, or by `leave`."""
+    """One peer of a run, made by `join`. Leave it with its `with` block, or by `leave`; at the latest Python's end does."""
 
-    def __init__(self, entry: Entry) -> None:
-        config = entry.config
+    def __init__(self, companion: Companion) -> None:
         self.last: RoundReport | None = None
         """How the last exchange went."""
-        self._identity, self._run_id = entry.identity, entry.run_id
+        self._companion, self._peer = companion, companion.peer
         self._optimizer: SwarmOptimizer | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._saved_at, self._saved_round = time.monotonic(), 0
-        self._exchanged_at = time.monotonic()
-        with ExitStack() as stack:
-            stack.enter_context(hold(config.directories.lock))
-            self._report = Reporter(
-                config.directories.run(entry.run_id).events,
-                config.directories.status,
-                name=config.name,
-                device="",
-                now=time.monotonic,
-                wall=time.time,
-            )
-            stack.callback(self._report.close)
-            self._background = Background("thinwire")
-            stack.callback(self._background.stop)
-            self._peer = entry.peer(self._report.emit)
-            stack.callback(self._goodbye)
-            self._joins = self._background.call(self._open(entry))
-            self._resources: ExitStack | None = stack.pop_all()
+        self._left = False
+        try:
+            companion.open()
+        except BaseException:
+            companion.close()
+            raise
         atexit.register(self.leave)
 
     # --- what there is to know
 
     @property
     def invite(self) -> str:
-        """What others pass to `join` (or to `thinwire join`); it names this peer and some more. Empty: none can be dialled."""
-        invite = self._background.ask(self._peer.invite)
+        """What others pass to `join`; it names this peer and a few more. Empty when none can be dialled."""
+        invite = self._companion.ask(self._peer.invite)
         return invite.code() if invite is not None else ""
 
     @property
@@ -169,15 +111,15 @@ class Swarm:
 
     @property
     def done(self) -> bool:
-        """Whether the run has had all its rounds (`run.rounds`; never, when that is 0). Raises SwarmError, as `check`."""
+        """Whether the run has had all its rounds (`run.rounds`; never, when that is 0). Raises as `check` does."""
         self.check()
         last = self._peer.manifest.run.rounds
         return bool(last) and self.round >= last
 
     @property
     def status(self) -> Status:
-        """Everything else: what `thinwire status` shows of this peer."""
-        return self._background.ask(lambda: self._report.snapshot(self._peer, self._identity.peer_id, self._run_id))
+        """What `thinwire status` shows of this peer."""
+        return self._companion.status()
 
     @property
     def peers(self) -> tuple[PeerStatus, ...]:
@@ -185,18 +127,18 @@ class Swarm:
         return self.status.peers
 
     def check(self) -> None:
-        """Raises what has gone wrong in the background, SwarmError or another HintedError; also after `leave`."""
-        self._background.check()
+        """Raises what has gone wrong in the background: SwarmError or another HintedError; SwarmError after `leave`."""
+        self._companion.check()
 
     # --- training
 
     def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, batch: int = 1) -> SwarmOptimizer:
         """Become a member with this model; train with the optimizer that this gives in place of yours.
 
-        All trainable parameters of the model are averaged, each as one value however often it is tied; frozen ones and
-        buffers (the statistics of BatchNorm) stay local. Whoever joins gets the swarm's parameters written into the model.
-        An earlier life's checkpoint under this home is taken up, with the state of the optimizer. `batch`: samples of one
-        step, the weight of this peer's work in the mean; see `SwarmOptimizer.step`.
+        All trainable parameters of the model are averaged, a tied one once; frozen ones and buffers (the statistics of
+        BatchNorm) stay local. Whoever joins gets the swarm's parameters written into the model. An earlier life's
+        checkpoint under this home is taken up, with the state of the optimizer. `batch`: samples of one step, the weight
+        of this peer's work in the mean; see `SwarmOptimizer.step`.
 
         Blocks until the swarm's state is here. Raises ManifestMismatch when the swarm trains another model, ValueError for
         a model that cannot be averaged or does not hold the optimizer's parameters.
@@ -204,16 +146,16 @@ class Swarm:
         if self._optimizer is not None:
             raise ValueError("this swarm has a model already: one run trains one model")
         if batch < 0:
-            raise ValueError(f"a batch of {batch}")
-        module = getattr(model, "_orig_mod", model)  # what torch.compile wraps has the names
+            raise ValueError(f"a batch of {batch}: it counts samples")
+        module: nn.Module = getattr(model, "_orig_mod", model)  # torch.compile wraps what has the names
         layout = layout_of(module)
         if not layout.total:
-            raise ValueError("the model has no trainable parameters: nothing to average")
+            raise ValueError("the model has no trainable parameters: there is nothing to average")
         known = {id(parameter) for parameter in module.parameters()}
         if any(id(tensor) not in known for group in optimizer.param_groups for tensor in group["params"]):
             raise ValueError("the optimizer holds tensors that are not parameters of this model: they would stay local")
-        self._module, self._inner = module, optimizer
-        self._devices = {p.device for p in module.parameters() if p.device.type == "cuda"}
+        devices = sorted({str(parameter.device) for parameter in module.parameters()})
+        self._gpus = [device for device in devices if device.startswith("cuda")]
 
         def read(start: int, stop: int, out: Floats) -> None:
             layout.read(module, out, start)
@@ -224,74 +166,36 @@ class Swarm:
 
         theta = np.empty(layout.total, np.float32)
         layout.read(module, theta)
-        take_up = self._peer.take_up(
-            layout, theta, read=read, write=write, work=self._background.work, joins=self._joins
-        )
-        self._report.phase = "joining" if self._joins else "starting"
-        self._background.call(take_up)
+        self._module, self._inner = module, optimizer
+        self._companion.take_up(layout, theta, read=read, write=write, device=", ".join(devices))
         self._restore()
-        self._saved_round = self.round
-        self._report.phase = "training"
         self._optimizer = SwarmOptimizer(self, optimizer, batch)
         return self._optimizer
 
     @property
     def overtaken(self) -> bool:
         """Whether the others have committed the round in progress without waiting for us."""
-        return self._peer.session.overtaken
+        return self._peer.ready and self._peer.session.overtaken
 
-    def exchange(self, *, steps: int, weight: int, loss: float | None) -> bool:
-        """The round after `steps` inner steps on `weight` samples: what `SwarmOptimizer.step` does by itself.
-
-        True when the model now has the swarm's parameters; False when it kept its own because no round committed.
-        """
-        before, began = self._peer.replica.digest, time.monotonic()
+    def exchange(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport:
+        """The round after `steps` inner steps on `weight` samples: what `SwarmOptimizer.step` does by itself."""
         self._synchronize()
-        weight = min(weight, self._peer.manifest.max_weight)
-        self._report.speed = weight / max(1e-9, began - self._exchanged_at)
-        self._background.call(self._sync(steps=steps, weight=weight, loss=loss, began=began))
-        self._exchanged_at = time.monotonic()
-        if self._exchanged_at > self._saved_at + SAVE_SECONDS:
-            self._save()
-        return self._peer.replica.digest != before
-
-    async def _sync(self, *, steps: int, weight: int, loss: float | None, began: float) -> None:
-        peer, report = self._peer, self._report
-        report.phase = "exchanging"
-        outcome = await peer.rounds.sync(weight=weight, loss=loss or 0.0, speed=report.speed)
-        report.phase = "training"
-        seconds, count = time.monotonic() - began, len(outcome.contributors)
-        committed = outcome.commit is not None
-        if committed:
-            report.round(
-                peer,
-                loss=math.nan if loss is None else loss,
-                contributors=count,
-                missing=outcome.missing,
-                seconds=seconds,
-                steps=steps,
-                tokens=weight,
-            )
-            peer.drop_anchor()
-        else:
-            report.uncommitted(peer)
-        missing = {who.hex(): reason for who, reason in outcome.missing.items()}
-        self.last = RoundReport(peer.replica.round, committed, count, seconds, missing)
+        self.last = self._companion.exchange(steps=steps, weight=weight, loss=loss)
+        if self._companion.save_due():
+            self._companion.save(self._private)
+        return self.last
 
     def _synchronize(self) -> None:
         """Two threads use the parameters, never at once; on a GPU that takes waiting for what is still queued there."""
-        for device in self._devices:
+        for device in self._gpus:
             torch.cuda.synchronize(device)
 
-    # --- keeping
-
-    def _save(self) -> None:
+    def _private(self) -> PrivateState | None:
         # Some optimizers keep numbers in their state too: one restored by halves is worse than one that warms up anew.
-        values = (value for state in self._inner.state.values() for value in state.values())
-        whole = all(value is None or isinstance(value, torch.Tensor) for value in values)
-        private = PrivateState(save_optimizer(self._module, self._inner), {}) if whole else None
-        self._report.checkpoint = self._peer.save(private) or self._report.checkpoint
-        self._saved_at, self._saved_round = time.monotonic(), self.round
+        values = [value for state in self._inner.state.values() for value in state.values()]
+        if not all(value is None or isinstance(value, torch.Tensor) for value in values):
+            return None
+        return PrivateState(save_optimizer(self._module, self._inner), {})
 
     def _restore(self) -> None:
         private = self._peer.private
@@ -299,27 +203,7 @@ class Swarm:
             try:
                 load_optimizer(self._module, self._inner, private.tensors)
             except ValueError as error:
-                fields = {"detail": f"the inner optimizer's state warms up anew: {error}"}
-                self._background.ask(lambda: self._report.emit("fresh", fields))
-
-    # --- the background
-
-    async def _open(self, entry: Entry) -> bool:
-        await self._background.work(warm_up)
-        joins = await entry.begin(self._peer)
-        self._watch = asyncio.create_task(self._keep_watch())
-        return joins
-
-    async def _keep_watch(self) -> None:
-        peer = self._peer
-        while True:
-            self._report.status(peer, self._identity.peer_id, self._run_id)
-            if peer.running.done():
-                error = None if peer.running.cancelled() else peer.running.exception()
-                return self._background.fail(error or SwarmError("the swarm's session has ended"))
-            if peer.ready and peer.presence.duplicate.is_set():
-                return self._background.fail(duplicate_key(self._identity))
-            await asyncio.sleep(STATUS_SECONDS)
+                self._companion.emit("fresh", {"detail": f"the inner optimizer's state warms up anew: {error}"})
 
     # --- the end
 
@@ -335,38 +219,24 @@ class Swarm:
         try:
             self._end(linger=False)
         except Exception:
-            LOGGER.exception("leaving the swarm failed")
+            LOGGER.exception("leaving the swarm failed")  # what happened inside matters more
 
     def leave(self) -> None:
         """Save, let the others get what they need from us, say goodbye, close. A second call does nothing.
 
-        Raises what has gone wrong in the background and has not been raised yet.
+        Raises what has gone wrong in the background, once everything is closed.
         """
         self._end(linger=True)
 
     def _end(self, *, linger: bool) -> None:
         atexit.unregister(self.leave)
-        resources, self._resources = self._resources, None
-        if resources is None:
+        if self._left:
             return
-        with resources:
-            if self._optimizer is not None and self.round != self._saved_round:
-                self._save()
+        self._left = True
+        try:
+            if self._optimizer is not None:
+                self._companion.save(self._private)
             if linger:
-                self.check()
-                if self._optimizer is not None:
-                    self._background.call(self._peer.linger(LINGER_SECONDS))
-
-    def _goodbye(self) -> None:
-        self._background.last_call(self._say_goodbye())
-
-    async def _say_goodbye(self) -> None:
-        if self._watch is not None:
-            await cancelled(self._watch)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_SECONDS):
-                await self._peer.leave()
-        if self._peer.ready:
-            self._report.emit("left", {"round": self.round, "digest": self.digest})
-        self._report.phase = "done"
-        self._report.status(self._peer, self._identity.peer_id, self._run_id)
+                self._companion.linger()
+        finally:
+            self._companion.close()

@@ -47,7 +47,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
         self._steps += 1
         self._weight += weight
         if self._steps >= swarm.steps or swarm.overtaken:
-            if swarm.exchange(steps=self._steps, weight=self._weight, loss=_number(loss)):
+            if swarm.exchange(steps=self._steps, weight=self._weight, loss=_number(loss)).adopted:
                 self._weight = 0
             # Without a commit the local progress stays in the model and goes out with that of the next H steps.
             self._steps = 0

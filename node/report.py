@@ -30,7 +30,7 @@ class Reporter:
         now: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        self.phase = "starting"
+        self.phase, self.device = "starting", device
         self.loss: float | None = None
         self.speed = 0.0
         self.sync_seconds = 0.0
@@ -38,7 +38,7 @@ class Reporter:
         self.checkpoint = ""
         self.alarm = ""
         self._log = EventLog(events)
-        self._status, self._name, self._device, self._now, self._wall = status, name, device, now, wall
+        self._status, self._name, self._now, self._wall = status, name, now, wall
         self._process = this_process()
         self._away: dict[PeerId, str] = {}
 
@@ -127,7 +127,7 @@ class Reporter:
             name=self._name,
             run=run_id.hex(),
             phase=self.phase,
-            device=self._device,
+            device=self.device,
             alarm=self.alarm,
         )
         if peer is not None and peer.ready:

@@ -11,8 +11,9 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from thinwire.collectives.ports import PortTaken
-    from thinwire.node.api import RoundReport, Swarm, join
+    from thinwire.node.api import Swarm, join
     from thinwire.node.background import SwarmError
+    from thinwire.node.companion import RoundReport
     from thinwire.node.config import ConfigError
     from thinwire.node.lock import InUseError
     from thinwire.node.opening import DuplicateKey
@@ -60,7 +61,7 @@ _HOME = {
     "PeerStatus": "node.status",
     "PortTaken": "collectives.ports",
     "Refused": "node.peer",
-    "RoundReport": "node.api",
+    "RoundReport": "node.companion",
     "Status": "node.status",
     "Swarm": "node.api",
     "SwarmError": "node.background",
