@@ -9,7 +9,7 @@ import json
 import os
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,8 @@ def _standard_library() -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
     files: list[Path] = []
     room = STANDARD_LIBRARY_LIMIT
-    for file in _walk(root):
-        if file.suffix == ".py" and not _NOT_SOURCE & set(file.relative_to(root).parts):
+    for file in _walk(root, _NOT_SOURCE):
+        if file.suffix == ".py":
             room -= file.stat().st_size
             if room < 0:
                 break
@@ -102,10 +102,11 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    """Files under root in one order everywhere; hidden folders and files, and links to folders, are left out."""
+def _walk(root: Path, without: Collection[str] = ()) -> Iterator[Path]:
+    """Files under root in one order everywhere; hidden folders and files, links to folders, and folders with a name in
+    `without` are left out."""
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in without)
         for name in sorted(names):
             file = Path(folder, name)
             if not name.startswith(".") and file.is_file():

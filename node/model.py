@@ -107,7 +107,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab, config.width, device="meta").to_empty(device="cpu")
+        # Its own first values are normal numbers, drawn for nothing; on the meta device that even loads torch's compiler.
+        self.embedding = nn.Embedding.from_pretrained(torch.empty(config.vocab, config.width), freeze=False)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width, eps=1e-5)
         self.head = matrix(config.width, config.vocab)
