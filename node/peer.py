@@ -306,9 +306,13 @@ class Peer:
         return self._running
 
     def place(self) -> tuple[PeerId, ...]:
-        """The group that shares the data among itself: the members, or before we are one, all that are here."""
+        """The group that shares the data among itself: the members, or before we are one, all that are here.
+
+        Before the first round the founder is the only member on paper; it must not take everybody's shards for itself.
+        """
         members = self.replica.members
-        return members if self.identity.peer_id in members else self.session.roster.view.peers
+        settled = self.replica.round > 0 and self.identity.peer_id in members
+        return members if settled else self.session.roster.view.peers
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received so far, all that was put on the wire."""
