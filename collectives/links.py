@@ -150,8 +150,8 @@ class Link:
 
     # --- how it ends
 
-    def close(self, reason: str, *, told: str = "") -> None:
-        """End the link for `reason`; the peer is told `told`, or the same."""
+    def close(self, reason: str) -> None:
+        """End the link for `reason`; the peer is told the same."""
         if self.reason:
             return
         self.reason = reason
@@ -163,7 +163,7 @@ class Link:
         if not self.ready.done():
             self.ready.set_result(False)
         if self._control is not None and not self._control.passage.reason:
-            self._control.leave(BYE + (told or reason).encode()[:64])
+            self._control.leave(BYE + reason.encode()[:64])
         else:
             self.bundle.close()
         self._tell_lost(self, reason)
