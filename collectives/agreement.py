@@ -328,7 +328,7 @@ class Agreement:
 
     def _due(self, now: float) -> float | None:
         order = [peer for peer in self.terms.members if peer in self._live]
-        leader = self.opened.ballot.leader if self.opened is not None else self._promised.leader
+        leader = self._promised.leader
         if leader in self._live and leader != bytes(32):
             order = [leader, *(peer for peer in order if peer != leader)]
         turn = order.index(self.me) if self.me in order else len(order)
@@ -396,7 +396,7 @@ class Agreement:
         assert ballot is not None and promises is not None
         if ballot.term > 1:
             # After a loss even those who are not ready are asked: the swarm may have gone on without us, and they would know.
-            awaited = self._live - set(promises)
+            awaited = self._live - self._gone - set(promises)
             late = now >= self._moved + self.terms.patience
             if awaited and not late:
                 return
