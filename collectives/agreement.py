@@ -13,6 +13,7 @@ quorum (see `quorum`).
     Prepare    candidate -> everyone   the leader is gone or stuck, or a peer must be left out: what did you vote for?
     Promise    everyone -> candidate   this, and nothing older from now on
     Blame      participant -> leader   I cannot get on because of that peer
+    Ask        anyone -> anyone        I came late: what have you announced, or how did it end?
 
 An acceptor must not forget, and others must not wait for one that did: a peer that restarted may have voted before, so it
 passes `witness=False`, says so in its Ready, and neither votes, promises nor leads in that round; everyone counts it as gone.
@@ -118,6 +119,7 @@ class Agreement:
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
         self._stuck: Counter[PeerId] = Counter()
         self._pending: Commit | None = None
+        self._voided: set[Digest] = set()
         self._quorum_since: float | None = None
         self._orphaned_since: float | None = None
         self._moved = 0.0
@@ -181,6 +183,17 @@ class Agreement:
         """The swarm has left this round behind: have no more part in it."""
         self.diverged = True
 
+    def void(self, now: float) -> None:
+        """Nobody who holds the results of the verdict is left, so nobody here can ever apply it: the round is open again.
+
+        Whoever comes back with them will be the one whose state differs, and takes over ours.
+        """
+        assert self.commit is not None
+        self._voided.add(self.commit.digest)
+        self.commit = self.opened = self._voted = self._pending = None
+        self._leading, self._promises, self._votes = None, None, {}
+        self._moved = now
+
     def take(self) -> list[tuple[PeerId | None, Message]]:
         """Messages to send; None addresses everyone we can reach."""
         out, self._out = self._out, []
@@ -210,6 +223,8 @@ class Agreement:
             self._hear_vote(sender, message, signature, now)
         elif isinstance(message, Blame):
             self._hear_blame(sender, message, now)
+        elif isinstance(message, Ask) and self.me in self.ready:
+            self._out.append((sender, self.ready[self.me]))
         self.tick(now)
 
     def _hear_ready(self, sender: PeerId, message: Ready, now: float) -> None:
@@ -277,7 +292,7 @@ class Agreement:
     def _hear_commit(self, message: Commit) -> None:
         """Accept a verdict when its votes are a quorum, as far as we can tell who is gone; else look again later."""
         opened = message.opened
-        if self.commit is not None or not _sound(opened, self.terms):
+        if self.commit is not None or message.digest in self._voided or not _sound(opened, self.terms):
             return
         vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, message.digest)
         voters = {proof.peer for proof in message.votes if self._verify(proof.peer, vote, proof.signature)}

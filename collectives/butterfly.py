@@ -17,13 +17,13 @@ import blake3
 import msgspec
 import numpy as np
 from thinwire.collectives.aggregate import Rule, outliers
-from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.agreement import ORPHANED, Agreement
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.shards import Grid, owners
 from thinwire.compression.codec import Buffer, Codec, CodecError
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Ballot, Chunk, Digest, Fetch, Open, PeerId, Ready, Record, Result
+from thinwire.swarm.protocol import Ask, Ballot, Chunk, Digest, Fetch, Open, PeerId, Ready, Record, Result
 
 MAX_SOURCES = 4
 """Peers that a repair asks at once."""
@@ -170,6 +170,9 @@ class Butterfly:
         self.agreement.tick(now)
         if self._wanted is not None and self._missing and now >= self._asked_at + patience:
             self._repair()
+        if self.agreement.commit is not None and self._missing and now >= self._moved + ORPHANED * patience:
+            if not self._sources():
+                self._void(now)
         opened = self._opened
         stuck = opened is not None and self.agreement.commit is None and now >= self._moved + patience
         if (
@@ -222,6 +225,7 @@ class Butterfly:
             if named is not None and opened.adopted is None and not self._names_us(opened):
                 self.agreement.accuse(self.me, "withdrawn", self._now())
             self._scatter(opened)
+            self._ask_unannounced(opened)
         if opened.adopted is not None:
             self._want(opened.adopted)
         self._replay()
@@ -232,6 +236,13 @@ class Butterfly:
                 self._reduce(index)
         self._record()
         self._check_complete()
+
+    def _ask_unannounced(self, opened: Open) -> None:
+        """Who came in the middle of the round has not heard what was announced before; without it chunks mean nothing."""
+        for entry in opened.contributors:
+            ready = self.agreement.ready.get(entry.peer)
+            if self.me in opened.alive and (ready is None or ready.attempt < entry.attempt):
+                self._outbox.control(entry.peer, Ask(self.round, self.fragment))
 
     def _names_us(self, opened: Open) -> bool:
         named = next((entry for entry in opened.contributors if entry.peer == self.me), None)
@@ -432,10 +443,19 @@ class Butterfly:
             self._repair()
         self._check_complete()
 
-    def _repair(self) -> None:
+    def _sources(self) -> list[PeerId]:
+        """Reachable peers that hold every result."""
         commit, opened = self.agreement.commit, self._opened
         voters = [proof.peer for proof in commit.votes] if commit else list(opened.sources) if opened else []
-        sources = [peer for peer in voters if peer != self.me and peer in self.agreement.reachable]
+        return [peer for peer in voters if peer != self.me and peer in self.agreement.reachable]
+
+    def _void(self, now: float) -> None:
+        self._phase(self.round, "void")
+        self._opened, self._key, self._wanted = None, b"", None
+        self.agreement.void(now)
+
+    def _repair(self) -> None:
+        sources = self._sources()
         if not sources or self._wanted is None:
             return
         self._asked_at = self._now()
