@@ -19,7 +19,7 @@ from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched, Foreign
 from thinwire.compression.codec import Buffer, Codec
 from thinwire.node.outer import Replica
-from thinwire.node.presence import Emit, Presence
+from thinwire.node.presence import TICK, Emit, Presence
 from thinwire.node.stateserver import StateServer
 from thinwire.swarm.frame import Frame, sign_message, verify_message
 from thinwire.swarm.identity import Identity, short
@@ -136,8 +136,10 @@ class Session:
         return self.current.agreement.commit is not None or self.behind.is_set()
 
     async def pause(self) -> None:
-        """Wait a patience, before something is tried again."""
-        await asyncio.sleep(self.patience)
+        """Wait before something is tried again: a patience, less when nobody was here to try it with and somebody comes."""
+        alone, until = not self.live, self._now() + self.patience
+        while self._now() < until and not (alone and self.live):
+            await asyncio.sleep(TICK)
 
     def again(self) -> None:
         """Begin the round in progress anew: it had been given up for a swarm that is ahead, and there is none."""
