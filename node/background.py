@@ -52,12 +52,14 @@ class Background:
     def check(self) -> None:
         """Raises what went wrong in the background, if anything did: an error with a hint, or SwarmError."""
         failure = self._failure
+        while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
+            failure = failure.exceptions[0]  # how a TaskGroup wraps its first failure
         if isinstance(failure, HintedError):
             raise failure
         if failure is not None:
             raise SwarmError(
                 f"the swarm's thread failed: {type(failure).__name__}: {failure}",
-                "this is a mistake of thinwire's; please report it with the traceback",
+                "please report it with the traceback",
             ) from failure
         if not self._thread.is_alive():
             raise SwarmError("this peer has left the swarm", "call thinwire.join again to go on")
