@@ -290,7 +290,7 @@ class Commit(Message, frozen=True):
 
 
 class Ask(Message, frozen=True):
-    """What became of this round? Answered with its Commit, or with Behind."""
+    """What became of this round? Answered with its Commit, with Behind, or while it goes on with the receiver's Ready."""
 
     round: U32
     fragment: U16
