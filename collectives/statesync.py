@@ -149,7 +149,12 @@ async def _offers(
                 answered.add(peer)
                 hashes = tuple(raw[at : at + 32] for at in range(0, len(raw), 32))
                 whole = len(raw) == 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES)
-                if whole and state_digest(offer.round, offer.layout, offer.members, hashes) == offer.digest:
+                # Without members it is the state of a peer that looks for one itself, and no round's outcome.
+                if (
+                    whole
+                    and offer.members
+                    and state_digest(offer.round, offer.layout, offer.members, hashes) == offer.digest
+                ):
                     found[peer] = (offer, hashes)
     except TimeoutError:
         pass
