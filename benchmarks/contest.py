@@ -1,0 +1,132 @@
+"""Several programs that do the same thing, run by turns in one session: processes, turns, CPU, memory, foreign load."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import machine
+
+PEERS = Path(__file__).parent / "peers"
+HEADSTART = 0.05
+"""Seconds between the word to begin and the beginning, so that all processes begin together."""
+
+
+@dataclass
+class Turn:
+    """One repetition: seconds from the common start to the last end, CPU seconds of all, share of the machine others used."""
+
+    seconds: float
+    cpu: float
+    foreign: float
+    answers: list[dict[str, Any]] = field(repr=False)
+
+
+class Contestant:
+    """The processes of one program. `start(contestant)` is called once they run; they say `ready` at its end."""
+
+    def __init__(self, name: str, commands: list[list[str]], *, peers: int, prepares: bool = False) -> None:
+        self.name, self.peers, self.turns = name, peers, list[Turn]()
+        self._prepares = prepares
+        self.base: list[int] = []
+        self.extra = 0.0
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        self.processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+            for command in commands
+        ]
+
+    def say(self, **fields: Any) -> None:
+        """Send a line to all processes."""
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(fields) + "\n")
+            process.stdin.flush()
+
+    def hear(self) -> list[dict[str, Any]]:
+        """The next line of every process. Raises RuntimeError when one has ended."""
+        heard = []
+        for process in self.processes:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"{self.name}: a process ended with code {process.wait()}")
+            heard.append(json.loads(line))
+        return heard
+
+    def turn(self, *, counts: bool = True) -> Turn:
+        """One repetition; those that do not count warm up."""
+        if self._prepares:
+            self.say(prepare=True)
+            self.hear()
+        pids = machine.family(process.pid for process in self.processes)
+        if not self.base:
+            self.base = [machine.resident(pid) for pid in pids]
+        for pid in pids:
+            machine.forget_peak(pid)
+        moment = time.monotonic() + HEADSTART
+        time.sleep(HEADSTART / 2)
+        busy, cpu = machine.busy(), machine.cpu_seconds(pids)
+        self.say(at=moment)
+        answers = self.hear()
+        seconds = max(answer["end"] for answer in answers) - moment
+        spent = machine.cpu_seconds(pids) - cpu
+        foreign = max(0.0, machine.busy() - busy - spent) / ((time.monotonic() - moment) * (os.cpu_count() or 1))
+        made = Turn(seconds, spent, foreign, answers)
+        peaks = [machine.resident(pid, peak=True) for pid in pids]
+        self.extra = max(self.extra, sum(max(0, p - b) for p, b in zip(peaks, self.base, strict=False)) / self.peers)
+        self.peak = sum(peaks) / self.peers
+        if counts:
+            self.turns.append(made)
+        return made
+
+    def median(self, value: Callable[[Turn], float]) -> float:
+        """Median over the turns that count."""
+        return statistics.median(value(turn) for turn in self.turns)
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def gloo(peers: int, mb: float, port: int) -> Contestant:
+    """torch's gloo, fp32."""
+    return Contestant(
+        "gloo fp32",
+        [_command("gloo_peer.py", rank=r, peers=peers, mb=mb, port=port) for r in range(peers)],
+        peers=peers,
+    )
+
+
+def thinwire(peers: int, mb: float, codec: str, **options: Any) -> Contestant:
+    """Ours; `options` are those of thinwire_peer.py."""
+    commands = [_command("thinwire_peer.py", rank=r, peers=peers, mb=mb, codec=codec, **options) for r in range(peers)]
+    made = Contestant(f"thinwire {codec.partition('(')[0]}", commands, peers=peers)
+    made.say(addresses=[answer["address"] for answer in made.hear()])
+    return made
+
+
+def hivemind(python: str, peers: int, mb: float, codec: str) -> Contestant:
+    """hivemind, all peers under one process."""
+    command = _command("hivemind_peers.py", python=python, peers=peers, mb=mb, codec=codec)
+    return Contestant(f"hivemind {codec}", [command], peers=peers, prepares=True)
+
+
+def _command(script: str, *, python: str = sys.executable, **options: Any) -> list[str]:
+    return [python, str(PEERS / script), json.dumps(options)]

@@ -1,0 +1,106 @@
+"""One peer of our all-reduce: python thinwire_peer.py '{"rank": 0, "peers": 4, "mb": 100, "codec": "fp32"}'."""
+
+import asyncio
+import json
+import sys
+import time
+
+import blake3
+import numpy as np
+import uvloop
+from thinwire.collectives.averager import Averager
+from thinwire.collectives.transport import Contact
+from thinwire.collectives.wire import ZmqTransport
+from thinwire.compression import kernels
+from thinwire.compression.registry import parse
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.protocol import VERSION, Hello, Refuse, Welcome
+from thinwire.swarm.record import PeerRecord
+from turns import arrays, listen, say
+
+RUN = bytes(32)
+
+
+def now() -> int:
+    """Unix time in seconds."""
+    return int(time.time())
+
+
+async def main(options: dict) -> None:
+    """Link with all others, then average whenever told to."""
+    rank, count = options["rank"], options["peers"]
+    everyone = [Identity.generate(bytes([number]) * 32) for number in range(count)]
+    identity, record = everyone[rank], None
+    # All that takes long comes before the sockets: a peer that does not answer is given up.
+    kernels.warm_up()
+    source = arrays(options["mb"], rank)
+    exact = mean_of_first(options) if rank == 0 else None
+    result = [np.zeros_like(array) for array in source]
+
+    def admit(hello: Hello, stranger: PeerRecord) -> Welcome | Refuse:
+        return Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
+
+    ports = range(*options["ports"]) if "ports" in options else None
+    transport = ZmqTransport(
+        identity,
+        run_id=RUN,
+        admit=admit,
+        wall=now,
+        host=options.get("host", "127.0.0.1"),
+        port=options.get("port", 0),
+        ports=ports,
+        advertise=tuple(options["advertise"]) if "advertise" in options else None,
+        streams=options.get("streams", 2),
+    )
+    await transport.open()
+    record = PeerRecord.create(identity, run_id=RUN, addresses=transport.addresses(), sequence=1, issued=now())
+    transport.learn(record)
+    say(address=transport.addresses()[0])
+    addresses = (await asyncio.to_thread(listen))["addresses"]
+    for other in range(rank):
+        contact = Contact(addresses[other], everyone[other].transport_public)
+        answer = await transport.meet(contact, Hello(VERSION, RUN, record.wire))
+        assert isinstance(answer, Welcome), answer
+    averager = Averager(
+        identity,
+        RUN,
+        transport,
+        keys={peer.peer_id: peer.public_key for peer in everyone},
+        codec=parse(options["codec"]),
+        now=asyncio.get_running_loop().time,
+    )
+    running = asyncio.create_task(averager.run())
+    while len(transport.stats()) < count - 1:
+        await asyncio.sleep(0.01)
+    say(ready=True)
+    while True:
+        try:
+            moment = (await asyncio.to_thread(listen))["at"]
+        except SystemExit:
+            break
+        await asyncio.sleep(max(0.0, moment - time.monotonic()))
+        outcome = await averager.average(source, result)
+        end = time.monotonic()
+        whole = outcome.commit is not None and len(outcome.contributors) == count
+        digest = blake3.blake3()
+        for array in result:
+            digest.update(array.view(np.uint8).data)
+        say(end=end, whole=whole, digest=digest.hexdigest(), error=error(result[0], exact))
+    running.cancel()
+    await averager.close()
+    await transport.close()
+
+
+def mean_of_first(options: dict) -> np.ndarray:
+    """The exact mean of the first array."""
+    firsts = [arrays(min(options["mb"], 4), rank)[0].astype(np.float64) for rank in range(options["peers"])]
+    return sum(firsts) / len(firsts)
+
+
+def error(result: np.ndarray, exact: np.ndarray | None) -> float:
+    """Relative L2 error; 0 where the exact mean is not kept."""
+    return 0.0 if exact is None else float(np.linalg.norm(result - exact) / np.linalg.norm(exact))
+
+
+if __name__ == "__main__":
+    uvloop.run(main(json.loads(sys.argv[1])))

@@ -1,0 +1,263 @@
+"""A fault-tolerant all-reduce of float32 arrays in a fixed group, for whoever needs no training loop around it.
+
+    averager = Averager(identity, run_id, transport, keys=public_keys, codec=codec, now=loop.time)
+    task = asyncio.create_task(averager.run())
+    outcome = await averager.average(arrays)      # all peers call it, each time with arrays of the same sizes
+
+Agreement, screening, hashes and votes are those of a training round (see agreement.py and butterfly.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import blake3
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.collectives.aggregate import RULES
+from thinwire.collectives.agreement import Agreement, Terms
+from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.flat import Flat
+from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.shards import Grid, grid
+from thinwire.collectives.transport import Arrival, Transport
+from thinwire.compression.codec import Buffer, Codec
+from thinwire.swarm.frame import Frame, sign_message, verify_message
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.protocol import Ask, Behind, Commit, Digest, Message, PeerId
+from thinwire.swarm.rendezvous import leader_order
+
+TICK = 0.1
+"""Seconds between looks at the clock."""
+
+STASH = 1024
+"""Control frames kept for a call that we have not made yet."""
+
+GIVE_UP = 10
+"""A call that has not come to an end within grace plus this many patiences returns without a commit."""
+
+MAX_PATIENCE = 120.0
+"""Most seconds without progress before somebody acts."""
+
+
+class Averager:
+    """One peer's end. `keys` has the Ed25519 public key of every peer of the group, ours included.
+
+    The first call is agreed among the whole group, each later one among those who took part in the call before: a peer that dies
+    is left out, one that falls behind by more than a call stays out. Peers must have been linked (`Transport.meet`, `learn`).
+    `now` is monotonic seconds; `grace`: seconds for stragglers; `patience`: seconds without progress before somebody acts.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: Digest,
+        transport: Transport,
+        *,
+        keys: Mapping[PeerId, bytes],
+        codec: Codec,
+        now: Callable[[], float],
+        rule: str = "mean",
+        grace: float = 10.0,
+        patience: float = 2.0,
+    ) -> None:
+        self._identity, self._run_id, self._transport, self._keys = identity, run_id, transport, dict(keys)
+        self.me = identity.peer_id
+        self._codec, self._rule, self._now, self._grace = codec, rule, now, grace
+        self._patience = self._floor = patience
+        self._outbox = Outbox(transport, lambda peer: self._lost(peer, gone=False))
+        self._live, self._gone = set(self._keys), set[PeerId]()
+        self._members, self._base = tuple(sorted(self._keys)), bytes(32)
+        self._number = 1
+        self._current: Butterfly | None = None
+        self._past: Butterfly | None = None
+        self._usual: dict[int, float] = {}
+        self._early: list[tuple[PeerId, Frame]] = []
+        self._behind = asyncio.Event()
+        self._spare: list[NDArray[np.uint8]] = []
+
+    async def run(self) -> None:
+        """Receive and keep time until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._receive())
+            tasks.create_task(self._keep_time())
+
+    async def close(self) -> None:
+        """Stop sending; the transport stays open."""
+        await self._outbox.close()
+
+    async def average(
+        self,
+        arrays: Sequence[NDArray[np.float32]],
+        out: Sequence[NDArray[np.float32]] | None = None,
+        *,
+        weight: int = 1,
+    ) -> Outcome:
+        """The mean over the group, weighted by `weight`, written to `out` (default: to `arrays`), or nothing at all.
+
+        When the outcome has no commit, nothing was written. `arrays` must not change meanwhile. Raises ValueError for
+        arrays that cannot be averaged, CodecError where the codec has no payload for a value (NaN).
+        """
+        source, target = Flat(arrays), Flat(arrays if out is None else out)
+        if source.total != target.total:
+            raise ValueError(f"{source.total} elements are averaged, there is room for {target.total}")
+        if self._current is not None:
+            raise ValueError("one call after the other: the last one is still under way")
+        cut = grid(source.total, self._codec)
+        current = self._current = self._begin(cut)
+        try:
+            payloads, hashes = await asyncio.to_thread(self._encode, source, cut)
+            began = self._now()
+            current.announce(payloads, weight=weight, loss=0.0, speed=0.0, hashes=hashes)
+            early, self._early = self._early, []
+            for peer, frame in early:
+                self._routed(peer, frame)
+            outcome = await self._outcome(current)
+            if outcome.commit is not None:
+                await asyncio.to_thread(self._decode, outcome.results, cut, target)
+                self._committed(current, outcome.commit, self._now() - began)
+        finally:
+            self._current = None
+        return outcome
+
+    # --- one call
+
+    def _begin(self, cut: Grid) -> Butterfly:
+        seed = blake3.blake3(self._run_id + self._number.to_bytes(8, "big")).digest()
+        plan = blake3.blake3(msgspec.msgpack.encode([self._codec.spec, cut.total, cut.chunk, self._rule])).digest()
+        terms = Terms(
+            self._number,
+            0,
+            leader_order(seed, self._members, self._number, 0),
+            self._base,
+            plan,
+            grace=self._grace,
+            patience=self._patience,
+        )
+        agreement = Agreement(
+            self.me,
+            terms,
+            sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
+            verify=self._verify,
+            live=self._live,
+            gone=self._gone,
+        )
+        return Butterfly(
+            agreement,
+            codec=self._codec,
+            grid=cut,
+            rule=RULES[self._rule],
+            seed=seed,
+            outbox=self._outbox,
+            now=self._now,
+            usual=self._usual,
+        )
+
+    async def _outcome(self, current: Butterfly) -> Outcome:
+        wait, behind = asyncio.ensure_future(current.wait()), asyncio.ensure_future(self._behind.wait())
+        try:
+            await asyncio.wait(
+                (wait, behind),
+                timeout=self._grace + GIVE_UP * self._patience,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            return wait.result() if wait.done() else Outcome(diverged=behind.done())
+        finally:
+            wait.cancel()
+            behind.cancel()
+
+    def _committed(self, current: Butterfly, commit: Commit, took: float) -> None:
+        self._patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self._patience + 0.3 * 3.0 * took))
+        self._members = commit.opened.alive
+        self._base = blake3.blake3(b"".join((self._base, commit.digest, *self._members))).digest()
+        self._past, self._number = current, self._number + 1
+
+    def _encode(self, source: Flat, cut: Grid) -> tuple[list[Buffer], bytes]:
+        payloads: list[Buffer] = []
+        hashes: list[Digest] = []
+        scratch = np.empty(cut.chunk, np.float32)
+        sizes = [self._codec.nbytes(cut.size(index)) for index in range(len(cut))]
+        if [room.size for room in self._spare] != sizes:
+            self._spare = [np.empty(size, np.uint8) for size in sizes]
+        for index, room in enumerate(self._spare):
+            start, stop = cut.span(index)
+            values = source.view(start, stop)
+            if values is None:
+                values = scratch[: stop - start]
+                source.read(start, stop, values)
+            self._codec.encode(values, room)
+            payloads.append(room.data)
+            hashes.append(blake3.blake3(room.data).digest())
+        return payloads, b"".join(hashes)
+
+    def _decode(self, results: Sequence[Buffer], cut: Grid, target: Flat) -> None:
+        scratch = np.empty(cut.chunk, np.float32)
+        for index, payload in enumerate(results):
+            start, stop = cut.span(index)
+            place = target.view(start, stop)
+            values = scratch[: stop - start] if place is None else place
+            self._codec.decode(payload, values)
+            if place is None:
+                target.write(start, values)
+
+    # --- what the transport tells
+
+    async def _receive(self) -> None:
+        while True:
+            arrival = await self._transport.recv()
+            if arrival.peer in self._keys:
+                self._arrived(arrival)
+
+    def _arrived(self, arrival: Arrival) -> None:
+        peer, frame = arrival.peer, arrival.frame
+        if frame is None:
+            self._lost(peer, gone=arrival.gone)
+            if not arrival.gone:
+                # Whether the machine refuses when dialled anew tells a dead process from a broken connection.
+                self._outbox.control(peer, Ask(self._number, 0))
+            return
+        if peer not in self._live:
+            self._live.add(peer)
+            if self._current is not None:
+                self._current.reach(peer)
+        self._routed(peer, frame)
+
+    def _routed(self, peer: PeerId, frame: Frame) -> None:
+        message = frame.message
+        if isinstance(message, Behind):
+            if message.round > self._number:
+                self._behind.set()
+            return
+        number = message.opened.round if isinstance(message, Commit) else getattr(message, "round", 0)
+        if number == self._number and self._current is not None:
+            self._current.hear(peer, frame)
+        elif number == self._number - 1 and self._past is not None:
+            self._past.hear(peer, frame)
+        elif 0 < number < self._number and frame.signature:
+            self._outbox.control(peer, Behind(self._number - 1))
+        elif number in (self._number, self._number + 1) and frame.signature and len(self._early) < STASH:
+            self._early.append((peer, frame))
+            if number > self._number:
+                self._outbox.control(peer, Ask(self._number, 0))
+
+    def _lost(self, peer: PeerId, *, gone: bool) -> None:
+        self._live.discard(peer)
+        if gone:
+            self._gone.add(peer)
+        self._outbox.drop(peer)
+        if self._current is not None:
+            self._current.lost(peer, gone=gone)
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            for butterfly in (self._current, self._past):
+                if butterfly is not None:
+                    butterfly.tick()
+
+    def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
+        key = self._keys.get(peer)
+        return key is not None and verify_message(message, signature, key, self._run_id)
