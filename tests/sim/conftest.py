@@ -50,7 +50,11 @@ class Node:
         address = f"10.0.0.{index}:7000"
         self.transport = swarm.net.transport(self.identity, RUN, self._admit, address)
         self.record = PeerRecord.create(
-            self.identity, run_id=RUN, addresses=(address,), sequence=1 + life, issued=swarm.net.wall()
+            self.identity,
+            run_id=RUN,
+            addresses=(address,),
+            sequence=1 + int(loop.time() * 1000),  # as in life: above all that an earlier life may have published
+            issued=swarm.net.wall(),
         )
         self.transport.learn(self.record)
         roster = Roster(

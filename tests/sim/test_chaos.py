@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 
 import pytest
 from thinwire.sims import clock
 
-SEEDS = range(int(os.environ.get("CHAOS_FIRST", "0")), int(os.environ.get("CHAOS_LAST", "30")))
+SEEDS = 20
+SOAK = 400
+"""Seeds with `make soak`, besides the first ones."""
 
 
 async def _chaos(make, seed):
@@ -57,6 +58,12 @@ async def _chaos(make, seed):
     s.check(alive)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_chaos(swarm, seed):
+    clock.run(_chaos(swarm, seed), seed=seed, limit=2000)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(SEEDS, SOAK))
+def test_much_chaos(swarm, seed):
     clock.run(_chaos(swarm, seed), seed=seed, limit=2000)
