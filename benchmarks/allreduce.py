@@ -115,7 +115,7 @@ def summary(peers: int, mb: float, each: contest.Contestant, all_of_them: list[c
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in Markdown."""
     lines = [
-        "| peers | MB | program | seconds | MB/s | CPU s | peak MB a peer | above the data | × gloo | × hivemind | foreign CPU |",
+        "| peers | MB | program | seconds | MB/s | CPU s | peak MB | above start | × gloo | × hivemind | foreign CPU |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

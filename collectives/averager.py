@@ -10,18 +10,20 @@ Agreement, screening, hashes and votes are those of a training round (see agreem
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import blake3
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregate import RULES
-from thinwire.collectives.agreement import Agreement, Terms
+from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.flat import Flat
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.proposal import Terms
 from thinwire.collectives.shards import Grid, grid
 from thinwire.collectives.transport import Arrival, Transport
 from thinwire.compression.codec import Buffer, Codec
@@ -29,6 +31,9 @@ from thinwire.swarm.frame import Frame, sign_message, verify_message
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import Ask, Behind, Commit, Digest, Message, PeerId
 from thinwire.swarm.rendezvous import leader_order
+
+Work = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs a function in a thread, or in place in a simulation."""
 
 TICK = 0.1
 """Seconds between looks at the clock."""
@@ -46,9 +51,10 @@ MAX_PATIENCE = 120.0
 class Averager:
     """One peer's end. `keys` has the Ed25519 public key of every peer of the group, ours included.
 
-    The first call is agreed among the whole group, each later one among those who took part in the call before: a peer that dies
-    is left out, one that falls behind by more than a call stays out. Peers must have been linked (`Transport.meet`, `learn`).
-    `now` is monotonic seconds; `grace`: seconds for stragglers; `patience`: seconds without progress before somebody acts.
+    The first call is agreed among the whole group, each later one among those who took part in the call before: a peer
+    that dies is left out, one that falls behind by more than a call stays out. The transport must know all peers
+    (`learn`). `now` is monotonic seconds; `grace`: seconds for stragglers; `patience`: seconds without progress before
+    somebody acts; `work` runs what computes for long.
     """
 
     def __init__(
@@ -63,10 +69,11 @@ class Averager:
         rule: str = "mean",
         grace: float = 10.0,
         patience: float = 2.0,
+        work: Work = asyncio.to_thread,
     ) -> None:
         self._identity, self._run_id, self._transport, self._keys = identity, run_id, transport, dict(keys)
         self.me = identity.peer_id
-        self._codec, self._rule, self._now, self._grace = codec, rule, now, grace
+        self._codec, self._rule, self._now, self._grace, self._work = codec, rule, now, grace, work
         self._patience = self._floor = patience
         self._outbox = Outbox(transport, lambda peer: self._lost(peer, gone=False))
         self._live, self._gone = set(self._keys), set[PeerId]()
@@ -109,7 +116,7 @@ class Averager:
         cut = grid(source.total, self._codec)
         current = self._current = self._begin(cut)
         try:
-            payloads, hashes = await asyncio.to_thread(self._encode, source, cut)
+            payloads, hashes = await self._work(lambda: self._encode(source, cut))
             began = self._now()
             current.announce(payloads, weight=weight, loss=0.0, speed=0.0, hashes=hashes)
             early, self._early = self._early, []
@@ -117,7 +124,7 @@ class Averager:
                 self._routed(peer, frame)
             outcome = await self._outcome(current)
             if outcome.commit is not None:
-                await asyncio.to_thread(self._decode, outcome.results, cut, target)
+                await self._work(lambda: self._decode(outcome.results, cut, target))
                 self._committed(current, outcome.commit, self._now() - began)
         finally:
             self._current = None

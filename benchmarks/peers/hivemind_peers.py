@@ -1,4 +1,4 @@
-"""All peers of hivemind's averaging, each with a DHT of its own: python hivemind_peers.py '{"peers": 4, "mb": 40, "codec": "fp32"}'.
+"""All peers of hivemind's averaging, each with its DHT: hivemind_peers.py '{"peers": 4, "mb": 40, "codec": "fp32"}'.
 
 Runs in a virtual environment of its own (numpy < 2.4). Only the all-reduce is timed: the group is found before.
 """

@@ -1,0 +1,165 @@
+"""The all-reduce of arrays, in virtual time."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thinwire.collectives.averager import Averager
+from thinwire.collectives.flat import Flat
+from thinwire.compression.registry import parse
+from thinwire.sims import clock
+from thinwire.sims.network import SimNet
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.protocol import Welcome
+from thinwire.swarm.record import PeerRecord
+
+RUN = bytes(range(32))
+SHAPES = ((300, 70), (1,), (0,), (41_003,), ())
+
+
+async def inline(function):
+    return function()
+
+
+class Group:
+    """Peers with linked averagers; all calls of one turn run at once."""
+
+    def __init__(self, count, codec, **options):
+        self.net = SimNet(3, latency=0.01, bandwidth=50e6)
+        self.identities = [Identity.generate(bytes([i]) * 32) for i in range(count)]
+        keys = {identity.peer_id: identity.public_key for identity in self.identities}
+        records = []
+        self.transports, self.averagers = [], []
+        for i, identity in enumerate(self.identities):
+            address = f"10.0.0.{i}:7000"
+            record = PeerRecord.create(identity, run_id=RUN, addresses=(address,), sequence=1, issued=self.net.wall())
+            welcome = Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
+            self.transports.append(
+                self.net.transport(identity, RUN, lambda hello, them, welcome=welcome: welcome, address)
+            )
+            records.append(record)
+        loop = clock.current()
+        for identity, transport in zip(self.identities, self.transports, strict=True):
+            for record in records:
+                transport.learn(record)
+            self.averagers.append(
+                Averager(
+                    identity,
+                    RUN,
+                    transport,
+                    keys=keys,
+                    codec=parse(codec),
+                    now=loop.time,
+                    grace=2.0,
+                    patience=1.0,
+                    work=inline,
+                    **options,
+                )
+            )
+        self.running = [asyncio.create_task(averager.run()) for averager in self.averagers]
+
+    def kill(self, index):
+        self.net.kill(self.identities[index].peer_id)
+        self.running[index].cancel()
+
+
+def arrays(seed):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+
+
+def flat(several):
+    return np.concatenate([array.reshape(-1) for array in several])
+
+
+@pytest.mark.parametrize(("codec", "tolerance"), [("fp32", 1e-7), ("int8(block=64)", 0.02)])
+def test_everyone_gets_the_same_weighted_mean(codec, tolerance):
+    async def main():
+        group = Group(3, codec)
+        for turn in range(2):
+            given = [arrays(10 * turn + i) for i in range(3)]
+            before = [flat(each) for each in given]
+            room = [[np.full_like(array, np.nan) for array in each] for each in given]
+            outcomes = await asyncio.gather(
+                *(
+                    averager.average(each, into, weight=weight)
+                    for averager, each, into, weight in zip(group.averagers, given, room, (1, 2, 5), strict=True)
+                )
+            )
+            exact = sum(weight * each.astype(np.float64) for weight, each in zip((1, 2, 5), before, strict=True)) / 8
+            assert all(len(outcome.contributors) == 3 for outcome in outcomes)
+            for each, untouched, into in zip(given, before, room, strict=True):
+                np.testing.assert_array_equal(flat(into), flat(room[0]))
+                np.testing.assert_array_equal(flat(each), untouched)
+            np.testing.assert_allclose(flat(room[0]), exact, atol=tolerance * 4, rtol=1e-6)
+
+    clock.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.015, 0.025, 0.04])
+def test_one_that_dies_is_left_out_and_the_others_go_on(delay):
+    async def main():
+        group = Group(4, "fp32")
+        given = [[np.full(200_000, 2.0**i, np.float32)] for i in range(4)]
+        calls = [asyncio.create_task(group.averagers[i].average(given[i])) for i in range(4)]
+        await asyncio.sleep(delay)
+        group.kill(3)
+        calls[3].cancel()
+        outcomes = await asyncio.gather(*calls[:3])
+        # A contribution of 2**rank per peer: the sum says who is in it.
+        counted = {
+            float(array[0][0]) * len(outcome.contributors) for array, outcome in zip(given, outcomes, strict=False)
+        }
+        assert counted in ({7.0}, {15.0})
+        second = [[np.full(5, 2.0**i, np.float32)] for i in range(3)]
+        outcomes = await asyncio.gather(*(group.averagers[i].average(second[i]) for i in range(3)))
+        assert {len(outcome.contributors) for outcome in outcomes} == {3}
+        np.testing.assert_array_equal(flat(second), np.full(15, np.float32(7 / 3)))
+
+    clock.run(main(), seed=1)
+
+
+def test_alone_nothing_is_written():
+    async def main():
+        group = Group(3, "fp32")
+        mine = [np.arange(9, dtype=np.float32)]
+        outcome = await group.averagers[0].average(mine)
+        assert outcome.commit is None
+        np.testing.assert_array_equal(mine[0], np.arange(9))
+
+    clock.run(main(), seed=1)
+
+
+def test_what_cannot_be_averaged_is_refused():
+    async def main():
+        averager = Group(2, "int8").averagers[0]
+        for wrong in ([np.zeros(3)], [np.zeros((4, 4), np.float32).T[1:]]):
+            with pytest.raises(ValueError, match="float32"):
+                await averager.average(wrong)
+        with pytest.raises(ValueError, match="room for 2"):
+            await averager.average([np.zeros(3, np.float32)], [np.zeros(2, np.float32)])
+        with pytest.raises(ValueError, match="finite"):
+            await averager.average([np.array([np.nan], np.float32)])
+
+    clock.run(main(), seed=1)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.data())
+def test_a_flat_vector_reads_and_writes_what_a_copy_would(sizes, data):
+    parts = [np.arange(100 * i, 100 * i + size, dtype=np.float32) for i, size in enumerate(sizes)]
+    vector, copy = Flat(parts), np.concatenate(parts)
+    assert vector.total == copy.size
+    start = data.draw(st.integers(0, copy.size))
+    stop = data.draw(st.integers(start, copy.size))
+    out = np.empty(stop - start, np.float32)
+    vector.read(start, stop, out)
+    np.testing.assert_array_equal(out, copy[start:stop])
+    view = vector.view(start, stop)
+    if view is not None:
+        np.testing.assert_array_equal(view, copy[start:stop])
+        assert any(np.shares_memory(view, part) for part in parts)
+    vector.write(start, -out)
+    copy[start:stop] *= -1
+    np.testing.assert_array_equal(np.concatenate(parts), copy)
