@@ -117,7 +117,7 @@ def test_one_that_dies_is_left_out_and_the_others_go_on(delay):
         second = [[np.full(5, 2.0**i, np.float32)] for i in range(3)]
         outcomes = await asyncio.gather(*(group.averagers[i].average(second[i]) for i in range(3)))
         assert {len(outcome.contributors) for outcome in outcomes} == {3}
-        np.testing.assert_array_equal(flat(second), np.full(15, np.float32(7 / 3)))
+        np.testing.assert_array_equal(flat(map(flat, second)), np.full(15, np.float32(7 / 3)))
 
     clock.run(main(), seed=1)
 
