@@ -28,17 +28,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
+from thinwire.collectives.proposal import FAULTS, GONE, Terms, adopt, fit, gone_in, propose, sound
 from thinwire.collectives.quorum import enough
 from thinwire.swarm.protocol import (
     Ask,
     Ballot,
     Blame,
     Commit,
-    Contribution,
     Digest,
-    Exclusion,
     Message,
     Open,
     PeerId,
@@ -49,37 +47,8 @@ from thinwire.swarm.protocol import (
     Vote,
 )
 
-FAULTS = ("chunk missing", "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn")
-"""Reasons of a Blame that put the blamed peer's contribution out of the round; any other reason only tests who is alive."""
-
-GONE = "gone"
-
 ORPHANED = 5
 """Patiences that pass before a swarm without members goes on by those that are left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a round of one fragment is about; equal on all peers that can agree.
-
-    members: participants of the last committed round, in leader order (rendezvous ranking), the base of the quorum.
-    base: state digest after that round. plan: digest of layout, codec, grid and aggregation.
-    fraction: share of the members that must be exceeded. min_peers: fewest contributors.
-    max_weight: most tokens that one contribution may claim.
-    grace: seconds to wait for stragglers once a quorum is ready. patience: seconds without progress before somebody acts;
-    derived by the caller from what rounds have taken so far.
-    """
-
-    round: int
-    fragment: int
-    members: tuple[PeerId, ...]
-    base: Digest
-    plan: Digest
-    fraction: float = 0.5
-    min_peers: int = 1
-    max_weight: int = 2**53 - 1
-    grace: float = 10.0
-    patience: float = 2.0
 
 
 class Agreement:
@@ -246,7 +215,7 @@ class Agreement:
             sender != message.ballot.leader
             or message.ballot < self._promised
             or first
-            or not _sound(message, self.terms)
+            or not sound(message, self.terms)
         ):
             return
         if self.opened is not None and message.ballot <= self.opened.ballot:
@@ -272,7 +241,7 @@ class Agreement:
         self._votes[sender] = (message.digest, signature)
         self._moved = now
         same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}
-        if self._enough(same, _gone(opened), opened.alive):
+        if self._enough(same, gone_in(opened), opened.alive):
             proofs = tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same))
             self.commit = Commit(opened, message.digest, proofs)
             self._out.append((None, self.commit))
@@ -292,11 +261,11 @@ class Agreement:
     def _hear_commit(self, message: Commit) -> None:
         """Accept a verdict when its votes are a quorum, as far as we can tell who is gone; else look again later."""
         opened = message.opened
-        if self.commit is not None or message.digest in self._voided or not _sound(opened, self.terms):
+        if self.commit is not None or message.digest in self._voided or not sound(opened, self.terms):
             return
         vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, message.digest)
         voters = {proof.peer for proof in message.votes if self._verify(proof.peer, vote, proof.signature)}
-        believed = {peer for peer in _gone(opened) if peer not in self._live or peer in self._gone}
+        believed = {peer for peer in gone_in(opened) if peer not in self._live or peer in self._gone}
         self._pending = None
         if self._enough(voters, believed, opened.alive):
             self.commit = message
@@ -435,66 +404,13 @@ class Agreement:
 
     def _proposal(self, ballot: Ballot, present: set[PeerId], promises: dict[PeerId, Promise]) -> Open | None:
         terms, before = self.terms, self.opened
-        votes = [promise for promise in promises.values() if promise.voted is not None]
-        adopted = max(votes, key=lambda promise: promise.voted.ballot, default=None) if votes else None  # type: ignore[union-attr]
-        excluded = {peer: GONE for peer in self._gone}
-        fit: list[PeerId] = []
-        for peer in sorted(present):
-            ready = self.ready.get(peer)
-            if ready is None:
-                continue
-            if ready.base != terms.base:
-                excluded[peer] = "base digest"
-            elif ready.plan != terms.plan:
-                excluded[peer] = "plan"
-            elif self._stuck[peer] > 1:
-                excluded[peer] = "unreachable"
-            else:
-                fit.append(peer)
-        if adopted is not None and adopted.voted is not None:
-            old = adopted.voted
-            group, contributors = tuple(sorted({*old.group, *fit})), old.contributors
-            sources = tuple(
-                sorted(
-                    p for p, promise in promises.items() if promise.voted and promise.voted.contributors == contributors
-                )
-            )
-            digest = adopted.digest
-            alive = tuple(fit) or sources
-            excluded = {entry.peer: entry.reason for entry in old.excluded} | excluded
-        else:
-            group = before.group if before is not None else tuple(fit)
-            alive = tuple(peer for peer in fit if peer in group)
-            if not alive:
-                group = alive = tuple(fit)
-            excluded |= {peer: reason for peer, reason in self.rejected.items() if peer not in self._gone}
-            absent = before.group if before is not None else terms.members
-            excluded |= {p: "late" if p in self._live else "silent" for p in absent if p not in (*alive, *excluded)}
-            contributors = tuple(
-                Contribution(peer, self.ready[peer].attempt, min(self.ready[peer].weight, terms.max_weight))
-                for peer in alive
-                if self.ready[peer].weight > 0 and peer not in self.rejected
-            )
-            digest, sources = None, ()
-            if len(contributors) < terms.min_peers:
-                return None
-        if not alive:
-            return None
-        out = tuple(Exclusion(peer, reason) for peer, reason in sorted(excluded.items()))
-        return Open(terms.round, terms.fragment, ballot, group, alive, contributors, out, digest, sources)
-
-
-def _gone(opened: Open) -> set[PeerId]:
-    return {entry.peer for entry in opened.excluded if entry.reason == GONE}
-
-
-def _sound(opened: Open, terms: Terms) -> bool:
-    """Structure of an Open: of this round, sorted, no duplicates, alive within the group, somebody alive, weights bounded."""
-    peers = [contribution.peer for contribution in opened.contributors]
-    return (
-        (opened.round, opened.fragment) == (terms.round, terms.fragment)
-        and bool(opened.alive)
-        and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, peers))
-        and set(opened.alive) <= set(opened.group)
-        and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
-    )
+        able, unable = fit(terms, present, self.ready, self._stuck)
+        excluded = dict.fromkeys(self._gone, GONE) | unable
+        adopted = adopt(ballot, terms, able, promises, excluded)
+        if adopted is not None:
+            return adopted
+        known = {*able, *excluded, *self.rejected}
+        for peer in before.group if before is not None else terms.members:
+            if peer not in known:
+                excluded[peer] = "late" if peer in self._live else "silent"
+        return propose(ballot, terms, able, self.ready, excluded, rejected=self.rejected, before=before)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 import blake3
 import msgspec
 from thinwire.collectives.aggregate import RULES
-from thinwire.collectives.agreement import Agreement, Terms
+from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.proposal import Terms
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched, Foreign
 from thinwire.compression.codec import Buffer, Codec

@@ -1,0 +1,142 @@
+"""What a leader proposes, and what makes a proposal acceptable: pure functions of what has been announced and voted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from thinwire.swarm.protocol import (
+    Ballot,
+    Contribution,
+    Digest,
+    Exclusion,
+    Open,
+    PeerId,
+    Promise,
+    Ready,
+)
+
+FAULTS = ("chunk missing", "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn")
+"""Reasons of a Blame that put the blamed peer's contribution out of the round; any other reason only tests who is alive."""
+
+GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a round of one fragment is about; equal on all peers that can agree.
+
+    members: participants of the last committed round, in leader order (rendezvous ranking), the base of the quorum.
+    base: state digest after that round. plan: digest of layout, codec, grid and aggregation.
+    fraction: share of the members that must be exceeded. min_peers: fewest contributors.
+    max_weight: most tokens that one contribution may claim.
+    grace: seconds to wait for stragglers once a quorum is ready. patience: seconds without progress before somebody acts;
+    derived by the caller from what rounds have taken so far.
+    """
+
+    round: int
+    fragment: int
+    members: tuple[PeerId, ...]
+    base: Digest
+    plan: Digest
+    fraction: float = 0.5
+    min_peers: int = 1
+    max_weight: int = 2**53 - 1
+    grace: float = 10.0
+    patience: float = 2.0
+
+
+def gone_in(opened: Open) -> set[PeerId]:
+    """Peers that the leader counts as gone."""
+    return {entry.peer for entry in opened.excluded if entry.reason == GONE}
+
+
+def sound(opened: Open, terms: Terms) -> bool:
+    """Structure of an Open: of this round, sorted, no duplicates, alive within the group, somebody alive, weights bounded."""
+    peers = [contribution.peer for contribution in opened.contributors]
+    return (
+        (opened.round, opened.fragment) == (terms.round, terms.fragment)
+        and bool(opened.alive)
+        and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, peers))
+        and set(opened.alive) <= set(opened.group)
+        and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
+    )
+
+
+def fit(
+    terms: Terms, present: Collection[PeerId], ready: Mapping[PeerId, Ready], stuck: Mapping[PeerId, int]
+) -> tuple[tuple[PeerId, ...], dict[PeerId, str]]:
+    """Which of those `present` can take part (sorted), and why the others cannot. `stuck` counts complaints about a peer."""
+    able: list[PeerId] = []
+    excluded: dict[PeerId, str] = {}
+    for peer in sorted(present):
+        announced = ready.get(peer)
+        if announced is None:
+            continue
+        if announced.base != terms.base:
+            excluded[peer] = "base digest"
+        elif announced.plan != terms.plan:
+            excluded[peer] = "plan"
+        elif stuck.get(peer, 0) > 1:
+            excluded[peer] = "unreachable"
+        else:
+            able.append(peer)
+    return tuple(able), excluded
+
+
+def propose(
+    ballot: Ballot,
+    terms: Terms,
+    able: tuple[PeerId, ...],
+    ready: Mapping[PeerId, Ready],
+    excluded: Mapping[PeerId, str],
+    *,
+    rejected: Mapping[PeerId, str],
+    before: Open | None,
+) -> Open | None:
+    """A free choice: everyone able contributes what it announced, except the rejected. None when that is nobody, or too few.
+
+    The group of an earlier ballot is kept, so that only chunks of those who left change their owner.
+    """
+    group = before.group if before is not None else able
+    alive = tuple(peer for peer in able if peer in group)
+    if not alive:
+        group = alive = able
+    contributors = tuple(
+        Contribution(peer, ready[peer].attempt, min(ready[peer].weight, terms.max_weight))
+        for peer in alive
+        if ready[peer].weight > 0 and peer not in rejected
+    )
+    if not alive or len(contributors) < terms.min_peers:
+        return None
+    return Open(
+        terms.round, terms.fragment, ballot, group, alive, contributors, _listed({**rejected, **excluded}), None, ()
+    )
+
+
+def adopt(
+    ballot: Ballot,
+    terms: Terms,
+    able: tuple[PeerId, ...],
+    promises: Mapping[PeerId, Promise],
+    excluded: Mapping[PeerId, str],
+) -> Open | None:
+    """No free choice: the contributors of the highest ballot that was voted for. None when nothing was."""
+    votes = [(promise.voted, promise.digest) for promise in promises.values() if promise.voted is not None]
+    if not votes:
+        return None
+    old, digest = max(votes, key=lambda vote: vote[0].ballot)
+    sources = tuple(
+        sorted(
+            peer
+            for peer, promise in promises.items()
+            if promise.voted is not None and promise.voted.contributors == old.contributors
+        )
+    )
+    group, alive = tuple(sorted({*old.group, *able})), able or sources
+    out = _listed({entry.peer: entry.reason for entry in old.excluded} | dict(excluded))
+    return Open(terms.round, terms.fragment, ballot, group, alive, old.contributors, out, digest, sources)
+
+
+def _listed(reasons: Mapping[PeerId, str]) -> tuple[Exclusion, ...]:
+    return tuple(Exclusion(peer, reason) for peer, reason in sorted(reasons.items()))
