@@ -131,9 +131,10 @@ class Background:
     def stop(self) -> None:
         """End both threads. Whatever still runs on the loop is cancelled."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._wind_up)
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         if not self._loop.is_closed():
+            self._loop.run_until_complete(_cancel_others())
             self._loop.close()
         self._worker.shutdown(cancel_futures=True)
 
@@ -149,16 +150,12 @@ class Background:
         """Run in the computing thread. Cancelled, it still waits for the function's end: nothing computes unseen."""
         return await whole(asyncio.get_running_loop().run_in_executor(self._worker, function))
 
-    def _wind_up(self) -> None:
-        async def end() -> None:
-            me = asyncio.current_task()
-            tasks = [task for task in asyncio.all_tasks() if task is not me]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._loop.stop()
 
-        self._ending = self._loop.create_task(end())
+async def _cancel_others() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _hand_over(done: asyncio.Task[Result], result: concurrent.futures.Future[Result]) -> None:

@@ -24,6 +24,7 @@ class AnchorFile:
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path, self._disk = path, disk
+        self._saved: tuple[_Anchor, ...] = ()
 
     def load(self) -> tuple[Contact, ...]:
         """What was saved last, most useful first; empty when there is nothing that can be read."""
@@ -31,12 +32,18 @@ class AnchorFile:
         return tuple(Contact(anchor.address, anchor.transport_key) for anchor in anchors)
 
     def save(self, contacts: Iterable[Contact]) -> None:
-        """Replace the file; a disk that does not take it costs nothing now."""
+        """Replace the file; a disk that does not take it costs nothing now.
+
+        Without contacts the file stays: who is alone after a split needs those that it knew before.
+        """
         anchors = tuple(_Anchor(contact.address, contact.transport_key) for contact in contacts)
+        if not anchors or anchors == self._saved:
+            return
         try:
             replace_file(self._path, self._disk, msgspec.json.encode(anchors))
         except OSError:
-            pass
+            return
+        self._saved = anchors
 
 
 def _read(path: Path, disk: Disk, kind: type[T]) -> T | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from .api import Swarm
@@ -30,12 +32,14 @@ class SwarmOptimizer(torch.optim.Optimizer):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
-    def step(self, closure: Callable[[], Any] | None = None, *, weight: int | None = None) -> Any:
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, weight: int | None = None, loss: float | Tensor | None = None
+    ) -> Any:
         """One inner step; after every H-th, and when the others have committed without us, the round: then it blocks.
 
-        `weight`: samples (or tokens) that went into this step, `batch` of `wrap` by default. Returns what the inner
-        optimizer's step returns. Once the run is over the parameters stay as the swarm left them. Raises SwarmError, and
-        in rounds whatever went wrong in this process.
+        `weight`: samples (or tokens) that went into this step, `batch` of `wrap` by default. `loss`: for display, here and
+        at the others; what a closure gives by default. Returns what the inner optimizer's step returns. Once the run is
+        over the parameters stay as the swarm left them. Raises what `Swarm.check` raises.
         """
         swarm = self._swarm
         weight = self._batch if weight is None else weight
@@ -43,15 +47,17 @@ class SwarmOptimizer(torch.optim.Optimizer):
             raise ValueError(f"a weight of {weight}: it counts samples")
         if swarm.done:
             return None if closure is None else closure()
-        loss = self._inner.step() if closure is None else self._inner.step(closure)
+        result = self._inner.step() if closure is None else self._inner.step(closure)
         self._steps += 1
         self._weight += weight
         if self._steps >= swarm.steps or swarm.overtaken:
-            if swarm.exchange(steps=self._steps, weight=self._weight, loss=_number(loss)).adopted:
+            if swarm.exchange(
+                steps=self._steps, weight=self._weight, loss=_number(result if loss is None else loss)
+            ).adopted:
                 self._weight = 0
             # Without a commit the local progress stays in the model and goes out with that of the next H steps.
             self._steps = 0
-        return loss
+        return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """See torch.optim.Optimizer."""
@@ -71,7 +77,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
 
 
 def _number(loss: Any) -> float | None:
-    """What a closure gave, when it is a number."""
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        return float(loss.item())
-    return loss if isinstance(loss, float) else None
+    """A loss as a finite number; None when it is none."""
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        loss = loss.item()
+    return float(loss) if isinstance(loss, float | int) and math.isfinite(loss) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -72,7 +73,7 @@ class Reporter:
         up, down = peer.traffic()
         group = max(2, contributors)
         self.fp32_bytes += steps * 2 * (group - 1) / group * 4 * peer.layout.total if contributors > 1 else 0
-        self.loss, self.sync_seconds = loss, seconds
+        self.loss, self.sync_seconds = loss if math.isfinite(loss) else self.loss, seconds
         factor = self.fp32_bytes / up if up else 0.0
         self._away = dict(missing)
         fields = {
@@ -95,9 +96,9 @@ class Reporter:
         absent = "".join(f" · {short(who)} out ({reason})" for who, reason in missing.items())
         LOGGER.log(
             30 if missing else 20,
-            "round %d · loss %.3f · %d/%d peers · up %s (×%.0f) · sync %.1f s · %s tok/s%s",
+            "round %d · loss %s · %d/%d peers · up %s (×%.0f) · sync %.1f s · %s tok/s%s",
             replica.round,
-            loss,
+            f"{loss:.3f}" if math.isfinite(loss) else "-",
             contributors,
             len(roster.view),
             bytes_text(up),

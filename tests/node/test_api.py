@@ -106,19 +106,25 @@ def together(*calls):
 
 
 def test_alone_with_neutral_outer_settings_it_is_the_inner_optimizer(found):
-    alone, model = net(), net()
-    reference = torch.optim.AdamW(alone.parameters(), lr=0.01)
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    model = copy.deepcopy(alone)
+    before = vector(alone)
+    reference = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
     with found(steps=1, outer="lr = 1.0\nmomentum = 0.0\nnesterov = false") as swarm:
-        optimizer = swarm.wrap(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+        optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         ours, theirs = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
         for number in range(1, 21):
             one_step(model, optimizer, ours)
             one_step(alone, reference, theirs)
             assert swarm.round == number and swarm.last.committed and swarm.last.contributors == 1
-            torch.testing.assert_close(vector(model), vector(alone), rtol=0, atol=1e-6)
-        assert not torch.equal(vector(model), vector(net()))
+            torch.testing.assert_close(vector(model), vector(alone), rtol=0, atol=3e-6)
+        assert (vector(model) - before).abs().max() > 0.05
+        assert swarm.status.loss is None
+        optimizer.step(loss=0.5)
+        assert swarm.status.loss == 0.5
         status = swarm.status
-        assert (status.round, status.run_name, status.device) == (20, "mine", "cpu")
+        assert (status.round, status.run_name, status.device) == (21, "mine", "cpu")
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8(block=256)"])
@@ -343,7 +349,9 @@ with thinwire.join(sys.argv[1], home=sys.argv[2], host="127.0.0.1") as swarm:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
     while True:
-        model(torch.randn(16, 6)).square().mean().backward()
+        x = torch.randn(16, 6)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), x[:, :3].argmax(1)).backward()
         optimizer.step()
         print(swarm.round, swarm.digest, flush=True)
 """
@@ -362,6 +370,8 @@ def test_the_other_is_killed_and_the_survivor_goes_on(found, tmp_path):
             )
             reader.start()
             until = time.monotonic() + 90
+            while not swarm.peers and time.monotonic() < until:
+                time.sleep(0.02)
             both = 0
             while both < 3 and time.monotonic() < until:
                 one_step(model, optimizer, generator)
@@ -390,8 +400,8 @@ def test_a_checkpoint_is_written_on_the_way(found, monkeypatch):
 def test_nothing_heavy_comes_with_the_name():
     code = (
         "import sys, thinwire; heavy = {'torch', 'zmq', 'numba', 'numpy', 'asyncio'};"
-        "print(sorted(heavy & set(sys.modules)), thinwire.__version__, 'join' in dir(thinwire));"
-        "assert not heavy & set(sys.modules); thinwire.join; assert 'torch' in sys.modules"
+        "version, listed, error = thinwire.__version__, 'join' in dir(thinwire), thinwire.InUseError;"
+        "print(sorted(heavy & set(sys.modules)), version, listed)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

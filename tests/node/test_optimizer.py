@@ -76,7 +76,9 @@ def test_closures():
         return loss
 
     loss = optimizer.step(closure)
-    assert swarm.calls == [(1, 1, loss.item())]
+    optimizer.step(closure, loss=torch.tensor(2.5))
+    optimizer.step(closure, loss=float("nan"))
+    assert swarm.calls == [(1, 1, loss.item()), (1, 1, 2.5), (1, 1, None)]
 
 
 @pytest.mark.parametrize(

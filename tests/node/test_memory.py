@@ -1,0 +1,45 @@
+"""Whom a peer knew, kept for its next life."""
+
+from thinwire.collectives.transport import Contact
+from thinwire.node.disk import RealDisk
+from thinwire.node.memory import AnchorFile
+
+HERE, THERE = Contact("10.0.0.1:7000", bytes(32)), Contact("[::1]:7001", bytes([1]) * 32)
+
+
+def test_contacts_come_back_in_their_order(tmp_path):
+    file = AnchorFile(tmp_path / "run" / "anchors.json", RealDisk())
+    assert file.load() == ()
+    file.save([THERE, HERE])
+    assert AnchorFile(tmp_path / "run" / "anchors.json", RealDisk()).load() == (THERE, HERE)
+
+
+def test_who_is_alone_forgets_nobody(tmp_path):
+    file = AnchorFile(tmp_path / "anchors.json", RealDisk())
+    file.save([HERE])
+    file.save([])
+    assert file.load() == (HERE,)
+    file.save([THERE])
+    assert file.load() == (THERE,)
+
+
+def test_the_same_again_is_not_written_again(tmp_path):
+    file = AnchorFile(tmp_path / "anchors.json", RealDisk())
+    file.save([HERE])
+    (tmp_path / "anchors.json").unlink()
+    file.save([HERE])
+    assert file.load() == ()
+
+
+def test_a_damaged_file_and_a_full_disk_cost_nothing(tmp_path):
+    path = tmp_path / "anchors.json"
+    path.write_bytes(b'[{"address": 1}]')
+    file = AnchorFile(path, RealDisk())
+    assert file.load() == ()
+    path.unlink()
+    path.mkdir()
+    file.save([HERE])
+    assert file.load() == ()
+    path.rmdir()
+    file.save([HERE])
+    assert file.load() == (HERE,)
