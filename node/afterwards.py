@@ -68,7 +68,7 @@ def conclude(swarm: LocalSwarm, style: str, display: Display) -> list[str]:
 def _made(swarm: LocalSwarm, found: Proof) -> Made:
     """Load the checkpoint of a live peer into a new model, measure it, and let it write."""
     for child in swarm.peers:
-        if child.live and child.diary.last("left"):
+        if child.live and child.diary.end:
             return _load(swarm, child, found)
     return Made(fault="no peer is left that could have a checkpoint")
 
@@ -140,8 +140,10 @@ def _kill(swarm: LocalSwarm, diaries: Sequence[Diary]) -> Kill | None:
     if victim is None or victim.killed_at is None:
         return None
     survivors = [child.diary for child in swarm.peers if child is not victim]
-    usual = usual_round(commits(diaries))
-    return Kill(victim.name, swarm.killed_round, recovery(survivors, victim.killed_at), usual)
+    committed = commits(diaries)
+    # What we knew when we killed is a moment old.
+    before = max((number for number, wall in committed.items() if wall <= victim.killed_at), default=0)
+    return Kill(victim.name, before, recovery(survivors, victim.killed_at), usual_round(committed))
 
 
 def _newcomer(swarm: LocalSwarm) -> Newcomer | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -30,6 +31,7 @@ class Child:
         self.diary = Diary(name)
         self.killed_at: float | None = None
         """Wall time at which we killed it on purpose."""
+        self.started_at = time.time()
         self._events = events
         self._offset = 0
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -57,6 +59,12 @@ class Child:
     def live(self) -> bool:
         """Whether it runs, or has ended by itself and well: its replica counts."""
         return self.killed_at is None and self.code in (None, 0)
+
+    @property
+    def seconds_to_start(self) -> float:
+        """From its start until it was ready to train; 0 while it is not."""
+        ready = next(self.diary.of("ready"), None)
+        return ready["wall"] - self.started_at if ready else 0.0
 
     @property
     def state(self) -> str:
@@ -106,9 +114,9 @@ class Child:
             raise FileNotFoundError(f"{self.name} has no run yet")
         return RunDirectory(self._events.parent)
 
-    def kill(self, wall: float) -> None:
-        """kill -9, on purpose, at wall time `wall`."""
-        self.killed_at = wall
+    def kill(self) -> None:
+        """kill -9, on purpose."""
+        self.killed_at = time.time()
         self.process.kill()
 
     def end(self, *, now: bool) -> None:

@@ -43,6 +43,11 @@ class Diary:
         return bytes.fromhex(start["run"]) if start else b""
 
     @property
+    def end(self) -> Event | None:
+        """What it said last of its replica, when it left."""
+        return next((event for event in self.of("left") if "digest" in event), None)
+
+    @property
     def round(self) -> int:
         """The newest round whose state it has."""
         return max((event["round"] for kind in ("ready", "synced", "round") for event in self.of(kind)), default=0)
@@ -123,17 +128,18 @@ def proof(diaries: Sequence[Diary], live: Sequence[Diary]) -> Proof:
     said: dict[int, dict[str, set[str]]] = {}
     for diary in diaries:
         for event in diary.events:
-            if event["kind"] in ("round", "synced", "left"):
+            # "left" is also what a daemon notes about others; then there is no digest.
+            if event["kind"] in ("round", "synced", "left") and "digest" in event:
                 said.setdefault(event["round"], {}).setdefault(event["digest"], set()).add(diary.name)
     differences, compared, digests = [], 0, 0
     for number, holders in sorted(said.items()):
         names = set[str]().union(*holders.values())
-        if len(names) > 1:
+        if len(names) > 1 and number > 0:
             compared, digests = compared + 1, digests + len(names)
         if len(holders) > 1:
             groups = "; ".join(f"{digest[:8]}: {', '.join(sorted(who))}" for digest, who in sorted(holders.items()))
             differences.append(f"round {number} ({groups})")
-    ends = [diary.last("left") for diary in live]
+    ends = [diary.end for diary in live]
     last = {(end["round"], end["digest"]) if end else (0, "") for end in ends}
     number, final = last.pop() if len(last) == 1 else (0, "")
     return Proof(compared, digests, tuple(differences), final, number, len(live))

@@ -108,11 +108,12 @@ def line(scene: Scene) -> str:
     """One round in one line."""
     current = [one for one in scene.rows if one.round == scene.round and one.loss is not None]
     losses = [one.loss for one in current if one.loss is not None]
+    up = sum(one.up for one in scene.rows)
+    factor = math.fsum(one.factor * one.up for one in scene.rows) / max(1, up)
     loss = f"{math.fsum(losses) / len(losses):.3f}" if losses else "-"
     return (
-        f"{title(scene)} · loss {loss} · up {bytes_text(sum(one.up for one in scene.rows))}, down "
-        f"{bytes_text(sum(one.down for one in scene.rows))} (×{max((one.factor for one in current), default=0):.0f} less than "
-        f"synchronous fp32) · sync {max((one.sync for one in current), default=0):.1f} s"
+        f"{title(scene)} · loss {loss} · up {bytes_text(up)}, down {bytes_text(sum(one.down for one in scene.rows))} "
+        f"(×{factor:.0f} less than synchronous fp32) · sync {max((one.sync for one in current), default=0):.1f} s"
     )
 
 

@@ -18,6 +18,7 @@ from .afterwards import conclude
 from .children import Child
 from .config import Config
 from .console import log_style, set_up_logging
+from .diary import commits, usual_round
 from .livetable import Display, Scene, rows
 from .options import Options
 
@@ -96,9 +97,8 @@ class LocalSwarm:
         self.peers: list[Child] = []
         self.alone: Child | None = None
         self.joined_at: float | None = None
-        """Wall time at which the late joiner's process was started, and the round that was committed last then."""
+        """Wall time at which the late joiner's process was started; `joined_round` was committed last then."""
         self.joined_round = 0
-        self.killed_round = 0
         self.stopped = 0
         """The signal that asked us to stop."""
         self._kill_at: float | None = None
@@ -204,10 +204,9 @@ class LocalSwarm:
         if self.victim is None and self._kill_at is not None and now >= self._kill_at:
             victim = self.peers[chaos.victim]
             if victim.code is None:
-                self.killed_round = self.round
-                victim.kill(time.time())
-                display.say(f"kill -9 of {victim.name} after round {self.killed_round}", warn=True)
-        if self.newcomer is None and self.victim is not None and self.round >= chaos.join_round:
+                victim.kill()
+                display.say(f"kill -9 of {victim.name} after round {self.round}", warn=True)
+        if self.newcomer is None and self.round and plans.due(chaos, self.round, self.rounds, self._start_rounds()):
             invite = next((said.invite for child in self.peers if child.live and (said := child.status())), "")
             if invite:
                 self.joined_at, self.joined_round = time.time(), self.round
@@ -215,9 +214,12 @@ class LocalSwarm:
                 display.say(f"{late.name} joins late, after round {self.joined_round}", warn=True)
 
     def _usual(self) -> float:
-        from .diary import commits, usual_round
-
         return usual_round(commits(child.diary for child in self.peers))
+
+    def _start_rounds(self) -> float:
+        """Rounds that pass while a process starts, as the first joiners did."""
+        usual, joiners = self._usual(), self.peers[1 : self.options.local]
+        return max(one.seconds_to_start for one in joiners) / usual if usual else 0.0
 
     def _start_peer(self, command: list[str]) -> Child:
         name = f"peer {len(self.peers) + 1}"

@@ -99,7 +99,8 @@ def lines(verdict: Verdict) -> list[tuple[str, str]]:
             "one peer alone",
             f"{_loss(verdict.alone_after)} after the same {verdict.steps} steps on the shard of {verdict.alone}",
         ),
-        ("bytes sent", " · ".join(f"{one.name} {bytes_text(one.bytes)}{_factor(one.factor)}" for one in verdict.sent)),
+        ("bytes sent", " · ".join(f"{one.name} {bytes_text(one.bytes)} (×{one.factor:.0f})" for one in verdict.sent)),
+        ("", "× says how many times more synchronous data parallelism in fp32 would have sent for the same steps"),
         *([("kill -9", _kill(verdict.kill))] if verdict.kill else []),
         *([("late joiner", _newcomer(verdict.newcomer))] if verdict.newcomer else []),
         (
@@ -137,10 +138,6 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 
 def _loss(value: float | None) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
-
-
-def _factor(factor: float) -> str:
-    return f" (×{factor:.0f} less than synchronous fp32)" if factor else ""
 
 
 def _kill(kill: Kill) -> str:

@@ -1,0 +1,117 @@
+"""Facts from recorded events."""
+
+import pytest
+from thinwire.node.diary import (
+    Diary,
+    bytes_sent,
+    commits,
+    proof,
+    recovery,
+    round_at,
+    saved_factor,
+    usual_round,
+)
+
+
+def event(kind, wall, **fields):
+    return {"at": wall - 1000.0, "wall": wall, "kind": kind, **fields}
+
+
+def committed(number, wall, digest=None, up=0):
+    digest = digest or f"{number:064x}"
+    return event("round", wall, round=number, digest=digest, loss=2.0, bytes_up=up, bytes_down=0, factor=70.0)
+
+
+def diary(name, *events):
+    return Diary(name, list(events))
+
+
+def life(name, last, *, delay=0.0, end=True):
+    """A peer that commits a round every two seconds from second 1002 on."""
+    rounds = [committed(n, 1000.0 + 2 * n + delay, up=100 * n) for n in range(1, last + 1)]
+    ends = [event("left", 1001.0 + 2 * last, round=last, digest=f"{last:064x}")] if end else []
+    return diary(name, event("start", 1000.0, peer="ab" * 32, run="cd" * 32), *rounds, *ends)
+
+
+def test_who_it_is():
+    assert life("a", 1).peer == b"\xab" * 32 and life("a", 1).run == b"\xcd" * 32
+    assert diary("b").peer == diary("b").run == b"" and diary("b").round == 0
+
+
+def test_its_round_is_that_of_its_newest_state():
+    assert diary("a", event("ready", 1.0, round=4), event("synced", 2.0, round=6, digest="")).round == 6
+    assert life("a", 9).round == 9
+
+
+def test_a_commit_is_when_the_first_peer_had_it():
+    slow = diary("b", event("phase", 1001.5, round=1, phase="commit"), event("phase", 1001.0, round=1, phase="open"))
+    assert commits([life("a", 2), slow]) == {1: 1001.5, 2: 1004.0}
+    assert usual_round(commits([life("a", 3)])) == 2.0
+    assert usual_round({}) == usual_round({4: 1.0}) == 0.0
+
+
+@pytest.mark.parametrize("wall, place", [(0.0, 0.0), (10.0, 1.0), (15.0, 2.0), (20.0, 3.0), (99.0, 3.0)])
+def test_where_a_moment_lies_among_rounds(wall, place):
+    assert round_at({1: 10.0, 3: 20.0}, wall) == place
+
+
+def test_recovery_is_from_the_kill_to_the_next_commit():
+    survivors = [life("a", 6), life("b", 6, delay=0.5)]
+    found = recovery(survivors, 1006.75)  # round 3 was committed at 1006 and 1006.5
+    assert (found.round, found.first, found.last) == (4, 1.25, 1.75)
+    assert recovery(survivors, 2000.0) is None
+
+
+def test_a_round_that_was_decided_before_the_kill_is_no_recovery():
+    decided = event("phase", 1007.9, round=4, phase="commit")  # and written down as committed at 1008
+    survivor = life("a", 6)
+    survivor.events.append(decided)
+    assert recovery([survivor], 1007.95).round == 5
+
+
+def test_equal_digests_are_a_proof():
+    a, b, killed = life("a", 5), life("b", 5), life("c", 3, end=False)
+    found = proof([a, b, killed], [a, b])
+    assert found.holds and found.rounds == 5 and found.digests == 3 * 3 + 2 * 2 and found.live == 2
+    assert (found.round, found.final) == (5, f"{5:064x}")
+
+
+def test_one_other_digest_spoils_it_and_is_named():
+    a, b = life("a", 5), life("b", 5)
+    b.events[2]["digest"] = "ee" * 32
+    found = proof([a, b], [a, b])
+    assert not found.holds and found.differences == ("round 2 (00000000: a; eeeeeeee: b)",)
+
+
+def test_the_dead_count_for_the_rounds_they_lived():
+    a, b, killed = life("a", 5), life("b", 5), life("c", 3, end=False)
+    killed.events[1]["digest"] = "ee" * 32
+    assert not proof([a, b, killed], [a, b]).holds
+
+
+@pytest.mark.parametrize("other", [life("b", 4), life("b", 5, end=False), diary("b")])
+def test_the_live_must_end_together(other):
+    a = life("a", 5)
+    found = proof([a, other], [a, other])
+    assert not found.differences and not found.holds
+
+
+def test_a_fetched_state_is_compared_too():
+    late = diary("d", event("synced", 1011.0, round=5, digest="ee" * 32))
+    assert proof([life("a", 5), late], [life("a", 5)]).differences
+
+
+@pytest.mark.parametrize("live", [[], [life("a", 5)]])
+def test_nothing_compared_is_no_proof(live):
+    assert not proof(live, live).holds
+
+
+def test_that_another_peer_left_says_nothing_about_digests():
+    a, b = life("a", 5), life("b", 5)
+    a.events.append(event("left", 1020.0, peer="cd" * 32, detail=""))
+    assert proof([a, b], [a, b]).holds
+
+
+def test_bytes_are_those_of_the_newest_round():
+    assert bytes_sent(life("a", 7)) == 700 and saved_factor(life("a", 7)) == 70.0
+    assert bytes_sent(diary("b")) == 0 and saved_factor(diary("b")) == 0.0

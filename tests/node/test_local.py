@@ -1,0 +1,294 @@
+"""The parts of a local swarm that need no swarm; the whole is in tests/e2e/test_demo.py."""
+
+import io
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from thinwire.node import chaos as plans
+from thinwire.node import picture
+from thinwire.node.afterwards import write_on
+from thinwire.node.alone import train
+from thinwire.node.children import Child
+from thinwire.node.config import load
+from thinwire.node.data import shards_of
+from thinwire.node.diary import Diary, Proof, Recovery
+from thinwire.node.livetable import Row, Scene, clock_text, line, row, table
+from thinwire.node.local import LocalSwarm, UsageError
+from thinwire.node.options import Options
+from thinwire.node.training import prepare
+from thinwire.node.verdict import Kill, Newcomer, Sent, Verdict, as_json, screen
+from thinwire.swarm.manifest import parse
+
+TOML = """
+[run]
+name = "toy"
+rounds = 6
+[model]
+layers = 1
+width = 16
+heads = 1
+context = 16
+[inner]
+batch = 2
+[outer]
+steps = 3
+"""
+
+# --- chaos
+
+
+@given(st.integers(0, 2**53), st.integers(2, 64), st.integers(4, 500))
+def test_chaos_follows_from_the_seed_and_fits_into_the_run(seed, peers, rounds):
+    chaos = plans.plan(seed, peers, rounds)
+    assert chaos == plans.plan(seed, peers, rounds)
+    assert 0 <= chaos.victim < peers and 0 <= chaos.moment < 1
+    assert 1 <= chaos.kill_round < rounds - 1 and chaos.kill_round < chaos.join_round
+
+
+def test_anybody_may_be_the_victim():
+    assert {plans.plan(seed, 4, 40).victim for seed in range(50)} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("peers, rounds", [(1, 40), (4, 3)])
+def test_chaos_needs_room(peers, rounds):
+    with pytest.raises(ValueError):
+        plans.plan(0, peers, rounds)
+
+
+def test_a_run_without_an_end_has_chaos_soon():
+    assert plans.plan(1, 4, 0).join_round < plans.HORIZON
+
+
+def test_the_newcomer_starts_early_when_rounds_are_short():
+    chaos = plans.Chaos(victim=1, kill_round=10, moment=0.5, join_round=12)
+    assert not plans.due(chaos, 11, 40, 3.0) and plans.due(chaos, 12, 40, 3.0)
+    assert plans.due(chaos, 2, 40, 20.0) and not plans.due(chaos, 2, 0, 20.0)
+
+
+# --- what is shown
+
+
+def rounds(name, count):
+    said = [
+        {"at": 1.0, "wall": n * 2.0, "kind": "round", "round": n, "loss": 5.0 / n, "digest": f"{n:064x}", "bytes_up": n * 1000,
+         "bytes_down": n * 900, "factor": 80.0, "sync_seconds": 0.25, "tokens_per_second": 4000.0}
+        for n in range(1, count + 1)
+    ]  # fmt: skip
+    return Diary(name, [{"at": 0.0, "wall": 0.0, "kind": "start", "peer": "ab" * 32, "run": "cd" * 32}, *said])
+
+
+def test_a_row_says_what_the_peer_wrote():
+    told = row("peer 1", "training", rounds("peer 1", 4))
+    assert told == Row("peer 1", "abababab", "training", 4, 1.25, 4000.0, 4000, 3600, 80.0, 0.25)
+    assert row("peer 1", "killed", rounds("peer 1", 4)).speed == 0.0
+    assert row("peer 2", "starting", Diary("peer 2")) == Row("peer 2", "", "starting", 0, None, 0.0, 0, 0, 0.0, 0.0)
+
+
+def scene():
+    rows = [row("peer 1", "training", rounds("", 4)), row("peer [2]", "killed", rounds("", 3))]
+    return Scene("toy", 4, 6, 83.0, rows, "a note")
+
+
+def test_the_table_has_every_figure():
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=160).print(table(scene()))
+    text = out.getvalue()
+    for figure in ("round 4 of 6", "1 peers running", "1:23", "1.250", "4.0 kB", "3.6 kB", "×80", "0.2 s", "a note"):
+        assert figure in text, text
+    assert "peer [2]" in text and "killed" in text
+
+
+def test_a_line_sums_up_a_round():
+    assert line(scene()) == (
+        "run toy · round 4 of 6 · 1 peers running · 4k tokens/s · 1:23 · loss 1.250 · up 7.0 kB, down 6.3 kB "
+        "(×80 less than synchronous fp32) · sync 0.2 s"
+    )
+    assert clock_text(605.9) == "10:05"
+
+
+# --- the last screen
+
+PROOF = Proof(6, 17, (), "ab" * 32, 6, 3)
+
+
+def verdict(**changes):
+    fields = dict(
+        run="toy", peers=4, rounds=6, wanted=6, steps=18, seconds=83.0, before=5.5, after=2.25, alone="peer 1",
+        alone_after=2.5, sent=(Sent("peer 1", 12_000_000, 74.2),), proof=PROOF,
+        kill=Kill("peer 3", 2, Recovery(3, 1.24, 1.6), 2.0), newcomer=Newcomer("peer 4", 3, 4, 5), picture="loss.png",
+        checkpoint="step-00000006", prompt="def ", sample="main():\n\tpass\x1b[31m", directory="runs",
+    )  # fmt: skip
+    return Verdict(**{**fields, **changes})
+
+
+def test_the_screen_says_everything():
+    said = screen(verdict())
+    for part in (
+        "6 rounds of 3 steps on 4 peers in 1:23 min", "5.500 before, 2.250 after 18 steps", "2.500 after the same 18 steps",
+        "shard of peer 1", "peer 1 12.0 MB (×74)", "peer 3 after round 2; round 3 was committed 1.2 s later",
+        "by all after 1.6 s", "peer 4 started in round 4, got the state of round 4", "took part from round 5",
+        "abababababababab… on all 3 live replicas after round 6", "equal in all 6 rounds (17 digests compared)", "loss.png",
+        "step-00000006", "    | def main():\n    |     pass·[31m",
+    ):  # fmt: skip
+        assert part in said, said
+    assert verdict().faults() == [] and as_json(verdict())["faults"] == []
+
+
+def test_what_was_not_measured_is_a_dash():
+    said = screen(verdict(before=None, after=float("nan"), alone_after=None, picture="", checkpoint="", sample=""))
+    assert "held-out loss   - before, - after" in said and "picture         -" in said
+
+
+@pytest.mark.parametrize(
+    "changes, fault",
+    [
+        ({"rounds": 5}, "ended in round 5 of 6"),
+        ({"proof": Proof(6, 17, ("round 2 (aa: x; bb: y)",), "ab", 6, 3)}, "replicas differ in round 2"),
+        ({"proof": Proof(6, 17, (), "", 0, 3)}, "did not end in one round"),
+        ({"proof": Proof(0, 0, (), "ab", 6, 1)}, "did not end in one round"),
+        ({"kill": Kill("peer 3", 2, None, 2.0)}, "no round was committed after the kill"),
+        ({"newcomer": Newcomer("peer 4", 3, None, None)}, "peer 4 came late"),
+    ],
+)
+def test_faults(changes, fault):
+    assert [found for found in verdict(**changes).faults() if fault in found] and as_json(verdict(**changes))["faults"]
+
+
+# --- the picture
+
+
+def test_the_picture_is_a_png(tmp_path):
+    alone = Diary("alone")
+    alone.events += [{"at": 0.0, "wall": 0.0, "kind": "held_out", "round": 0, "loss": 5.5}]
+    alone.events += [{"at": 0.0, "wall": 0.0, "kind": "alone", "round": n, "loss": 5.0 / n} for n in (1, 2, 3)]
+    marks = [picture.Mark(2.5, "kill -9 of peer 1", "red"), picture.Mark(3, "peer 2 takes part", "green")]
+    diaries = [rounds("peer 1", 3), Diary("peer 2")]
+    path = tmp_path / "loss.png"
+    picture.draw(path, title="toy", diaries=diaries, alone=alone, held_out=[(0, 5.5), (3, 2.0)], marks=marks)
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    from matplotlib.image import imread
+
+    pixels = imread(path)[..., :3]
+    assert pixels.shape[0] > 300 and pixels.shape[1] > 600
+    # Both marks are there, in their colours.
+    assert (
+        np.all(pixels == (1.0, 0.0, 0.0), axis=-1).any() and np.all(np.abs(pixels - (0, 128 / 255, 0)) < 0.01, -1).any()
+    )
+
+
+def test_without_the_library_there_is_a_clear_message(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(picture.NoPlots, match="matplotlib is not installed") as caught:
+        picture.check()
+    assert "thinwire[plots]" in caught.value.hint
+
+
+# --- one peer alone, and the sample
+
+
+@pytest.fixture
+def training(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 400)
+    return prepare(parse(TOML), data=text, device="cpu", threads=0, cache=tmp_path / "cache", here=tmp_path)
+
+
+def test_the_one_alone_trains_on_its_shard_for_the_same_steps(training):
+    said, seen = [], []
+    batches = training.trainer.batches
+    draw = batches.next_samples
+
+    def noted():
+        seen.append(draw())
+        return seen[-1]
+
+    batches.next_samples = noted
+    group = [bytes([n]) * 32 for n in range(4)]
+    train(training, group, group[2], 6, lambda kind, fields: said.append((kind, fields)))
+    assert [fields["round"] for kind, fields in said if kind == "alone"] == [1, 2, 3, 4, 5, 6]
+    looks = [fields for kind, fields in said if kind == "held_out"]
+    assert looks[0]["round"] == 0 and looks[-1]["round"] == 6 and looks[-1]["loss"] < looks[0]["loss"]
+    assert training.trainer.step == 18 and len(seen) == 18
+    # Nothing but the shard of that peer.
+    mine = set(shards_of(0, 256, group, group[2]))
+    order = {int(sample): place for place, sample in enumerate(training.split.training)}
+    shards = {order[int(sample)] * 256 // len(order) for samples in seen for sample in samples}
+    assert shards <= mine and len(mine) == 64
+
+
+def test_the_sample_continues_a_held_out_text(training):
+    prompt, sample = write_on(training, 5)
+    first = training.split.batch(training.split.held_out[:1])[0][0].tolist()
+    assert prompt == training.tokenizer.decode(first) and len(sample) > 100
+    torch.manual_seed(99)  # the sample has a generator of its own
+    assert write_on(training, 5) == (prompt, sample)
+
+
+# --- options and processes
+
+
+def swarm(tmp_path, flags=None, **options):
+    file = tmp_path / "run.toml"
+    file.write_text(TOML)
+    config = load({"home": tmp_path / "home", **(flags or {})}, {})
+    return LocalSwarm(file, parse(TOML), config, Options(local=3, **options))
+
+
+@pytest.mark.parametrize(
+    "flags, options, said",
+    [
+        ({"port": 7400}, {}, "--port"),
+        ({"host": "0.0.0.0"}, {}, "--host"),
+        ({}, {"place": 3}, "--place"),
+        ({}, {"chaos": True, "rounds": 2}, "--chaos"),
+    ],
+)
+def test_options_that_mean_nothing_for_a_whole_swarm(tmp_path, flags, options, said):
+    with pytest.raises(UsageError, match=said):
+        swarm(tmp_path, flags, **options)
+
+
+def test_the_one_alone_has_the_shard_of_a_peer_that_lives(tmp_path):
+    made = swarm(tmp_path, chaos=True)
+    for victim in range(3):
+        made.chaos = plans.Chaos(victim, 2, 0.5, 3)
+        assert made.model_peer != victim
+
+
+def test_threads_are_shared_out(tmp_path):
+    assert swarm(tmp_path, {"threads": 5}).threads == 5
+    assert swarm(tmp_path).threads >= 1
+
+
+def test_a_process_ends_when_its_maker_closes_the_pipe():
+    code = "from thinwire.node.ward import watch; import time; watch(0); print('up', flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"up\n" and process.poll() is None
+    process.stdin.close()
+    assert process.wait(60) == -signal.SIGKILL
+    process.stdout.close()
+
+
+def test_a_child_that_fails_is_quoted(tmp_path, monkeypatch):
+    monkeypatch.setenv("THINWIRE_PORT", "not a port")  # our environment is none of its business
+    child = Child("peer 1", tmp_path / "peer-1", ["join", "tw1-nonsense", "--home", str(tmp_path / "peer-1")], tmp_path)
+    assert child.process.wait(60) == 2 and child.state == "failed" and not child.live
+    assert "invite" in child.complaint() and "THINWIRE" not in child.complaint() and child.log.exists()
+    child.poll()
+    assert child.diary.events == [] and child.printed() == ""
+
+
+def test_a_child_killed_on_purpose_is_no_failure(tmp_path):
+    command = ["alone", "--help"]
+    child = Child("peer 1", tmp_path / "peer-1", command, tmp_path)
+    child.kill()
+    child.process.wait(60)
+    assert child.state == "killed" and not child.live and child.killed_at is not None
