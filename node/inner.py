@@ -93,6 +93,12 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, arrays: M
     Raises ValueError, before anything is changed, for a name or a shape that does not belong to this model.
     """
     parameters = dict(model.named_parameters())
+    on_device = {
+        id(parameter)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if group.get("fused") or group.get("capturable")
+    }
     state: dict[Tensor, dict[str, Any]] = {}
     for key, array in arrays.items():
         entry, _, name = key.partition("/")
@@ -100,9 +106,11 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, arrays: M
         if parameter is None or array.shape not in ((), tuple(parameter.shape)):
             raise ValueError(f"optimizer state {key} {array.shape} does not fit the model")
         value = torch.from_numpy(np.array(array))
-        # A step count is a scalar on the CPU; moments lie where and as their parameter does.
+        # A step count is a scalar on the CPU, but for optimizers that stay on the GPU; moments are as their parameter is.
         if array.shape == tuple(parameter.shape) and entry != "step":
             value = value.to(parameter.device, parameter.dtype)
+        elif id(parameter) in on_device:
+            value = value.to(parameter.device)
         state.setdefault(parameter, {})[entry] = value
     for parameter in parameters.values():
         optimizer.state.pop(parameter, None)

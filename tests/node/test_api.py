@@ -237,6 +237,28 @@ def test_an_exception_passes_and_the_next_life_goes_on(found, tmp_path):
         assert swarm.round == 4 and swarm.digest != digest
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_parameters_on_a_gpu(found, enter):
+    ours, theirs = net(1).cuda(), net(2)  # one on the GPU, its neighbour on the CPU
+
+    def step(model, optimizer, generator):
+        x, y = (tensor.to(next(model.parameters()).device) for tensor in batch(generator))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    with found(rounds=4) as first, enter(first.invite, "joiner") as second:
+        one = first.wrap(ours, torch.optim.AdamW(ours.parameters(), lr=0.01, fused=True))
+        two = second.wrap(theirs, torch.optim.AdamW(theirs.parameters(), lr=0.01))
+        together((train, first, ours, one, 1, step), (train, second, theirs, two, 2, step))
+        assert first.digest == second.digest and first.status.device == "cuda:0"
+    assert torch.equal(vector(ours).cpu(), vector(theirs))
+    again = net(3).cuda()
+    with found(rounds=5) as swarm:
+        optimizer = swarm.wrap(again, torch.optim.AdamW(again.parameters(), lr=0.01, fused=True))
+        train(swarm, again, optimizer, 1, step)
+
+
 @pytest.mark.parametrize(
     ("other", "words"),
     [
@@ -252,6 +274,12 @@ def test_another_model_is_a_mismatch(found, enter, other, words):
         with pytest.raises(thinwire.ManifestMismatch, match=words) as caught, enter(first.invite, "joiner") as second:
             second.wrap(wrong, torch.optim.SGD(wrong.parameters(), lr=0.1))
         assert caught.value.exit_code == 5 and "freeze" in caught.value.hint
+        with enter(first.invite, "joiner") as second:
+            with pytest.raises(thinwire.ManifestMismatch):
+                second.wrap(wrong, torch.optim.SGD(wrong.parameters(), lr=0.1))
+            right = net(3)
+            second.wrap(right, torch.optim.SGD(right.parameters(), lr=0.1))
+            assert torch.equal(vector(right), vector(model))
 
 
 def test_mistakes_with_models_and_optimizers(found):
