@@ -20,6 +20,7 @@ from thinwire.swarm.errors import HintedError
 from .directories import Directories, directories
 
 PREFIX = "THINWIRE_"
+_HAS_PORT = re.compile(r"[^:]:\d+$")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 Flags: TypeAlias = Mapping[str, "str | int | Path | None"]
@@ -101,7 +102,7 @@ def _advertise(value: Any) -> tuple[str, ...]:
     result = tuple(part for part in parts if part)
     for part in result:
         try:
-            split_address(part if re.search(r"[^:]:\d+$", part) else f"{part}:1")
+            split_address(part if _HAS_PORT.search(part) else f"{part}:1")
         except ValueError as error:
             raise ValueError(f"{wanted}; {error}") from None
     return result
@@ -244,7 +245,16 @@ def as_json(config: Config) -> dict[str, dict[str, object]]:
 
 
 def advertised(config: Config, port: int) -> tuple[str, ...]:
-    """`advertise` as addresses "host:port", with `port` (the gate's) where the setting names none."""
-    return tuple(
-        part if re.search(r"[^:]:\d+$", part) else join_address(part.strip("[]"), port) for part in config.advertise
-    )
+    """`advertise` as addresses "host:port", with `port` (the gate's) where the setting names none.
+
+    Raises ConfigError when a port is needed and `port` is 0, left to chance.
+    """
+    return tuple(part if _HAS_PORT.search(part) else _with_port(part, port) for part in config.advertise)
+
+
+def _with_port(part: str, port: int) -> str:
+    if not port:
+        raise ConfigError(
+            f"advertise {part!r} names no port, and port is 0: any", "give --port, or --advertise HOST:PORT"
+        )
+    return join_address(part.strip("[]"), port)

@@ -58,11 +58,11 @@ class Entry:
 
 
 def founding(toml: bytes, config: Config) -> Entry:
-    """The run of a manifest of one's own: found it, or come back to it. Raises ManifestError."""
+    """The run of a manifest of one's own: found it, or come back to it. Raises ManifestError, ConfigError."""
     identity = Identity.load_or_create(config.directories.key)
     signed = manifests.sign(toml, identity)
     run_id = signed.verify().run_id(identity.public_key)
-    opener = transport_opener(identity, run_id, config)
+    opener = _transport_opener(identity, run_id, config)
 
     async def begin(peer: Peer) -> bool:
         return await peer.found(signed, opener)
@@ -71,10 +71,10 @@ def founding(toml: bytes, config: Config) -> Entry:
 
 
 def arriving(invite: str, config: Config) -> Entry:
-    """The run that an invite names. Raises InviteError."""
+    """The run that an invite names. Raises InviteError, ConfigError."""
     parsed = Invite.parse(invite)
     identity = Identity.load_or_create(config.directories.key)
-    opener = transport_opener(identity, parsed.run_id, config)
+    opener = _transport_opener(identity, parsed.run_id, config)
 
     async def begin(peer: Peer) -> bool:
         await peer.arrive(parsed, opener)
@@ -83,19 +83,21 @@ def arriving(invite: str, config: Config) -> Entry:
     return Entry(identity, parsed.run_id, config, begin)
 
 
-def transport_opener(identity: Identity, run_id: bytes, config: Config) -> OpenTransport:
-    """Opens the transport of life with this machine's settings; what it gives raises PortTaken."""
-    return functools.partial(_open_transport, identity, run_id, config)
+def _transport_opener(identity: Identity, run_id: bytes, config: Config) -> OpenTransport:
+    """Opens the transport of life with this machine's settings. Raises ConfigError; what it gives raises PortTaken."""
+    return functools.partial(_open_transport, identity, run_id, config, advertised(config, config.port))
 
 
-async def _open_transport(identity: Identity, run_id: bytes, config: Config, admit: Admit) -> Transport:
+async def _open_transport(
+    identity: Identity, run_id: bytes, config: Config, advertise: tuple[str, ...], admit: Admit
+) -> Transport:
     transport = ZmqTransport(
         identity,
         run_id=run_id,
         host=config.host,
         port=config.port,
         ports=range(config.ports[0], config.ports[1] + 1) if config.ports else None,
-        advertise=advertised(config, config.port) or None,
+        advertise=advertise or None,
         admit=admit,
         wall=lambda: int(time.time()),
     )

@@ -1,21 +1,21 @@
 import asyncio
 
 import blake3
-from thinwire.collectives.statesync import fetch_state, state_digest
+from thinwire.collectives.statesync import Foreign, fetch_state, state_digest
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import StateAsk, StateChunk, StateFetch, StateOffer
 
-LAYOUT = bytes(32)
+LAYOUT, OTHER = bytes(32), bytes([9]) * 32
 FOUNDER, SECOND, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
 
 
 class Source:
     """A peer that offers `raw` (one chunk) as the state of `members` after `round`."""
 
-    def __init__(self, raw, *, round=0, members=()):
+    def __init__(self, raw, *, round=0, members=(), layout=LAYOUT):
         self.raw, self.hashes = raw, [blake3.blake3(raw).digest()]
-        digest = state_digest(round, LAYOUT, members, self.hashes)
-        self.offer = StateOffer(round, digest, LAYOUT, len(raw), members)
+        digest = state_digest(round, layout, members, self.hashes)
+        self.offer = StateOffer(round, digest, layout, len(raw), members)
 
     def answer(self, message):
         if isinstance(message, StateAsk):
@@ -51,3 +51,21 @@ def test_joiners_that_ask_each_other_follow_the_founder():
 
 def test_joiners_without_a_founder_have_nothing_to_fetch():
     assert fetch({SECOND: Source(b"same"), THIRD: Source(b"same")}, b"same") is None
+
+
+def test_a_swarm_that_trains_another_model_is_foreign():
+    other = Source(b"another", members=(FOUNDER,), layout=OTHER)
+    assert fetch({FOUNDER: other, SECOND: other}, b"same") == Foreign(7)
+    assert fetch({FOUNDER: Source(b"same", members=(FOUNDER,), layout=OTHER)}, b"same") == Foreign(4)
+
+
+def test_one_peer_with_another_model_says_nothing_about_the_swarm():
+    honest = Source(b"same", members=(FOUNDER,))
+    fetched = fetch({FOUNDER: honest, SECOND: Source(b"another", members=(SECOND,), layout=OTHER)}, b"old.")
+    assert fetched.sources == (FOUNDER,)
+
+
+def test_an_offer_that_does_not_fit_its_digest_is_none():
+    liar = Source(b"another", members=(FOUNDER,), layout=OTHER)
+    liar.hashes = [bytes(32)]
+    assert fetch({FOUNDER: liar}, b"same") is None

@@ -319,6 +319,9 @@ def test_mistakes_with_runs(tmp_path):
         assert isinstance(caught.value, thinwire.HintedError) and caught.value.hint
     with pytest.raises(thinwire.ConfigError, match="port"):
         thinwire.join("hello", home=tmp_path / "home", port=70_000)
+    (tmp_path / "own.toml").write_text('[model]\nkind = "custom"\n')
+    with pytest.raises(thinwire.ConfigError, match="names no port"):
+        thinwire.join(tmp_path / "own.toml", home=tmp_path / "home", advertise="example.org")
 
 
 def test_a_port_that_is_taken_leaves_nothing_behind(found, tmp_path):
