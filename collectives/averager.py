@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.buffers import Pool
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.flat import Flat
 from thinwire.collectives.outbox import Outbox
@@ -85,6 +86,7 @@ class Averager:
         self._early: list[tuple[PeerId, Frame]] = []
         self._behind = asyncio.Event()
         self._spare: list[NDArray[np.uint8]] = []
+        self._pool = Pool()
 
     async def run(self) -> None:
         """Receive and keep time until cancelled."""
@@ -161,6 +163,7 @@ class Averager:
             outbox=self._outbox,
             now=self._now,
             usual=self._usual,
+            pool=self._pool,
         )
 
     async def _outcome(self, current: Butterfly) -> Outcome:

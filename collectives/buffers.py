@@ -13,10 +13,11 @@ _SMALLEST = 1 << 16
 class Pool:
     """Lends byte buffers in sizes of powers of two, the last returned first (it is still in the cache).
 
-    At most `spare` bytes are kept for later; how much is lent is for the borrowers to bound.
+    At most `spare` bytes are kept for later, so that a round finds the memory of the round before; how much is lent is for
+    the borrowers to bound.
     """
 
-    def __init__(self, spare: int = 32 << 20) -> None:
+    def __init__(self, spare: int = 256 << 20) -> None:
         self._limit = spare
         self._spare = 0
         self._free: dict[int, list[NDArray[np.uint8]]] = {}

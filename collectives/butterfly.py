@@ -38,8 +38,8 @@ class Butterfly:
     """One peer's part in averaging one fragment in one round.
 
     Feed it frames with `hear`, time with `tick`, link changes with `lost` and `reach`; `announce` starts our own
-    contribution; `wait` returns the Outcome. `usual` is the running norm of each chunk, kept from round to round by the
-    caller. After the commit it stays as the server of results for those who missed some.
+    contribution; `wait` returns the Outcome. `usual` is the running norm of each chunk, and `pool` lends the memory of
+    results; the caller keeps both from round to round. After the commit it stays as the server of results for those who missed some.
     """
 
     def __init__(
@@ -53,12 +53,14 @@ class Butterfly:
         outbox: Outbox,
         now: Callable[[], float],
         usual: dict[int, float],
+        pool: Pool | None = None,
         phase: Callable[[int, str], None] = lambda round, name: None,
     ) -> None:
         self.agreement, self.grid, self.codec = agreement, grid, codec
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
         self._seed, self._outbox, self._now, self._phase = seed, outbox, now, phase
-        self._rule, self._usual = rule, usual
+        self._rule, self._usual, self._pool = rule, usual, pool or Pool()
+        self._mean = np.empty(0, np.float32)
         count = len(grid)
         self._source: Sequence[Buffer] = ()
         self._attempt = 0
@@ -332,11 +334,13 @@ class Butterfly:
             return
         weights = [float(entry.weight) for entry in opened.contributors]
         size = self.grid.size(index)
-        mean = np.empty(size, np.float32)
+        if not self._mean.size:
+            self._mean = np.empty(self.grid.chunk, np.float32)
+        mean = self._mean[:size]
         self._rule(self.codec, payloads, weights, mean)
-        result = np.empty(self.codec.nbytes(size), np.uint8)
-        self.codec.encode(mean, result)
-        self._accept(index, result.data, blake3.blake3(result.data).digest())
+        result = self._pool.lend(self.codec.nbytes(size))
+        self.codec.encode(mean, np.frombuffer(result, np.uint8))
+        self._accept(index, result, blake3.blake3(result).digest())
         self._send_result(opened, index, opened.alive)
 
     def _send_result(self, opened: Open, index: int, to: Sequence[PeerId]) -> None:

@@ -13,6 +13,7 @@ import blake3
 import msgspec
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.buffers import Pool
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
@@ -87,6 +88,7 @@ class Session:
         self._states = StateServer(replica, presence.outbox, now)
         self._gone: dict[PeerId, int] = {}
         self._usual: dict[int, float] = {}
+        self._pool = Pool()
         self._stash: list[tuple[PeerId, Frame]] = []
         self._past: Butterfly | None = None
         self._plan = blake3.blake3(
@@ -214,6 +216,7 @@ class Session:
             outbox=self._outbox,
             now=self._now,
             usual=self._usual,
+            pool=self._pool,
             phase=self._phase,
         )
 
