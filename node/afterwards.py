@@ -164,7 +164,7 @@ def _draw(swarm: LocalSwarm, diaries: Sequence[Diary], made: Made) -> str:
     if (victim := swarm.victim) is not None and victim.killed_at is not None:
         marks.append(picture.Mark(round_at(committed, victim.killed_at), f"kill -9 of {victim.name}", "tab:red"))
     if (late := swarm.newcomer) is not None and swarm.joined_at is not None:
-        marks.append(picture.Mark(round_at(committed, swarm.joined_at), f"{late.name} is started", "tab:green"))
+        marks.append(picture.Mark(round_at(committed, swarm.joined_at), f"{late.name} comes", "tab:green"))
         if (first := next(late.diary.of("round"), None)) is not None:
             marks.append(picture.Mark(first["round"], f"{late.name} takes part", "tab:olive"))
     alone = swarm.alone.diary if swarm.alone else None

@@ -12,7 +12,7 @@ HORIZON = 30
 @dataclass(frozen=True, slots=True)
 class Chaos:
     """`victim` (place among the first peers, 0 is the founder) gets SIGKILL in the round after `kill_round`, the part `moment`
-    of a usual round after that one was committed. The newcomer's process starts when `join_round` is committed; see `due`.
+    of a usual round after that one was committed. The newcomer joins when `join_round` is committed.
     """
 
     victim: int
@@ -24,7 +24,7 @@ class Chaos:
 def plan(seed: int, peers: int, rounds: int) -> Chaos:
     """Draw one; `rounds` is the length of the run (0: endless). Raises ValueError when it is too short for both.
 
-    The kill falls between a fifth and two fifths of the run; the newcomer starts one to three rounds later.
+    The kill falls between a fifth and two fifths of the run; the newcomer joins one to three rounds later.
     """
     rounds = rounds or HORIZON
     if rounds < 4 or peers < 2:
@@ -32,12 +32,3 @@ def plan(seed: int, peers: int, rounds: int) -> Chaos:
     draw = random.Random(seed)
     kill = draw.randint(max(1, rounds // 5), 2 * rounds // 5)
     return Chaos(draw.randrange(peers), kill, draw.random(), kill + draw.randint(1, 3))
-
-
-def due(chaos: Chaos, round: int, rounds: int, start: float) -> bool:
-    """Whether the newcomer's process is to be started now, after `round`; `start` is how many rounds a start takes.
-
-    Before its time, and even before the kill, when it would else come too late: where a round takes no longer than a blink,
-    the whole run is over before a process is up.
-    """
-    return round >= chaos.join_round or (rounds > 0 and rounds - round <= 2 * start + 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -31,7 +32,6 @@ class Child:
         self.diary = Diary(name)
         self.killed_at: float | None = None
         """Wall time at which we killed it on purpose."""
-        self.started_at = time.time()
         self._events = events
         self._offset = 0
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -59,12 +59,6 @@ class Child:
     def live(self) -> bool:
         """Whether it runs, or has ended by itself and well: its replica counts."""
         return self.killed_at is None and self.code in (None, 0)
-
-    @property
-    def seconds_to_start(self) -> float:
-        """From its start until it was ready to train; 0 while it is not."""
-        ready = next(self.diary.of("ready"), None)
-        return ready["wall"] - self.started_at if ready else 0.0
 
     @property
     def state(self) -> str:
@@ -118,6 +112,13 @@ class Child:
         """kill -9, on purpose."""
         self.killed_at = time.time()
         self.process.kill()
+
+    def tell(self, text: str) -> None:
+        """Give it a line to read."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which its exit code will say
+            self.process.stdin.write(text.encode() + b"\n")
+            self.process.stdin.flush()
 
     def end(self, *, now: bool) -> None:
         """Ask it to finish, or with `now` leave it no choice. Does not wait."""

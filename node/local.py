@@ -97,22 +97,23 @@ class LocalSwarm:
         self.peers: list[Child] = []
         self.alone: Child | None = None
         self.joined_at: float | None = None
-        """Wall time at which the late joiner's process was started; `joined_round` was committed last then."""
+        """Wall time at which the late joiner was let go; `joined_round` was committed last then."""
         self.joined_round = 0
         self.stopped = 0
         """The signal that asked us to stop."""
+        self._standby: Child | None = None
         self._kill_at: float | None = None
-        self._kill_wall = False
+        self._hasty = False
 
     # --- watching
 
     def run(self, display: Display) -> None:
         """Until every process has ended. Raises LocalError when one of them failed or nothing moves any more."""
         self.directory.mkdir(mode=0o700, parents=True)
-        self._start_peer(["start", str(self.file), "--wait-for", str(self.options.local)])
+        self.peers.append(self._start_peer(["start", str(self.file), "--wait-for", str(self.options.local)]))
         display.say(f"starting {self.options.local} peers; their files are in {self.directory}")
         moved, written = time.monotonic(), 0
-        while any(child.code is None for child in self._children()):
+        while any(child.code is None for child in self._children() if child is not self._standby):
             for child in self._children():
                 child.poll()
             self._check()
@@ -162,10 +163,10 @@ class LocalSwarm:
     def signalled(self, number: int, frame: FrameType | None) -> None:
         """A signal for us: the first is passed on, the second kills."""
         if self.stopped:
-            self._kill_wall = True
+            self._hasty = True
         self.stopped = self.stopped or number
         for child in self._children():
-            child.end(now=self._kill_wall or child is self.alone)
+            child.end(now=self._hasty or child in (self.alone, self._standby))
 
     def end(self) -> None:
         """No process stays behind."""
@@ -175,7 +176,7 @@ class LocalSwarm:
             child.process.wait()
 
     def _children(self) -> list[Child]:
-        return [*self.peers, *([self.alone] if self.alone else [])]
+        return [*self.peers, *(child for child in (self.alone, self._standby) if child is not None)]
 
     def _check(self) -> None:
         for child in self._children():
@@ -189,7 +190,10 @@ class LocalSwarm:
             printed = [line for line in self.peers[0].printed().splitlines() if line.startswith("thinwire join ")]
             if printed:
                 for _ in range(1, self.options.local):
-                    self._start_peer(["join", printed[0].removeprefix("thinwire join ")])
+                    self.peers.append(self._start_peer(["join", printed[0].removeprefix("thinwire join ")]))
+                if self.chaos is not None:
+                    # Loaded in advance: where rounds are short, the run would be over before a process is up.
+                    self._standby = self._start_peer(["standby"])
             return
         starters = self.peers[: self.options.local]
         if self.alone is None and self.rounds and all(child.diary.last("ready") for child in starters):
@@ -206,20 +210,18 @@ class LocalSwarm:
             if victim.code is None:
                 victim.kill()
                 display.say(f"kill -9 of {victim.name} after round {self.round}", warn=True)
-        if self.newcomer is None and self.round and plans.due(chaos, self.round, self.rounds, self._start_rounds()):
+        if self._standby is not None and self.round >= chaos.join_round:
+            # Anybody who is alive can invite.
             invite = next((said.invite for child in self.peers if child.live and (said := child.status())), "")
             if invite:
+                self._standby.tell(invite)
                 self.joined_at, self.joined_round = time.time(), self.round
-                late = self._start_peer(["join", invite])
-                display.say(f"{late.name} joins late, after round {self.joined_round}", warn=True)
+                self.peers.append(self._standby)
+                display.say(f"{self._standby.name} joins late, after round {self.joined_round}", warn=True)
+                self._standby = None
 
     def _usual(self) -> float:
         return usual_round(commits(child.diary for child in self.peers))
-
-    def _start_rounds(self) -> float:
-        """Rounds that pass while a process starts, as the first joiners did."""
-        usual, joiners = self._usual(), self.peers[1 : self.options.local]
-        return max(one.seconds_to_start for one in joiners) / usual if usual else 0.0
 
     def _start_peer(self, command: list[str]) -> Child:
         name = f"peer {len(self.peers) + 1}"
@@ -231,9 +233,7 @@ class LocalSwarm:
         told += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
         told += ["--debug"] if self.options.debug else []
         # A tokenizer file of the manifest is looked for beside the run's file.
-        child = Child(name, home, [*command, *told], self.file.parent)
-        self.peers.append(child)
-        return child
+        return Child(name, home, [*command, *told], self.file.parent)
 
     def _start_alone(self, starters: list[Child]) -> None:
         model = starters[self.model_peer]

@@ -33,12 +33,12 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """The late joiner: the round in which its process was started, whose state it got, and the first that it took part in;
-    the last two are None when it did not get that far.
+    """The late joiner: the round that was committed last when it came, the one whose state it got, and the first that it
+    took part in; the last two are None when it did not get that far.
     """
 
     name: str
-    started: int
+    came: int
     synced: int | None
     first: int | None
 
@@ -151,7 +151,7 @@ def _kill(kill: Kill) -> str:
 
 
 def _newcomer(newcomer: Newcomer) -> str:
-    said = f"{newcomer.name} started in round {newcomer.started + 1}"
+    said = f"{newcomer.name} came in round {newcomer.came + 1}"
     if newcomer.synced is not None:
         said += f", got the state of round {newcomer.synced} from the others"
     return said + (f", took part from round {newcomer.first}" if newcomer.first is not None else ", never took part")

@@ -1,7 +1,7 @@
 """First thing in a process that `start --local` makes: end when its maker ends, and then be one of our commands.
 
-The maker holds the other end of standard input and never writes. However it goes, also by kill -9, the system closes that
-end; a read that waits for it works on every system and needs no code between fork and exec.
+The maker holds the other end of standard input. However it goes, also by kill -9, the system closes that end; a read that
+waits for it works on every system and needs no code between fork and exec.
 """
 
 from __future__ import annotations
@@ -24,7 +24,20 @@ def watch(descriptor: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run `alone …` (see alone.py) or any thinwire command. Returns its exit code."""
+    """Run `alone …` (see alone.py), `standby …` or any thinwire command. Returns its exit code.
+
+    Standby loads what takes seconds to load and then waits for a line, the invite, with which it joins.
+    """
+    if arguments[:1] == ["standby"]:
+        from thinwire.compression.kernels import warm_up
+
+        from . import daemon  # noqa: F401
+
+        warm_up()
+        invite = sys.stdin.readline().strip()
+        if not invite:
+            return 0
+        arguments = ["join", invite, *arguments[1:]]
     watch(sys.stdin.fileno())
     # Imported after the watch has begun: loading takes seconds in which the maker may die too.
     if arguments[:1] == ["alone"]:
