@@ -103,19 +103,19 @@ def launcher(tmp_path):
 
 def test_demo(launcher):
     """Three peers, one killed (the founder, with this seed), one that comes late; and every figure of the last screen."""
-    launcher.run("--local", 3, "--chaos", "--log", "json", rounds=80)
+    launcher.run("--local", 3, "--chaos", "--log", "json", rounds=60)
     assert launcher.process.wait(CAP) == 0, launcher.said("stderr")
     assert launcher.processes() == []
     verdict = json.loads(launcher.said("stdout"))
-    assert verdict["faults"] == [] and verdict["rounds"] == 80 and verdict["steps"] == 1600
+    assert verdict["faults"] == [] and verdict["rounds"] == 60 and verdict["steps"] == 1200
 
     proof = verdict["proof"]
-    assert proof["rounds"] == 80 and proof["digests"] > 2 * 80 and proof["round"] == 80 and proof["live"] == 3
+    assert proof["rounds"] == 60 and proof["digests"] > 2 * 60 and proof["round"] == 60 and proof["live"] == 3
     assert proof["differences"] == [] and len(proof["final"]) == 64
 
     kill, late = verdict["kill"], verdict["newcomer"]
     assert kill["name"] == "peer 1" and kill["recovery"]["round"] == kill["round"] + 1 and kill["recovery"]["first"] > 0
-    assert late["name"] == "peer 4" and 0 < late["synced"] < late["first"] <= 80
+    assert late["name"] == "peer 4" and 0 < late["synced"] < late["first"] <= 60
 
     # Five words are soon learned; what is held out is never trained on.
     assert verdict["after"] < verdict["before"] - 2.0 and verdict["alone_after"] < verdict["before"] - 2.0
@@ -126,7 +126,7 @@ def test_demo(launcher):
 
     assert Path(verdict["picture"]).read_bytes()[:4] == b"\x89PNG"
     checkpoint = Path(verdict["checkpoint"])
-    assert checkpoint.name == "step-00000080" and (checkpoint / "manifest.json").exists()
+    assert checkpoint.name == "step-00000060" and (checkpoint / "manifest.json").exists()
     assert json.loads((checkpoint / "manifest.json").read_bytes())["body"]["digest"] == proof["final"]
     assert any(word in verdict["sample"] for word in ("lorem", "ipsum", "dolor", "amet"))
 
@@ -134,7 +134,7 @@ def test_demo(launcher):
     assert len({(home / "identity.key").read_bytes() for home in homes}) == 4
     lines = [json.loads(line)["message"] for line in launcher.said("stderr").splitlines()]
     assert any(line.startswith("kill -9 of peer 1 after round") for line in lines)
-    assert any("round 80 of 80" in line for line in lines)
+    assert any("round 60 of 60" in line for line in lines)
 
 
 def test_interrupted(launcher):
