@@ -239,7 +239,9 @@ class Peer:
         self.rounds = Rounds(self.session, self.manifest, read=read, write=write, work=work)
         self.ready = True
         if joins:
-            await self.rounds.enter(tries=OWN_STATE if self.replica.round else 0)
+            alone = int(SEARCH_SECONDS / PATIENCE)
+            if not await self.rounds.enter(tries=OWN_STATE if self.replica.round else 0, alone=alone):
+                raise NoSwarm("the swarm went away before it could give us its state", "ask for a new invite")
         else:
             await work(lambda: write(self.replica.theta))
 

@@ -34,21 +34,26 @@ class Rounds:
         self._session, self._outer, self._exchange = session, manifest.outer, manifest.exchange
         self._read, self._write, self._work = read, write, work
 
-    async def enter(self, *, tries: int = 0) -> None:
+    async def enter(self, *, tries: int = 0, alone: int = 0) -> bool:
         """Become part of a running swarm: fetch its state, write it into the model, take part in the round in progress.
 
         Waits for as long as nobody offers a state that is as new as ours; with `tries`, for so many patiences only, and
-        then goes on with what is here. Raises ManifestMismatch when the swarm trains another model than this one.
+        then goes on with what is here. False after `alone` patiences without a single peer in reach (0: never). Raises
+        ManifestMismatch when the swarm trains another model than this one.
         """
-        session, tried = self._session, 0
+        session, tried, lonely = self._session, 0, 0
         while not await session.catch_up():
             if session.foreign is not None:
                 raise _mismatch(session.replica, session.foreign)
             tried += 1
             if tries and tried >= tries:
                 break
+            lonely = 0 if session.live else lonely + 1
+            if alone and lonely >= alone:
+                return False
             await session.pause()
         await self._adopt()
+        return True
 
     async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
         """One Round after the inner steps. `weight` is the tokens that went into them; `loss` and `speed` are for display.

@@ -117,3 +117,11 @@ def test_mean_weighs_by_tokens_and_skips_those_without(codec: Codec) -> None:
     assert not out.any()
     with pytest.raises(ValueError):
         mean(codec, payloads, [1, 2], out)
+
+
+def test_a_change_of_scale_locks_nobody_out():
+    """Data or learning rate change, and every contribution is far beyond what was usual: the round goes on."""
+    far, usual = outliers({b"a": 5000.0, b"b": 5000.0}, usual=1.0)
+    assert far == () and usual == 5000.0
+    far, _ = outliers({b"a": 5000.0, b"b": 5000.0, b"c": 1e9}, usual=1.0)
+    assert far == (b"c",)
