@@ -19,6 +19,9 @@ NORM_LIMIT = 1e3
 MEMORY = 0.9
 """Weight of the past in the running median norm, per round: old enough rounds are forgotten after some twenty."""
 
+GROWTH = 10.0
+"""What the usual norm is multiplied by when a round left out everybody."""
+
 Rule: TypeAlias = Callable[[Codec, Sequence[Buffer], Sequence[float], Floats], None]
 """(codec, screened payloads, weights, out): writes the aggregate of n = out.size elements to out."""
 
@@ -48,18 +51,19 @@ def lower_median(values: Iterable[float]) -> float:
 def outliers(norms: Mapping[PeerId, float], usual: float = 0.0) -> tuple[tuple[PeerId, ...], float]:
     """Peers whose norm is beyond NORM_LIMIT times the usual one, in peer-id order, and the usual norm after this round.
 
-    `usual` is what the last call returned. At first it is 0, and this round's own lower median stands in; so it does when all
-    are beyond the limit, because a round that left out everybody would come again for ever. Zeros say nothing about the usual
-    norm and are left out of the median.
+    `usual` is what the last call returned; 0 at first, then this round's own lower median stands in. When all are beyond the
+    limit it grows by GROWTH: one explosion is left out, but a change that lasts is let in after some tries, instead of locking
+    everybody out for ever. Zeros say nothing about the usual norm and are left out of the median.
     """
     lengths = [norm for norm in norms.values() if norm > 0.0]
     if not lengths:
         return (), usual
-    if min(lengths) > NORM_LIMIT * usual:
-        usual = 0.0
     limit = NORM_LIMIT * (usual or lower_median(lengths))
     far = tuple(sorted(peer for peer, norm in norms.items() if norm > limit))
-    median = lower_median(norm for norm in lengths if norm <= limit)
+    near = [norm for norm in lengths if norm <= limit]
+    if not near:
+        return far, GROWTH * usual
+    median = lower_median(near)
     return far, MEMORY * usual + (1.0 - MEMORY) * median if usual else median
 
 
