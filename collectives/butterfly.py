@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from thinwire.collectives.aggregate import Rule, outliers
 from thinwire.collectives.agreement import ORPHANED, Agreement
+from thinwire.collectives.buffers import Pool
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.shards import Grid, owners
@@ -39,7 +40,8 @@ class Butterfly:
 
     Feed it frames with `hear`, time with `tick`, link changes with `lost` and `reach`; `announce` starts our own
     contribution; `wait` returns the Outcome. `usual` is the running norm of each chunk, and `pool` lends the memory of
-    results; the caller keeps both from round to round. After the commit it stays as the server of results for those who missed some.
+    results; the caller keeps both from round to round. After the commit it stays as the server of results for those who
+    missed some.
     """
 
     def __init__(
