@@ -42,8 +42,14 @@ class UsageError(HintedError):
     exit_code: ClassVar[int] = 2
 
 
+class PlaceError(HintedError):
+    """Nowhere to put the peers' files."""
+
+    exit_code: ClassVar[int] = 3
+
+
 def start_local(run: Path, config: Config, options: Options) -> int:
-    """Run the swarm to its end and say how it went. Returns the exit code. Raises LocalError, UsageError."""
+    """Run the swarm to its end and say how it went. Returns the exit code. Raises LocalError, UsageError, PlaceError."""
     run = run.absolute()
     manifest = parse(run.read_bytes(), run.name)
     style = log_style(options.log)
@@ -103,13 +109,18 @@ class LocalSwarm:
         """The signal that asked us to stop."""
         self._standby: Child | None = None
         self._kill_at: float | None = None
-        self._hasty = False
 
     # --- watching
 
     def run(self, display: Display) -> None:
-        """Until every process has ended. Raises LocalError when one of them failed or nothing moves any more."""
-        self.directory.mkdir(mode=0o700, parents=True)
+        """Until every process has ended. Raises PlaceError, and LocalError when one fails or nothing moves any more."""
+        try:
+            self.directory.mkdir(mode=0o700, parents=True)
+            self.config.directories.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise PlaceError(
+                f"cannot make {error.filename}: {error.strerror}", "name another place with --home"
+            ) from None
         self.peers.append(self._start_peer(["start", str(self.file), "--wait-for", str(self.options.local)]))
         display.say(f"starting {self.options.local} peers; their files are in {self.directory}")
         moved, written = time.monotonic(), 0
@@ -161,12 +172,12 @@ class LocalSwarm:
         return self.peers[self.options.local] if len(self.peers) > self.options.local else None
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
-        """A signal for us: the first is passed on, the second kills."""
-        if self.stopped:
-            self._hasty = True
-        self.stopped = self.stopped or number
+        """A signal for us: the first is passed on, the second ends everything. Raises SystemExit for the second."""
+        hasty, self.stopped = bool(self.stopped), self.stopped or number
         for child in self._children():
-            child.end(now=self._hasty or child in (self.alone, self._standby))
+            child.end(now=hasty or child in (self.alone, self._standby))
+        if hasty:
+            raise SystemExit(128 + number)
 
     def end(self) -> None:
         """No process stays behind."""
@@ -259,5 +270,4 @@ class LocalSwarm:
     def _share_cache(self, home: Path) -> None:
         """All read the same text: one copy of its tokens is enough."""
         home.mkdir(mode=0o700, parents=True)
-        self.config.directories.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         (home / "cache").symlink_to(self.config.directories.cache, target_is_directory=True)

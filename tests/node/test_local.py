@@ -4,6 +4,7 @@ import io
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from thinwire.node.children import Child
 from thinwire.node.config import load
 from thinwire.node.data import shards_of
 from thinwire.node.diary import Diary, Proof, Recovery
-from thinwire.node.livetable import Row, Scene, clock_text, line, row, table
-from thinwire.node.local import LocalSwarm, UsageError
+from thinwire.node.livetable import Display, Row, Scene, clock_text, line, row, table
+from thinwire.node.local import LocalSwarm, PlaceError, UsageError
 from thinwire.node.options import Options
 from thinwire.node.training import prepare
 from thinwire.node.verdict import Kill, Newcomer, Sent, Verdict, as_json, screen
@@ -260,6 +261,25 @@ def test_the_one_alone_has_the_shard_of_a_peer_that_lives(tmp_path):
 def test_threads_are_shared_out(tmp_path):
     assert swarm(tmp_path, {"threads": 5}).threads == 5
     assert swarm(tmp_path).threads >= 1
+
+
+def test_nowhere_to_put_files(tmp_path):
+    (tmp_path / "home").write_text("a file, not a directory")
+    with pytest.raises(PlaceError, match="cannot make") as caught:
+        swarm(tmp_path).run(Display("plain"))
+    assert caught.value.exit_code == 3 and "--home" in caught.value.hint
+
+
+def test_the_first_signal_is_passed_on_and_the_second_ends_everything(tmp_path):
+    told = []
+    made = swarm(tmp_path)
+    made.peers = [SimpleNamespace(end=lambda *, now: told.append(("peer", now)))]
+    made.alone = SimpleNamespace(end=lambda *, now: told.append(("alone", now)))
+    made.signalled(signal.SIGTERM, None)
+    assert told == [("peer", False), ("alone", True)] and made.stopped == signal.SIGTERM
+    with pytest.raises(SystemExit) as caught:
+        made.signalled(signal.SIGINT, None)
+    assert caught.value.code == 130 and told[2:] == [("peer", True), ("alone", True)]
 
 
 def test_a_process_ends_when_its_maker_closes_the_pipe():
