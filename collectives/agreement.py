@@ -17,7 +17,8 @@ quorum (see `quorum`).
 
 An acceptor must not forget, and others must not wait for one that did: a peer that restarted may have voted before, so it
 passes `witness=False`, says so in its Ready, and neither votes, promises nor leads in that round; everyone counts it as gone.
-Quorums intersect because whoever is counted as gone in a round never votes in it again.
+Quorums intersect because whoever is counted as gone in a round never votes in it again, and because a candidate that counts
+members as gone, who may have voted before, asks all others that are left (see `_vouched`).
 
 When every member is gone the swarm is orphaned: nobody left had a say in the last round. After `ORPHANED` patiences those that
 are here and hold its state go on, by a majority of themselves. Here alone a partition of the survivors could go two ways; the
@@ -49,6 +50,9 @@ from thinwire.swarm.protocol import (
 
 ORPHANED = 5
 """Patiences that pass before a swarm without members goes on by those that are left."""
+
+FORSAKEN = 10
+"""Patiences for which a silent member is waited for that may know of a verdict by the votes of dead ones."""
 
 
 class Agreement:
@@ -91,6 +95,7 @@ class Agreement:
         self._voided: set[Digest] = set()
         self._quorum_since: float | None = None
         self._orphaned_since: float | None = None
+        self._doubted_since: float | None = None
         self._moved = 0.0
         self._out: list[tuple[PeerId | None, Message]] = []
 
@@ -384,7 +389,8 @@ class Agreement:
             late = now >= self._moved + self.terms.patience
             if awaited and not late:
                 return
-            if not self._enough(promises, self._gone, tuple(self._live) if self._orphaned(now) else ()):
+            quorum = self._enough(promises, self._gone, tuple(self._live) if self._orphaned(now) else ())
+            if not quorum or not self._vouched(promises, now):
                 if late:
                     self._prepare_later(now)
                 return
@@ -397,6 +403,18 @@ class Agreement:
         self.opened, self._promises, self._votes, self._moved = opened, None, {}, now
         self._out.append((None, opened))
 
+    def _vouched(self, promises: Collection[PeerId], now: float) -> bool:
+        """Whether one of these would know of any verdict there is: the gone may have voted for one that a silent peer has.
+
+        So more than half of all members must have answered, or all that are left; after FORSAKEN patiences any quorum will do.
+        """
+        left = set(self.terms.members) - self._gone - set(promises)
+        if not left or self._enough(promises, (), ()):
+            return True
+        if self._doubted_since is None:
+            self._doubted_since = now
+        return now >= self._doubted_since + FORSAKEN * self.terms.patience
+
     def _prepare_later(self, now: float) -> None:
         """No quorum answered: step back, so that another candidate or a later moment gets its turn."""
         self._leading, self._promises = None, None
@@ -405,6 +423,9 @@ class Agreement:
     def _proposal(self, ballot: Ballot, present: set[PeerId], promises: dict[PeerId, Promise]) -> Open | None:
         terms, before = self.terms, self.opened
         able, unable = fit(terms, present, self.ready, self._stuck)
+        if "unreachable" in unable.values() and not self._enough(able, self._gone, tuple(self._live)):
+            self._stuck.clear()  # there is no quorum without them, and they may be better by now
+            able, unable = fit(terms, present, self.ready, self._stuck)
         excluded = dict.fromkeys(self._gone, GONE) | unable
         adopted = adopt(ballot, terms, able, promises, excluded)
         if adopted is not None:

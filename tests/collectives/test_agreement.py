@@ -1,0 +1,281 @@
+"""The agreement as a pure state machine, under every misfortune a network and its peers can have.
+
+The network here is a plain bag of messages: any may be lost, repeated, overtaken. Processes crash and come back without
+memory. One thing is assumed, as in life: that a process is gone is known only once nothing of it is on its way any more.
+"""
+
+from __future__ import annotations
+
+import random
+
+import blake3
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.collectives.agreement import Agreement, Terms
+from thinwire.swarm.protocol import Ballot, Blame, Commit, Contribution, Open, Proof, Ready, Vote
+
+BASE, PLAN = bytes(32), bytes([1]) * 32
+
+
+def name(index):
+    return bytes([index]) * 32
+
+
+def sign(peer, message):
+    return blake3.blake3(peer + msgspec.msgpack.encode(message)).digest(64)
+
+
+def verify(peer, message, signature):
+    return signature == sign(peer, message)
+
+
+def digest(contributors):
+    """Results are a pure function of the contributors."""
+    return blake3.blake3(msgspec.msgpack.encode(contributors)).digest()
+
+
+def terms(members, **more):
+    return Terms(5, 0, tuple(members), BASE, PLAN, max_weight=100, **more)
+
+
+def ready(attempt=1, *, weight=10, base=BASE, plan=PLAN, witness=True):
+    return Ready(5, 0, attempt, base, plan, weight, b"", witness, 0.0, 0.0)
+
+
+def agreement(me, members, live, *, witness=True, **more):
+    return Agreement(
+        me, terms(members, **more), sign=lambda m: sign(me, m), verify=verify, live=live, gone=(), witness=witness
+    )
+
+
+class World:
+    """Peers 0..n-1, all members; what each says lies in `bag` until it is delivered, repeated or lost."""
+
+    def __init__(self, n, rng):
+        self.rng, self.now = rng, 0.0
+        self.ids = [name(i) for i in range(n)]
+        self.order = rng.sample(self.ids, n)
+        self.peers = {}
+        self.bag = []
+        self.notices = []
+        """(whom, about whom): a death that is not known there yet."""
+        self.attempts = dict.fromkeys(self.ids, 0)
+        # Each world has troubles of its own: with all of them in every one, few would get far.
+        self.weights = [weight * rng.choice([0.2, 1, 1, 5]) for weight in [60, 3, 3, 6, 12, 6, 1, 6, 1, 3, 1]]
+        for me in self.ids:
+            self.begin(me, witness=True)
+
+    def begin(self, me, *, witness):
+        self.peers[me] = agreement(me, self.order, [p for p in self.peers if p != me] or self.ids, witness=witness)
+        self.peers[me]._live = set(self.ids)
+
+    def collect(self, me):
+        for to, message in self.peers[me].take():
+            for peer in sorted(self.peers[me].reachable) if to is None else [to]:
+                if peer != me:
+                    self.bag.append((me, peer, message))
+
+    def deliver(self, place):
+        sender, to, message = self.bag[place]
+        if to in self.peers:
+            self.peers[to].hear(sender, message, sign(sender, message), self.now)
+            self.collect(to)
+
+    def announce(self, me):
+        self.attempts[me] += 1
+        peer = self.peers[me]
+        peer.announce(ready(self.attempts[me], witness=peer.witness), self.now)
+        self.collect(me)
+
+    def complete(self, me):
+        opened = self.peers[me].opened
+        if opened is not None and me in opened.alive:
+            self.peers[me].complete(digest(opened.contributors), self.now)
+            self.collect(me)
+
+    def tick(self, seconds):
+        self.now += seconds
+        for me in list(self.peers):
+            self.peers[me].tick(self.now)
+            self.collect(me)
+
+    def crash(self, me):
+        """Some of what it has said gets out, and then it is known that it is gone, here sooner and there later."""
+        del self.peers[me]
+        self.bag = [entry for entry in self.bag if entry[1] != me and (entry[0] != me or self.rng.random() < 0.5)]
+        self.notices += [(peer, me) for peer in self.peers]
+
+    def notify(self, place):
+        to, gone = self.notices[place]
+        if to in self.peers and not any(sender == gone for sender, _, _ in self.bag):
+            del self.notices[place]
+            self.peers[to].lost(gone, self.now, gone=True)
+            self.collect(to)
+
+    def cut(self, a, b):
+        for one, other in ((a, b), (b, a)):
+            if one in self.peers:
+                self.peers[one].lost(other, self.now, gone=False)
+                self.collect(one)
+
+    def join_up(self, a, b):
+        for one, other in ((a, b), (b, a)):
+            if one in self.peers and other in self.peers:
+                self.peers[one].reach(other, self.now)
+                self.collect(one)
+
+    def step(self, crashes):
+        rng = self.rng
+        action = rng.choices(
+            ["deliver", "lose", "repeat", "announce", "complete", "tick", "crash", "notify", "cut", "join", "blame"],
+            self.weights,
+        )[0]
+        here = list(self.peers)
+        me = rng.choice(here)
+        if action in ("deliver", "lose", "repeat") and self.bag:
+            place = rng.randrange(len(self.bag))
+            if action != "lose":
+                self.deliver(place)
+            if action != "repeat":
+                del self.bag[place]
+        elif action == "announce" and self.attempts[me] < 3:
+            self.announce(me)
+        elif action == "complete":
+            self.complete(me)
+        elif action == "tick":
+            self.tick(rng.choice([0.1, 0.5, 2.0, 5.0]))
+        elif action == "crash" and len(self.ids) - len(here) < crashes:
+            self.crash(me)
+        elif action == "notify" and self.notices:
+            self.notify(rng.randrange(len(self.notices)))
+        elif action in ("cut", "join"):
+            (self.cut if action == "cut" else self.join_up)(*rng.sample(self.ids, 2))
+        elif action == "blame":
+            self.peers[me].accuse(
+                rng.choice(self.ids), rng.choice(["norm", "chunk missing", "result missing"]), self.now
+            )
+            self.collect(me)
+
+    def heal(self):
+        """Everything arrives at once from now on, and everyone goes on doing what it should."""
+        for a in self.ids:
+            for b in self.ids:
+                if a < b:
+                    self.join_up(a, b)
+        for me in list(self.peers):
+            self.announce(me)
+        for _ in range(400):
+            while self.bag:
+                self.deliver(0)
+                del self.bag[0]
+            while self.notices:
+                self.notices = [(to, gone) for to, gone in self.notices if to in self.peers]
+                if self.notices:
+                    self.notify(0)
+            for me in list(self.peers):
+                self.complete(me)
+            self.tick(0.25)
+
+    def committed(self):
+        return {me: peer.commit for me, peer in self.peers.items() if peer.commit is not None}
+
+    def check(self):
+        lists = {commit.opened.contributors for commit in self.committed().values()}
+        assert len(lists) <= 1
+        for commit in self.committed().values():
+            assert commit.digest == digest(commit.opened.contributors)
+
+
+@settings(max_examples=300)
+@given(seed=st.integers(0, 2**48), n=st.integers(2, 6))
+def test_one_verdict_whatever_happens(seed, n):
+    """Among those that live there are never two verdicts, and when the trouble is over all have the same one."""
+    rng = random.Random(seed)
+    world = World(n, rng)
+    crashes = rng.randrange(n)
+    for _ in range(rng.choice([30, 100, 300])):
+        world.step(crashes)
+        world.check()
+    world.heal()
+    world.check()
+    assert set(world.committed()) == set(world.peers)
+
+
+class Script(World):
+    """A world without chance: everyone is ready, the first leads, and messages go only among those who are not `silent`."""
+
+    def __init__(self, n):
+        super().__init__(n, random.Random(0))
+        self.order = self.ids
+        self.silent = set()
+        for me in self.ids:
+            self.begin(me, witness=True)
+        for me in self.ids:
+            self.announce(me)
+        self.flow()
+        self.tick(0.0)
+        self.flow()
+        assert all(peer.opened.ballot == Ballot(1, self.ids[0]) for peer in self.peers.values())
+
+    def flow(self, wanted=lambda sender, to, message: True):
+        """Deliver until nothing is left but what the silent would say or hear, and what is not `wanted`."""
+        kept = []
+        while self.bag:
+            sender, to, message = self.bag[0]
+            if {sender, to} & self.silent or not wanted(sender, to, message):
+                kept.append(self.bag[0])
+            else:
+                self.deliver(0)
+            del self.bag[0]
+        self.bag = kept
+
+    def kill(self, *victims):
+        """At once, with all that they were about to say; and everyone knows."""
+        for me in victims:
+            self.crash(me)
+        self.bag = [entry for entry in self.bag if entry[0] not in victims]
+        self.notices = [(to, gone) for to, gone in self.notices if to in self.peers]
+        while self.notices:
+            self.notify(0)
+
+    def go_on(self, seconds):
+        for _ in range(int(seconds / 0.5)):
+            self.tick(0.5)
+            self.flow()
+            for me in list(self.peers):
+                if me not in self.silent:
+                    self.complete(me)
+            self.flow()
+
+
+def _orphaned_verdict():
+    """Six peers: 0, 1, 2 have voted, 0 has told the verdict only to 2; then 0 and 1 die, and 2 is silent."""
+    world = Script(6)
+    a, b, c, *_ = world.ids
+    for me in (a, b, c):
+        world.complete(me)
+    world.flow(lambda sender, to, message: isinstance(message, Vote))
+    world.flow(lambda sender, to, message: to == c)
+    assert set(world.committed()) == {a, b, c} - {b}
+    world.silent = {c}
+    world.kill(a, b)
+    return world
+
+
+def test_verdict_is_not_overruled_while_one_who_knows_it_is_silent():
+    """Three of six go on without two dead ones and one silent only when that one has had its time to speak."""
+    world = _orphaned_verdict()
+    world.go_on(12.0)
+    assert set(world.committed()) == {world.ids[2]}
+    world.silent = set()
+    world.go_on(12.0)
+    assert set(world.committed()) == set(world.peers)
+    world.check()
+
+
+def test_silent_member_does_not_hold_up_survivors_for_ever():
+    world = _orphaned_verdict()
+    world.go_on(90.0)
+    assert set(world.committed()) == set(world.peers)
