@@ -209,10 +209,10 @@ class Agreement:
                 self.rejected.pop(sender, None)
             if not message.witness:
                 self._gone.add(sender)
-        bases = Counter(ready.base for peer, ready in self.ready.items() if peer in self.terms.members)
-        agree = bases.get(self.terms.base, 0)
-        most = max(bases.values(), default=0)
-        self.diverged |= most > agree and 2 * most > sum(bases.values())
+        left = set(self.terms.members) - self._gone
+        bases = Counter(self.ready[peer].base for peer in left & self.ready.keys())
+        del bases[self.terms.base]
+        self.diverged |= 2 * max(bases.values(), default=0) > len(left)
 
     def _hear_open(self, sender: PeerId, message: Open, now: float) -> None:
         first = message.ballot.term == 1 and sender != self.terms.members[0]

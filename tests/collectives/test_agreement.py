@@ -14,7 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.collectives.agreement import Agreement, Terms
-from thinwire.swarm.protocol import Ballot, Blame, Commit, Contribution, Open, Proof, Ready, Vote
+from thinwire.swarm.protocol import (
+    Ask,
+    Ballot,
+    Commit,
+    Contribution,
+    Exclusion,
+    Open,
+    Prepare,
+    Promise,
+    Proof,
+    Ready,
+    Vote,
+)
 
 BASE, PLAN = bytes(32), bytes([1]) * 32
 
@@ -279,3 +291,211 @@ def test_silent_member_does_not_hold_up_survivors_for_ever():
     world = _orphaned_verdict()
     world.go_on(90.0)
     assert set(world.committed()) == set(world.peers)
+
+
+# --- lies: each leaves the agreement as it was
+
+
+def _led(me=1, n=4):
+    """Peer `me` of n, all ready; 0 leads."""
+    ids = [name(i) for i in range(n)]
+    peer = agreement(ids[me], ids, ids)
+    for other in ids:
+        if other != peer.me:
+            peer.hear(other, ready(), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    peer.take()
+    return peer, ids
+
+
+def _open(ids, leader, term=1, **changes):
+    given = dict(
+        round=5,
+        fragment=0,
+        ballot=Ballot(term, leader),
+        group=tuple(ids),
+        alive=tuple(ids),
+        contributors=tuple(Contribution(peer, 1, 10) for peer in ids),
+        excluded=(),
+        adopted=None,
+        sources=(),
+    )
+    return Open(**(given | changes))
+
+
+def test_open_of_the_leader_is_followed():
+    peer, ids = _led()
+    opened = _open(ids, ids[0])
+    peer.hear(ids[0], opened, b"", 0.0)
+    assert peer.opened == opened
+
+
+@pytest.mark.parametrize(
+    ("sender", "changes"),
+    [
+        (2, {}),  # says that 0 leads, and is not 0
+        (2, {"ballot": Ballot(1, name(2))}),  # leads without being the first, without a first phase
+        (0, {"round": 4}),
+        (0, {"fragment": 1}),
+        (0, {"alive": ()}),
+        (0, {"alive": (name(1), name(0))}),  # not sorted
+        (0, {"group": (name(0), name(1), name(1))}),  # twice
+        (0, {"alive": (name(0), name(9))}),  # not in the group
+        (0, {"contributors": (Contribution(name(0), 1, 101),)}),  # more than the manifest allows
+        (0, {"contributors": (Contribution(name(0), 1, 0),)}),
+        (0, {"contributors": (Contribution(name(0), 1, 10), Contribution(name(0), 2, 10))}),
+    ],
+)
+def test_open_that_is_none_is_not_followed(sender, changes):
+    peer, ids = _led()
+    peer.hear(ids[sender], _open(ids, ids[0], **changes), b"", 0.0)
+    assert peer.opened is None
+
+
+def test_lower_ballot_after_a_promise_is_not_followed():
+    peer, ids = _led()
+    peer.hear(ids[2], Prepare(5, 0, Ballot(3, ids[2])), b"", 0.0)
+    peer.hear(ids[0], _open(ids, ids[0]), b"", 0.0)
+    assert peer.opened is None
+    # Nor does it vote for what it had followed before.
+    peer, ids = _led()
+    opened = _open(ids, ids[0])
+    peer.hear(ids[0], opened, b"", 0.0)
+    peer.hear(ids[2], Prepare(5, 0, Ballot(3, ids[2])), b"", 0.0)
+    peer.take()
+    peer.complete(digest(opened.contributors), 0.0)
+    assert not [message for _, message in peer.take() if isinstance(message, Vote)]
+
+
+def _commit(opened, voters, signers=None, about=None):
+    verdict = digest(opened.contributors)
+    vote = Vote(5, 0, opened.ballot, about or verdict)
+    signers = voters if signers is None else signers
+    proofs = tuple(Proof(peer, sign(signer, vote)) for peer, signer in zip(voters, signers, strict=True))
+    return Commit(opened, verdict, proofs)
+
+
+def test_commit_with_a_quorum_of_votes_is_believed_from_anyone():
+    peer, ids = _led()
+    commit = _commit(_open(ids, ids[0]), ids[:3])
+    peer.hear(ids[3], commit, b"", 0.0)
+    assert peer.commit == commit
+
+
+@pytest.mark.parametrize("case", ["few", "forged", "of another digest", "one voter thrice", "of strangers", "gone"])
+def test_forged_commit_is_not_believed(case):
+    peer, ids = _led()
+    opened = _open(ids, ids[0])
+    forged = {
+        "few": _commit(opened, ids[1:2]),
+        "forged": _commit(opened, ids[:3], signers=[ids[3]] * 3),
+        "of another digest": _commit(opened, ids[:3], about=bytes(32)),
+        "one voter thrice": _commit(opened, [ids[3]] * 3),
+        "of strangers": _commit(opened, [name(7), name(8), name(9)]),
+        "gone": _commit(
+            _open(ids, ids[3], 2, excluded=tuple(Exclusion(peer, "gone") for peer in ids[:3])), ids[3:]
+        ),  # counts peers as gone that we can reach
+    }[case]
+    peer.hear(ids[3], forged, b"", 0.0)
+    peer.tick(5.0)
+    assert peer.commit is None
+
+
+def test_weight_is_capped_and_nothing_weighs_nothing():
+    ids = [name(i) for i in range(3)]
+    peer = agreement(ids[0], ids, ids)
+    peer.hear(ids[1], ready(weight=10_000), b"", 0.0)
+    peer.hear(ids[2], ready(weight=0), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    assert [(entry.peer, entry.weight) for entry in peer.opened.contributors] == [(ids[0], 10), (ids[1], 100)]
+    assert peer.opened.alive == tuple(ids)
+
+
+def test_other_base_or_plan_is_out_with_a_reason():
+    ids = [name(i) for i in range(4)]
+    peer = agreement(ids[0], ids, ids)
+    peer.hear(ids[1], ready(base=bytes([9]) * 32), b"", 0.0)
+    peer.hear(ids[2], ready(plan=bytes([9]) * 32), b"", 0.0)
+    peer.hear(ids[3], ready(), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    assert {entry.peer: entry.reason for entry in peer.opened.excluded} == {ids[1]: "base digest", ids[2]: "plan"}
+    assert peer.opened.alive == (ids[0], ids[3]) and not peer.diverged
+
+
+def test_minority_base_knows_that_it_is_behind():
+    ids = [name(i) for i in range(4)]
+    peer = agreement(ids[3], ids, ids)
+    for other in ids[:2]:
+        peer.hear(other, ready(base=bytes([9]) * 32), b"", 0.0)
+    assert not peer.diverged, "two of four may be wrong themselves"
+    peer.hear(ids[2], ready(base=bytes([9]) * 32), b"", 0.0)
+    assert peer.diverged
+
+
+def test_votes_count_once_each_and_for_one_digest():
+    ids = [name(i) for i in range(5)]
+    peer = agreement(ids[0], ids, ids)
+    for other in ids[1:]:
+        peer.hear(other, ready(), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    right, wrong = digest(peer.opened.contributors), bytes(32)
+    for _ in range(3):
+        vote = Vote(5, 0, peer.opened.ballot, right)
+        peer.hear(ids[1], vote, sign(ids[1], vote), 0.0)
+    for other in (ids[2], ids[3]):
+        vote = Vote(5, 0, peer.opened.ballot, wrong)
+        peer.hear(other, vote, sign(other, vote), 0.0)
+    assert peer.commit is None
+    peer.complete(right, 0.0)
+    assert peer.commit is None
+    vote = Vote(5, 0, peer.opened.ballot, right)
+    peer.hear(ids[4], vote, sign(ids[4], vote), 0.0)
+    assert peer.commit.digest == right and [proof.peer for proof in peer.commit.votes] == [ids[0], ids[1], ids[4]]
+
+
+def test_restarted_peer_neither_votes_nor_promises_nor_leads():
+    ids = [name(i) for i in range(3)]
+    peer = agreement(ids[0], ids, ids, witness=False)
+    for other in ids[1:]:
+        peer.hear(other, ready(), b"", 0.0)
+    peer.announce(ready(witness=False), 0.0)
+    peer.tick(100.0)
+    assert peer.opened is None
+    peer.hear(ids[1], Prepare(5, 0, Ballot(2, ids[1])), b"", 100.0)
+    peer.hear(ids[1], opened := _open(ids, ids[1], 2), b"", 100.0)
+    peer.complete(digest(opened.contributors), 100.0)
+    assert not [message for _, message in peer.take() if isinstance(message, Promise | Vote | Open)]
+    # The others count it as gone: the two of them are all there are.
+    other = agreement(ids[1], ids, ids)
+    other.hear(ids[0], ready(witness=False), b"", 0.0)
+    assert other._enough({ids[1], ids[2]}, other._gone, ()) and ids[0] in other._gone
+
+
+def test_late_one_is_told_what_was_announced_and_how_it_ended():
+    peer, ids = _led()
+    peer.hear(ids[2], Ask(5, 0), b"", 0.0)
+    assert [(to, type(message)) for to, message in peer.take()] == [(ids[2], Ready)]
+    commit = _commit(_open(ids, ids[0]), ids[:3])
+    peer.hear(ids[0], commit, b"", 0.0)
+    peer.hear(ids[2], Ask(5, 0), b"", 0.0)
+    assert peer.take() == [(ids[2], commit)]
+
+
+def test_members_that_are_all_gone_leave_it_to_the_others_after_a_while():
+    ids, strangers = [name(1), name(2)], [name(7), name(8), name(9)]
+    peer = agreement(strangers[0], ids, strangers)
+    for gone in ids:
+        peer.lost(gone, 0.0, gone=True)
+    for other in strangers[1:]:
+        peer.hear(other, ready(), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    peer.tick(1.0)
+    assert peer.opened is None
+    for at in range(2, 40):
+        peer.tick(float(at))
+        for _, message in peer.take():
+            if isinstance(message, Prepare):
+                for other in strangers[1:]:
+                    peer.hear(other, Promise(5, 0, message.ballot, None, None), b"", float(at))
+    assert peer.opened.alive == tuple(strangers)
+    assert {entry.reason for entry in peer.opened.excluded} == {"gone"}

@@ -18,11 +18,10 @@ from thinwire.node.session import Session
 from thinwire.sims import clock
 from thinwire.sims.network import SimNet
 from thinwire.swarm import manifest as manifests
-from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
+from thinwire.swarm.preset import LOCAL
 from thinwire.swarm.protocol import Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord
-from thinwire.swarm.preset import LOCAL
 from thinwire.swarm.roster import Roster
 
 RUN = bytes(range(32))

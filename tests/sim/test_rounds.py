@@ -204,7 +204,8 @@ def test_bad_payload_is_out_with_a_reason(swarm, change, reason, liar):
     clock.run(main(), seed=4)
 
 
-def test_stale_base_is_out_and_resyncs(swarm):
+@pytest.mark.parametrize("wrong", [0, 2])
+def test_stale_base_is_out_and_resyncs(swarm, wrong):
     """A replica that differs finds out, fetches only the chunks that differ, and says so."""
 
     async def main():
@@ -213,16 +214,17 @@ def test_stale_base_is_out_and_resyncs(swarm):
         def corrupt(node):
             node.replica.theta[12345] += 1.0
 
-        s.fail_at(2, 2, "applied", corrupt)
+        s.fail_at(wrong, 2, "applied", corrupt)
         s.start()
         await s.finish()
-        synced = [fields for _, name, fields in s.nodes[2].log if name == "synced"]
+        synced = [fields for _, name, fields in s.nodes[wrong].log if name == "synced"]
         assert synced and synced[0]["bytes"] == 2**20
-        good = s.nodes[0]
-        assert all(good.digests[r] == d for r, d in s.nodes[2].digests.items() if r > 3)
-        assert s.nodes[2].digests[3] != good.digests[3]
-        assert s.nodes[2].id not in good.contributors[4]
-        assert s.nodes[2].id in good.contributors[6]
+        good = s.nodes[1]
+        assert all(good.digests[r] == d for r, d in s.nodes[wrong].digests.items() if r > 3)
+        assert s.nodes[wrong].digests[3] != good.digests[3]
+        assert s.nodes[wrong].id not in good.contributors[4]
+        assert s.nodes[wrong].id in good.contributors[6]
+        assert not any(name == "synced" for _, name, _ in good.log), "nobody else doubts its own state"
 
     clock.run(main(), seed=4)
 
