@@ -24,11 +24,12 @@ class Chaos:
 def plan(seed: int, peers: int, rounds: int) -> Chaos:
     """Draw one; `rounds` is the length of the run (0: endless). Raises ValueError when it is too short for both.
 
-    The kill falls between a fifth and two fifths of the run; the newcomer joins one to three rounds later.
+    The kill falls between a fifth and two fifths of the run; the newcomer joins a tenth to a sixth later.
     """
     rounds = rounds or HORIZON
     if rounds < 4 or peers < 2:
         raise ValueError(f"{rounds} rounds of {peers} peers")
     draw = random.Random(seed)
     kill = draw.randint(max(1, rounds // 5), 2 * rounds // 5)
-    return Chaos(draw.randrange(peers), kill, draw.random(), kill + draw.randint(1, 3))
+    join = kill + draw.randint(max(1, rounds // 10), max(1, rounds // 6))
+    return Chaos(draw.randrange(peers), kill, draw.random(), join)

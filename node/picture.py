@@ -67,11 +67,11 @@ def draw(
     if held_out:
         rounds, losses = zip(*held_out, strict=True)
         axes.plot(rounds, losses, "*", ms=13, color="tab:red", mec="black", label="swarm, held out", zorder=5)
-    for mark in marks:
+    for place, mark in enumerate(marks):
         axes.axvline(mark.at, color=mark.colour, ls="--", lw=1.2)
         axes.text(
             mark.at,
-            0.98,
+            0.98 - 0.27 * place,
             f" {mark.text}",
             color=mark.colour,
             rotation=90,

@@ -49,7 +49,7 @@ def test_chaos_follows_from_the_seed_and_fits_into_the_run(seed, peers, rounds):
     chaos = plans.plan(seed, peers, rounds)
     assert chaos == plans.plan(seed, peers, rounds)
     assert 0 <= chaos.victim < peers and 0 <= chaos.moment < 1
-    assert 1 <= chaos.kill_round < rounds - 1 and chaos.kill_round < chaos.join_round
+    assert 1 <= chaos.kill_round < rounds - 1 and chaos.kill_round < chaos.join_round < rounds
 
 
 def test_anybody_may_be_the_victim():
