@@ -31,11 +31,16 @@ class Turn:
 
 
 class Contestant:
-    """The processes of one program. `start(contestant)` is called once they run; they say `ready` at its end."""
+    """The processes of one program, which say `ready` when they are. Told `at`, they begin at that moment and answer `end`.
 
-    def __init__(self, name: str, commands: list[list[str]], *, peers: int, prepares: bool = False) -> None:
+    `prepares`: before that they are told to prepare, and answer; `checks`: afterwards they are asked about the result.
+    """
+
+    def __init__(
+        self, name: str, commands: list[list[str]], *, peers: int, prepares: bool = False, checks: bool = False
+    ) -> None:
         self.name, self.peers, self.turns = name, peers, list[Turn]()
-        self._prepares = prepares
+        self._prepares, self._checks = prepares, checks
         self.base: list[int] = []
         self.extra = 0.0
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -80,6 +85,9 @@ class Contestant:
         seconds = max(answer["end"] for answer in answers) - moment
         spent = machine.cpu_seconds(pids) - cpu
         foreign = max(0.0, machine.busy() - busy - spent) / ((time.monotonic() - moment) * (os.cpu_count() or 1))
+        if self._checks:
+            self.say(check=True)
+            answers = self.hear()
         made = Turn(seconds, spent, foreign, answers)
         peaks = [machine.resident(pid, peak=True) for pid in pids]
         self.extra = max(self.extra, sum(max(0, p - b) for p, b in zip(peaks, self.base, strict=False)) / self.peers)
@@ -117,7 +125,7 @@ def gloo(peers: int, mb: float, port: int) -> Contestant:
 def thinwire(peers: int, mb: float, codec: str, **options: Any) -> Contestant:
     """Ours; `options` are those of thinwire_peer.py."""
     commands = [_command("thinwire_peer.py", rank=r, peers=peers, mb=mb, codec=codec, **options) for r in range(peers)]
-    made = Contestant(f"thinwire {codec.partition('(')[0]}", commands, peers=peers)
+    made = Contestant(f"thinwire {codec.partition('(')[0]}", commands, peers=peers, checks=True)
     made.say(addresses=[answer["address"] for answer in made.hear()])
     return made
 

@@ -83,7 +83,7 @@ def screen(codec: Codec, n: int, payloads: Mapping[PeerId, Buffer], usual: float
 
 
 def mean(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
-    """Mean weighted by tokens, Σ w·x / Σ w, of those with a weight; zeros when nobody has one. DiLoCo, arXiv 2311.08105."""
+    """Mean weighted by tokens, Σ (w / Σ w)·x, of those with a weight; zeros when nobody has one. DiLoCo, arXiv 2311.08105."""
     counting = [(payload, weight) for payload, weight in zip(payloads, weights, strict=True) if weight > 0]
     if counting:
         codec.mean([payload for payload, _ in counting], [weight for _, weight in counting], out)

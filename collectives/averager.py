@@ -85,7 +85,6 @@ class Averager:
         self._usual: dict[int, float] = {}
         self._early: list[tuple[PeerId, Frame]] = []
         self._behind = asyncio.Event()
-        self._spare: list[NDArray[np.uint8]] = []
         self._pool = Pool()
 
     async def run(self) -> None:
@@ -189,18 +188,19 @@ class Averager:
         payloads: list[Buffer] = []
         hashes: list[Digest] = []
         scratch = np.empty(cut.chunk, np.float32)
-        sizes = [self._codec.nbytes(cut.size(index)) for index in range(len(cut))]
-        if [room.size for room in self._spare] != sizes:
-            self._spare = [np.empty(size, np.uint8) for size in sizes]
-        for index, room in enumerate(self._spare):
+        for index in range(len(cut)):
             start, stop = cut.span(index)
             values = source.view(start, stop)
-            if values is None:
-                values = scratch[: stop - start]
-                source.read(start, stop, values)
-            self._codec.encode(values, room)
-            payloads.append(room.data)
-            hashes.append(blake3.blake3(room.data).digest())
+            if self._codec.plain and values is not None:
+                payload: Buffer = values.view(np.uint8).data
+            else:
+                if values is None:
+                    values = scratch[: stop - start]
+                    source.read(start, stop, values)
+                payload = self._pool.lend(self._codec.nbytes(stop - start))
+                self._codec.encode(values, np.frombuffer(payload, np.uint8))
+            payloads.append(payload)
+            hashes.append(blake3.blake3(payload).digest())
         return payloads, b"".join(hashes)
 
     def _decode(self, results: Sequence[Buffer], cut: Grid, target: Flat) -> None:

@@ -336,12 +336,15 @@ class Butterfly:
             return
         weights = [float(entry.weight) for entry in opened.contributors]
         size = self.grid.size(index)
-        if not self._mean.size:
-            self._mean = np.empty(self.grid.chunk, np.float32)
-        mean = self._mean[:size]
-        self._rule(self.codec, payloads, weights, mean)
         result = self._pool.lend(self.codec.nbytes(size))
-        self.codec.encode(mean, np.frombuffer(result, np.uint8))
+        if self.codec.plain:
+            self._rule(self.codec, payloads, weights, np.frombuffer(result, np.float32))
+        else:
+            if not self._mean.size:
+                self._mean = np.empty(self.grid.chunk, np.float32)
+            mean = self._mean[:size]
+            self._rule(self.codec, payloads, weights, mean)
+            self.codec.encode(mean, np.frombuffer(result, np.uint8))
         self._accept(index, result, blake3.blake3(result).digest())
         self._send_result(opened, index, opened.alive)
 

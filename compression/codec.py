@@ -38,6 +38,11 @@ class Codec(Protocol):
         """The name in a manifest, with every parameter spelled out, e.g. "int8(block=256)"."""
         ...
 
+    @property
+    def plain(self) -> bool:
+        """Whether the payload is the float32 values themselves, in memory as on the wire: then nobody needs to copy them."""
+        ...
+
     def nbytes(self, n: int) -> int:
         """Exact size in bytes of the payload of n elements."""
         ...
@@ -61,7 +66,7 @@ class Codec(Protocol):
         ...
 
     def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
-        """Weighted mean of checked payloads, Σ w·x / Σ w, accumulated in float64 in the given order.
+        """Weighted mean of checked payloads, Σ (w / Σ w)·x, accumulated in float64 in the given order.
 
         Raises CodecError for a wrong length, ValueError unless the weights are finite, ≥ 0 and not all zero.
         """

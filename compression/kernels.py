@@ -153,10 +153,8 @@ def int8_check(payload: NDArray[np.uint8], n: int, block: int) -> tuple[int, flo
 
 
 @kernel
-def int8_mean(
-    addresses: NDArray[np.uint64], weights: NDArray[np.float64], total: float, out: NDArray[np.float32], block: int
-) -> None:
-    """out = float32(Σ w·(s·code) / total): float64, one peer after the other in the order given."""
+def int8_mean(addresses: NDArray[np.uint64], shares: NDArray[np.float64], out: NDArray[np.float32], block: int) -> None:
+    """out = float32(Σ share·(s·code)): s·code in float32 (exact), the rest in float64, one peer after the other as given."""
     n = out.size
     blocks = (n + block - 1) // block
     step = max(1, TILE // block)
@@ -169,17 +167,16 @@ def int8_mean(
         for p in range(addresses.size):
             payload = carray(_pointer(addresses[p]), (2 * blocks + n,))
             codes = payload[2 * blocks :].view(np.int8)
+            share = shares[p]
             for b in range(first, last):
-                half = np.int64(payload[2 * b]) | np.int64(payload[2 * b + 1]) << 8
-                scale = np.float64(half_to_float(half))
-                weight = weights[p]
+                scale = half_to_float(np.int64(payload[2 * b]) | np.int64(payload[2 * b + 1]) << 8)
                 source = codes[b * block : b * block + block]
                 target = sums[(b - first) * block : (b - first) * block + source.size]
                 for i in range(target.size):
-                    target[i] += weight * (scale * np.float64(source[i]))
+                    target[i] += share * np.float64(scale * np.float32(source[i]))
         result = out[start:stop]
         for i in range(result.size):
-            result[i] = np.float32(sums[i] / total)
+            result[i] = np.float32(sums[i])
 
 
 @kernel
@@ -218,10 +215,8 @@ def fp32_check(source: NDArray[np.uint32]) -> tuple[int, float]:
 
 
 @kernel
-def fp32_mean(
-    addresses: NDArray[np.uint64], weights: NDArray[np.float64], total: float, out: NDArray[np.float32]
-) -> None:
-    """out = float32(Σ w·x / total): float64, one peer after the other in the order given."""
+def fp32_mean(addresses: NDArray[np.uint64], shares: NDArray[np.float64], out: NDArray[np.float32]) -> None:
+    """out = float32(Σ share·x): float64, one peer after the other in the order given."""
     n = out.size
     sums = np.empty(TILE, np.float64)
     for start in range(0, n, TILE):
@@ -229,13 +224,13 @@ def fp32_mean(
         sums[: stop - start] = 0.0
         for p in range(addresses.size):
             values = carray(_pointer(addresses[p]), (4 * n,)).view(np.float32)
-            weight = weights[p]
+            share = shares[p]
             source = values[start:stop]
             for i in range(source.size):
-                sums[i] += weight * np.float64(source[i])
+                sums[i] += share * np.float64(source[i])
         result = out[start:stop]
         for i in range(result.size):
-            result[i] = np.float32(sums[i] / total)
+            result[i] = np.float32(sums[i])
 
 
 @kernel
@@ -292,5 +287,5 @@ def warm_up() -> None:
         fp32_decode(source.view(np.uint32), y.view(np.uint32))
         fp32_check(source.view(np.uint32))
         sgd_step(y, x, source, np.float32(0.0), np.float32(0.0), True)
-    int8_mean(np.array([payload.ctypes.data], np.uint64), one, 1.0, y, 8)
-    fp32_mean(np.array([x.ctypes.data], np.uint64), one, 1.0, y)
+    int8_mean(np.array([payload.ctypes.data], np.uint64), one, y, 8)
+    fp32_mean(np.array([x.ctypes.data], np.uint64), one, y)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,10 @@ class Fp32:
     def spec(self) -> str:
         return "fp32"
 
+    @property
+    def plain(self) -> bool:
+        return sys.byteorder == "little"
+
     def nbytes(self, n: int) -> int:
         return 4 * n
 
@@ -48,8 +53,7 @@ class Fp32:
     def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
         # Held in a list until the kernel returns: it sees addresses alone.
         parts = [_words(payload, out.size) for payload in payloads]
-        scale, total = _weights(weights, len(parts))
-        kernels.fp32_mean(_addresses(parts), scale, total, out)
+        kernels.fp32_mean(_addresses(parts), _shares(weights, len(parts)), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,10 @@ class Int8:
     def spec(self) -> str:
         return f"int8(block={self.block})"
 
+    @property
+    def plain(self) -> bool:
+        return False
+
     def nbytes(self, n: int) -> int:
         return 2 * (-(-n // self.block)) + n
 
@@ -89,8 +97,7 @@ class Int8:
 
     def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
         parts = [_raw(payload, self.nbytes(out.size)) for payload in payloads]
-        scale, total = _weights(weights, len(parts))
-        kernels.int8_mean(_addresses(parts), scale, total, out, self.block)
+        kernels.int8_mean(_addresses(parts), _shares(weights, len(parts)), out, self.block)
 
 
 def _raise(fault: int) -> None:
@@ -124,10 +131,10 @@ def _addresses(parts: Sequence[NDArray[np.uint8]] | Sequence[NDArray[np.uint32]]
     return np.array([part.ctypes.data for part in parts], np.uint64)
 
 
-def _weights(weights: Sequence[float], count: int) -> tuple[NDArray[np.float64], float]:
-    """The weights as float64 and their sum; our own mistake, so ValueError, when they do not make a mean."""
+def _shares(weights: Sequence[float], count: int) -> NDArray[np.float64]:
+    """The weights by their sum, in float64; our own mistake, so ValueError, when they do not make a mean."""
     scale = np.array(weights, np.float64)
     total = math.fsum(weights)
     if scale.shape != (count,) or not np.isfinite(scale).all() or (scale < 0).any() or not 0 < total < math.inf:
         raise ValueError(f"{count} payloads need as many weights, finite, none negative, not all zero")
-    return scale, total
+    return scale / total

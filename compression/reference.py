@@ -5,6 +5,7 @@ Where the two could disagree, this file is right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,11 +46,11 @@ def int8_decode(payload: bytes, n: int, block: int) -> Floats:
 
 
 def mean(rows: Sequence[Floats], weights: Sequence[float]) -> Floats:
-    """Σ w·x / Σ w in float64, one row after the other."""
-    total = np.zeros(rows[0].size)
+    """Σ (w / Σ w)·x in float64, one row after the other."""
+    whole, total = np.float64(math.fsum(weights)), np.zeros(rows[0].size)
     for row, weight in zip(rows, weights, strict=True):
-        total += np.float64(weight) * row.astype(np.float64)
-    return (total / np.float64(np.sum(weights))).astype(np.float32)
+        total += np.float64(weight) / whole * row.astype(np.float64)
+    return total.astype(np.float32)
 
 
 def outer_step(

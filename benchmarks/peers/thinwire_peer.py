@@ -80,12 +80,13 @@ async def main(options: dict) -> None:
             break
         await asyncio.sleep(max(0.0, moment - time.monotonic()))
         outcome = await averager.average(source, result)
-        end = time.monotonic()
+        say(end=time.monotonic())
+        await asyncio.to_thread(listen)
         whole = outcome.commit is not None and len(outcome.contributors) == count
         digest = blake3.blake3()
         for array in result:
             digest.update(array.view(np.uint8).data)
-        say(end=end, whole=whole, digest=digest.hexdigest(), error=error(result[0], exact))
+        say(whole=whole, digest=digest.hexdigest(), error=error(result[0], exact))
     running.cancel()
     await averager.close()
     await transport.close()
