@@ -26,6 +26,7 @@ from .report import Reporter
 from .training import Training, prepare
 from .waiting import cancelled
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAVE_SECONDS = 120.0
 """Time between checkpoints; the last round is always saved."""
 
@@ -99,7 +100,7 @@ class Daemon:
     async def run(self) -> int:
         """Until the run's last round, a signal, or an error. Returns the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
         peer = self.entry.peer(self._report.emit)
         teller = asyncio.create_task(self._tell(peer))
@@ -107,7 +108,7 @@ class Daemon:
         try:
             stop = asyncio.create_task(self._stopping.wait())
             await asyncio.wait((life, stop), return_when=asyncio.FIRST_COMPLETED)
-            if not life.done():
+            if not life.done() and peer.ready:
                 await asyncio.wait((life,), timeout=ABANDON_SECONDS)
             stop.cancel()
             if life.done():
@@ -122,6 +123,10 @@ class Daemon:
             self._report.status(peer, self._identity.peer_id, self._run_id)
             self._report.close()
             self._worker.shutdown(cancel_futures=True)
+            for number in SIGNALS:
+                # What is left takes a moment, and the exit code is settled: a first signal in it changes nothing any more.
+                loop.remove_signal_handler(number)
+                signal.signal(number, lambda number, _: self._signalled(number))
 
     async def _live(self, peer: Peer) -> None:
         self._report.emit("start", {"peer": self._identity.peer_id.hex(), "run": self._run_id.hex()})
@@ -169,6 +174,8 @@ class Daemon:
         """Wait until as many peers as `--wait-for` asks for hold the state and take part, a minute at most."""
         until = time.monotonic() + GATHER_SECONDS
         while len({*peer.session.current.agreement.ready, peer.session.me}) < self.options.wait_for:
+            if self._stopping.is_set() or peer.session.overtaken:
+                return  # asked to stop, or the swarm has gone on without us
             if time.monotonic() > until:
                 LOGGER.warning("going on without the peers that were waited for")
                 return

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 from thinwire.collectives.shards import grid
-from thinwire.collectives.transport import Admit, Contact, Transport
+from thinwire.collectives.transport import REFUSED, Admit, Contact, Transport
 from thinwire.compression import registry
 from thinwire.compression.codec import Floats
 from thinwire.swarm.errors import HintedError
@@ -142,16 +142,21 @@ class Peer:
         self._running = asyncio.create_task(self.presence.run())
 
     async def _meet(self, contacts: Sequence[Contact], *, seconds: float, fatal: bool) -> bool:
-        """Knock until somebody lets us in. Raises for refusals that will not change and, when `fatal`, at the end."""
+        """Knock until somebody lets us in. Raises for refusals that will not change and, when `fatal`, at the end.
+
+        When it is not `fatal`, machines that answer that nobody listens there any more are not asked again.
+        """
         hello = Hello(VERSION, self.run_id, self._record.wire)
         until, said = self._doors.now() + seconds, "nobody answered"
-        while True:
-            for contact in contacts:
+        while contacts:
+            for contact in list(contacts):
                 answer = await self.transport.meet(contact, hello)
                 if isinstance(answer, Welcome):
                     self._welcome(answer)
                     return True
                 said = f"{contact.address}: {answer.detail or answer.code}"
+                if answer.code == REFUSED and not fatal:
+                    contacts = [other for other in contacts if other is not contact]
                 if answer.code in ("version", "run", "signature", "banned") and fatal:
                     raise Refused(
                         f"{contact.address} refused us ({answer.code}): {answer.detail}", _ADVICE[answer.code]
