@@ -25,6 +25,9 @@ import machine
 
 REQUIREMENTS = ["torch==2.13.0", "numpy<2.4", "scipy", "hivemind==1.1.12"]
 HIVEMIND_SIZES = (40.0, 100.0)
+WARM_UP = 2
+"""Turns that do not count: after them all memory that a round needs is there, in gloo as in ours."""
+
 GLOO, OURS, OURS8 = "gloo fp32", "thinwire fp32", "thinwire int8"
 
 
@@ -72,7 +75,8 @@ def compare(peers: int, mb: float, options: argparse.Namespace, python: str) -> 
         for each in contestants:
             ready = each.hear()
             assert all(answer["ready"] for answer in ready)
-            each.turn(counts=False)
+            for _ in range(WARM_UP):
+                each.turn(counts=False)
         pids = [pid for each in contestants for pid in machine.family(p.pid for p in each.processes)]
         for number in range(options.turns):
             for each in contestants:

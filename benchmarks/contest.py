@@ -41,6 +41,8 @@ class Contestant:
     ) -> None:
         self.name, self.peers, self.turns = name, peers, list[Turn]()
         self._prepares, self._checks = prepares, checks
+        self.helpers: list[int] = []
+        """Processes whose work is neither the program's nor foreign."""
         self.base: list[int] = []
         self.extra = 0.0
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -79,12 +81,13 @@ class Contestant:
             machine.forget_peak(pid)
         moment = time.monotonic() + HEADSTART
         time.sleep(HEADSTART / 2)
-        busy, cpu = machine.busy(), machine.cpu_seconds(pids)
+        busy, cpu, helped = machine.busy(), machine.cpu_seconds(pids), machine.cpu_seconds(self.helpers)
         self.say(at=moment)
         answers = self.hear()
         seconds = max(answer["end"] for answer in answers) - moment
         spent = machine.cpu_seconds(pids) - cpu
-        foreign = max(0.0, machine.busy() - busy - spent) / ((time.monotonic() - moment) * (os.cpu_count() or 1))
+        other = machine.busy() - busy - spent - (machine.cpu_seconds(self.helpers) - helped)
+        foreign = max(0.0, other) / ((time.monotonic() - moment) * (os.cpu_count() or 1))
         if self._checks:
             self.say(check=True)
             answers = self.hear()
@@ -122,9 +125,11 @@ def gloo(peers: int, mb: float, port: int) -> Contestant:
     )
 
 
-def thinwire(peers: int, mb: float, codec: str, **options: Any) -> Contestant:
-    """Ours; `options` are those of thinwire_peer.py."""
-    commands = [_command("thinwire_peer.py", rank=r, peers=peers, mb=mb, codec=codec, **options) for r in range(peers)]
+def thinwire(peers: int, mb: float, codec: str, own: Callable[[int], dict[str, Any]] = lambda rank: {}) -> Contestant:
+    """Ours; `own` gives each rank further options of thinwire_peer.py."""
+    commands = [
+        _command("thinwire_peer.py", rank=rank, peers=peers, mb=mb, codec=codec, **own(rank)) for rank in range(peers)
+    ]
     made = Contestant(f"thinwire {codec.partition('(')[0]}", commands, peers=peers, checks=True)
     made.say(addresses=[answer["address"] for answer in made.hear()])
     return made

@@ -35,7 +35,7 @@ async def main(options: dict) -> None:
     kernels.warm_up()
     source = arrays(options["mb"], rank)
     exact = mean_of_first(options) if rank == 0 else None
-    result = [np.zeros_like(array) for array in source]
+    result = [np.ones_like(array) for array in source]
 
     def admit(hello: Hello, stranger: PeerRecord) -> Welcome | Refuse:
         return Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
@@ -58,7 +58,7 @@ async def main(options: dict) -> None:
     say(address=transport.addresses()[0])
     addresses = (await asyncio.to_thread(listen))["addresses"]
     for other in range(rank):
-        contact = Contact(addresses[other], everyone[other].transport_public)
+        contact = Contact(through(options, other, addresses[other]), everyone[other].transport_public)
         answer = await transport.meet(contact, Hello(VERSION, RUN, record.wire))
         assert isinstance(answer, Welcome), answer
     averager = Averager(
@@ -90,6 +90,11 @@ async def main(options: dict) -> None:
     running.cancel()
     await averager.close()
     await transport.close()
+
+
+def through(options: dict, other: int, address: str) -> str:
+    """Where to dial `other`: `via` names hosts that stand for the peers."""
+    return f"{options['via'][other]}:{address.rpartition(':')[2]}" if "via" in options else address
 
 
 def mean_of_first(options: dict) -> np.ndarray:

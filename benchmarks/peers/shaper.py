@@ -1,0 +1,35 @@
+"""The links between peers: python shaper.py '{"peers": 4, "rate": 12.5e6, "delay": 0.04, "ports": [30000, 30010]}'.
+
+Host i listens at 127.0.0.(i+1); whoever is host i dials host j at 127.1.(i+1).(j+1). Serves until its input ends.
+"""
+
+import asyncio
+import json
+import sys
+
+import uvloop
+from thinwire.sims.emulate import Access, Emulation
+from turns import listen, say
+
+
+async def main(options: dict) -> None:
+    """Open all ways, then wait."""
+    count = options["peers"]
+    emulation = Emulation([Access(options["rate"], options["rate"]) for _ in range(count)], options["delay"])
+    ports = range(*options["ports"])
+    for dialler in range(count):
+        for target in range(count):
+            if dialler != target:
+                at = f"127.1.{dialler + 1}.{target + 1}"
+                await emulation.reach(dialler, target, at, f"127.0.0.{target + 1}", ports)
+    say(ready=True)
+    try:
+        while True:
+            await asyncio.to_thread(listen)
+            say(up=[host.up.carried for host in emulation.hosts], down=[host.down.carried for host in emulation.hosts])
+    except SystemExit:
+        await emulation.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(json.loads(sys.argv[1])))
