@@ -112,15 +112,18 @@ class Daemon:
         """The first event of this life of a kind, with these values, later than `after` (monotonic), in round `least` or
         a later one. Fails when the process ends before, or the cap is over.
         """
-        until = time.monotonic() + CAP
+        until, seen = time.monotonic() + CAP, self.lives[-1]
         while True:
             over = self.process.poll() is not None
-            for event in self.of(kind, **fields):
-                if event["at"] > after and (least is None or event["round"] >= least):
-                    return event
+            self.poll()
+            for event in self.events[seen:]:
+                if event["kind"] == kind and event["at"] > after and (least is None or event["round"] >= least):
+                    if all(event.get(key) == value for key, value in fields.items()):
+                        return event
+            seen = len(self.events)
             wanted = f"{kind} {fields} from {least} on"
-            assert not over, f"{self.name} ended with {self.process.returncode} before {wanted}\n{self.stderr[-3000:]}"
-            assert time.monotonic() < until, f"{self.name} never said {wanted}\n{self.stderr[-3000:]}"
+            assert not over, f"{self.name} ended with {self.process.returncode} before {wanted}\n{self.stderr[-1000:]}"
+            assert time.monotonic() < until, f"{self.name} never said {wanted}\n{self.stderr[-1000:]}"
             time.sleep(0.02)
 
     @property
@@ -167,7 +170,7 @@ class Daemon:
         try:
             return self.process.wait(cap)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} does not end\n{self.stderr[-3000:]}") from None
+            raise AssertionError(f"{self.name} does not end\n{self.stderr[-1000:]}") from None
 
     def end(self) -> None:
         """However it is, it is no more."""
