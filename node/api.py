@@ -195,7 +195,7 @@ class Swarm:
         values = [value for state in self._inner.state.values() for value in state.values()]
         if not all(value is None or isinstance(value, torch.Tensor) for value in values):
             return None
-        return PrivateState(save_optimizer(self._module, self._inner), {})
+        return PrivateState(save_optimizer(self._module, self._inner, copy=False), {})
 
     def _restore(self) -> None:
         private = self._peer.private

@@ -146,7 +146,12 @@ class Daemon:
         self._training = training
         self._report.phase = "joining" if joins else "starting"
         await peer.take_up(
-            training.layout, training.theta, read=training.read, write=training.write, work=self.work, joins=joins
+            training.layout,
+            await self.work(training.parameters),
+            read=training.read,
+            write=training.write,
+            work=self.work,
+            joins=joins,
         )
         kept = peer.private is not None and training.restore(peer.private)
         if not kept and peer.replica.round:

@@ -76,14 +76,18 @@ class DecoupledSGD(torch.optim.SGD):
                 group["weight_decay"] = decay
 
 
-def save_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, NDArray[Any]]:
-    """The optimizer's tensors as arrays (copies) under "<entry>/<parameter>": for any torch optimizer. Narrow floats widen."""
+def save_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, copy: bool = True) -> dict[str, NDArray[Any]]:
+    """The optimizer's tensors as arrays under "<entry>/<parameter>": for any torch optimizer. Narrow floats widen.
+
+    Without `copy`, tensors in the CPU's memory are not copied: the arrays follow them from the next step on.
+    """
     arrays: dict[str, NDArray[Any]] = {}
     for name, parameter in model.named_parameters():
         for entry, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 wide = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-                arrays[f"{entry}/{name}"] = np.array(wide.detach().cpu().numpy())
+                array = wide.detach().cpu().numpy()
+                arrays[f"{entry}/{name}"] = np.array(array) if copy else array
     return arrays
 
 

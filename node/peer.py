@@ -223,6 +223,7 @@ class Peer:
         codec = registry.parse(exchange.codec)
         self.layout = layout
         self.replica = Replica(layout.digest, theta, () if joins else (self.identity.peer_id,))
+        del theta  # the replica has its own; this one would stay for as long as joining takes
         self._restore()
         if not joins:
             # Nobody else runs this: whatever swarm there was, it goes on from here.

@@ -119,11 +119,11 @@ class Trainer:
         self.model.train(training)
         return total.item() / tokens if tokens else math.nan
 
-    def save(self) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
-        """What only this peer has: the optimizer's arrays (copies), and step and cursor as numbers."""
+    def save(self, *, copy: bool = True) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+        """What only this peer has: the optimizer's arrays, see `save_optimizer`, and step and cursor as numbers."""
         cursor = self.batches.cursor
         numbers = {"step": self.step, "epoch": cursor.epoch, "position": cursor.position}
-        return save_optimizer(self.model, self.optimizer), numbers
+        return save_optimizer(self.model, self.optimizer, copy=copy), numbers
 
     def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, int]) -> None:
         """Go on from what `save` gave. Raises ValueError, with nothing changed, when it does not fit."""

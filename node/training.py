@@ -24,14 +24,13 @@ from .trainer import Trainer
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a daemon trains. `theta` are the first parameters, equal on every peer."""
+    """What a daemon trains."""
 
     trainer: Trainer
     layout: Layout
     split: Split
     tokenizer: Tokenizer
     manifest: Manifest
-    theta: Floats
 
     def assign(self, group: Sequence[PeerId], me: PeerId, place: int | None) -> None:
         """Take this peer's shards: derived from the seed and its place in `group`, or those of `place` when given."""
@@ -49,6 +48,12 @@ class Training:
         samples = self.trainer.step * manifest.inner.batch * manifest.inner.accumulate * max(1, peers)
         self.trainer.batches.cursor = cursor_after(self.split, samples)
 
+    def parameters(self) -> Floats:
+        """A copy of all parameters; before the first step they are equal on every peer."""
+        theta = np.empty(self.layout.total, np.float32)
+        self.layout.read(self.trainer.model, theta)
+        return theta
+
     def read(self, start: int, stop: int, out: Floats) -> None:
         """Copy parameters [start, stop) as float32."""
         self.layout.read(self.trainer.model, out, start)
@@ -58,8 +63,8 @@ class Training:
         self.layout.write(self.trainer.model, theta)
 
     def private(self) -> PrivateState:
-        """What only this peer has, for a checkpoint (copies)."""
-        tensors, numbers = self.trainer.save()
+        """What only this peer has, for a checkpoint that is written before the next step."""
+        tensors, numbers = self.trainer.save(copy=False)
         return PrivateState(tensors, dict(numbers))
 
     def restore(self, private: PrivateState) -> bool:
@@ -104,10 +109,8 @@ def prepare(manifest: Manifest, *, data: Path | None, device: str, threads: int,
         clip=inner.clip,
     )
     layout = layout_of(model)
-    theta = np.empty(layout.total, np.float32)
-    layout.read(model, theta)
     autocast = torch.bfloat16 if device.startswith("cuda") else None
-    return Training(Trainer(model, config, batches, device, autocast), layout, cut, tokenizer, manifest, theta)
+    return Training(Trainer(model, config, batches, device, autocast), layout, cut, tokenizer, manifest)
 
 
 def build(manifest: Manifest, vocab: int) -> Transformer:

@@ -90,6 +90,9 @@ def test_saved_arrays_do_not_follow_the_optimizer() -> None:
     train(model, optimizer, 1)
     assert len(arrays) == 3 * 6
     assert all(np.array_equal(arrays[key], copies[key]) for key in arrays)
+    for key, array in save_optimizer(model, optimizer, copy=False).items():
+        entry, _, name = key.partition("/")
+        assert np.shares_memory(array, optimizer.state[model.get_parameter(name)][entry].numpy())
 
 
 def test_state_in_narrow_types_widens_and_returns() -> None:

@@ -1,0 +1,31 @@
+"""A daemon that says how much memory it uses: daemon_peer.py start RUN.toml … or join INVITE …, as the command line.
+
+Writes lines of JSON to stderr: `base`, bytes resident once model and inner optimizer are there and have made two steps, and,
+at the end, `peak`, the most since then.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+import machine
+from thinwire.node import cli, daemon
+
+prepare = daemon.prepare
+
+
+def measured(*arguments: Any, **options: Any) -> Any:
+    """Prepare the training, run it in, and remember what it takes."""
+    training = prepare(*arguments, **options)
+    training.trainer.run_steps(2)
+    print(json.dumps({"base": machine.resident(os.getpid()), "parameters": training.layout.total}), file=sys.stderr)
+    machine.forget_peak(os.getpid())
+    return training
+
+
+if __name__ == "__main__":
+    daemon.prepare = measured
+    code = cli.main(sys.argv[1:])
+    print(json.dumps({"peak": machine.resident(os.getpid(), peak=True)}), file=sys.stderr)
+    raise SystemExit(code)
