@@ -57,6 +57,9 @@ Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help
 Place = Annotated[
     int | None, typer.Option("--place", metavar="N", min=0, help="Which shards of the data are mine [from the key].")
 ]
+Search = Annotated[
+    float, typer.Option("--search", metavar="SECONDS", min=0, help="Give up when no peer has answered for so long.")
+]
 Log = Annotated[str, typer.Option("--log", metavar="STYLE", help="auto, rich, plain or json.")]
 
 
@@ -124,6 +127,7 @@ def start(
 def join(
     context: typer.Context,
     invite: Annotated[str, typer.Argument(metavar="INVITE", help="What `thinwire start` or `invite` printed.")],
+    search: Search = 60.0,
     rounds: Rounds = None,
     data: Data = None,
     device: Device = None,
@@ -144,7 +148,7 @@ def join(
         home=home,
     )  # fmt: skip
     config = _settings(context, debug, flags)
-    options = Options(rounds=rounds, place=place, log=_log(log), debug=debug)
+    options = Options(rounds=rounds, place=place, search=search, log=_log(log), debug=debug)
     from thinwire.swarm.invite import Invite
 
     Invite.parse(invite)  # a typo shows at once

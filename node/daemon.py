@@ -54,7 +54,7 @@ def start(run: Path, config: Config, options: Options) -> int:
 
 def join(invite: str, config: Config, options: Options) -> int:
     """`thinwire join`: become a peer of the swarm an invite names. Returns the exit code."""
-    return _run(Daemon(arriving(invite, config), options, here=Path.cwd()))
+    return _run(Daemon(arriving(invite, config, options.search), options, here=Path.cwd()))
 
 
 def _run(daemon: Daemon) -> int:

@@ -20,7 +20,7 @@ from thinwire.swarm.preset import LAN, WAN
 
 from .config import Config, advertised
 from .disk import RealDisk
-from .peer import Doors, OpenTransport, Peer
+from .peer import SEARCH_SECONDS, Doors, OpenTransport, Peer
 from .presence import Emit
 
 
@@ -70,14 +70,14 @@ def founding(toml: bytes, config: Config) -> Entry:
     return Entry(identity, run_id, config, begin)
 
 
-def arriving(invite: str, config: Config) -> Entry:
-    """The run that an invite names. Raises InviteError, ConfigError."""
+def arriving(invite: str, config: Config, search: float = SEARCH_SECONDS) -> Entry:
+    """The run that an invite names, looked for during `search` seconds. Raises InviteError, ConfigError."""
     parsed = Invite.parse(invite)
     identity = Identity.load_or_create(config.directories.key)
     opener = _transport_opener(identity, parsed.run_id, config)
 
     async def begin(peer: Peer) -> bool:
-        await peer.arrive(parsed, opener)
+        await peer.arrive(parsed, opener, search)
         return True
 
     return Entry(identity, parsed.run_id, config, begin)

@@ -13,6 +13,7 @@ class Options:
     chaos: kill one of the local peers on the way and let another join late.
     rounds: leave after this round; None: when the manifest says so.
     place: which shards of the data are this peer's; None: derived from its key.
+    search: seconds for which a joiner looks for the swarm.
     wait_for: peers that a founder waits for before it trains, a minute at most.
     log: "auto", "rich", "plain" or "json" (see console.log_style).
     debug: tracebacks on the terminal too.
@@ -22,6 +23,7 @@ class Options:
     chaos: bool = False
     rounds: int | None = None
     place: int | None = None
+    search: float = 60.0
     wait_for: int = 1
     log: str = "auto"
     debug: bool = False

@@ -39,7 +39,7 @@ from .session import Session
 from .snapshot import FragmentState, PrivateState, Snapshot
 
 SEARCH_SECONDS = 60.0
-"""How long a swarm is looked for before `join` gives up."""
+"""How long a swarm is looked for before `join` gives up, when it is not told otherwise."""
 
 PATIENCE = 2.0
 """Least seconds without progress before somebody acts."""
@@ -113,11 +113,11 @@ class Peer:
         anchors = self._anchors.load()
         return bool(anchors) and await self._meet(anchors, seconds=5.0, fatal=False)
 
-    async def arrive(self, invite: Invite, open_transport: OpenTransport) -> None:
-        """Find the swarm of an invite. Raises NoSwarm, Refused, ManifestMismatch."""
+    async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
+        """Find the swarm of an invite, within `search` seconds. Raises NoSwarm, Refused, ManifestMismatch."""
         await self._open(open_transport)
         contacts = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
-        await self._meet((*contacts, *self._anchors.load()), seconds=SEARCH_SECONDS, fatal=True)
+        await self._meet((*contacts, *self._anchors.load()), seconds=search, fatal=True)
 
     async def _open(self, open_transport: OpenTransport) -> None:
         self.transport = await open_transport(self._admit)
