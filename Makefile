@@ -34,5 +34,13 @@ lint: $(VENV)/ready
 soak: $(VENV)/ready
 	$(BIN)/python -m pytest -m soak --timeout 3600
 
+# Figures of this machine (docs/benchmarks.md has some). FULL=1: every size. HIVEMIND=DIR: beside hivemind, which gets an
+# environment of its own in DIR.
+bench: $(VENV)/ready
+	$(BIN)/python benchmarks/allreduce.py $(if $(FULL),--full) $(if $(HIVEMIND),--hivemind "$(HIVEMIND)")
+	$(BIN)/python benchmarks/wan.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/idle.py
+
 clean:
 	rm -rf build $(VENV) *.egg-info
