@@ -66,13 +66,14 @@ class Daemon:
         self.lives: list[int] = []
         """Where in `events` each life begins."""
         self._offset = 0
+        self._said = home.with_name(f"{home.name}.said")
 
     def run(self, *arguments: object) -> Daemon:
         """Start it; returns at once."""
         self.poll()
         self.lives.append(len(self.events))
-        self.home.mkdir(exist_ok=True)
-        with open(self.home / "stdout", "wb") as out, open(self.home / "stderr", "wb") as errors:
+        self._said.mkdir(exist_ok=True)
+        with open(self._said / "stdout", "wb") as out, open(self._said / "stderr", "wb") as errors:
             self.process = subprocess.Popen(
                 [COMMAND, *map(str, arguments), "--home", str(self.home)],
                 stdin=subprocess.DEVNULL,
@@ -85,11 +86,18 @@ class Daemon:
 
     @property
     def stdout(self) -> str:
-        return (self.home / "stdout").read_text()
+        return (self._said / "stdout").read_text()
 
     @property
     def stderr(self) -> str:
-        return (self.home / "stderr").read_text()
+        return (self._said / "stderr").read_text()
+
+    def wait_for_stderr(self, text: str) -> None:
+        """Until it has said this to people."""
+        until = time.monotonic() + CAP
+        while text not in self.stderr:
+            assert self.process.poll() is None and time.monotonic() < until, self.stderr[-1000:]
+            time.sleep(0.02)
 
     # --- what it tells
 

@@ -1,0 +1,149 @@
+"""What cannot work ends with its documented exit code, one `error:` line and one `hint:` line."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+import pytest
+from thinwire.swarm.invite import Invite, Seed
+
+
+@pytest.fixture(scope="module")
+def founder(shared_machine):
+    """A daemon that runs all the while."""
+    daemon = shared_machine.found("founder")
+    daemon.wait("ready")
+    return daemon
+
+
+@pytest.fixture
+def refused(shared_machine, tmp_path):
+    """Run a command in a fresh home, to its end; its exit code, error and hint. Nothing else is said, except in the log."""
+
+    def run(*arguments):
+        daemon = shared_machine.daemon(tmp_path.name)
+        daemon.run(*arguments)
+        code = daemon.exit()
+        assert daemon.stdout == ""
+        return code, *daemon.complaint()
+
+    return run
+
+
+def _quiet(machine, tmp_path):
+    """Whether nothing but the two lines is on stderr."""
+    return len(machine.daemon(tmp_path.name).stderr.splitlines()) == 2
+
+
+def _start(machine, *more):
+    return ["start", machine.manifest, "--host", "127.0.0.1", "--threads", 1, "--data", machine.text, *more]
+
+
+def test_unknown_key(refused, shared_machine, tmp_path):
+    manifest = tmp_path / "run.toml"
+    manifest.write_text("[outer]\nstepz = 3\n")
+    code, error, hint = refused("start", manifest)
+    assert code == 2 and "stepz" in error and "did you mean" in hint and "steps" in hint
+    assert _quiet(shared_machine, tmp_path)
+
+
+def test_typo_in_the_invite(refused, shared_machine, tmp_path):
+    code = Invite(bytes(32), (Seed("127.0.0.1:9", bytes(32)),)).code()
+    swapped = code[:20] + ("b" if code[20] != "b" else "c") + code[21:]
+    exit_code, error, hint = refused("join", swapped)
+    assert exit_code == 2 and "typo" in error and "copy" in hint
+    assert _quiet(shared_machine, tmp_path)
+
+
+def test_no_data(refused, shared_machine, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code, error, hint = refused("start", shared_machine.manifest, "--data", empty)
+    assert code == 2 and str(empty) in error and "text" in hint
+    assert _quiet(shared_machine, tmp_path)
+
+
+def test_no_such_device(refused, shared_machine, tmp_path):
+    code, error, hint = refused(*_start(shared_machine, "--device", "cuda:63"))
+    assert code == 3 and "cuda:63" in error and "cpu" in hint
+    assert _quiet(shared_machine, tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "thinwire identity\nnot a key\n", "\0" * 100])
+def test_garbage_in_the_key_file(refused, shared_machine, tmp_path, content):
+    home = shared_machine.daemon(tmp_path.name).home
+    home.mkdir()
+    key = home / "identity.key"
+    key.write_text(content)
+    key.chmod(0o600)
+    code, error, hint = refused("id")
+    assert code == 3 and str(key) in error and "restore" in hint
+    assert _quiet(shared_machine, tmp_path) and key.read_text() == content
+
+
+def test_key_that_others_can_read(refused, shared_machine, tmp_path):
+    home = shared_machine.daemon(tmp_path.name).home
+    home.mkdir()
+    key = home / "identity.key"
+    key.write_text("whatever")
+    key.chmod(0o644)
+    code, error, hint = refused(*_start(shared_machine))
+    assert code == 3 and "0644" in error and "chmod 600" in hint
+    assert _quiet(shared_machine, tmp_path)
+
+
+def test_port_taken(refused, shared_machine):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, error, hint = refused(*_start(shared_machine, "--port", port))
+    assert code == 3 and str(port) in error and "port" in hint
+
+
+def test_home_in_use(shared_machine, founder):
+    """Said of a daemon that goes on undisturbed."""
+    before, process, stdout = founder.round, founder.process, founder.stdout
+    other = shared_machine.daemon("visitor")
+    other.home.symlink_to(founder.home)
+    code = other.run(*_start(shared_machine)).exit()
+    error, hint = other.complaint()
+    assert code == 3 and str(process.pid) in error and "--home" in hint
+    founder.wait("round", least=before + 1)
+    assert founder.stdout == stdout
+
+
+def test_another_run(refused, founder):
+    """The address is right and the run is not: what runs there is said, and not asked again."""
+    invite = Invite.parse(founder.invite())
+    other = Invite(bytes(range(32)), invite.seeds)
+    code, error, hint = refused("join", other.code(), "--host", "127.0.0.1")
+    assert code == 5 and invite.seeds[0].address in error and "invite" in hint
+
+
+def test_nobody_there(refused):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    invite = Invite(bytes(32), (Seed(f"127.0.0.1:{port}", bytes(32)),))
+    code, error, hint = refused("join", invite.code(), "--host", "127.0.0.1", "--search", 1)
+    assert code == 4 and str(port) in error and "invite" in hint
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_second_signal_ends_at_once(machine, number, code):
+    """The first lets it finish the round, which can take a while: here two peers are needed and there is one."""
+    daemon = machine(min_peers=2).found("lonely")
+    daemon.wait("phase", phase="announce")
+    daemon.signal(number)
+    daemon.wait_for_stderr("once more to stop at once")
+    daemon.signal(number)
+    assert daemon.exit() == code
+
+
+def test_first_signal_ends_a_search(machine):
+    """Nobody waits for a round that there is not."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        invite = Invite(bytes(32), (Seed(f"127.0.0.1:{silent.getsockname()[1]}", bytes(32)),))
+        daemon = machine().join("seeker", invite.code())
+        daemon.wait("start")
+        daemon.signal(signal.SIGTERM)
+        assert daemon.exit() == 0
