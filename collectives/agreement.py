@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from thinwire.collectives.proposal import FAULTS, GONE, Terms, adopt, fit, gone_in, propose, sound
+from thinwire.collectives.proposal import FAULTS, GONE, Terms, adopt, fit, gone_in, name_of, propose, sound
 from thinwire.collectives.quorum import enough
 from thinwire.swarm.protocol import (
     Ask,
@@ -50,6 +50,9 @@ from thinwire.swarm.protocol import (
 
 ORPHANED = 5
 """Patiences that pass before a swarm without members goes on by those that are left."""
+
+LEAP = 10_000
+"""Most terms that one ballot may be ahead of the last: numbers must not run out."""
 
 FORSAKEN = 10
 """Patiences for which a silent member is waited for that may know of a verdict by the votes of dead ones."""
@@ -91,7 +94,9 @@ class Agreement:
         self._promises: dict[PeerId, Promise] | None = None
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
         self._stuck: Counter[PeerId] = Counter()
-        self._pending: Commit | None = None
+        self._pending: tuple[Commit, set[PeerId]] | None = None
+        self._asked: set[PeerId] = set()
+        self._guests: set[PeerId] = set()
         self._voided: set[Digest] = set()
         self._quorum_since: float | None = None
         self._orphaned_since: float | None = None
@@ -120,7 +125,7 @@ class Agreement:
             return
         self._moved = now
         self._voted = (opened, digest)
-        vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, digest)
+        vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, name_of(opened), digest)
         if opened.ballot.leader == self.me:
             self._hear_vote(self.me, vote, self._sign(vote), now)
         else:
@@ -179,8 +184,11 @@ class Agreement:
         """A checked message of this round and fragment from an authenticated peer."""
         if not self.terms.members:
             return  # we do not have the swarm's state yet, and no say
+        counts = sender in self.terms.members or self._orphaned(now)
         if isinstance(message, Commit):
             self._hear_commit(message)
+        elif isinstance(message, Open | Prepare) and not counts:
+            return  # only members lead, or a stranger could stop every round
         elif self.commit is not None:
             if isinstance(message, Ready | Prepare | Blame | Ask):
                 self._out.append((sender, self.commit))
@@ -191,8 +199,7 @@ class Agreement:
         elif isinstance(message, Prepare):
             self._hear_prepare(sender, message, now)
         elif isinstance(message, Promise):
-            if self._promises is not None and message.ballot == self._leading:
-                self._promises[sender] = message
+            self._hear_promise(sender, message, counts)
         elif isinstance(message, Vote):
             self._hear_vote(sender, message, signature, now)
         elif isinstance(message, Blame):
@@ -207,7 +214,7 @@ class Agreement:
             self.ready[sender] = message
             if known is not None:
                 self.rejected.pop(sender, None)
-            if not message.witness:
+            if not message.witness and sender in self.terms.members:
                 self._gone.add(sender)
         left = set(self.terms.members) - self._gone
         bases = Counter(self.ready[peer].base for peer in left & self.ready.keys())
@@ -215,7 +222,8 @@ class Agreement:
         self.diverged |= 2 * max(bases.values(), default=0) > len(left)
 
     def _hear_open(self, sender: PeerId, message: Open, now: float) -> None:
-        first = message.ballot.term == 1 and sender != self.terms.members[0]
+        term = message.ballot.term
+        first = term < 1 or term > self._promised.term + LEAP or (term == 1 and sender != self.terms.members[0])
         if (
             sender != message.ballot.leader
             or message.ballot < self._promised
@@ -230,7 +238,8 @@ class Agreement:
         self.opened, self._moved = message, now
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
-        if sender != message.ballot.leader or message.ballot <= self._promised or not self.witness:
+        far = message.ballot.term > self._promised.term + LEAP
+        if sender != message.ballot.leader or message.ballot <= self._promised or far or not self.witness:
             return
         self._promised, self._moved = message.ballot, now
         self._leading, self._promises = None, None
@@ -239,9 +248,23 @@ class Agreement:
             self._out.append((sender, mine))
         self._out.append((sender, self._promise(message.ballot)))
 
+    def _hear_promise(self, sender: PeerId, message: Promise, counts: bool) -> None:
+        voted = message.voted
+        if self._promises is None or message.ballot != self._leading or (voted is None) != (message.digest is None):
+            return
+        if voted is not None and not (sound(voted, self.terms) and voted.ballot < message.ballot):
+            return
+        self._asked.discard(sender)
+        if counts:
+            self._promises[sender] = message
+        elif sender in self.ready:
+            self._guests.add(sender)
+
     def _hear_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
         opened = self.opened
         if opened is None or self._leading != message.ballot or opened.ballot != message.ballot:
+            return
+        if sender not in opened.alive or message.opened != name_of(opened):
             return
         self._votes[sender] = (message.digest, signature)
         self._moved = now
@@ -255,6 +278,8 @@ class Agreement:
         opened = self.opened
         if opened is None or not self._leads_open() or message.ballot != opened.ballot or sender not in opened.alive:
             return
+        if message.peer not in opened.group:
+            return
         if message.reason in FAULTS and opened.adopted is not None:
             return  # its contributors were voted for; there is nothing left to leave out
         if message.reason in FAULTS:
@@ -265,24 +290,32 @@ class Agreement:
 
     def _hear_commit(self, message: Commit) -> None:
         """Accept a verdict when its votes are a quorum, as far as we can tell who is gone; else look again later."""
-        opened = message.opened
+        opened, named = message.opened, [proof.peer for proof in message.votes]
         if self.commit is not None or message.digest in self._voided or not sound(opened, self.terms):
             return
-        vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, message.digest)
-        voters = {proof.peer for proof in message.votes if self._verify(proof.peer, vote, proof.signature)}
-        believed = {peer for peer in gone_in(opened) if peer not in self._live or peer in self._gone}
-        self._pending = None
-        if self._enough(voters, believed, opened.alive):
-            self.commit = message
-        else:
-            self._pending = message
+        if named != sorted(set(named)) or not set(named) <= set(opened.alive):
+            return
+        if self._pending is None or len(named) > len(self._pending[1]):
+            vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, name_of(opened), message.digest)
+            voters = {proof.peer for proof in message.votes if self._verify(proof.peer, vote, proof.signature)}
+            if self._pending is None or len(voters) > len(self._pending[1]):
+                self._pending = (message, voters)
+        self._believe()
+
+    def _believe(self) -> None:
+        """Look at the verdict that waits: who is gone may have become clear."""
+        if self._pending is None or self.commit is not None:
+            return
+        message, voters = self._pending
+        believed = {peer for peer in gone_in(message.opened) if peer not in self._live or peer in self._gone}
+        if self._enough(voters, believed, message.opened.alive):
+            self.commit, self._pending = message, None
 
     # --- time
 
     def tick(self, now: float) -> None:
         """Let time pass: open when everyone is ready or grace is over, replace a leader that is gone or stuck."""
-        if self._pending is not None:
-            self._hear_commit(self._pending)
+        self._believe()
         if self.commit is not None or self.diverged or not (self.witness or self._orphaned(now)):
             return
         if self._promises is not None and self._leading is not None:
@@ -297,13 +330,6 @@ class Agreement:
                 self._try_open(now)
             else:
                 self._prepare(now)
-
-    def deadline(self, now: float) -> float:
-        """When `tick` should be called next if nothing else happens."""
-        if self._promises is not None:
-            return self._moved + self.terms.patience
-        due = self._due(now)
-        return due if due is not None else now + self.terms.patience
 
     @property
     def reachable(self) -> set[PeerId]:
@@ -376,6 +402,7 @@ class Agreement:
         ballot = Ballot(max(self._promised.term, 1) + 1, self.me)
         self._promised = self._leading = ballot
         self._promises = {self.me: self._promise(ballot)}
+        self._asked, self._guests = set(self._live) - {self.me}, set()
         self._moved = now
         self._out.append((None, Prepare(self.terms.round, self.terms.fragment, ballot)))
         self._try_open(now)
@@ -385,7 +412,7 @@ class Agreement:
         assert ballot is not None and promises is not None
         if ballot.term > 1:
             # After a loss even those who are not ready are asked: the swarm may have gone on without us, and they would know.
-            awaited = self._live - self._gone - set(promises)
+            awaited = (self._asked & self._live) - self._gone
             late = now >= self._moved + self.terms.patience
             if awaited and not late:
                 return
@@ -394,7 +421,7 @@ class Agreement:
                 if late:
                     self._prepare_later(now)
                 return
-            present = set(promises)
+            present = {*promises, *self._guests}
         else:
             present = set(self.ready)
         opened = self._proposal(ballot, present & self._live, promises)
@@ -426,7 +453,7 @@ class Agreement:
         if "unreachable" in unable.values() and not self._enough(able, self._gone, tuple(self._live)):
             self._stuck.clear()  # there is no quorum without them, and they may be better by now
             able, unable = fit(terms, present, self.ready, self._stuck)
-        excluded = dict.fromkeys(self._gone, GONE) | unable
+        excluded = dict.fromkeys(self._gone & set(terms.members), GONE) | unable
         adopted = adopt(ballot, terms, able, promises, excluded)
         if adopted is not None:
             return adopted

@@ -140,6 +140,8 @@ class Butterfly:
     def hear(self, sender: PeerId, frame: Frame) -> None:
         """A checked frame of this round and fragment."""
         message = frame.message
+        if getattr(message, "fragment", self.fragment) != self.fragment:
+            return
         if isinstance(message, Chunk | Result | Record):
             self._take(sender, frame)
         elif isinstance(message, Fetch):
@@ -147,6 +149,7 @@ class Butterfly:
         else:
             self.agreement.hear(sender, message, frame.signature, self._now())
             if isinstance(message, Ready):
+                self._forget(sender)
                 self._replay()
         self.pump()
 
@@ -263,6 +266,16 @@ class Butterfly:
                 self._sent.add((owner, index))
                 message = Chunk(self.round, self.fragment, self._attempt, index)
                 self._outbox.bulk(owner, Frame(message, self._source[index]))
+
+    def _forget(self, sender: PeerId) -> None:
+        """Free what a peer sent for attempts that count no more."""
+        ready = self.agreement.ready.get(sender)
+        named = (
+            {entry.attempt for entry in self._opened.contributors if entry.peer == sender} if self._opened else set()
+        )
+        for key in [key for key in self._held if key[0] == sender and ready and key[1] not in (ready.attempt, *named)]:
+            del self._held[key]
+            self._norms.pop(key, None)
 
     def _replay(self) -> None:
         """Take again what came before the message that gives it a meaning."""
@@ -384,7 +397,11 @@ class Butterfly:
         if index >= len(self.grid) or self.results[index] is not None:
             return
         found, expected = blake3.blake3(payload).digest(), self._expected[index]
-        if len(payload) != self.codec.nbytes(self.grid.size(index)) or expected not in (None, found):
+        try:
+            self.codec.check(payload, self.grid.size(index))
+        except CodecError:
+            expected = b""  # what cannot be decoded must never be voted for, whatever its owner signed
+        if expected not in (None, found):
             self.agreement.accuse(sender, "result", self._now())
         elif expected is not None or sender == self._owners[index]:
             self._accept(index, payload, found)

@@ -8,23 +8,42 @@ from collections.abc import Callable
 
 from thinwire.collectives.transport import Transport
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Message, PeerId
+from thinwire.swarm.protocol import MAX_CHUNKS, Message, PeerId
+
+LONGEST = 8 * MAX_CHUNKS
+"""Most frames that wait for one peer, four times what a round can need: who lets more pile up does not keep up."""
 
 
 class Lane:
     """Frames to one peer in order, urgent ones first, sent by one task that ends when there is nothing left."""
 
-    def __init__(self, transport: Transport, peer: PeerId, unreachable: Callable[[PeerId], None]) -> None:
-        self._transport, self._peer, self._unreachable = transport, peer, unreachable
+    def __init__(
+        self,
+        transport: Transport,
+        peer: PeerId,
+        unreachable: Callable[[PeerId], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._transport, self._peer, self._unreachable, self._failed = transport, peer, unreachable, failed
         self._urgent: deque[Frame] = deque()
         self._later: deque[Frame] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def put(self, frame: Frame, *, later: bool = False) -> None:
         """Queue a frame; `later` ones (state transfer) go when no other waits."""
+        if len(self._urgent) + len(self._later) >= LONGEST:
+            self.clear()
+            self._unreachable(self._peer)
+            return
         (self._later if later else self._urgent).append(frame)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._drain())
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failed(error)
 
     def clear(self) -> None:
         """Forget what has not been handed to the transport yet."""
@@ -54,6 +73,8 @@ class Outbox:
 
     def __init__(self, transport: Transport, unreachable: Callable[[PeerId], None] = lambda peer: None) -> None:
         self._transport, self._unreachable = transport, unreachable
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the exception of a send that failed for a reason of ours; whoever runs the peer awaits it."""
         self._control: dict[PeerId, Lane] = {}
         self._bulk: dict[PeerId, Lane] = {}
 
@@ -71,12 +92,17 @@ class Outbox:
             if peer in lanes:
                 lanes[peer].clear()
 
+    def _fail(self, error: BaseException) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)
+
     async def close(self) -> None:
         """Stop all lanes."""
+        self.failure.cancel()
         for lane in (*self._control.values(), *self._bulk.values()):
             await lane.close()
 
     def _lane(self, lanes: dict[PeerId, Lane], to: PeerId) -> Lane:
         if to not in lanes:
-            lanes[to] = Lane(self._transport, to, self._unreachable)
+            lanes[to] = Lane(self._transport, to, self._unreachable, self._fail)
         return lanes[to]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import blake3
+import msgspec
 from thinwire.swarm.protocol import (
+    MAX_GROUP,
     Ballot,
     Contribution,
     Digest,
@@ -46,6 +49,11 @@ class Terms:
     patience: float = 2.0
 
 
+def name_of(opened: Open) -> Digest:
+    """blake3 of an Open: what a vote is for."""
+    return blake3.blake3(msgspec.msgpack.encode(opened)).digest()
+
+
 def gone_in(opened: Open) -> set[PeerId]:
     """Peers that the leader counts as gone."""
     return {entry.peer for entry in opened.excluded if entry.reason == GONE}
@@ -81,6 +89,11 @@ def fit(
             excluded[peer] = "unreachable"
         else:
             able.append(peer)
+    if len(able) > MAX_GROUP:
+        # Members first: they had a say before, and their votes are what a quorum is counted by.
+        able.sort(key=lambda peer: (peer not in terms.members, peer))
+        excluded |= dict.fromkeys(able[MAX_GROUP:], "group is full")
+        able = sorted(able[:MAX_GROUP])
     return tuple(able), excluded
 
 
@@ -133,10 +146,12 @@ def adopt(
             if promise.voted is not None and promise.voted.contributors == old.contributors
         )
     )
-    group, alive = tuple(sorted({*old.group, *able})), able or sources
+    alive = able or sources
+    group = tuple(sorted({*alive, *old.group[: MAX_GROUP - len(alive)]}))
     out = _listed({entry.peer: entry.reason for entry in old.excluded} | dict(excluded))
     return Open(terms.round, terms.fragment, ballot, group, alive, old.contributors, out, digest, sources)
 
 
 def _listed(reasons: Mapping[PeerId, str]) -> tuple[Exclusion, ...]:
-    return tuple(Exclusion(peer, reason) for peer, reason in sorted(reasons.items()))
+    named = sorted(reasons.items(), key=lambda item: (item[1] != GONE, item[0]))[:MAX_GROUP]
+    return tuple(Exclusion(peer, reason) for peer, reason in sorted(named))

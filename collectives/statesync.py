@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import blake3
@@ -30,7 +30,10 @@ IN_FLIGHT = 4
 """Chunks asked of one source at a time: enough to fill its link, little to lose with it."""
 
 AGED = 5
-"""With this many offers two thirds must agree; with fewer, all that speak of the same round."""
+"""With this many offers two thirds must agree; with fewer more than half, and all that speak of the same round."""
+
+LAST_ROUND = 2**32 - 2
+"""No round from here on: the next one's number would not fit a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +74,14 @@ async def fetch_state(
     nbytes: int,
     patience: float,
     newer_than: int = -1,
+    voices: Collection[PeerId] = (),
 ) -> Fetched | Foreign | None:
     """The agreed state of the last committed round, or None when nobody offered one that enough agree on (try again).
     Foreign when those who answered agree on the state of another model.
 
     `have` are the hashes of the chunks that are here, `nbytes` the state's size: both follow from the layout. `patience`
-    is how many seconds a silent source is waited for. `newer_than`: rounds up to this one are of no use.
+    is how many seconds a silent source is waited for. `newer_than`: when they agree on a round up to this one, it is of no use.
+    `voices`: those whose agreement counts, when not everybody's does.
     """
     found = await _offers(list(peers), send, inbox, patience)
     ours = (layout, nbytes)
@@ -84,11 +89,12 @@ async def fetch_state(
     if found and not offers:
         others = {peer: offer for peer, (offer, _) in found.items()}
         return Foreign(others[agreed[0]].nbytes) if (agreed := _agreed(others)) else None
-    chosen = _agreed({peer: offer for peer, (offer, _) in offers.items() if offer.round > newer_than})
-    if not chosen:
+    chosen = _agreed({peer: offer for peer, (offer, _) in offers.items() if not voices or peer in voices})
+    if not chosen or offers[chosen[0]][0].round <= newer_than:
         return None
     offer, hashes = offers[chosen[0]]
     needed = [index for index, found in enumerate(hashes) if index >= len(have) or have[index] != found]
+    chosen = tuple(sorted(peer for peer, (one, _) in offers.items() if one.digest == offer.digest))
     sources = list(chosen)
     chunks: dict[int, Buffer] = {}
     asked: dict[int, PeerId] = {}
@@ -163,12 +169,13 @@ async def _offers(
 
 def _agreed(offers: Mapping[PeerId, StateOffer]) -> tuple[PeerId, ...]:
     """Peers whose common offer is to be believed, sorted; empty when there is none."""
-    support = Counter((offer.round, offer.digest) for offer in offers.values())
+    support = Counter((offer.round, offer.digest) for offer in offers.values() if offer.round < LAST_ROUND)
     if not support:
         return ()
     (round, digest), count = max(support.items(), key=lambda item: (item[1], item[0][0]))
+    # Offers of other rounds dissent too, or one peer that names a later round would speak for all.
     same_round = sum(offer.round == round for offer in offers.values())
-    enough = 3 * count >= 2 * same_round if len(offers) >= AGED else count == same_round
-    if not enough:
+    few = 2 * count > len(offers) and count == same_round
+    if not (3 * count >= 2 * len(offers) if len(offers) >= AGED else few):
         return ()
     return tuple(sorted(peer for peer, offer in offers.items() if offer.digest == digest))

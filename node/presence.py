@@ -61,6 +61,10 @@ class Presence:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._receive())
             group.create_task(self._keep_time())
+            group.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        await self.outbox.failure
 
     async def _receive(self) -> None:
         while True:

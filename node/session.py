@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import blake3
 import msgspec
+import numpy as np
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.buffers import Pool
@@ -85,7 +86,9 @@ class Session:
         """Called when a round commits, before it is applied: training on the old state may stop."""
         self._now, self._emit, self._probation = now, emit, probation
         self._outbox = presence.outbox
-        self._states = StateServer(replica, presence.outbox, now)
+        entered = probation == 0 and self.me in replica.members
+        self._states = StateServer(replica, presence.outbox, now, entered=entered)
+        self._claims: dict[PeerId, int] = {}
         self._gone: dict[PeerId, int] = {}
         self._usual: dict[int, float] = {}
         self._pool = Pool()
@@ -170,6 +173,7 @@ class Session:
             lost, self._past = set[PeerId](), None
         self._gone = {peer: number for peer, number in self._gone.items() if peer in lost and number == done.round}
         self.behind.clear()
+        self._claims.clear()
         self.current = self._next_round()
         stash, self._stash = self._stash, []
         for peer, frame in stash:
@@ -251,8 +255,7 @@ class Session:
         if isinstance(message, StateAsk | StateFetch | StateOffer | StateChunk):
             self._states.routed(peer, frame)
         elif isinstance(message, Behind):
-            if message.round > self.replica.round:
-                self._overtaken()
+            self._claimed(peer, message.round)
         else:
             self._route_round(peer, frame)
 
@@ -280,8 +283,19 @@ class Session:
                 self._stash.append((peer, frame))
             if self.current.agreement.commit is None:
                 self._outbox.control(peer, Ask(current, 0))
-        else:
+        elif frame.signature:
+            self._claimed(peer, number - 1)
+
+    def _claimed(self, peer: PeerId, round: int) -> None:
+        """A peer says that it has committed `round`. That we are behind we believe when most members that are here say so."""
+        self._claims[peer] = round
+        others = self._voices() or sorted(self.live)
+        if 2 * sum(self._claims.get(p, 0) > self.replica.round for p in others) > len(others):
             self._overtaken()
+
+    def _voices(self) -> list[PeerId]:
+        """Members of our last round that are still here: what they say of the swarm counts."""
+        return [p for p in self.replica.members if p != self.me and p not in self._gone and self.roster.alive(p)]
 
     def _overtaken(self) -> None:
         self.behind.set()
@@ -296,10 +310,15 @@ class Session:
         """
         oldest = self.replica.round + self.behind.is_set()
         self.behind.clear()
-        fetched = await self._states.fetch(self.live, patience=self.patience, newer_than=oldest - 1)
+        fetched = await self._states.fetch(
+            self.live, patience=self.patience, newer_than=oldest - 1, voices=self._voices()
+        )
         if isinstance(fetched, Foreign):
             self.foreign = fetched
         if not isinstance(fetched, Fetched):
+            return False
+        if not all(np.isfinite(np.frombuffer(chunk, np.float32)).all() for chunk in fetched.chunks.values()):
+            self.report("alarm", f"the state of round {fetched.offer.round} that was offered is not finite")
             return False
         changed = self.replica.install(fetched)
         self._emit(

@@ -25,9 +25,13 @@ class _Snapshot:
 
 
 class StateServer:
-    """What a joiner is served is a copy, so that rounds go on meanwhile; it is made when somebody asks and dropped later."""
+    """What a joiner is served is a copy, so that rounds go on meanwhile; it is made when somebody asks and dropped later.
 
-    def __init__(self, replica: Replica, outbox: Outbox, now: Callable[[], float]) -> None:
+    Until `resume` says that this peer is part of the swarm (`entered`), it is no source: it answers that it has nothing.
+    """
+
+    def __init__(self, replica: Replica, outbox: Outbox, now: Callable[[], float], *, entered: bool) -> None:
+        self._entered = entered
         self._replica, self._outbox, self._now = replica, outbox, now
         self._snapshot: _Snapshot | None = None
         self._waiting: set[PeerId] = set()
@@ -40,7 +44,7 @@ class StateServer:
 
     def resume(self) -> None:
         """The replica is whole again: answer those who asked meanwhile."""
-        self._held = False
+        self._held, self._entered = False, True
         waiting, self._waiting = sorted(self._waiting), set()
         for peer in waiting:
             self._offer(peer)
@@ -60,7 +64,9 @@ class StateServer:
         if self._snapshot is not None and self._now() > self._snapshot.used + SNAPSHOT_SECONDS:
             self._snapshot = None
 
-    async def fetch(self, peers: Collection[PeerId], *, patience: float, newer_than: int) -> Fetched | Foreign | None:
+    async def fetch(
+        self, peers: Collection[PeerId], *, patience: float, newer_than: int, voices: Collection[PeerId]
+    ) -> Fetched | Foreign | None:
         """The state that these peers agree on, see `fetch_state`."""
         self._mail = asyncio.Queue()
         try:
@@ -73,15 +79,20 @@ class StateServer:
                 nbytes=self._replica.state.nbytes,
                 patience=patience,
                 newer_than=newer_than,
+                voices=voices,
             )
         finally:
             self._mail = None
 
     def _offer(self, peer: PeerId) -> None:
+        replica, snapshot = self._replica, self._snapshot
+        if not self._entered:
+            nothing = StateOffer(replica.round, replica.digest, replica.layout, replica.state.nbytes, ())
+            self._outbox.bulk(peer, Frame(nothing), later=True)
+            return
         if self._held:
             self._waiting.add(peer)
             return
-        replica, snapshot = self._replica, self._snapshot
         if snapshot is None or snapshot.offer.digest != replica.digest:
             raw = memoryview(bytearray(replica.state.tobytes()))
             offer = StateOffer(replica.round, replica.digest, replica.layout, raw.nbytes, replica.members)

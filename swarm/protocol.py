@@ -264,11 +264,15 @@ class Record(Message, frozen=True):
 
 
 class Vote(Message, frozen=True):
-    """The sender holds every result of `ballot`; `digest` is blake3 over the hashes of all results in chunk order."""
+    """The sender holds every result of `ballot`; `digest` is blake3 over the hashes of all results in chunk order.
+
+    `opened` is blake3 of the Open it voted for, so that a verdict binds who took part, not only the results.
+    """
 
     round: U32
     fragment: U16
     ballot: Ballot
+    opened: Digest
     digest: Digest
 
 

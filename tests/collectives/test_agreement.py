@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.collectives.agreement import Agreement, Terms
+from thinwire.collectives.proposal import name_of
 from thinwire.swarm.protocol import (
     Ask,
     Ballot,
@@ -369,7 +370,7 @@ def test_lower_ballot_after_a_promise_is_not_followed():
 
 def _commit(opened, voters, signers=None, about=None):
     verdict = digest(opened.contributors)
-    vote = Vote(5, 0, opened.ballot, about or verdict)
+    vote = Vote(5, 0, opened.ballot, name_of(opened), about or verdict)
     signers = voters if signers is None else signers
     proofs = tuple(Proof(peer, sign(signer, vote)) for peer, signer in zip(voters, signers, strict=True))
     return Commit(opened, verdict, proofs)
@@ -440,15 +441,15 @@ def test_votes_count_once_each_and_for_one_digest():
     peer.announce(ready(), 0.0)
     right, wrong = digest(peer.opened.contributors), bytes(32)
     for _ in range(3):
-        vote = Vote(5, 0, peer.opened.ballot, right)
+        vote = Vote(5, 0, peer.opened.ballot, name_of(peer.opened), right)
         peer.hear(ids[1], vote, sign(ids[1], vote), 0.0)
     for other in (ids[2], ids[3]):
-        vote = Vote(5, 0, peer.opened.ballot, wrong)
+        vote = Vote(5, 0, peer.opened.ballot, name_of(peer.opened), wrong)
         peer.hear(other, vote, sign(other, vote), 0.0)
     assert peer.commit is None
     peer.complete(right, 0.0)
     assert peer.commit is None
-    vote = Vote(5, 0, peer.opened.ballot, right)
+    vote = Vote(5, 0, peer.opened.ballot, name_of(peer.opened), right)
     peer.hear(ids[4], vote, sign(ids[4], vote), 0.0)
     assert peer.commit.digest == right and [proof.peer for proof in peer.commit.votes] == [ids[0], ids[1], ids[4]]
 

@@ -299,7 +299,7 @@ def test_one_source_cannot_open_connections_without_end(wire):
 # --- members
 
 
-@pytest.mark.parametrize("message", [Ping(1, 2, ()), Vote(1, 1, None, bytes(32))])
+@pytest.mark.parametrize("message", [Ping(1, 2, ()), Vote(1, 1, None, bytes(32), bytes(32))])
 def test_a_bad_signature_costs_the_link(wire, message):
     async def work():
         first, second = await wire.pair()

@@ -55,7 +55,7 @@ async def _chaos(make, seed):
     s.net.heal()
     alive = [i for i in s.nodes if i not in dead]
     await s.finish(alive, limit=400)
-    s.check(alive)
+    s.check(alive, dead_lineages=True)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -92,7 +92,7 @@ def test_joiner_holds_nobody_up(swarm, seed):
         assert max(times[r] - times[r - 1] for r in range(3, 11)) < 2 * normal
         assert all(not missing for node in s.nodes.values() for r, missing in node.missing.items() if r > 1)
         first = min(s.nodes[7].digests)
-        assert s.nodes[7].id in s.nodes[0].contributors[first + 2], "slower than the rest, but waited for as a member"
+        assert s.nodes[7].id in s.nodes[0].contributors[first + 3], "slower than the rest, but waited for as a member"
 
     clock.run(main(), seed=seed)
 

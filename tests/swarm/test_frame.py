@@ -308,7 +308,7 @@ def test_one_message_has_one_encoding():
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite(loss):
-    good = Ready(1, 0, 0, RUN, RUN, 1, b"", 2.0, 3.0)
+    good = Ready(1, 0, 0, RUN, RUN, 1, b"", True, 2.0, 3.0)
     read(encode(Frame(good), ME, RUN))
     bad = msgspec.structs.replace(good, loss=loss)
     with pytest.raises(FrameError, match="finite"):
@@ -373,12 +373,12 @@ def test_a_signature_is_of_one_type():
 
 
 def test_a_vote_is_proved_to_others():
-    vote = Vote(3, 0, BALLOT, RUN)
+    vote = Vote(3, 0, BALLOT, RUN, RUN)
     frame = read(encode(Frame(vote), ME, RUN))
-    rebuilt = Vote(3, 0, Ballot(1, b"l" * 32), RUN)
+    rebuilt = Vote(3, 0, Ballot(1, b"l" * 32), RUN, RUN)
     assert verify_message(rebuilt, frame.signature, ME.public_key, RUN)
     assert frame.signature == sign_message(vote, b"", ME, RUN)
-    assert not verify_message(Vote(4, 0, BALLOT, RUN), frame.signature, ME.public_key, RUN)
+    assert not verify_message(Vote(4, 0, BALLOT, RUN, RUN), frame.signature, ME.public_key, RUN)
     assert not verify_message(vote, frame.signature, OTHER.public_key, RUN)
     assert not verify_message(vote, frame.signature, ME.public_key, b"s" * 32)
     assert not verify_message(vote, frame.signature, ME.public_key, RUN, b"payload")
@@ -420,7 +420,7 @@ def test_what_we_may_not_send():
         Frame(Gossip((b"x" * 1600,))),
         Frame(Nack(-1)),
         Frame(Gossip((b"x",) * 9)),
-        Frame(Vote(1, 2, Ballot(1, b"short"), RUN)),
+        Frame(Vote(1, 2, Ballot(1, b"short"), RUN, RUN)),
     ):
         with pytest.raises(ValueError):
             encode(frame, ME, RUN)
@@ -432,7 +432,7 @@ def test_the_largest_round_fits():
     opened = Open(2**32 - 1, 2**16 - 1, Ballot(2**32 - 1, RUN), group, group, everyone, (), None, ())
     proofs = tuple(Proof(peer, b"s" * 64) for peer in group)
     for message in (
-        Ready(2**32 - 1, 2**16 - 1, 2**32 - 1, RUN, RUN, 2**53 - 1, bytes(32 * MAX_CHUNKS), 1.0, 1.0),
+        Ready(2**32 - 1, 2**16 - 1, 2**32 - 1, RUN, RUN, 2**53 - 1, bytes(32 * MAX_CHUNKS), True, 1.0, 1.0),
         opened,
         Promise(2**32 - 1, 2**16 - 1, BALLOT, opened, RUN),
         Commit(opened, RUN, proofs),
