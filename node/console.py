@@ -86,7 +86,7 @@ def set_up_logging(style: LogStyle, log: Path | None, *, debug: bool = False) ->
     if log is not None:
         try:
             log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = logging.handlers.RotatingFileHandler(
+            file = _LogFile(
                 log, maxBytes=_FILE_BYTES, backupCount=_FILES - 1, encoding="utf-8", errors="backslashreplace"
             )
         except OSError as error:
@@ -95,6 +95,20 @@ def set_up_logging(style: LogStyle, log: Path | None, *, debug: bool = False) ->
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         file.setLevel(logging.DEBUG)
         LOGGER.addHandler(file)
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """A disk that takes no more is said once; the terminal goes on."""
+
+    told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.told:
+            self.told = True
+            LOGGER.warning("cannot write the log file %s: %s", self.baseFilename, error.strerror)
 
 
 def _terminal(style: LogStyle, debug: bool) -> logging.Handler:

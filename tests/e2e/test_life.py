@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
 import time
 
 import psutil
@@ -185,6 +186,41 @@ def test_two_daemons_on_one_key(life):
     twin.wait("ready")
     assert twin.id == older.id
     life.go_on(contributors=len(life.living))
+
+
+@pytest.fixture
+def small_disk():
+    """Puts a file system that is soon full at a directory."""
+    mounted = []
+
+    def mount(path):
+        command = ["mount", "-t", "tmpfs", "-o", "size=320k", "none", str(path)]
+        if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("a file system can be mounted by root only")
+        mounted.append(str(path))
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def test_disk_full(life, small_disk):
+    """Training goes on without an event log and without a checkpoint, and people are told, once."""
+    life.top_up(2)
+    home = life.machine.daemon(f"peer{life.count}").home
+    home.mkdir()
+    small_disk(home)
+    cramped = life.join()
+    cramped.wait("ready")
+    life.living.remove(cramped)
+    together = len(life.living) + 1
+    cramped.wait_for_stderr("cannot write the log file")
+    for _ in range(3):
+        life.go_on(contributors=together)
+    cramped.signal(signal.SIGTERM)
+    assert cramped.exit() == 0
+    assert "no checkpoint: No space left on device" in cramped.stderr
+    assert cramped.stderr.count("cannot write the log file") == 1 and "Traceback" not in cramped.stderr
 
 
 def test_sigterm_leaves_well(life):
