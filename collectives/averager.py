@@ -92,6 +92,10 @@ class Averager:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._receive())
             tasks.create_task(self._keep_time())
+            tasks.create_task(self._fail())
+
+    async def _fail(self) -> None:
+        await self._outbox.failure
 
     async def close(self) -> None:
         """Stop sending; the transport stays open."""

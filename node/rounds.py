@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import blake3
@@ -60,7 +61,7 @@ class Rounds:
 
         On commit the replica has made its outer step and the model starts from it. Without commit everything is as it was
         before the call (the model keeps its local progress, which the next call sends), unless this peer had to fetch
-        the swarm's state: then the model starts from that.
+        the swarm's state: then the model starts from that. The outcome that is returned comes without the results.
         """
         session = self._session
         if session.current.agreement.commit is None and not session.behind.is_set():
@@ -89,7 +90,7 @@ class Rounds:
             else:
                 session.again()
                 await session.pause()
-        return outcome
+        return replace(outcome, results=())
 
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:
         """Apply a commit, whole: whoever cancels `sync` on the way waits for it."""
