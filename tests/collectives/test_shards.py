@@ -1,0 +1,80 @@
+"""Grids, shares and owners: pure functions that every peer must compute alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thinwire.collectives.shards import MIN_CHUNK, Grid, grid, owners, shares
+from thinwire.compression import registry
+from thinwire.swarm.protocol import CHUNK_BYTES, MAX_CHUNKS, Chunk
+
+PEERS = tuple(bytes([i]) * 32 for i in range(12))
+CODECS = ["fp32", "int8(block=256)", "int8(block=64)"]
+
+
+@given(st.integers(1, 200_000_000), st.sampled_from(CODECS))
+def test_grid_covers_everything_once_and_fits_the_wire(total, spec):
+    codec = registry.parse(spec)
+    cut = grid(total, codec)
+    assert 1 <= len(cut) <= MAX_CHUNKS and cut.chunk % MIN_CHUNK == 0
+    assert cut.span(0)[0] == 0 and cut.span(len(cut) - 1)[1] == total
+    for index in {0, len(cut) // 2, len(cut) - 1}:
+        start, stop = cut.span(index)
+        assert cut.size(index) == stop - start > 0
+        assert codec.nbytes(stop - start) <= Chunk.payload
+        if index + 1 < len(cut):
+            assert cut.span(index + 1)[0] == stop
+
+
+def test_grid_that_is_too_fine_is_refused():
+    codec = registry.parse("fp32")
+    most = MAX_CHUNKS * CHUNK_BYTES // 4
+    assert len(grid(most, codec)) == MAX_CHUNKS
+    with pytest.raises(ValueError, match="limit"):
+        grid(most + 1, codec)
+
+
+@given(st.integers(0, 300), st.integers(1, 12), st.data())
+def test_shares_are_runs_in_proportion(count, n, data):
+    group = PEERS[:n]
+    speeds = data.draw(st.none() | st.lists(st.floats(0, 100), min_size=n, max_size=n))
+    speed = dict(zip(group, speeds, strict=True)) if speeds is not None else None
+    owned = shares(count, group, speed)
+    assert len(owned) == count
+    # Runs: nobody's chunks are torn apart, and they follow the order of the group.
+    assert list(owned) == sorted(owned, key=group.index)
+    weights = speeds if speeds and sum(speeds) > 0 else [1.0] * n
+    for peer, weight in zip(group, weights, strict=True):
+        assert abs(Counter(owned)[peer] - count * weight / sum(weights)) < 1 + 1e-6
+
+
+@given(st.integers(1, 200), st.integers(1, 12), st.binary(min_size=1, max_size=8), st.data())
+def test_only_chunks_of_those_who_left_move(count, n, seed, data):
+    group = PEERS[:n]
+    before = owners(count, group, group, seed)
+    assert before == shares(count, group)
+    alive = data.draw(st.sets(st.sampled_from(group), min_size=1))
+    after = owners(count, group, sorted(alive), seed)
+    for old, new in zip(before, after, strict=True):
+        assert new in alive
+        assert new == old or old not in alive
+    # One more that leaves moves only its own.
+    if len(alive) > 1:
+        fewer = alive - {sorted(alive)[0]}
+        again = owners(count, group, sorted(fewer), seed)
+        assert all(new == old or old not in fewer for old, new in zip(after, again, strict=True))
+
+
+def test_chunks_of_one_who_left_are_spread():
+    group, count = PEERS[:5], 500
+    after = owners(count, group, group[1:], b"seed")
+    taken = Counter(after[:100])
+    assert set(taken) == set(group[1:]) and max(taken.values()) < 50
+
+
+def test_sizes_of_the_last_chunk():
+    assert [Grid(10, 4).size(index) for index in range(3)] == [4, 4, 2]
+    assert len(Grid(8, 4)) == 2
