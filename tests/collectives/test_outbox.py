@@ -1,0 +1,138 @@
+"""Lanes: one slow peer delays nobody else, urgent goes first, and a broken link leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from thinwire.collectives.outbox import LONGEST, Outbox
+from thinwire.sims import clock
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Behind, Chunk
+
+A, B = bytes([1]) * 32, bytes([2]) * 32
+
+
+class Wire:
+    """Takes `seconds[peer]` for a frame; False for the dead."""
+
+    def __init__(self):
+        self.sent, self.seconds, self.dead = [], {A: 0.0, B: 0.0}, set()
+        self.error = None
+
+    async def send(self, to, frame):
+        await asyncio.sleep(self.seconds[to])
+        if self.error is not None:
+            raise self.error
+        if to in self.dead:
+            return False
+        self.sent.append((clock.current().time(), to, frame.message))
+        return True
+
+    def heard(self, peer):
+        return [message for _, to, message in self.sent if to == peer]
+
+
+def chunk(index):
+    return Frame(Chunk(1, 0, 1, index), b"x")
+
+
+def play(story):
+    async def main():
+        wire, lost = Wire(), []
+        outbox = Outbox(wire, lost.append)
+        await story(wire, outbox, lost)
+        await outbox.close()
+
+    clock.run(main(), seed=1)
+
+
+def test_order_is_kept_and_urgent_goes_before_later():
+    async def story(wire, outbox, lost):
+        wire.seconds[A] = 1.0
+        for index in range(3):
+            outbox.bulk(A, chunk(index), later=True)
+        await asyncio.sleep(0.5)  # the first is on its way
+        for index in range(10, 13):
+            outbox.bulk(A, chunk(index))
+        await asyncio.sleep(10)
+        assert [message.index for message in wire.heard(A)] == [0, 10, 11, 12, 1, 2]
+
+    play(story)
+
+
+def test_slow_peer_and_slow_bulk_delay_nobody_else():
+    async def story(wire, outbox, lost):
+        wire.seconds[A] = 5.0
+        outbox.bulk(A, chunk(0))
+        outbox.bulk(B, chunk(1))
+        outbox.control(A, Behind(1))
+        await asyncio.sleep(1.0)
+        assert wire.heard(B) and not wire.heard(A)
+        await asyncio.sleep(4.5)
+        # Control does not wait for bulk: both took their five seconds side by side.
+        assert {type(message) for message in wire.heard(A)} == {Behind, Chunk}
+
+    play(story)
+
+
+def test_unreachable_peer_is_told_of_and_its_queue_is_gone():
+    async def story(wire, outbox, lost):
+        wire.dead.add(A)
+        for index in range(5):
+            outbox.bulk(A, chunk(index))
+        await asyncio.sleep(1)
+        assert lost == [A]
+        wire.dead.clear()
+        outbox.bulk(A, chunk(9))
+        await asyncio.sleep(1)
+        assert [message.index for message in wire.heard(A)] == [9]
+
+    play(story)
+
+
+def test_drop_forgets_what_waits():
+    async def story(wire, outbox, lost):
+        wire.seconds[A] = 1.0
+        for index in range(5):
+            outbox.bulk(A, chunk(index))
+            outbox.control(A, Behind(index))
+        await asyncio.sleep(0.5)
+        outbox.drop(A)
+        await asyncio.sleep(10)
+        assert len(wire.heard(A)) == 2 and lost == []
+
+    play(story)
+
+
+def test_who_lets_too_much_pile_up_is_unreachable():
+    async def story(wire, outbox, lost):
+        wire.seconds[A] = 1e6
+        for _ in range(LONGEST + 2):
+            outbox.control(A, Behind(1))
+        assert lost == [A]
+
+    play(story)
+
+
+def test_mistake_of_ours_is_not_swallowed():
+    async def story(wire, outbox, lost):
+        wire.error = TypeError("not a message")
+        outbox.control(A, Behind(1))
+        with pytest.raises(TypeError, match="not a message"):
+            await outbox.failure
+        assert lost == []
+
+    play(story)
+
+
+def test_nothing_is_sent_after_close():
+    async def story(wire, outbox, lost):
+        wire.seconds[A] = 1.0
+        outbox.bulk(A, chunk(0))
+        await asyncio.sleep(0.1)
+        await outbox.close()
+        await asyncio.sleep(5)
+        assert wire.sent == []
+
+    play(story)

@@ -1,0 +1,194 @@
+"""Fetching a state from sources that fail, lie or disagree; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import blake3
+import numpy as np
+import pytest
+from thinwire.collectives.statesync import IN_FLIGHT, STALL, fetch_state, state_digest
+from thinwire.sims import clock
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import CHUNK_BYTES, StateAsk, StateChunk, StateOffer
+
+LAYOUT = bytes(32)
+PEERS = [bytes([n]) * 32 for n in range(1, 8)]
+SIZE = 9 * CHUNK_BYTES + 1000
+PATIENCE = 2.0
+
+
+def state(seed, *, like=None, change=()):
+    """SIZE bytes; those of `like` but for the chunks to change."""
+    raw = bytearray(like or np.random.default_rng(seed).bytes(SIZE))
+    for index in change:
+        raw[index * CHUNK_BYTES] ^= 1
+    return bytes(raw)
+
+
+def hashes(raw):
+    return tuple(blake3.blake3(raw[at : at + CHUNK_BYTES]).digest() for at in range(0, len(raw), CHUNK_BYTES))
+
+
+class Source:
+    """Answers after `delay` seconds; `spoil(index, chunk)` says what it sends, None for nothing."""
+
+    def __init__(self, raw, *, round=3, delay=0.01, mute=False, spoil=lambda index, chunk: chunk):
+        self.raw, self.delay, self.mute, self.spoil = raw, delay, mute, spoil
+        members = tuple(sorted(PEERS[:2]))
+        self.hashes = hashes(raw)
+        digest = state_digest(round, LAYOUT, members, self.hashes)
+        self.offer = StateOffer(round, digest, LAYOUT, len(raw), members)
+        self.asked = []
+        self.owed = self.most = 0
+
+    def answer(self, message):
+        if isinstance(message, StateAsk):
+            return None if self.mute else Frame(self.offer, b"".join(self.hashes))
+        self.asked.append(message.index)
+        self.owed += 1
+        self.most = max(self.most, self.owed)
+        chunk = self.spoil(message.index, self.raw[message.index * CHUNK_BYTES : (message.index + 1) * CHUNK_BYTES])
+        return None if chunk is None else Frame(StateChunk(message.round, message.index), chunk)
+
+
+def fetch(sources, have, **more):
+    """What comes of it, and how many seconds it took."""
+    named = dict(zip(PEERS, sources, strict=False))
+
+    async def main():
+        inbox, loop = asyncio.Queue(), clock.current()
+
+        def send(peer, message):
+            frame = named[peer].answer(message)
+            if frame is not None:
+                loop.call_later(named[peer].delay, arrive, peer, frame)
+
+        def arrive(peer, frame):
+            named[peer].owed -= isinstance(frame.message, StateChunk)
+            inbox.put_nowait((peer, frame))
+
+        fetched = await fetch_state(
+            named, send, inbox, layout=LAYOUT, have=hashes(have), nbytes=len(have), patience=PATIENCE, **more
+        )
+        return fetched, loop.time()
+
+    return clock.run(main(), seed=1)
+
+
+def whole(fetched, have):
+    """The state that comes of installing it."""
+    raw = bytearray(have)
+    for index, chunk in fetched.chunks.items():
+        raw[index * CHUNK_BYTES : index * CHUNK_BYTES + len(chunk)] = chunk
+    return bytes(raw)
+
+
+NEW, OLD = state(1), state(2)
+
+
+def test_every_source_serves_a_part():
+    sources = [Source(NEW) for _ in range(3)]
+    fetched, _ = fetch(sources, OLD)
+    assert whole(fetched, OLD) == NEW
+    asked = [index for source in sources for index in source.asked]
+    assert sorted(asked) == list(range(10)), "each chunk once"
+    assert all(source.asked and source.most <= IN_FLIGHT for source in sources)
+
+
+def test_equal_states_cost_no_chunk():
+    sources = [Source(NEW), Source(NEW)]
+    fetched, _ = fetch(sources, NEW)
+    assert fetched.chunks == {} and not any(source.asked for source in sources)
+
+
+def test_only_what_differs_is_fetched():
+    have = state(1, change=(4, 9))
+    sources = [Source(NEW), Source(NEW)]
+    fetched, _ = fetch(sources, have)
+    assert sorted(fetched.chunks) == [4, 9] and whole(fetched, have) == NEW
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda index, chunk: bytes([chunk[0] ^ 1]) + chunk[1:],  # a wrong byte
+        lambda index, chunk: chunk[:-1],
+        lambda index, chunk: chunk + b"\0",
+        lambda index, chunk: b"",  # no longer served
+        lambda index, chunk: None,  # silence
+        lambda index, chunk: chunk if index < 3 else None,  # silence in the middle
+    ],
+)
+def test_bad_source_is_given_up_and_the_other_serves_all(spoil):
+    bad, good = Source(NEW, spoil=spoil), Source(NEW)
+    fetched, seconds = fetch([bad, good], OLD)
+    assert whole(fetched, OLD) == NEW
+    assert len(bad.asked) <= IN_FLIGHT + 3, "not asked again"
+    assert seconds < (STALL + 1) * PATIENCE
+
+
+def test_no_good_source_is_no_state():
+    bad = [Source(NEW, spoil=lambda index, chunk: None) for _ in range(2)]
+    assert fetch(bad, OLD)[0] is None
+    wrong = [Source(NEW, spoil=lambda index, chunk: b"x" * len(chunk)) for _ in range(2)]
+    fetched, seconds = fetch(wrong, OLD)
+    assert fetched is None and seconds < PATIENCE
+
+
+def test_source_that_does_not_answer_is_not_waited_for_for_long():
+    fetched, seconds = fetch([Source(NEW, mute=True), Source(NEW), Source(NEW)], OLD)
+    assert whole(fetched, OLD) == NEW and seconds < 2 * PATIENCE
+
+
+def test_slow_source_does_not_hold_up_a_quick_one():
+    slow, quick = Source(NEW, delay=1.0), Source(NEW, delay=0.001)
+    fetched, _ = fetch([slow, quick], OLD)
+    assert whole(fetched, OLD) == NEW and len(slow.asked) <= IN_FLIGHT
+
+
+def test_disagreement_among_few_is_no_state():
+    """With two or three offers nobody can tell who is right."""
+    other = state(1, change=(0,))
+    assert fetch([Source(NEW), Source(other)], OLD)[0] is None
+    assert fetch([Source(NEW), Source(NEW), Source(other)], OLD)[0] is None
+
+
+def test_two_thirds_of_many_decide():
+    other = state(1, change=(0,))
+    fetched, _ = fetch([Source(NEW) for _ in range(4)] + [Source(other)], OLD)
+    assert whole(fetched, OLD) == NEW and fetched.sources == tuple(sorted(PEERS[:4]))
+    assert fetch([Source(NEW) for _ in range(3)] + [Source(other) for _ in range(2)], OLD)[0] is None
+
+
+def test_what_is_not_newer_is_of_no_use():
+    assert fetch([Source(NEW, round=3)], OLD, newer_than=3)[0] is None
+    assert fetch([Source(NEW, round=4)], OLD, newer_than=3)[0].offer.round == 4
+
+
+def test_offer_that_was_tampered_with_is_none():
+    """One digest vouches for round, members and every hash."""
+    for change in ("round", "members", "hashes"):
+        bad = Source(NEW)
+        if change == "hashes":
+            bad.hashes = (*bad.hashes[:-1], bytes(32))
+        elif change == "round":
+            bad.offer = StateOffer(9, bad.offer.digest, LAYOUT, SIZE, bad.offer.members)
+        else:
+            bad.offer = StateOffer(3, bad.offer.digest, LAYOUT, SIZE, (PEERS[5],))
+        assert fetch([bad], OLD)[0] is None
+        fetched, _ = fetch([bad, Source(NEW)], OLD)
+        assert fetched.sources == (PEERS[1],)
+
+
+def test_chunks_that_nobody_asked_for_are_ignored():
+    class Pusher(Source):
+        def answer(self, message):
+            if isinstance(message, StateAsk):
+                return super().answer(message)
+            wanted = super().answer(message)
+            return Frame(StateChunk(message.round, (message.index + 1) % 10), wanted.payload)
+
+    pusher, good = Pusher(NEW), Source(NEW)
+    fetched, _ = fetch([pusher, good], OLD)
+    assert whole(fetched, OLD) == NEW
