@@ -28,7 +28,7 @@ comparison of digests then brings the smaller part back.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from thinwire.collectives.proposal import FAULTS, GONE, Terms, adopt, fit, gone_in, name_of, propose, sound
 from thinwire.collectives.quorum import enough
@@ -442,6 +442,16 @@ class Agreement:
             self._doubted_since = now
         return now >= self._doubted_since + FORSAKEN * self.terms.patience
 
+    def _may_be_chosen(self, adopted: Open, promises: Mapping[PeerId, Promise]) -> bool:
+        """Whether a verdict on a voted value is possible: those who report a vote for it, and those who say nothing, a quorum.
+
+        If it is not, the choice is free: one voter whose results nobody can use must not hold the round for ever.
+        """
+        voters = {p for p, m in promises.items() if m.voted is not None and m.digest == adopted.adopted}
+        silent = set(self.terms.members) - set(promises)
+        present = tuple(self._live)
+        return self._enough(voters | silent, (), present) or self._enough(voters | silent, self._gone, present)
+
     def _prepare_later(self, now: float) -> None:
         """No quorum answered: step back, so that another candidate or a later moment gets its turn."""
         self._leading, self._promises = None, None
@@ -455,7 +465,7 @@ class Agreement:
             able, unable = fit(terms, present, self.ready, self._stuck)
         excluded = dict.fromkeys(self._gone & set(terms.members), GONE) | unable
         adopted = adopt(ballot, terms, able, promises, excluded)
-        if adopted is not None:
+        if adopted is not None and self._may_be_chosen(adopted, promises):
             return adopted
         known = {*able, *excluded, *self.rejected}
         for peer in before.group if before is not None else terms.members:

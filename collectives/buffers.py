@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 import numpy as np
@@ -21,21 +22,25 @@ class Pool:
         self._limit = spare
         self._spare = 0
         self._free: dict[int, list[NDArray[np.uint8]]] = {}
+        # What was lent comes back in whichever thread lets go of it, perhaps in the middle of a call here.
+        self._lock = threading.RLock()
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """A buffer of at least `size` bytes with arbitrary content, to be given back with `give`."""
         size = max(_SMALLEST, 1 << (size - 1).bit_length())
-        free = self._free.get(size)
-        if free:
-            self._spare -= size
-            return free.pop()
+        with self._lock:
+            free = self._free.get(size)
+            if free:
+                self._spare -= size
+                return free.pop()
         return np.empty(size, np.uint8)
 
     def give(self, buffer: NDArray[np.uint8]) -> None:
         """Take back a whole buffer that nobody looks at any more."""
-        if self._spare + buffer.nbytes <= self._limit:
-            self._spare += buffer.nbytes
-            self._free.setdefault(buffer.nbytes, []).append(buffer)
+        with self._lock:
+            if self._spare + buffer.nbytes <= self._limit:
+                self._spare += buffer.nbytes
+                self._free.setdefault(buffer.nbytes, []).append(buffer)
 
     def lend(self, size: int) -> memoryview:
         """`size` bytes that return by themselves when the last view of them is gone."""

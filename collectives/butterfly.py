@@ -40,7 +40,8 @@ class Butterfly:
 
     Feed it frames with `hear`, time with `tick`, link changes with `lost` and `reach`; `announce` starts our own
     contribution; `wait` returns the Outcome. `usual` is the running norm of each chunk, and `pool` lends the memory of
-    results; the caller keeps both from round to round. After the commit it stays as the server of results for those who
+    results; the caller keeps both from round to round. `attempt` is the number of our last announcement, if there was one in
+    this round before. After the commit it stays as the server of results for those who
     missed some.
     """
 
@@ -56,6 +57,7 @@ class Butterfly:
         now: Callable[[], float],
         usual: dict[int, float],
         pool: Pool | None = None,
+        attempt: int = 0,
         phase: Callable[[int, str], None] = lambda round, name: None,
     ) -> None:
         self.agreement, self.grid, self.codec = agreement, grid, codec
@@ -65,7 +67,7 @@ class Butterfly:
         self._mean = np.empty(0, np.float32)
         count = len(grid)
         self._source: Sequence[Buffer] = ()
-        self._attempt = 0
+        self.attempt = attempt
         self._held: dict[tuple[PeerId, int], dict[int, Buffer]] = {}
         self._norms: dict[tuple[PeerId, int], dict[int, float]] = {}
         self._opened: Open | None = None
@@ -100,14 +102,14 @@ class Butterfly:
 
         With `weight` 0 and no source the peer takes part (it owns chunks and gets the results) without contributing.
         """
-        self._source, self._attempt = source, self._attempt + 1
+        self._source, self.attempt = source, self.attempt + 1
         if hashes is None:
             hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
         terms = self.agreement.terms
         ready = Ready(
             self.round,
             self.fragment,
-            self._attempt,
+            self.attempt,
             terms.base,
             terms.plan,
             weight,
@@ -253,18 +255,18 @@ class Butterfly:
 
     def _names_us(self, opened: Open) -> bool:
         named = next((entry for entry in opened.contributors if entry.peer == self.me), None)
-        return named is not None and named.attempt == self._attempt and bool(self._source)
+        return named is not None and named.attempt == self.attempt and bool(self._source)
 
     def _scatter(self, opened: Open) -> None:
         if not self._names_us(opened):
             return
-        held = self._held.setdefault((self.me, self._attempt), {})
+        held = self._held.setdefault((self.me, self.attempt), {})
         for index, owner in enumerate(self._owners):
             if owner == self.me:
                 held[index] = self._source[index]
             elif (owner, index) not in self._sent:
                 self._sent.add((owner, index))
-                message = Chunk(self.round, self.fragment, self._attempt, index)
+                message = Chunk(self.round, self.fragment, self.attempt, index)
                 self._outbox.bulk(owner, Frame(message, self._source[index]))
 
     def _forget(self, sender: PeerId) -> None:
@@ -409,7 +411,9 @@ class Butterfly:
     def _take_record(self, sender: PeerId, record: Record) -> None:
         if len(record.hashes) != 32 * len(record.indices) or any(i >= len(self.grid) for i in record.indices):
             return
-        whole = len(record.indices) == len(self.grid) and blake3.blake3(record.hashes).digest() == self._wanted
+        if self.complete:
+            return
+        whole = record.indices == tuple(range(len(self.grid))) and blake3.blake3(record.hashes).digest() == self._wanted
         for at, index in enumerate(record.indices):
             expected = record.hashes[32 * at : 32 * at + 32]
             if not whole and self._owners[index] != sender:

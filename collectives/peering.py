@@ -246,12 +246,12 @@ class Peering:
         peer, limits = record.peer_id, self._station.limits
         hello = Hello(VERSION, self._station.run_id, self._own_record(), self.token)
         answer: Welcome | Refuse = Refuse("unreachable", "no address")
-        refused = False
+        refused = bool(record.addresses)
         for address in record.addresses:
             answer = await self._visit(Contact(address, record.transport_key), hello, peer)
             if isinstance(answer, Welcome):
                 return answer
-            refused = refused or answer.code == "refused"
+            refused = refused and answer.code == "refused"  # one address may be somebody else's here
             if answer.code not in _TRANSIENT:
                 break
         retry = self._retries.setdefault(peer, Retry())

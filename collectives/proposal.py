@@ -65,6 +65,7 @@ def sound(opened: Open, terms: Terms) -> bool:
     return (
         (opened.round, opened.fragment) == (terms.round, terms.fragment)
         and bool(opened.alive)
+        and len(opened.contributors) >= terms.min_peers
         and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, peers))
         and set(opened.alive) <= set(opened.group)
         and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)

@@ -29,6 +29,9 @@ from thinwire.swarm.protocol import (
 IN_FLIGHT = 4
 """Chunks asked of one source at a time: enough to fill its link, little to lose with it."""
 
+STALL = 5
+"""Patiences that a source may take for one chunk."""
+
 AGED = 5
 """With this many offers two thirds must agree; with fewer more than half, and all that speak of the same round."""
 
@@ -80,7 +83,8 @@ async def fetch_state(
     Foreign when those who answered agree on the state of another model.
 
     `have` are the hashes of the chunks that are here, `nbytes` the state's size: both follow from the layout. `patience`
-    is how many seconds a silent source is waited for. `newer_than`: when they agree on a round up to this one, it is of no use.
+    is how many seconds offers are waited for, and the unit of STALL. `newer_than`:
+    when they agree on a round up to this one, it is of no use.
     `voices`: those whose agreement counts, when not everybody's does.
     """
     found = await _offers(list(peers), send, inbox, patience)
@@ -99,6 +103,17 @@ async def fetch_state(
     chunks: dict[int, Buffer] = {}
     asked: dict[int, PeerId] = {}
     load: Counter[PeerId] = Counter()
+    now = asyncio.get_running_loop().time
+    moved = dict.fromkeys(sources, now())
+
+    def give_up(peer: PeerId) -> None:
+        """Ask a source no more; what it still owes is asked of others."""
+        if peer in sources:
+            sources.remove(peer)
+        for index in [index for index, one in asked.items() if one == peer]:
+            del asked[index]
+        del load[peer]
+
     while len(chunks) < len(needed):
         for index in needed:
             free = [peer for peer in sources if load[peer] < IN_FLIGHT]
@@ -107,30 +122,30 @@ async def fetch_state(
             if index not in chunks and index not in asked:
                 peer = min(free, key=lambda one: load[one])
                 asked[index] = peer
+                moved[peer] = now() if not load[peer] else moved[peer]
                 load[peer] += 1
                 send(peer, StateFetch(offer.round, index))
+        if not sources:
+            return None
+        # A source has STALL patiences for its next chunk, whatever others say meanwhile.
+        slowest = min((peer for peer in sources if load[peer]), key=lambda one: moved[one])
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout_at(moved[slowest] + STALL * patience):
                 peer, frame = await inbox.get()
         except TimeoutError:
-            stalled = set(asked.values())
-            sources = [one for one in sources if one not in stalled]
-            asked.clear()
-            load.clear()
-            if not sources:
-                return None
+            give_up(slowest)
             continue
         message = frame.message
         if not isinstance(message, StateChunk) or message.round != offer.round or asked.get(message.index) != peer:
             continue
-        del asked[message.index]
-        load[peer] -= 1
-        if blake3.blake3(frame.payload).digest() == hashes[message.index]:
+        size = min(CHUNK_BYTES, nbytes - message.index * CHUNK_BYTES)
+        if len(frame.payload) == size and blake3.blake3(frame.payload).digest() == hashes[message.index]:
             chunks[message.index] = frame.payload
-        elif peer in sources:
-            sources.remove(peer)
-            if not sources:
-                return None
+            del asked[message.index]
+            load[peer] -= 1
+            moved[peer] = now()
+        else:
+            give_up(peer)
     return Fetched(offer, hashes, chunks, tuple(chosen))
 
 

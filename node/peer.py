@@ -142,30 +142,36 @@ class Peer:
         self._running = asyncio.create_task(self.presence.run())
 
     async def _meet(self, contacts: Sequence[Contact], *, seconds: float, fatal: bool) -> bool:
-        """Knock until somebody lets us in. Raises for refusals that will not change and, when `fatal`, at the end.
+        """Knock until somebody lets us in. When nobody does and it is `fatal`, raises the last lasting refusal, or NoSwarm.
 
         When it is not `fatal`, machines that answer that nobody listens there any more are not asked again.
         """
         hello = Hello(VERSION, self.run_id, self._record.wire)
         until, said = self._doors.now() + seconds, "nobody answered"
+        last: HintedError | None = None
         while contacts:
             for contact in list(contacts):
                 answer = await self.transport.meet(contact, hello)
                 if isinstance(answer, Welcome):
-                    self._welcome(answer)
-                    return True
+                    try:
+                        self._welcome(answer)
+                        return True
+                    except ManifestMismatch as error:
+                        last, contacts = error, [other for other in contacts if other is not contact]
+                        continue
                 said = f"{contact.address}: {answer.detail or answer.code}"
                 if answer.code == REFUSED and not fatal:
                     contacts = [other for other in contacts if other is not contact]
                 if answer.code in ("version", "run", "signature", "banned") and fatal:
-                    raise Refused(
-                        f"{contact.address} refused us ({answer.code}): {answer.detail}", _ADVICE[answer.code]
-                    )
+                    text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
+                    last, contacts = Refused(text, _ADVICE[answer.code]), [o for o in contacts if o is not contact]
             if self._doors.now() >= until:
                 break
             await asyncio.sleep(0.2 + 0.8 * self._doors.rng.random())
         if not fatal:
             return False
+        if last is not None:
+            raise last
         raise NoSwarm(
             f"no peer of the swarm could be reached; {said}",
             "check that a peer of the swarm runs and that its address can be dialled from here, or ask for a new invite",

@@ -91,6 +91,8 @@ class Session:
         self._claims: dict[PeerId, int] = {}
         self._gone: dict[PeerId, int] = {}
         self._usual: dict[int, float] = {}
+        # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
+        self._life = presence.roster.record.sequence // 1000 % 2**31
         self._pool = Pool()
         self._stash: list[tuple[PeerId, Frame]] = []
         self._past: Butterfly | None = None
@@ -149,10 +151,11 @@ class Session:
 
     def again(self) -> None:
         """Begin the round in progress anew: it had been given up for a swarm that is ahead, and there is none."""
-        old = self.current.agreement
-        if old.commit is None:
-            self._probation = max(self._probation, int(old.opened is not None))
-            self.current = self._next_round()
+        old = self.current
+        if old.agreement.commit is None:
+            # The new Agreement knows of no promise that the old one gave, so this peer has no vote in it.
+            self._probation = max(self._probation, 1)
+            self.current = self._next_round(attempt=old.attempt)
 
     def report(self, name: str, detail: str) -> None:
         """An event about this peer."""
@@ -187,7 +190,7 @@ class Session:
         """Become a member of the next round without contributing to it (unless a contribution follows in time)."""
         self.current.announce((), weight=0, loss=0.0, speed=0.0)
 
-    def _next_round(self) -> Butterfly:
+    def _next_round(self, *, attempt: int | None = None) -> Butterfly:
         number, exchange = self.replica.round + 1, self.manifest.exchange
         seed = blake3.blake3(self.run_id + number.to_bytes(8, "big")).digest()
         terms = Terms(
@@ -220,6 +223,7 @@ class Session:
             outbox=self._outbox,
             now=self._now,
             usual=self._usual,
+            attempt=self._life if attempt is None else attempt,
             pool=self._pool,
             phase=self._phase,
         )

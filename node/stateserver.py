@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import numpy as np
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.statesync import Fetched, Foreign, fetch_state
 from thinwire.node.outer import Replica
@@ -14,6 +15,10 @@ from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId, StateAsk, State
 
 SNAPSHOT_SECONDS = 60.0
 """How long a copy of the state is kept for joiners after the last chunk was asked for."""
+
+
+BUSY_SECONDS = 5.0
+"""How long a copy of an older state is kept for those who are in the middle of it."""
 
 
 @dataclass(slots=True)
@@ -34,6 +39,7 @@ class StateServer:
         self._entered = entered
         self._replica, self._outbox, self._now = replica, outbox, now
         self._snapshot: _Snapshot | None = None
+        self._older: _Snapshot | None = None
         self._waiting: set[PeerId] = set()
         self._held = False
         self._mail: asyncio.Queue[tuple[PeerId, Frame]] | None = None
@@ -63,6 +69,8 @@ class StateServer:
         """Drop the copy when nobody wants it any more."""
         if self._snapshot is not None and self._now() > self._snapshot.used + SNAPSHOT_SECONDS:
             self._snapshot = None
+        if self._older is not None and self._now() > self._older.used + BUSY_SECONDS:
+            self._older = None
 
     async def fetch(
         self, peers: Collection[PeerId], *, patience: float, newer_than: int, voices: Collection[PeerId]
@@ -94,15 +102,19 @@ class StateServer:
             self._waiting.add(peer)
             return
         if snapshot is None or snapshot.offer.digest != replica.digest:
-            raw = memoryview(bytearray(replica.state.tobytes()))
+            raw = replica.state.copy().view(np.uint8).data
+            busy = snapshot is not None and self._now() < snapshot.used + BUSY_SECONDS
+            self._older = snapshot if busy else None
             offer = StateOffer(replica.round, replica.digest, replica.layout, raw.nbytes, replica.members)
             snapshot = self._snapshot = _Snapshot(offer, tuple(replica.hashes), raw, self._now())
         snapshot.used = self._now()
         self._outbox.bulk(peer, Frame(snapshot.offer, b"".join(snapshot.hashes)), later=True)
 
     def _serve(self, peer: PeerId, message: StateFetch) -> None:
-        snapshot, payload = self._snapshot, memoryview(b"")
-        if snapshot is not None and snapshot.offer.round == message.round:
-            payload = snapshot.raw[message.index * CHUNK_BYTES : (message.index + 1) * CHUNK_BYTES]
-            snapshot.used = self._now()
+        payload = memoryview(b"")
+        for snapshot in (self._snapshot, self._older):
+            if snapshot is not None and snapshot.offer.round == message.round:
+                payload = snapshot.raw[message.index * CHUNK_BYTES : (message.index + 1) * CHUNK_BYTES]
+                snapshot.used = self._now()
+                break
         self._outbox.bulk(peer, Frame(StateChunk(message.round, message.index), payload), later=True)
