@@ -190,7 +190,7 @@ class Daemon:
 class Machine:
     """Daemons in one directory, of one manifest and one text."""
 
-    def __init__(self, path: Path, *, rounds: int = 0, steps: int = 8, min_peers: int = 1, seed: int = 1) -> None:
+    def __init__(self, path: Path, *, rounds: int = 0, steps: int = 30, min_peers: int = 1, seed: int = 1) -> None:
         path.mkdir(exist_ok=True)
         self.path = path
         self.daemons: dict[str, Daemon] = {}

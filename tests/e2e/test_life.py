@@ -194,7 +194,7 @@ def small_disk():
     mounted = []
 
     def mount(path):
-        command = ["mount", "-t", "tmpfs", "-o", "size=320k", "none", str(path)]
+        command = ["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(path)]
         if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
             pytest.skip("a file system can be mounted by root only")
         mounted.append(str(path))
