@@ -13,7 +13,7 @@ from thinwire.node.outer import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
-SNAPSHOT_SECONDS = 60.0
+SNAPSHOT_SECONDS = 15.0
 """How long a copy of the state is kept for joiners after the last chunk was asked for."""
 
 
