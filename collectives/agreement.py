@@ -458,11 +458,13 @@ class Agreement:
         self._moved = now
 
     def _proposal(self, ballot: Ballot, present: set[PeerId], promises: dict[PeerId, Promise]) -> Open | None:
-        terms, before = self.terms, self.opened
+        terms, before, everyone = self.terms, self.opened, tuple(self._live)
         able, unable = fit(terms, present, self.ready, self._stuck)
-        if "unreachable" in unable.values() and not self._enough(able, self._gone, tuple(self._live)):
+        if "unreachable" in unable.values() and not self._enough(able, self._gone, everyone):
             self._stuck.clear()  # there is no quorum without them, and they may be better by now
             able, unable = fit(terms, present, self.ready, self._stuck)
+        if before is not None and not self._enough(set(able) & set(before.group), self._gone, everyone):
+            before = None  # only who takes part can vote: of that group there are too few
         excluded = dict.fromkeys(self._gone & set(terms.members), GONE) | unable
         adopted = adopt(ballot, terms, able, promises, excluded)
         if adopted is not None and self._may_be_chosen(adopted, promises):

@@ -201,10 +201,21 @@ class World:
             assert commit.digest == digest(commit.opened.contributors)
 
 
-@settings(max_examples=300)
+@settings(max_examples=400)
 @given(seed=st.integers(0, 2**48), n=st.integers(2, 6))
 def test_one_verdict_whatever_happens(seed, n):
     """Among those that live there are never two verdicts, and when the trouble is over all have the same one."""
+    _misfortune(seed, n)
+
+
+@pytest.mark.soak
+@settings(max_examples=40_000)
+@given(seed=st.integers(0, 2**48), n=st.integers(2, 6))
+def test_one_verdict_whatever_happens_for_long(seed, n):
+    _misfortune(seed, n)
+
+
+def _misfortune(seed, n):
     rng = random.Random(seed)
     world = World(n, rng)
     crashes = rng.randrange(n)
@@ -500,3 +511,25 @@ def test_members_that_are_all_gone_leave_it_to_the_others_after_a_while():
                     peer.hear(other, Promise(5, 0, message.ballot, None, None), b"", float(at))
     assert peer.opened.alive == tuple(strangers)
     assert {entry.reason for entry in peer.opened.excluded} == {"gone"}
+
+
+def test_group_too_small_for_a_quorum_is_not_kept():
+    """Only who takes part votes: a ballot that was opened while most were away must not shut them out of the next one."""
+    ids = [name(i) for i in range(3)]
+    peer = agreement(ids[0], ids, ids)
+    peer.hear(ids[2], ready(), b"", 0.0)
+    only = (ids[2],)
+    peer.hear(
+        ids[2], _open(ids, ids[2], 4, group=only, alive=only, contributors=(Contribution(ids[2], 1, 10),)), b"", 0.0
+    )
+    assert peer.opened.alive == only
+    peer.hear(ids[1], ready(), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    peer.take()
+    for at in range(1, 40):
+        peer.tick(float(at))
+        for _, message in peer.take():
+            if isinstance(message, Prepare):
+                for other in ids[1:]:
+                    peer.hear(other, Promise(5, 0, message.ballot, None, None), b"", float(at))
+    assert peer.opened.alive == tuple(ids)
