@@ -37,18 +37,25 @@ def test_an_interrupt_cancels_the_call_and_waits_until_nothing_computes(backgrou
         release.wait(60)
         seen.append("computed")
 
+    async def release_when_cancelled(task):
+        while not task.cancelling():
+            await asyncio.sleep(0.01)
+        release.set()
+
     async def work():
+        watch = asyncio.ensure_future(release_when_cancelled(asyncio.current_task()))
         try:
             await background.work(compute)
         except asyncio.CancelledError:
             seen.append("cancelled")
             raise
+        finally:
+            watch.cancel()
         seen.append("never")
 
     def interrupt():
         started.wait(60)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        threading.Timer(0.2, release.set).start()
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
