@@ -90,6 +90,7 @@ class Reporter:
             "tokens_per_second": self.speed,
             "tokens": tokens,
             "steps": steps,
+            "strays": peer.session.strays,
             "digest": replica.digest.hex(),
         }
         self._log.append("round", fields, at=self._now(), wall=self._wall())

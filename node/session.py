@@ -80,6 +80,8 @@ class Session:
         """Set when the swarm is so far ahead that the state must be fetched."""
         self.foreign: Foreign | None = None
         """Set when those who were asked for their state train another model."""
+        self.strays = 0
+        """Frames that were dropped because they are of a round that is over, or far ahead."""
         self.stats: dict[PeerId, tuple[float, float, int]] = {}
         """Latest (loss, tokens/s, round) that each peer announced."""
         self.on_commit: Callable[[], None] = lambda: None
@@ -280,6 +282,7 @@ class Session:
         elif number == current - 1 and self._past is not None:
             self._past.hear(peer, frame)
         elif number < current:
+            self.strays += 1
             if frame.signature and not isinstance(message, Behind):
                 self._outbox.control(peer, Behind(self.replica.round))
         elif number == current + 1:
@@ -287,8 +290,10 @@ class Session:
                 self._stash.append((peer, frame))
             if self.current.agreement.commit is None:
                 self._outbox.control(peer, Ask(current, 0))
-        elif frame.signature:
-            self._claimed(peer, number - 1)
+        else:
+            self.strays += 1
+            if frame.signature:
+                self._claimed(peer, number - 1)
 
     def _claimed(self, peer: PeerId, round: int) -> None:
         """A peer says that it has committed `round`. That we are behind we believe when most members that are here say so."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from thinwire.sims import clock
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Ask, Ballot, Chunk, Prepare, Result, Vote
 
 PHASES = ["announce", "open", "record", "vote", "commit"]
 
@@ -225,6 +227,64 @@ def test_stale_base_is_out_and_resyncs(swarm, wrong):
         assert s.nodes[wrong].id not in good.contributors[4]
         assert s.nodes[wrong].id in good.contributors[6]
         assert not any(name == "synced" for _, name, _ in good.log), "nobody else doubts its own state"
+
+    clock.run(main(), seed=4)
+
+
+def test_frames_of_other_rounds_are_dropped_and_counted(swarm):
+    """Replayed from long ago, or from nowhere: nothing comes of them."""
+
+    async def main():
+        s = swarm(3)
+        liar, victim = s.nodes[2], s.nodes[0]
+        ballot = Ballot(1, liar.id)
+        old = [Chunk(1, 0, 1, 0), Result(1, 0, ballot, 0), Vote(1, 0, ballot, bytes(32), bytes(32)), Ask(1, 0)]
+        new = [Chunk(99, 0, 1, 0), Result(99, 0, ballot, 0), Prepare(99, 0, ballot)]
+
+        def replay(node):
+            async def send():
+                for message in (*old, *new):
+                    await liar.transport.send(victim.id, Frame(message, b"x" if type(message).payload else b""))
+
+            clock.current().create_task(send())
+
+        s.fail_at(2, 4, "announce", replay)
+        s.start()
+        await s.finish()
+        s.check()
+        assert victim.session.strays == len(old) + len(new) and s.nodes[1].session.strays == 0
+        assert not any(node.missing[r] for node in s.nodes.values() for r in range(2, 7))
+        assert not any(name == "synced" for _, name, _ in victim.log)
+
+    clock.run(main(), seed=4)
+
+
+def test_weight_above_the_manifests_bound_is_capped(swarm):
+    async def main():
+        s = swarm(3, codec="fp32", rounds=3)
+        greedy = s.nodes[1]
+        average = greedy.session.average
+
+        async def boast(source, *, weight, **rest):
+            return await average(source, weight=10**6 * weight, **rest)
+
+        greedy.session.average = boast
+        weights = []
+        for node in s.nodes.values():
+            sync = node.rounds.sync
+
+            async def noted(*, sync=sync, **rest):
+                outcome = await sync(**rest)
+                if outcome.commit is not None:
+                    weights.append({entry.peer: entry.weight for entry in outcome.commit.opened.contributors})
+                return outcome
+
+            node.rounds.sync = noted
+        s.start()
+        await s.finish()
+        s.check()
+        assert len(weights) == 9
+        assert all(found == {n.id: 1000 if n is greedy else 100 for n in s.nodes.values()} for found in weights)
 
     clock.run(main(), seed=4)
 
