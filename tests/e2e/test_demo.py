@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from thinwire.node.status import read_status
 
 # Through the ward, so that nothing outlives this process either.
 COMMAND = [sys.executable, "-P", "-m", "thinwire.node.ward"]
+SOME_ROUNDS = re.compile(r"round ([3-9]|\d\d+) ")
+"""The display shows the newest round only, so any one may be missing from it."""
+
 CAP = 200.0
 """Seconds after which a test that hangs ends."""
 
@@ -140,7 +144,7 @@ def test_demo(launcher):
 def test_interrupted(launcher):
     """The first Ctrl-C lets every peer say goodbye and save; the run without an end is summed up."""
     launcher.run("--local", 2, "--log", "plain", rounds=0)
-    launcher.wait("round 3", lambda: "round 3 " in launcher.said("stderr"))
+    launcher.wait("some rounds", lambda: SOME_ROUNDS.search(launcher.said("stderr")))
     launcher.process.send_signal(signal.SIGINT)
     assert launcher.process.wait(CAP) == 130, launcher.said("stderr")
     assert launcher.processes() == []
