@@ -45,6 +45,11 @@ class Lane:
         if error is not None:
             self._failed(error)
 
+    @property
+    def later(self) -> int:
+        """How many frames wait that may go later."""
+        return len(self._later)
+
     def clear(self) -> None:
         """Forget what has not been handed to the transport yet."""
         self._urgent.clear()
@@ -85,6 +90,10 @@ class Outbox:
     def bulk(self, to: PeerId, frame: Frame, *, later: bool = False) -> None:
         """Queue a frame with a payload; the payload must not change before it is sent."""
         self._lane(self._bulk, to).put(frame, later=later)
+
+    def later(self, to: PeerId) -> int:
+        """How many frames to a peer wait that may go later."""
+        return self._bulk[to].later if to in self._bulk else 0
 
     def drop(self, peer: PeerId) -> None:
         """Forget everything queued for a peer whose link broke."""

@@ -251,6 +251,7 @@ class Session:
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
+        self._states.done(peer)
         if gone:
             self._gone[peer] = self.current.round
         self.current.lost(peer, gone=gone)
@@ -277,8 +278,11 @@ class Session:
         number = message.opened.round if isinstance(message, Commit) else getattr(message, "round", 0)
         if isinstance(message, Ready) and message.weight:
             self.stats[peer] = (message.loss, message.speed, number)
+        if isinstance(message, Ready) and number >= current:
+            self._states.done(peer)
         if number == current:
             self.current.hear(peer, frame)
+            self._forget_past()
         elif number == current - 1 and self._past is not None:
             self._past.hear(peer, frame)
         elif number < current:
@@ -294,6 +298,13 @@ class Session:
             self.strays += 1
             if frame.signature:
                 self._claimed(peer, number - 1)
+
+    def _forget_past(self) -> None:
+        """Free the results of the last round once all who took part in it have the state that came of it."""
+        commit, agreement = self._past.agreement.commit if self._past else None, self.current.agreement
+        same = {peer for peer, ready in agreement.ready.items() if ready.base == agreement.terms.base}
+        if commit is not None and same.issuperset(commit.opened.alive):
+            self._past = None
 
     def _claimed(self, peer: PeerId, round: int) -> None:
         """A peer says that it has committed `round`. That we are behind we believe when most members that are here say so."""
@@ -329,6 +340,7 @@ class Session:
         if not all(np.isfinite(np.frombuffer(chunk, np.float32)).all() for chunk in fetched.chunks.values()):
             self.report("alarm", f"the state of round {fetched.offer.round} that was offered is not finite")
             return False
+        self._states.hold()
         changed = self.replica.install(fetched)
         self._emit(
             "synced",

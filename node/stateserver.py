@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from thinwire.collectives.outbox import Outbox
-from thinwire.collectives.statesync import Fetched, Foreign, fetch_state
+from thinwire.collectives.statesync import IN_FLIGHT, Fetched, Foreign, fetch_state
 from thinwire.node.outer import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
 SNAPSHOT_SECONDS = 15.0
-"""How long a copy of the state is kept for joiners after the last chunk was asked for."""
-
-
-BUSY_SECONDS = 5.0
-"""How long a copy of an older state is kept for those who are in the middle of it."""
+"""How long the state of a round is kept for its readers after the last chunk was asked for."""
 
 
 @dataclass(slots=True)
@@ -27,10 +23,13 @@ class _Snapshot:
     hashes: tuple[Digest, ...]
     raw: memoryview
     used: float
+    readers: set[PeerId] = field(default_factory=set)
+    copied: bool = False
 
 
 class StateServer:
-    """What a joiner is served is a copy, so that rounds go on meanwhile; it is made when somebody asks and dropped later.
+    """Who asks is served the state of the round it asked in, and rounds go on meanwhile: when the replica is about to change,
+    what somebody still reads is copied first. Who takes part in a round reads no more (`done`).
 
     Until `resume` says that this peer is part of the swarm (`entered`), it is no source: it answers that it has nothing.
     """
@@ -45,8 +44,12 @@ class StateServer:
         self._mail: asyncio.Queue[tuple[PeerId, Frame]] | None = None
 
     def hold(self) -> None:
-        """The replica is about to change in another thread: offer nothing until `resume`."""
-        self._held = True
+        """The replica is about to change, perhaps in another thread: offer nothing until `resume`."""
+        self._held, snapshot = True, self._snapshot
+        if snapshot is not None and not snapshot.readers:
+            self._snapshot = None
+        elif snapshot is not None and not snapshot.copied:
+            snapshot.raw, snapshot.copied = memoryview(bytearray(snapshot.raw)), True
 
     def resume(self) -> None:
         """The replica is whole again: answer those who asked meanwhile."""
@@ -54,6 +57,16 @@ class StateServer:
         waiting, self._waiting = sorted(self._waiting), set()
         for peer in waiting:
             self._offer(peer)
+
+    def done(self, peer: PeerId) -> None:
+        """A peer has what it asked for, or is gone."""
+        for snapshot in (self._snapshot, self._older):
+            if snapshot is not None:
+                snapshot.readers.discard(peer)
+        if self._snapshot is not None and self._snapshot.copied and not self._snapshot.readers:
+            self._snapshot = None
+        if self._older is not None and not self._older.readers:
+            self._older = None
 
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """A frame about state."""
@@ -66,10 +79,10 @@ class StateServer:
             self._mail.put_nowait((peer, frame))
 
     def ticked(self) -> None:
-        """Drop the copy when nobody wants it any more."""
+        """Drop what nobody has asked for in a while."""
         if self._snapshot is not None and self._now() > self._snapshot.used + SNAPSHOT_SECONDS:
             self._snapshot = None
-        if self._older is not None and self._now() > self._older.used + BUSY_SECONDS:
+        if self._older is not None and self._now() > self._older.used + SNAPSHOT_SECONDS:
             self._older = None
 
     async def fetch(
@@ -102,19 +115,25 @@ class StateServer:
             self._waiting.add(peer)
             return
         if snapshot is None or snapshot.offer.digest != replica.digest:
-            raw = replica.state.copy().view(np.uint8).data
-            busy = snapshot is not None and self._now() < snapshot.used + BUSY_SECONDS
-            self._older = snapshot if busy else None
+            # Its round is over, so `hold` has copied it.
+            self._older = snapshot if snapshot is not None and snapshot.readers else self._older
+            raw = replica.state.view(np.uint8).data.toreadonly()
             offer = StateOffer(replica.round, replica.digest, replica.layout, raw.nbytes, replica.members)
             snapshot = self._snapshot = _Snapshot(offer, tuple(replica.hashes), raw, self._now())
         snapshot.used = self._now()
+        snapshot.readers.add(peer)
         self._outbox.bulk(peer, Frame(snapshot.offer, b"".join(snapshot.hashes)), later=True)
 
     def _serve(self, peer: PeerId, message: StateFetch) -> None:
+        if self._outbox.later(peer) > 2 * IN_FLIGHT:
+            return  # nobody honest asks for so many at once, and each may cost a copy
         payload = memoryview(b"")
         for snapshot in (self._snapshot, self._older):
             if snapshot is not None and snapshot.offer.round == message.round:
                 payload = snapshot.raw[message.index * CHUNK_BYTES : (message.index + 1) * CHUNK_BYTES]
+                if not snapshot.copied:
+                    payload = memoryview(bytes(payload))  # the replica may change before this has left
                 snapshot.used = self._now()
+                snapshot.readers.add(peer)
                 break
         self._outbox.bulk(peer, Frame(StateChunk(message.round, message.index), payload), later=True)

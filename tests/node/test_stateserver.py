@@ -1,0 +1,130 @@
+"""What joiners are served, and what that costs in memory."""
+
+import asyncio
+
+import numpy as np
+from thinwire.collectives.statesync import IN_FLIGHT
+from thinwire.node.outer import Replica
+from thinwire.node.stateserver import SNAPSHOT_SECONDS, StateServer
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import CHUNK_BYTES, StateAsk, StateChunk, StateFetch, StateOffer
+
+ANN, BEN = b"a" * 32, b"b" * 32
+
+
+class Outbox:
+    """Keeps what is sent; `waiting` is how much is said to wait for a peer."""
+
+    def __init__(self):
+        self.sent, self.waiting = [], 0
+
+    def bulk(self, to, frame, *, later=False):
+        assert later
+        self.sent.append((to, frame))
+
+    def later(self, to):
+        return self.waiting
+
+
+class Server:
+    """A StateServer of a replica of a little more than one chunk, with a clock of its own."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.replica = Replica(bytes(32), np.arange(140_000, dtype=np.float32), (ANN,))
+        self.outbox = Outbox()
+        self.server = StateServer(self.replica, self.outbox, lambda: self.now, entered=True)
+
+    def ask(self, peer):
+        self.server.routed(peer, Frame(StateAsk(0)))
+        return self.outbox.sent[-1][1].message
+
+    def fetch(self, peer, round, index=0):
+        before = len(self.outbox.sent)
+        self.server.routed(peer, Frame(StateFetch(round, index)))
+        if len(self.outbox.sent) == before:
+            return None
+        to, frame = self.outbox.sent[-1]
+        assert to == peer and frame.message == StateChunk(round, index)
+        return frame.payload
+
+    def step(self):
+        """A round commits."""
+        self.server.hold()
+        self.replica.state += 1.0
+        self.replica.round += 1
+        self.replica.seal()
+        self.server.resume()
+
+    def copies(self):
+        """Bytes that are held besides the replica."""
+        found = [one for one in (self.server._snapshot, self.server._older) if one is not None]
+        return sum(one.raw.nbytes for one in found if not np.shares_memory(np.frombuffer(one.raw), self.replica.state))
+
+
+def run(work):
+    async def main():
+        work()
+
+    asyncio.run(main())
+
+
+def test_a_state_is_copied_only_when_it_changes_under_a_reader():
+    def work():
+        here = Server()
+        offer = here.ask(ANN)
+        assert isinstance(offer, StateOffer) and offer.digest == here.replica.digest
+        first = here.fetch(ANN, 0)
+        assert bytes(first) == bytes(here.replica.chunk(0)) and here.copies() == 0
+        kept, last = bytes(first), bytes(here.replica.chunk(1))
+        here.step()
+        assert here.copies() == here.replica.state.nbytes
+        # What was handed to the outbox, and what is asked for now, is still that round's.
+        assert bytes(first) == kept and bytes(here.fetch(ANN, 0, 1)) == last != bytes(here.replica.chunk(1))
+        here.server.done(ANN)
+        assert here.copies() == 0 and bytes(here.fetch(ANN, 0)) == b""
+
+    run(work)
+
+
+def test_who_has_it_costs_nothing_and_who_is_slow_costs_one_copy():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        here.server.done(ANN)
+        here.step()
+        assert here.copies() == 0
+        here.ask(ANN)
+        old = bytes(here.replica.chunk(0))
+        here.step()
+        assert here.ask(BEN).round == 2 and here.copies() == here.replica.state.nbytes
+        assert bytes(here.fetch(ANN, 1)) == old and bytes(here.fetch(BEN, 2)) == bytes(here.replica.chunk(0))
+        here.now += SNAPSHOT_SECONDS + 1
+        here.server.ticked()
+        assert here.copies() == 0 and bytes(here.fetch(ANN, 1)) == b""
+
+    run(work)
+
+
+def test_asking_for_many_chunks_at_once_is_not_answered():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        here.outbox.waiting = 2 * IN_FLIGHT
+        assert len(here.fetch(ANN, 0)) == CHUNK_BYTES
+        here.outbox.waiting += 1
+        assert here.fetch(ANN, 0) is None
+
+    run(work)
+
+
+def test_while_the_replica_changes_nothing_is_offered():
+    def work():
+        here = Server()
+        here.server.hold()
+        here.server.routed(ANN, Frame(StateAsk(0)))
+        assert not here.outbox.sent
+        here.server.resume()
+        assert [to for to, _ in here.outbox.sent] == [ANN]
+
+    run(work)
