@@ -38,7 +38,7 @@ context = 64
 [inner]
 batch = 4
 [outer]
-steps = 20
+steps = 60
 lr = 0.9
 momentum = 0.6
 [exchange]
@@ -111,7 +111,7 @@ def test_demo(launcher):
     assert launcher.process.wait(CAP) == 0, launcher.said("stderr")
     assert launcher.processes() == []
     verdict = json.loads(launcher.said("stdout"))
-    assert verdict["faults"] == [] and verdict["rounds"] == 60 and verdict["steps"] == 1200
+    assert verdict["faults"] == [] and verdict["rounds"] == 60 and verdict["steps"] == 3600
 
     proof = verdict["proof"]
     assert proof["rounds"] == 60 and proof["digests"] > 2 * 60 and proof["round"] == 60 and proof["live"] == 3
