@@ -39,7 +39,7 @@ class Traffic:
 class Packet:
     """A frame on its way: wire bytes with the payload beside them, or the Frame itself when encoding is off.
 
-    `done` is when its last byte arrives.
+    `done` is when its last byte arrives, `number` its place among the packets of its pipe. `spoiled`: not as it was sent.
     """
 
     wire: bytes
@@ -47,20 +47,27 @@ class Packet:
     frame: Frame | None
     size: int
     done: float = 0.0
+    number: int = 0
+    spoiled: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Pipe:
-    """One direction and plane of a link. `used` counts frames accepted by `send` and not yet taken by `recv`."""
+    """One direction and plane of a link. `used` counts frames accepted by `send` and not yet taken by `recv`; `sent` and
+    `taken` number packets as they leave and as they arrive.
+    """
 
     link: Link
     source: SimTransport
     sink: SimTransport
     bulk: bool
     used: int = 0
+    sent: int = 0
+    taken: int = 0
     last: float = 0.0
     queue: deque[Packet] = field(default_factory=deque)
     flying: deque[Packet] = field(default_factory=deque)
+    waiting: deque[Packet] = field(default_factory=deque)
     arrived: deque[Packet] = field(default_factory=deque)
     waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
 
@@ -88,6 +95,18 @@ class Pipe:
             if not waiter.done():
                 waiter.set_result(None)
                 count -= 1
+
+
+def spoil(pipe: Pipe, how: str) -> None:
+    """What a hostile relay does to the last packet on its way: "corrupt", "duplicate" or "reorder" (with the one before)."""
+    last = pipe.flying[-1]
+    if how == "duplicate":
+        last.number -= 1  # two packets in one pipe are one callback each; a repeated number is what the receiver sees
+    elif how == "reorder" and len(pipe.flying) > 1:
+        before = pipe.flying[-2]
+        last.number, before.number = before.number, last.number
+    else:
+        last.spoiled = True
 
 
 class Link:
@@ -144,6 +163,49 @@ class Uplink:
                 self._flows.append(pipe)
             self._busy = now + self._seconds(packet)
             self._net.depart(pipe, packet, self._busy - now)
+        self._pumping = bool(self._flows)
+        if self._pumping:
+            self._net.loop.call_at(self._busy, self._pump)
+
+
+class Downlink:
+    """What a peer's packets come in through, at `rate` bytes/s (None: unlimited). Shared as an Uplink is.
+
+    A packet needs its share from the moment its first byte arrives and is whole when its last byte has left the sender, too.
+    """
+
+    def __init__(self, net: SimNet, rate: float | None) -> None:
+        self.rate = rate
+        self._net = net
+        self._busy = 0.0
+        self._flows: deque[Pipe] = deque()
+        self._pumping = False
+
+    def take(self, pipe: Pipe, packet: Packet) -> None:
+        now = self._net.loop.time()
+        if not self.rate:
+            self._net.whole(pipe, packet)
+        elif not pipe.bulk:
+            self._busy = max(self._busy, now) + packet.size / self.rate
+            packet.done = max(packet.done, now + packet.size / self.rate)
+            self._net.whole(pipe, packet)
+        else:
+            pipe.waiting.append(packet)
+            if len(pipe.waiting) == 1:
+                self._flows.append(pipe)
+            if not self._pumping:
+                self._pump()
+
+    def _pump(self) -> None:
+        now = self._net.loop.time()
+        while self._flows and now >= self._busy:
+            pipe = self._flows.popleft()
+            packet = pipe.waiting.popleft()
+            if pipe.waiting:
+                self._flows.append(pipe)
+            self._busy = now + (packet.size / self.rate if self.rate else 0.0)
+            packet.done = max(packet.done, self._busy)
+            self._net.whole(pipe, packet)
         self._pumping = bool(self._flows)
         if self._pumping:
             self._net.loop.call_at(self._busy, self._pump)

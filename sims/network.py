@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from thinwire.collectives.transport import Admit, Arrival
 from thinwire.sims.clock import current
-from thinwire.sims.link import Packet, Pipe
+from thinwire.sims.holds import Holds, Pair
+from thinwire.sims.link import Packet, Pipe, spoil
 from thinwire.sims.transport import SimTransport
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame, FrameError
@@ -22,7 +23,11 @@ from thinwire.swarm.protocol import NUMBERS, PeerId
 EPOCH = 1_750_000_000
 """Unix time at virtual time 0: records carry wall time."""
 
+SPOILED = 0.2
+"""Share of the frames that a hostile relay spoils."""
+
 Latency = Callable[[PeerId, PeerId], float]
+Rate = Callable[[PeerId, PeerId], float | None]
 Corrupt = Callable[[PeerId, PeerId, bytes], bytes]
 
 
@@ -31,10 +36,12 @@ class SimNet:
 
     `latency`: one-way seconds, or a function of (sender, receiver); the part `jitter` of it is exponentially
     distributed. `bandwidth`: bytes/s of every peer's uplink and of its downlink (None: unlimited); a transport's own
-    `uplink.rate` and `down` may be set. `loss`: probability that a frame needs one more retransmission. `window`: bulk
-    frames in flight per direction before `send` waits. `patience`: seconds after which a cut link breaks. `deadline`:
+    `uplink.rate` and `downlink.rate` may be set. `loss`: probability that a frame needs one more retransmission (may be set).
+    `window`: bulk frames in flight per direction before `send` waits. `patience`: seconds after which a link breaks that is
+    cut or clogged. `deadline`:
     seconds after which a knock at a gate is given up. `encode`: False passes messages by reference, unsigned (sizes are
-    still counted), for large swarms. `corrupt`, when set, gets (sender, receiver, bytes) and returns what arrives.
+    still counted), for large swarms. `stream`: bytes/s that one connection from a sender to a receiver reaches at most
+    (None or 0: as much as the links give). `corrupt`, when set, gets (sender, receiver, bytes) and returns what arrives.
     """
 
     def __init__(
@@ -49,17 +56,19 @@ class SimNet:
         patience: float = 30.0,
         deadline: float = 5.0,
         encode: bool = True,
+        stream: Rate | None = None,
     ) -> None:
         self.loop = current()
         self.latency: Latency = latency if callable(latency) else lambda sender, receiver: latency
-        self.window, self.deadline, self.encode = window, deadline, encode
+        self.window, self.deadline, self.encode, self.stream = window, deadline, encode, stream
         self.corrupt: Corrupt | None = None
         self.peers: dict[PeerId, SimTransport] = {}
         self.places: dict[str, SimTransport] = {}
-        self.cuts: dict[tuple[PeerId, PeerId], int] = {}
+        self.loss = loss
+        self.holds = Holds(self, patience)
+        self.relays: dict[Pair, str] = {}
         self._rng = random.Random(seed)
-        self._jitter, self._bandwidth, self._loss, self._patience = jitter, bandwidth, loss, patience
-        self._cut_number = 0
+        self._jitter, self._bandwidth = jitter, bandwidth
 
     def wall(self) -> int:
         """Unix time in seconds."""
@@ -91,33 +100,60 @@ class SimNet:
             self.peers[peer].awake.set()
 
     def cut(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
-        """Stall what a sends to b and, unless `one_way`, what b sends to a."""
+        """Stall what a sends to b and, unless `one_way`, what b sends to a, until as many `mend`s."""
         for pair in ((a, b),) if one_way else ((a, b), (b, a)):
-            if pair not in self.cuts:
-                self._cut_number += 1
-                self.cuts[pair] = self._cut_number
-                self.loop.call_later(self._patience, self._expire, pair, self._cut_number)
+            self.holds.add(pair, cut=True)
 
-    def partition(self, groups: Sequence[Sequence[PeerId]]) -> None:
-        """Cut every pair of peers that are in different groups."""
+    def mend(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
+        """End a cut. What was held back arrives one latency later, in order."""
+        for pair in ((a, b),) if one_way else ((a, b), (b, a)):
+            self.holds.remove(pair, cut=True)
+
+    def partition(self, groups: Sequence[Sequence[PeerId]], *, end: bool = False) -> None:
+        """Cut every pair of peers that are in different groups, or mend these cuts."""
         for i, group in enumerate(groups):
             for a in group:
                 for other in groups[i + 1 :]:
                     for b in other:
-                        self.cut(a, b)
+                        self.mend(a, b) if end else self.cut(a, b)
 
     def heal(self) -> None:
-        """End all cuts. What was held back arrives one latency later, in order."""
-        self.cuts.clear()
-        for peer in self.peers.values():
-            for link in peer.links.values():
-                for pipe in link.pipes:
-                    if pipe.source is peer and pipe.arrived:
-                        self.loop.call_later(self.latency(peer.peer_id, pipe.sink.peer_id), self._hand_over, pipe)
+        """End all cuts and clogs."""
+        self.holds.clear()
 
-    def _expire(self, pair: tuple[PeerId, PeerId], number: int) -> None:
-        if self.cuts.get(pair) == number and pair[0] in self.peers and pair[1] in self.peers:
-            self.sever(self.peers[pair[0]], self.peers[pair[1]], "timed out")
+    def clog(self, a: PeerId, b: PeerId) -> None:
+        """Bytes of the connections between two peers stop until as many `unclog`s; new ones can be made."""
+        for pair in ((a, b), (b, a)):
+            self.holds.add(pair, cut=False)
+
+    def unclog(self, a: PeerId, b: PeerId) -> None:
+        """End a clog. What was held back arrives one latency later, in order."""
+        for pair in ((a, b), (b, a)):
+            self.holds.remove(pair, cut=False)
+
+    def half_open(self, a: PeerId, b: PeerId, seconds: float) -> None:
+        """`a` loses its link to `b`, who learns of it after `seconds`, or when `a` dials anew."""
+        link = self.peers[a].links.get(b)
+        if link is not None:
+            other = link.other(self.peers[a])
+            self.peers[a].lose(link, "reset")
+            self.loop.call_later(seconds, other.lose, link, "timed out")
+
+    def slow_close(self, a: PeerId, b: PeerId, seconds: float) -> None:
+        """`a` closes its link to `b`: what it had sent still arrives, and `b` learns after `seconds`."""
+        link = self.peers[a].links.get(b)
+        if link is not None:
+            other = link.other(self.peers[a])
+            self.peers[a].lose(link, "closed")
+            self.loop.call_later(seconds, other.lose, link, "closed by the peer")
+
+    def relay(self, a: PeerId, b: PeerId, how: str) -> None:
+        """Somebody between two peers spoils frames: `how` is "corrupt", "duplicate", "reorder", or "" for an end of it."""
+        for pair in ((a, b), (b, a)):
+            if how:
+                self.relays[pair] = how
+            else:
+                self.relays.pop(pair, None)
 
     def sever(self, a: SimTransport, b: SimTransport, reason: str) -> None:
         """Break the link between two peers, now and for both ends."""
@@ -133,32 +169,42 @@ class SimNet:
         base = self.latency(sender, receiver)
         delay = base * (1.0 - self._jitter + self._jitter * self._rng.expovariate(1.0)) if self._jitter else base
         timeout = max(0.2, 3 * base)
-        while self._loss and self._rng.random() < self._loss:
+        while self.loss and self._rng.random() < self.loss:
             delay += timeout
             timeout = min(2 * timeout, 60.0)
         return delay
 
     def depart(self, pipe: Pipe, packet: Packet, seconds: float) -> None:
-        """The first byte leaves now, the last one after `seconds`."""
-        first = max(self.loop.time() + self.delay(pipe.source.peer_id, pipe.sink.peer_id), pipe.last)
+        """The first byte leaves now, the last one after `seconds`, or later where one connection is slower than that."""
+        source, sink = pipe.source.peer_id, pipe.sink.peer_id
+        first = max(self.loop.time() + self.delay(source, sink), pipe.last)
+        if self.stream is not None and (rate := self.stream(source, sink)):
+            seconds = max(seconds, packet.size / rate)
         pipe.last = packet.done = first + seconds
+        packet.number, pipe.sent = pipe.sent, pipe.sent + 1
         pipe.source.traffic.count(packet.size, bulk=pipe.bulk, up=True)
         pipe.flying.append(packet)
+        if self.relays and (source, sink) in self.relays and self._rng.random() < SPOILED:
+            spoil(pipe, self.relays[(source, sink)])
         self.loop.call_at(first, self._arrive, pipe)
 
     def _arrive(self, pipe: Pipe) -> None:
-        """A first byte arrives: take a share of the downlink. Control does not wait for bulk, but delays it."""
-        packet = pipe.flying.popleft()  # not an argument: of events at one moment any may come first
-        sink, now = pipe.sink, self.loop.time()
-        seconds = packet.size / sink.down if sink.down else 0.0
-        sink.down_busy = max(sink.down_busy, now) + seconds
-        packet.done = max(packet.done, sink.down_busy if pipe.bulk else now + seconds)
-        pipe.arrived.append(packet)
-        self.loop.call_at(packet.done, self._hand_over, pipe)
+        """A first byte arrives."""
+        pipe.sink.downlink.take(
+            pipe, pipe.flying.popleft()
+        )  # not an argument: of events at one moment any may come first
 
-    def _hand_over(self, pipe: Pipe) -> None:
-        """Hand over, in order, what has arrived whole and is not held back by a cut."""
-        if (pipe.source.peer_id, pipe.sink.peer_id) in self.cuts:
+    def whole(self, pipe: Pipe, packet: Packet) -> None:
+        """The last byte arrives when the packet says."""
+        pipe.arrived.append(packet)
+        if packet.done <= self.loop.time():
+            self.hand_over(pipe)
+        else:
+            self.loop.call_at(packet.done, self.hand_over, pipe)
+
+    def hand_over(self, pipe: Pipe) -> None:
+        """Hand over, in order, what has arrived whole and is not held back."""
+        if self.holds.pairs and self.holds.held(pipe.source.peer_id, pipe.sink.peer_id):
             return
         while pipe.arrived and pipe.arrived[0].done <= self.loop.time() and pipe.sink.has(pipe.link):
             packet = pipe.arrived.popleft()
@@ -173,6 +219,10 @@ class SimNet:
             pipe.sink.accept(Arrival(pipe.source.peer_id, frame), pipe)
 
     def _received(self, pipe: Pipe, packet: Packet) -> Frame:
+        # CURVE and the sealed streams number and authenticate everything, so that a relay can break a link and no more.
+        if packet.spoiled or packet.number != pipe.taken:
+            raise FrameError("the seal is broken")
+        pipe.taken += 1
         if packet.frame is not None:
             return packet.frame
         wire, payload = packet.wire, packet.payload

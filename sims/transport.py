@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from thinwire.collectives.transport import REFUSED, Admit, Arrival, Contact
-from thinwire.sims.link import Link, Packet, Pipe, Traffic, Uplink
+from thinwire.sims.link import Downlink, Link, Packet, Pipe, Traffic, Uplink
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import SIGNATURE_BYTES, Identity
@@ -23,7 +23,7 @@ CONTROL_WINDOW = 256
 
 
 class SimTransport:
-    """One peer's transport. `uplink.rate` and `down` are bytes/s (None: unlimited), `traffic` counts its bytes.
+    """One peer's transport. `uplink.rate` and `downlink.rate` are bytes/s (None: unlimited), `traffic` counts its bytes.
 
     The record shown at the gates of others is the last own record given to `learn`, else that of the last `meet`.
     """
@@ -33,8 +33,7 @@ class SimTransport:
     ) -> None:
         self.run_id = run_id
         self.uplink = Uplink(net, bandwidth)
-        self.down = bandwidth
-        self.down_busy = 0.0
+        self.downlink = Downlink(net, bandwidth)
         self.traffic = Traffic()
         self.alive = True
         self.awake = asyncio.Event()
@@ -245,7 +244,7 @@ class SimTransport:
         size = len(frames.encode(Frame(message), None, self.run_id)) if message else 0
         source.traffic.count(size, bulk=False, up=True)
         await asyncio.sleep(self._net.delay(source.peer_id, sink.peer_id))
-        while (source.peer_id, sink.peer_id) in self._net.cuts:
+        while self._net.holds.cut(source.peer_id, sink.peer_id):
             await asyncio.sleep(0.1)
         sink.traffic.count(size, bulk=False, up=False)
 

@@ -126,7 +126,7 @@ def test_downlink_is_a_bottleneck_of_its_own() -> None:
     async def main() -> float:
         net = SimNet(1, latency=0.01)
         peers = _swarm(net, 5)
-        peers[0].down = 1e6
+        peers[0].downlink.rate = 1e6
         for peer in peers[1:]:
             await peer.send(peers[0].peer_id, _gossip())
             await peers[0].recv()
