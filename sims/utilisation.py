@@ -1,0 +1,106 @@
+"""How much of the time a peer computes: two lanes, one that computes and one that sends, simulated exactly.
+
+The compute-utilisation model of Streaming DiLoCo (arXiv:2501.18512, section on bandwidth): a step of S seconds over L equal
+layers is S/3 forward, S/3 backward for activations (the first layer needs none) and S/3 backward for weights. A layer that is
+exchanged takes the network, first come, first served, from the moment its weight gradients are there; its forward pass of the
+next step, or of τ steps later, waits for the result. The published tables come out with one constant fitted (the bits that a
+parameter costs on the wire, 13.3, or 3.3 for fp4), because the papers state neither bits nor horizon; tests/sims has the score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+GRID = np.logspace(-1, 3, 50)
+"""The bandwidths of the published tables, Gbit/s."""
+
+FRAGMENT = 3
+"""Layers of one fragment of a streaming run (as published)."""
+
+WARM_UP, MEASURED = 20, 40
+"""Least steps before and in the measurement; whole periods of the schedule are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is trained: parameters, layers, and the seconds of one inner step."""
+
+    parameters: float
+    layers: int
+    step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When which layers are exchanged.
+
+    every: H, inner steps between two exchanges of a layer (1: data parallel training). streaming: strided fragments of
+    FRAGMENT layers one after another instead of all at once. overlap: τ, inner steps that may pass before a result is needed.
+    """
+
+    every: int = 1
+    streaming: bool = False
+    overlap: int = 0
+
+    def sends(self, layers: int) -> dict[int, list[int]]:
+        """Step within a period -> layers exchanged after it."""
+        if not self.streaming:
+            return {0: list(range(layers))}
+        fragments = -(-layers // FRAGMENT)
+        stride = self.every // (fragments + 1)
+        found: dict[int, list[int]] = {}
+        for fragment in range(fragments):
+            at = stride * fragment if stride else fragment * self.every // fragments
+            found.setdefault(at, []).extend(range(fragment, layers, fragments))
+        return found
+
+
+def utilisation(
+    work: Workload, schedule: Schedule, transfer: NDArray[np.float64], latency: float = 0.0
+) -> NDArray[np.float64]:
+    """Fraction of the time that is spent computing, in steady state, for each of several speeds of the network.
+
+    `transfer`: seconds that one layer holds the network lane, one value per speed; `latency`: seconds more until it is there.
+    """
+    sends, layers = schedule.sends(work.layers), work.layers
+    unit = work.step / 3 / layers
+    computing = unit * (3 * layers - 1)
+    before = -(-WARM_UP // schedule.every) * schedule.every
+    steps = before + -(-MEASURED // schedule.every) * schedule.every
+    now, free = np.zeros_like(transfer), np.zeros_like(transfer)
+    began = now
+    needed: dict[int, dict[int, NDArray[np.float64]]] = {}
+    for step in range(steps):
+        if step == before:
+            began = now
+        passed = 0
+        for layer, arrival in sorted(needed.pop(step, {}).items()):
+            now, passed = np.maximum(now + unit * (layer - passed), arrival), layer
+        now = now + unit * (layers - passed)
+        sent = sends.get(step % schedule.every, [])
+        if not sent:
+            now = now + (computing - unit * layers)
+            continue
+        done = layers
+        arrivals = needed.setdefault(step + 1 + schedule.overlap, {})
+        for layer in sorted(sent, reverse=True):
+            now = now + unit * (2 * (done - layer) - (layer == 0))
+            free, done = np.maximum(free, now) + transfer, layer
+            arrivals[layer] = free + latency
+        now = now + unit * max(0, 2 * done - 1)
+    result: NDArray[np.float64] = computing * (steps - before) / (now - began)
+    return result
+
+
+def over(work: Workload, schedule: Schedule, bits: float, gbits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Utilisation over bandwidths in Gbit/s, when a parameter costs `bits` on the wire."""
+    return utilisation(work, schedule, work.parameters / work.layers * bits / (gbits * 1e9))
+
+
+def needed(found: NDArray[np.float64], gbits: NDArray[np.float64], targets: Sequence[float]) -> list[float | None]:
+    """The first bandwidth that reaches each target; None where none does."""
+    return [float(gbits[np.argmax(found >= target)]) if (found >= target).any() else None for target in targets]
