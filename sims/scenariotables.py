@@ -1,0 +1,89 @@
+"""The tables of a scenario file: every key with its unit. A `description` completes the sentence "… is not" of an error."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from .faults import Fault
+from .tables import Table
+
+MOST_PEERS = 10_000
+
+_NAME = "a name of at most 64 lower-case letters, digits and dashes"
+_SECONDS = "a number of seconds"
+
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z", description=_NAME)]
+Seconds = Annotated[float, Meta(ge=0, le=1e7, description=_SECONDS)]
+Positive = Annotated[float, Meta(gt=0, le=1e7, description="a number of seconds above 0")]
+Rate = Annotated[float, Meta(gt=0, le=1e6, description="a number of Mbit/s above 0")]
+Part = Annotated[float, Meta(ge=0, lt=1, description="a fraction from 0 to below 1")]
+Milliseconds = Annotated[float, Meta(ge=0, le=60_000, description="a round trip in milliseconds")]
+Regions = Annotated[list[str], Meta(min_length=1, max_length=1000, description="a list of regions")]
+
+
+class Top(Table, frozen=True, kw_only=True):
+    """What stands above the first table."""
+
+    name: Name = ""
+    about: str = ""
+    seed: Annotated[int, Meta(ge=0, le=2**53 - 1, description="a whole number from 0")] = 0
+    duration: Positive
+    interval: Positive = 5.0
+    compute: Literal["stub", "torch"] = "stub"
+    parameters: Annotated[int, Meta(ge=1, le=10**9, description="a number of parameters from 1")] = 100_000
+    manifest: dict[str, Any] | str = {}
+    peers: list[Any]
+    links: dict[str, Any] = {}
+    faults: list[Any] = []
+    random: dict[str, Any] = {}
+
+
+class Group(Table, frozen=True):
+    """[[peers]]: `count` peers that are alike.
+
+    region: one name, or several that the peers take in turns. access: a kind of link, or up_mbit and down_mbit instead.
+    step: seconds of one inner step. join: when the first one comes; every: seconds between one and the next.
+    leave: when they go, again `every` apart. liar: how they lie.
+    """
+
+    name: Name = "peer"
+    count: Annotated[int, Meta(ge=1, le=MOST_PEERS, description=f"a number of peers from 1 to {MOST_PEERS}")] = 1
+    region: str | Regions = "Oregon"
+    access: str = ""
+    up_mbit: Rate | None = None
+    down_mbit: Rate | None = None
+    step: Positive = 1.0
+    join: Seconds = 0.0
+    every: Seconds = 0.0
+    leave: Seconds | None = None
+    liar: str = ""
+
+
+class Links(Table, frozen=True):
+    """[links]: the world between the access links.
+
+    rtt_ms: one round trip for all, or a matrix for `regions` of one's own; stream_mbit: the cap of one connection, likewise.
+    """
+
+    regions: Regions | None = None
+    rtt_ms: Milliseconds | list[list[Milliseconds]] | None = None
+    stream_mbit: Rate | list[list[Rate]] | None = None
+    jitter: Part = 0.0
+    loss: Part = 0.0
+
+
+class Misfortune(Table, frozen=True, kw_only=True):
+    """[[faults]]: see faults.py for the kinds. peers: indices, names of peers, or names of groups."""
+
+    at: Seconds
+    kind: str
+    peers: list[int | str] = []
+    seconds: Seconds = 0.0
+    amount: float = 0.0
+    detail: str = ""
+
+    def fault(self, peers: tuple[int, ...]) -> Fault:
+        """With the peers as indices."""
+        return Fault(self.at, self.kind, peers, self.seconds, self.amount, self.detail)
