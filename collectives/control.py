@@ -15,10 +15,14 @@ from .channel import Channel, Gatekeeper, Parts, as_client, as_server, bind, bou
 from .inbox import Inbox
 from .limits import Limits
 from .passage import Passage
-from .ports import HalfOpen
+from .ports import HalfOpen, descriptors_left
 from .transport import RESET
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+
+DESCRIPTORS = 8
+"""Descriptors that one connection may take: a libzmq socket's own, its listener and what it asks for on the way, two ends of a
+connection on loopback."""
 
 
 @dataclass(slots=True)
@@ -125,6 +129,9 @@ class Control:
 
     def _open(self) -> None:
         bounds, identity = self._bounds, self._station.identity
+        if not descriptors_left(DESCRIPTORS):
+            self.close("no more descriptors")
+            return
         try:
             sock = self._station.context.socket(zmq.DEALER)
         except zmq.ZMQError as error:

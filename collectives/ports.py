@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
 import socket
 from collections.abc import Callable
@@ -16,6 +17,20 @@ class PortTaken(HintedError):
     """The address to listen on cannot be had."""
 
     exit_code: ClassVar[int] = 3
+
+
+def descriptors_left(count: int) -> bool:
+    """Whether this process may open `count` more descriptors now. libzmq ends the process when it cannot open one."""
+    found: list[int] = []
+    try:
+        for _ in range(count):
+            found.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    finally:
+        for descriptor in found:
+            os.close(descriptor)
+    return True
 
 
 async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: range) -> tuple[asyncio.Server, int]:

@@ -383,9 +383,13 @@ def test_no_descriptors_left(wire):
         assert isinstance(await first.meet(second), Welcome)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         used = max(int(name) for name in os.listdir("/proc/self/fd"))
+        filled = []
         try:
-            for spare in (0, 3, 6, 9, 12, 15):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, hard))
+            # Lower numbers that are free would be spare too, and which are is chance.
+            while not filled or filled[-1] < used:
+                filled.append(os.open(os.devnull, os.O_RDONLY))
+            for spare in range(16):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (max(filled[-1], used) + 1 + spare, hard))
                 with contextlib.suppress(OSError):
                     await late.meet(second)
                 assert await first.ping(second, spare) and await second.ping(first, spare)
@@ -395,6 +399,8 @@ def test_no_descriptors_left(wire):
                     pass
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for descriptor in filled:
+                os.close(descriptor)
         async with asyncio.timeout(15):
             while not isinstance(await late.meet(second), Welcome):
                 await asyncio.sleep(0.05)
