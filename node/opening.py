@@ -8,13 +8,11 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from thinwire.collectives.transport import Admit, Transport
 from thinwire.collectives.wire import ZmqTransport
 from thinwire.swarm import manifest as manifests
-from thinwire.swarm.errors import HintedError
-from thinwire.swarm.identity import Identity, short
+from thinwire.swarm.identity import Identity
 from thinwire.swarm.invite import Invite
 from thinwire.swarm.preset import LAN, WAN
 
@@ -22,20 +20,6 @@ from .config import Config, advertised
 from .disk import RealDisk
 from .peer import SEARCH_SECONDS, Doors, OpenTransport, Peer
 from .presence import Emit
-
-
-class DuplicateKey(HintedError):
-    """Another process is the same peer, and it came later."""
-
-    exit_code: ClassVar[int] = 3
-
-
-def duplicate_key(identity: Identity) -> DuplicateKey:
-    """The error for a peer whose key is in use elsewhere."""
-    return DuplicateKey(
-        f"another process uses the key of peer {short(identity.peer_id)}, and it came later",
-        "give each daemon a key of its own, with --home DIR",
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -23,20 +23,21 @@ from thinwire.swarm.identity import Identity, short
 from thinwire.swarm.invite import Invite, Seed
 from thinwire.swarm.manifest import ManifestMismatch, SignedManifest
 from thinwire.swarm.preset import Preset
-from thinwire.swarm.protocol import VERSION, Hello, PeerId, Refuse, Welcome
+from thinwire.swarm.protocol import VERSION, Digest, Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord, RecordError
 from thinwire.swarm.roster import Roster
 
-from .checkpoint import CheckpointStore
+from .checkpoint import CheckpointStore, Saved, SaveOutcome
 from .directories import RunDirectory
 from .disk import Disk
 from .fragments import Layout
 from .memory import AnchorFile, replace_file
 from .outer import Read, Replica
 from .presence import Emit, Presence
-from .rounds import Rounds, Work
+from .rounds import Rounds
 from .session import Session
 from .snapshot import FragmentState, PrivateState, Snapshot
+from .waiting import Work
 
 SEARCH_SECONDS = 60.0
 """How long a swarm is looked for before `join` gives up, when it is not told otherwise."""
@@ -96,7 +97,9 @@ class Peer:
         self.signed: SignedManifest
         self.private: PrivateState | None = None
         """Private state of the checkpoint that `take_up` found, for the inner optimizer and the data."""
-        self._doors, self._directory, self._preset, self._emit = doors, directory, preset, emit
+        self.kept: Digest | None = None
+        """Digest of the state in the newest checkpoint, as far as we know."""
+        self.doors, self._directory, self._preset, self._emit = doors, directory, preset, emit
         self.ready = False
         """Whether the session has begun: there are rounds, a replica and a roster to ask about."""
         self._running: asyncio.Task[None] | None = None
@@ -125,8 +128,8 @@ class Peer:
             self.identity,
             run_id=self.run_id,
             addresses=self.transport.addresses()[:8],
-            sequence=int(self._doors.wall() * 1000),
-            issued=int(self._doors.wall()),
+            sequence=int(self.doors.wall() * 1000),
+            issued=int(self.doors.wall()),
         )
         self.transport.learn(self._record)
         roster = Roster(
@@ -134,11 +137,11 @@ class Peer:
             self._record,
             run_id=self.run_id,
             preset=self._preset,
-            rng=self._doors.rng,
-            now=self._doors.now(),
-            wall=lambda: int(self._doors.wall()),
+            rng=self.doors.rng,
+            now=self.doors.now(),
+            wall=lambda: int(self.doors.wall()),
         )
-        self.presence = Presence(self.transport, roster, now=self._doors.now, emit=self._emit)
+        self.presence = Presence(self.transport, roster, now=self.doors.now, emit=self._emit)
         self._running = asyncio.create_task(self.presence.run())
 
     async def _meet(self, contacts: Sequence[Contact], *, seconds: float, fatal: bool) -> bool:
@@ -147,7 +150,7 @@ class Peer:
         When it is not `fatal`, machines that answer that nobody listens there any more are not asked again.
         """
         hello = Hello(VERSION, self.run_id, self._record.wire)
-        until, said = self._doors.now() + seconds, "nobody answered"
+        until, said = self.doors.now() + seconds, "nobody answered"
         last: HintedError | None = None
         while contacts:
             for contact in list(contacts):
@@ -165,9 +168,9 @@ class Peer:
                 if answer.code in ("version", "run", "signature", "banned") and fatal:
                     text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
                     last, contacts = Refused(text, _ADVICE[answer.code]), [o for o in contacts if o is not contact]
-            if self._doors.now() >= until:
+            if self.doors.now() >= until:
                 break
-            await asyncio.sleep(0.2 + 0.8 * self._doors.rng.random())
+            await asyncio.sleep(0.2 + 0.8 * self.doors.rng.random())
         if not fatal:
             return False
         if last is not None:
@@ -181,8 +184,8 @@ class Peer:
         self._take(SignedManifest(welcome.manifest, welcome.author, welcome.manifest_signature))
         for wire in (welcome.record, *welcome.records):
             try:
-                record = PeerRecord.parse(wire, run_id=self.run_id, now=int(self._doors.wall()))
-                self.presence.roster.learn(record, self._doors.now())
+                record = PeerRecord.parse(wire, run_id=self.run_id, now=int(self.doors.wall()))
+                self.presence.roster.learn(record, self.doors.now())
             except RecordError as error:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 
@@ -191,7 +194,7 @@ class Peer:
         self.manifest = signed.verify(self.run_id)
         self.signed = signed
         try:
-            replace_file(self._directory.manifest, self._doors.disk, signed.toml)
+            replace_file(self._directory.manifest, self.doors.disk, signed.toml)
         except OSError as error:
             self._emit("alarm", {"detail": f"cannot write {self._directory.manifest}: {error.strerror}"})
 
@@ -200,9 +203,9 @@ class Peer:
         if not hasattr(self, "signed"):
             return Refuse("busy", "still looking for the swarm; knock again")
         roster = self.presence.roster
-        roster.learn(record, self._doors.now())
+        roster.learn(record, self.doors.now())
         view = [peer for peer in roster.view.peers if peer not in (record.peer_id, self.identity.peer_id)]
-        chosen = self._doors.rng.sample(view, min(MAX_RECORDS, len(view)))
+        chosen = self.doors.rng.sample(view, min(MAX_RECORDS, len(view)))
         records = tuple(known.wire for peer in chosen if (known := roster.record_of(peer)) is not None)
         return Welcome(
             roster.record.wire,
@@ -225,16 +228,15 @@ class Peer:
         `theta` are the first parameters, the same on every peer (they follow from the manifest's seed). Raises
         ManifestMismatch when the model here is not the swarm's.
         """
-        exchange, doors = self.manifest.exchange, self._doors
-        codec = registry.parse(exchange.codec)
+        codec = registry.parse(self.manifest.exchange.codec)
         self.layout = layout
-        self.replica = Replica(layout.digest, theta, () if joins else (self.identity.peer_id,))
+        self.replica = await work(partial(Replica, layout.digest, theta, () if joins else (self.identity.peer_id,)))
         del theta  # the replica has its own; this one would stay for as long as joining takes
-        self._restore()
+        await self._restore(work)
         if not joins:
             # Nobody else runs this: whatever swarm there was, it goes on from here.
             self.replica.members = (self.identity.peer_id,)
-            self.replica.seal()
+            await work(self.replica.seal)
         self.session = Session(
             self.identity,
             self.manifest,
@@ -243,7 +245,7 @@ class Peer:
             replica=self.replica,
             codec=codec,
             grid=grid(layout.total, codec),
-            now=doors.now,
+            now=self.doors.now,
             emit=self._emit,
             probation=PROBATION if joins and self._lived else 0,
             patience=PATIENCE,
@@ -257,39 +259,42 @@ class Peer:
         else:
             await work(lambda: write(self.replica.theta))
 
-    def _restore(self) -> None:
-        loaded = self._store.load(self.run_id)
+    async def _restore(self, work: Work) -> None:
+        loaded = await work(lambda: self._store.load(self.run_id))
         for remark in loaded.remarks:
             self._emit("checkpoint", {"detail": remark})
         snapshot = loaded.snapshot
         if snapshot is None:
             return
         try:
-            state = np.concatenate([self._flat(part) for part in _halves(snapshot.fragments[0])])
-            if state.size != self.replica.state.size:
-                raise ValueError(f"{state.size // 2} parameters, the model has {self.layout.total}")
+            await work(lambda: self._install(snapshot))
         except (KeyError, ValueError) as error:
             self._emit("checkpoint", {"detail": f"does not fit the model: {error}"})
             return
-        self.replica.state[:] = state
-        self.replica.round, self.replica.members = snapshot.round, snapshot.members
-        self.replica.seal()
-        self.private = snapshot.private
+        self.private, self.kept = snapshot.private, self.replica.digest
         self._emit("restored", {"round": snapshot.round, "detail": str(loaded.path)})
+
+    def _install(self, snapshot: Snapshot) -> None:
+        replica, fragment = self.replica, snapshot.fragments[0]
+        state = np.concatenate([self._flat(part) for part in (fragment.weights, fragment.momentum)])
+        if state.size != replica.state.size:
+            raise ValueError(f"{state.size // 2} parameters, the model has {self.layout.total}")
+        replica.state[:] = state
+        replica.round, replica.members = snapshot.round, snapshot.members
+        replica.seal()
 
     def _flat(self, tensors: Mapping[str, np.ndarray]) -> Floats:
         return np.concatenate([np.asarray(tensors[piece.name], np.float32).reshape(-1) for piece in self.layout.pieces])
 
-    def save(self, private: PrivateState | None) -> str:
-        """Write a checkpoint; blocks for the disk. Returns its path, or "" with an alarm event when it failed."""
+    def save(self, private: PrivateState | None) -> SaveOutcome:
+        """Write a checkpoint. Blocks for the disk; the state must not change meanwhile, so in `work` or while that rests."""
         replica, split = self.replica, self.layout.split
         fragment = FragmentState(split(replica.theta), split(replica.momentum))
         snapshot = Snapshot(self.run_id, replica.round, replica.digest, replica.members, {0: fragment}, private)
-        saved = self._store.save(snapshot, now=self._doors.wall(), suffix=secrets.token_hex(4))
-        if hasattr(saved, "reason"):
-            self._emit("alarm", {"detail": f"no checkpoint: {saved.reason}"})
-            return ""
-        return str(saved.path)
+        saved = self._store.save(snapshot, now=self.doors.wall(), suffix=f"{self.doors.rng.getrandbits(32):08x}")
+        if isinstance(saved, Saved):
+            self.kept = replica.digest
+        return saved
 
     # --- while it runs
 
@@ -334,9 +339,9 @@ class Peer:
 
     async def linger(self, seconds: float) -> None:
         """Stay, at most so long, until everyone here has the last round: some may still have to fetch it from us."""
-        until, mine = self._doors.now() + seconds, self.replica.round
+        until, mine = self.doors.now() + seconds, self.replica.round
         roster = self.session.roster
-        while self._doors.now() < until:
+        while self.doors.now() < until:
             if not any(roster.alive(peer) and roster.progress_of(peer) < mine for peer in self.session.live):
                 return
             await asyncio.sleep(0.1)
@@ -346,6 +351,12 @@ class Peer:
         if self._running is None:
             return
         await self.presence.leave()
+        await self.vanish()
+
+    async def vanish(self) -> None:
+        """Close everything without a word, as a process that is killed."""
+        if self._running is None:
+            return
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
         await self.presence.close()
@@ -360,10 +371,6 @@ _ADVICE = {
     "signature": "check that the clocks of both machines are right to within two minutes",
     "banned": "this key has misbehaved; see `thinwire id`",
 }
-
-
-def _halves(fragment: FragmentState) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
-    return fragment.weights, fragment.momentum
 
 
 __all__ = ["Doors", "ManifestMismatch", "NoSwarm", "Peer", "Refused"]

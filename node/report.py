@@ -1,35 +1,42 @@
-"""What a daemon tells: one line a round, events for programs, a status for people who ask."""
+"""What a peer tells: one line a round, events for programs, a status for people who ask. Where it goes, others say."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
+import msgspec
+from thinwire.collectives.outcome import Outcome
 from thinwire.swarm.identity import short
 from thinwire.swarm.protocol import PeerId
 
-from .console import LOGGER, bytes_text, count_text
-from .events import EventLog
+from .console import bytes_text, count_text
 from .peer import Peer
-from .status import PeerStatus, Status, this_process, write_status
+from .status import PeerStatus, Status
+
+DEBUG, INFO, WARNING = 10, 20, 30
+"""How much a line matters; the numbers are those of `logging`."""
 
 QUIET = frozenset({"phase", "suspect", "refuted", "updated"})
 """Events that are in the log file only."""
 
 
 class Reporter:
-    """Keeps the books of one daemon. `emit` is where all parts send their events."""
+    """Keeps the books of one peer. `emit` is where all its parts send their events, on the loop's thread.
+
+    write: takes every event, its kind and its fields. say: takes lines for people, with their level. wall: seconds since 1970.
+    process: number and start (seconds since 1970) of the process, for the status.
+    """
 
     def __init__(
         self,
-        events: Path,
-        status: Path,
+        write: Callable[[str, Mapping[str, object]], None],
         *,
-        name: str,
-        device: str,
-        now: Callable[[], float],
+        say: Callable[[int, str], None] = lambda level, text: None,
         wall: Callable[[], float],
+        name: str = "",
+        device: str = "",
+        process: tuple[int, float] = (0, 0.0),
     ) -> None:
         self.phase, self.device = "starting", device
         self.loss: float | None = None
@@ -38,14 +45,12 @@ class Reporter:
         self.fp32_bytes = 0.0
         self.checkpoint = ""
         self.alarm = ""
-        self._log = EventLog(events)
-        self._status, self._name, self._now, self._wall = status, name, now, wall
-        self._process = this_process()
+        self._write, self._say, self._wall, self._name, self._process = write, say, wall, name, process
         self._away: dict[PeerId, str] = {}
 
     def emit(self, kind: str, fields: Mapping[str, object]) -> None:
         """Write an event, and say it when a person should know."""
-        self._log.append(kind, fields, at=self._now(), wall=self._wall())
+        self._write(kind, fields)
         text = " · ".join(
             str(value)[:8] if key in ("peer", "run") else str(value)
             for key, value in fields.items()
@@ -53,23 +58,16 @@ class Reporter:
         )
         if kind == "alarm":
             self.alarm = str(fields.get("detail", ""))
-            LOGGER.warning("%s", self.alarm)
+            self._say(WARNING, self.alarm)
         else:
-            LOGGER.log(10 if kind in QUIET else 20, "%s %s", kind, text)
+            self._say(DEBUG if kind in QUIET else INFO, f"{kind} {text}")
 
     def round(
-        self,
-        peer: Peer,
-        *,
-        loss: float,
-        contributors: int,
-        missing: Mapping[PeerId, str],
-        seconds: float,
-        steps: int,
-        tokens: int,
+        self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int, weight: int
     ) -> None:
-        """Book a committed round and print its line."""
-        replica, roster = peer.replica, peer.session.roster
+        """Book a round that was committed after `seconds`, and say its line. `weight`: tokens or samples of our `steps`."""
+        replica, roster, missing = peer.replica, peer.session.roster, outcome.missing
+        contributors, loss = len(outcome.contributors), math.nan if loss is None else loss
         up, down = peer.traffic()
         group = max(2, contributors)
         self.fp32_bytes += steps * 2 * (group - 1) / group * 4 * peer.layout.total if contributors > 1 else 0
@@ -88,25 +86,18 @@ class Reporter:
             "factor": factor,
             "sync_seconds": seconds,
             "tokens_per_second": self.speed,
-            "tokens": tokens,
+            "tokens": weight,
             "steps": steps,
             "strays": peer.session.strays,
             "digest": replica.digest.hex(),
         }
-        self._log.append("round", fields, at=self._now(), wall=self._wall())
+        self._write("round", fields)
         absent = "".join(f" · {short(who)} out ({reason})" for who, reason in missing.items())
-        LOGGER.log(
-            30 if missing else 20,
-            "round %d · loss %s · %d/%d peers · up %s (×%.0f) · sync %.1f s · %s tok/s%s",
-            replica.round,
-            f"{loss:.3f}" if math.isfinite(loss) else "-",
-            contributors,
-            len(roster.view),
-            bytes_text(up),
-            factor,
-            seconds,
-            count_text(self.speed),
-            absent,
+        shown = f"{loss:.3f}" if math.isfinite(loss) else "-"
+        self._say(
+            WARNING if missing else INFO,
+            f"round {replica.round} · loss {shown} · {contributors}/{len(roster.view)} peers · "
+            f"up {bytes_text(up)} (×{factor:.0f}) · sync {seconds:.1f} s · {count_text(self.speed)} tok/s{absent}",
         )
 
     def uncommitted(self, peer: Peer) -> None:
@@ -114,31 +105,23 @@ class Reporter:
         waiting = ", ".join(short(absent) for absent in peer.session.current.agreement.waiting_for())
         self.emit("uncommitted", {"round": peer.replica.round + 1, "detail": f"waiting for {waiting or 'a quorum'}"})
 
-    def status(self, peer: Peer | None, identity: PeerId, run_id: bytes) -> None:
-        """Write status.json."""
-        write_status(self._status, self.snapshot(peer, identity, run_id))
-
-    def snapshot(self, peer: Peer | None, identity: PeerId, run_id: bytes) -> Status:
-        """Where we are; without a peer that is ready, only who we are."""
+    def snapshot(self, peer: Peer) -> Status:
+        """Where we are; of a peer that is not ready, only who we are."""
         process, started = self._process
         status = Status(
             process=process,
             process_started=started,
             wall=self._wall(),
-            peer=identity.hex(),
+            peer=peer.identity.peer_id.hex(),
             name=self._name,
-            run=run_id.hex(),
+            run=peer.run_id.hex(),
             phase=self.phase,
             device=self.device,
             alarm=self.alarm,
         )
-        if peer is not None and peer.ready:
-            status = self._full(status, peer)
-        return status
+        return self._full(status, peer) if peer.ready else status
 
     def _full(self, status: Status, peer: Peer) -> Status:
-        import msgspec
-
         session, replica = peer.session, peer.replica
         invite = peer.invite()
         up, down = peer.traffic()
@@ -173,7 +156,3 @@ class Reporter:
             peers=tuple(others),
             checkpoint=self.checkpoint,
         )
-
-    def close(self) -> None:
-        """Close the event log."""
-        self._log.close()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import blake3
 from thinwire.collectives.outcome import Outcome
@@ -12,12 +11,9 @@ from thinwire.collectives.statesync import Foreign
 from thinwire.compression.codec import Floats
 from thinwire.node.outer import Read, Replica
 from thinwire.node.session import Session
-from thinwire.node.waiting import whole
+from thinwire.node.waiting import Work, whole
 from thinwire.swarm.manifest import Manifest, ManifestMismatch
 from thinwire.swarm.protocol import Commit
-
-Work = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs a function where computing is allowed: in the worker thread in life, in place in a simulation."""
 
 GIVE_UP = 10
 """A round that neither commits nor fails within grace plus this many patiences is left; training goes on with its delta."""

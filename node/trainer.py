@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,23 +15,13 @@ from torch import nn
 
 from .data import Batch, Batches, Cursor
 from .inner import InnerConfig, learning_rate, load_optimizer, make_optimizer, save_optimizer
+from .learner import StepReport, Stop
 
 
 class Diverged(HintedError):
     """The loss is not finite: what this peer holds is of no use to anyone."""
 
     exit_code: ClassVar[int] = 1
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What `run_steps` did: inner steps, mean and last loss (nats per token; NaN without a step), tokens, seconds."""
-
-    steps: int
-    loss: float
-    last: float
-    tokens: int
-    seconds: float
 
 
 class Trainer:
@@ -61,7 +49,7 @@ class Trainer:
         self._autocast = autocast
         self._clock = clock
 
-    def run_steps(self, n: int, stop: threading.Event | None = None) -> StepReport:
+    def run_steps(self, n: int, stop: Stop | None = None) -> StepReport:
         """Make n inner steps, fewer when `stop` is set on the way. Raises Diverged when a loss is not finite."""
         self.model.train()
         began = self._clock()

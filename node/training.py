@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,27 +17,39 @@ from .corpus import open_corpus
 from .data import Batches, Split, cursor_after, shards_of, split
 from .fragments import Layout, layout_of
 from .inner import InnerConfig
+from .learner import StepReport
 from .model import ModelConfig, Transformer
 from .snapshot import PrivateState
 from .tokenizer import Tokenizer, load_tokenizer
 from .trainer import Trainer
+from .waiting import Work, at_once
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a daemon trains."""
+    """What a daemon trains: the Learner of life.
+
+    place: which of PLACES parts of the shards are this peer's; None: what follows from its key. work: where it computes.
+    """
 
     trainer: Trainer
     layout: Layout
     split: Split
     tokenizer: Tokenizer
     manifest: Manifest
+    place: int | None = None
+    work: Work = at_once
 
-    def assign(self, group: Sequence[PeerId], me: PeerId, place: int | None) -> None:
-        """Take this peer's shards: derived from the seed and its place in `group`, or those of `place` when given."""
+    async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
+        """Make `n` inner steps, fewer when `stop` is set on the way. Raises Diverged."""
+        report: StepReport = await self.work(lambda: self.trainer.run_steps(n, stop))
+        return report
+
+    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
+        """Take this peer's shards: derived from the seed and its place in `group`, or those of `place` when it has one."""
         data, seed = self.manifest.data, self.manifest.run.seed
-        if place is not None:
-            shards: tuple[int, ...] = tuple(range(place % data.shards, data.shards, PLACES))
+        if self.place is not None:
+            shards: tuple[int, ...] = tuple(range(self.place % data.shards, data.shards, PLACES))
         else:
             shards = shards_of(seed, data.shards, group, me)
         self.trainer.batches.assign(shards)
@@ -81,7 +94,17 @@ PLACES = 64
 """Peers that can be told their place by hand; each has every 64th shard."""
 
 
-def prepare(manifest: Manifest, *, data: Path | None, device: str, threads: int, cache: Path, here: Path) -> Training:
+def prepare(
+    manifest: Manifest,
+    *,
+    data: Path | None,
+    device: str,
+    threads: int,
+    cache: Path,
+    here: Path,
+    place: int | None = None,
+    work: Work = at_once,
+) -> Training:
     """Build everything. `here` is where the manifest's tokenizer file is looked for. Raises DataError, DeviceError, and
     ManifestError for a run whose model only the Python interface can be given.
     """
@@ -110,7 +133,8 @@ def prepare(manifest: Manifest, *, data: Path | None, device: str, threads: int,
     )
     layout = layout_of(model)
     autocast = torch.bfloat16 if device.startswith("cuda") else None
-    return Training(Trainer(model, config, batches, device, autocast), layout, cut, tokenizer, manifest)
+    trainer = Trainer(model, config, batches, device, autocast)
+    return Training(trainer, layout, cut, tokenizer, manifest, place, work)
 
 
 def build(manifest: Manifest, vocab: int) -> Transformer:

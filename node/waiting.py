@@ -1,13 +1,20 @@
-"""Two ways of waiting for a task that asyncio does not have."""
+"""Ways of waiting that asyncio does not have."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+
+Work = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs a function where computing is allowed: in the worker thread in life, at once or later in a simulation."""
+
+
+async def at_once(function: Callable[[], Any]) -> Any:
+    """The Work of who has nothing else to do meanwhile."""
+    return function()
 
 
 async def whole(work: Awaitable[Result]) -> Result:
@@ -24,7 +31,9 @@ async def whole(work: Awaitable[Result]) -> Result:
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end, however it ends."""
+    """Cancel a task and wait for its end. Its errors are of no interest any more; what ends the process is raised."""
     task.cancel()
-    with contextlib.suppress(BaseException):
-        await task
+    await asyncio.wait([task])
+    failure = None if task.cancelled() else task.exception()
+    if failure is not None and not isinstance(failure, Exception):
+        raise failure

@@ -15,8 +15,8 @@ if _typing.TYPE_CHECKING:
     from thinwire.node.background import SwarmError
     from thinwire.node.companion import RoundReport
     from thinwire.node.config import ConfigError
+    from thinwire.node.duties import DuplicateKey
     from thinwire.node.lock import InUseError
-    from thinwire.node.opening import DuplicateKey
     from thinwire.node.optimizer import SwarmOptimizer
     from thinwire.node.peer import NoSwarm, Refused
     from thinwire.node.status import PeerStatus, Status
@@ -50,7 +50,7 @@ __all__ = [
 
 _HOME = {
     "ConfigError": "node.config",
-    "DuplicateKey": "node.opening",
+    "DuplicateKey": "node.duties",
     "HintedError": "swarm.errors",
     "InUseError": "node.lock",
     "InviteError": "swarm.invite",

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import thinwire
 import torch
-from thinwire.node import companion
+from thinwire.node import duties
 from thinwire.node.fragments import layout_of
 from torch import nn
 
@@ -420,7 +420,7 @@ def test_the_other_is_killed_and_the_survivor_goes_on(found, tmp_path):
 
 
 def test_a_checkpoint_is_written_on_the_way(found, monkeypatch):
-    monkeypatch.setattr(companion, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(duties, "SAVE_SECONDS", 0.0)
     model = net()
     with found(steps=1) as swarm:
         optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -1,0 +1,76 @@
+"""The seam between a peer's life and what it trains: real training in a worker thread, or made-up training in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from thinwire.compression.codec import Floats
+from thinwire.swarm.protocol import PeerId
+
+from .fragments import Layout
+from .snapshot import PrivateState
+
+
+class Stop(Protocol):
+    """Whether inner steps shall end early; looked at from the thread that trains."""
+
+    def is_set(self) -> bool:
+        """Whether they shall."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What inner steps came to: their number, mean and last loss (nats per token; NaN without a step), tokens, seconds."""
+
+    steps: int
+    loss: float
+    last: float
+    tokens: int
+    seconds: float
+
+
+class Learner(Protocol):
+    """What is trained. One call at a time: `steps`, and what is quick (`layout`, `assign`, `restore`, `skip_to`), on the loop's
+    thread; all else where computing is allowed (`Work`).
+    """
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the parameters; its digest is equal on all peers."""
+        ...
+
+    def parameters(self) -> Floats:
+        """A copy of all parameters as flat float32; before the first step they are equal on every peer."""
+        ...
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        """Copy parameters [start, stop) as float32."""
+        ...
+
+    def write(self, theta: Floats) -> None:
+        """Set all parameters."""
+        ...
+
+    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
+        """Train on the data that is this peer's share in `group`."""
+        ...
+
+    async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
+        """Make `n` inner steps; fewer when `stop` is set on the way, or before."""
+        ...
+
+    def private(self) -> PrivateState | None:
+        """What only this peer has, for a checkpoint that is written before the next step."""
+        ...
+
+    def restore(self, private: PrivateState) -> bool:
+        """Take up the private state of a checkpoint; False when it does not fit."""
+        ...
+
+    def skip_to(self, round: int, peers: int) -> None:
+        """Stand where a peer stands that has trained for `round` rounds in a group of `peers`."""
+        ...

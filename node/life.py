@@ -1,0 +1,194 @@
+"""The life of a peer that trains, from the first knock to the goodbye: what the daemon and the simulation have in common.
+
+Needs an event loop and nothing else of the world: time and disk are the peer's doors, computing is `work` and the learner's
+`steps`. To live one:
+
+    peer = Peer(identity, run_id, Doors(now, wall, rng, disk), directory, preset, report.emit)
+    life = Life(peer, report, begin=begin, learn=learn, work=work)
+    await life.run()
+
+`begin(peer)` opens the first stage (`Peer.found` or `Peer.arrive`) and says whether there is a swarm to join; `learn(manifest)`
+gives what is trained; `work(function)` runs a function where computing is allowed. `life.stop()` ends it well, cancelling `run`
+ends it as a kill does: nothing is saved and nobody is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from thinwire.swarm.manifest import Manifest
+
+from .duties import Duties
+from .learner import Learner
+from .peer import Peer
+from .report import Reporter
+from .waiting import Work, cancelled
+
+ABANDON_SECONDS = 5.0
+"""How long a round may still take after the first request to stop."""
+
+GATHER_SECONDS = 60.0
+"""How long `wait_for` waits for other peers."""
+
+LOOK_SECONDS = 0.1
+"""How often is looked who is there, while others are waited for."""
+
+
+class Life:
+    """See the module. `peer` and `report` tell how it is going.
+
+    wait_for: peers that must hold the state and take part before training begins, a minute at most. rounds: leave after this
+    round; None: when the manifest says so. invited: called with an invite by the peer that begins the run.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        report: Reporter,
+        *,
+        begin: Callable[[Peer], Awaitable[bool]],
+        learn: Callable[[Manifest], Awaitable[Learner]],
+        work: Work,
+        wait_for: int = 1,
+        rounds: int | None = None,
+        invited: Callable[[str], None] = lambda code: None,
+    ) -> None:
+        self.peer, self.report = peer, report
+        self._begin, self._learn, self._work, self._invited = begin, learn, work, invited
+        self._wait_for, self._last = wait_for, rounds
+        self._duties = Duties(peer, report)
+        self._learner: Learner | None = None
+        self._stopping = asyncio.Event()
+        self._interrupt = asyncio.Event()
+        self._tokens = 0
+
+    async def run(self) -> None:
+        """Until the run's last round, `stop`, or an error, which is raised after a checkpoint and the goodbye."""
+        life = asyncio.create_task(self._live())
+        try:
+            try:
+                await self._until_end(life)
+            finally:
+                self._interrupt.set()
+                await cancelled(life)
+        except asyncio.CancelledError:
+            await self.peer.vanish()
+            raise
+        except Exception:
+            await self._finish()
+            raise
+        await self._finish()
+
+    def stop(self) -> None:
+        """Leave well: after the round in progress, when it does not take long."""
+        self.report.phase = "leaving"
+        self._stopping.set()
+        self._interrupt.set()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._stopping.is_set()
+
+    async def _until_end(self, life: asyncio.Task[None]) -> None:
+        stop = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((life, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not life.done() and self.peer.ready:
+                await asyncio.wait((life,), timeout=ABANDON_SECONDS)
+        finally:
+            stop.cancel()
+        if life.done():
+            life.result()
+
+    async def _live(self) -> None:
+        peer, report = self.peer, self.report
+        report.emit("start", {"peer": peer.identity.peer_id.hex(), "run": peer.run_id.hex()})
+        joins = await self._begin(peer)
+        membership = asyncio.create_task(self._take_part(joins))
+        trouble = asyncio.create_task(self._duties.trouble())
+        try:
+            await asyncio.wait((membership, trouble), return_when=asyncio.FIRST_COMPLETED)
+            if trouble.done():
+                raise trouble.result()
+            membership.result()
+        finally:
+            trouble.cancel()
+            await cancelled(membership)
+
+    async def _take_part(self, joins: bool) -> None:
+        peer = self.peer
+        learner = await self._learn(peer.manifest)
+        self.report.phase = "joining" if joins else "starting"
+        await self._take_up(learner, joins)
+        invite = peer.invite()
+        if not joins and invite is not None:
+            self._invited(invite.code())
+        await self._gather()
+        last = self._last or peer.manifest.run.rounds
+        while not self.stopping and (not last or peer.replica.round < last):
+            if await self._round(learner) and self._duties.save_due:
+                await self._save(learner)
+
+    async def _take_up(self, learner: Learner, joins: bool) -> None:
+        peer, report = self.peer, self.report
+        await peer.take_up(
+            learner.layout,
+            await self._work(learner.parameters),
+            read=learner.read,
+            write=learner.write,
+            work=self._work,
+            joins=joins,
+        )
+        self._learner = learner
+        kept = peer.private is not None and learner.restore(peer.private)
+        if not kept and peer.replica.round:
+            learner.skip_to(peer.replica.round, len(peer.replica.members))
+            report.emit("fresh", {"detail": "the inner optimizer's state is new and warms up"})
+        report.emit("ready", {"round": peer.replica.round, "parameters": learner.layout.total})
+
+    async def _gather(self) -> None:
+        session, now = self.peer.session, self.peer.doors.now
+        until = now() + GATHER_SECONDS
+        while len({*session.current.agreement.ready, session.me}) < self._wait_for:
+            if self.stopping or session.overtaken:
+                return  # asked to stop, or the swarm has gone on without us
+            if now() > until:
+                return self.report.emit("waited", {"detail": "going on without the peers that were waited for"})
+            self.report.phase = "waiting"
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _round(self, learner: Learner) -> bool:
+        """Inner steps and an exchange; whether a round was committed."""
+        peer, report, count = self.peer, self.report, self.peer.manifest.outer.steps
+        report.phase = "training"
+        learner.assign(peer.place(), peer.identity.peer_id)
+        # A commit without us ends the steps on what is now an old state; so does the end.
+        self._interrupt = interrupt = asyncio.Event()
+        peer.session.on_commit = interrupt.set
+        if peer.session.overtaken:
+            interrupt.set()
+        done = await learner.steps(count, interrupt)
+        self._tokens += done.tokens
+        if done.seconds > 0 and done.steps:
+            report.speed = done.tokens / done.seconds
+        if self.stopping and done.steps < count:
+            return False
+        loss = done.loss if done.steps else report.loss
+        outcome, _ = await self._duties.exchange(steps=count, weight=self._tokens, loss=loss)
+        if outcome.commit is None:
+            return False
+        self._tokens = 0
+        return True
+
+    async def _save(self, learner: Learner) -> None:
+        self._duties.saved(await self._work(lambda: self._duties.save(learner.private)))
+
+    async def _finish(self) -> None:
+        """Keep what we have, let the others get what they need from us, say goodbye."""
+        if self._learner is not None:
+            await self._save(self._learner)
+        if not self.stopping:
+            await self._duties.linger()
+        await self._duties.leave()

@@ -1,0 +1,324 @@
+"""Whole lives in virtual time: knock, state, rounds, checkpoint, goodbye; only the inner steps are made up."""
+
+import asyncio
+import random
+
+import blake3
+import numpy as np
+import pytest
+from thinwire.node.directories import RunDirectory
+from thinwire.node.disk import RealDisk
+from thinwire.node.fragments import Layout, Piece
+from thinwire.node.learner import StepReport
+from thinwire.node.life import Life
+from thinwire.node.peer import Doors, NoSwarm, Peer
+from thinwire.node.report import Reporter
+from thinwire.node.snapshot import PrivateState
+from thinwire.node.waiting import at_once
+from thinwire.sims import clock
+from thinwire.sims.network import SimNet
+from thinwire.swarm import manifest as manifests
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.invite import Invite
+from thinwire.swarm.preset import LOCAL
+
+SIZE = 5000
+LAYOUT = Layout((Piece("flat", (SIZE,), "float32", 0, SIZE),), SIZE, blake3.blake3(b"flat").digest())
+AUTHOR = Identity.generate(bytes(32))
+
+
+class Drift:
+    """A learner that moves its parameters by chance of its own, `pace` virtual seconds a step."""
+
+    layout = LAYOUT
+
+    def __init__(self, seed, pace):
+        self.theta, self.rng, self.pace = np.zeros(SIZE, np.float32), np.random.default_rng(seed), pace
+        self.made, self.group, self.restored, self.skipped = 0, (), None, None
+        self.short = []
+
+    def parameters(self):
+        return self.theta.copy()
+
+    def read(self, start, stop, out):
+        out[:] = self.theta[start:stop]
+
+    def write(self, theta):
+        self.theta[:] = theta
+
+    def assign(self, group, me):
+        assert me in group
+        self.group = group
+
+    async def steps(self, n, stop):
+        made = 0
+        while made < n and not stop.is_set():
+            try:
+                async with asyncio.timeout(self.pace):
+                    await stop.wait()
+            except TimeoutError:
+                self.theta += self.rng.standard_normal(SIZE, np.float32) * 0.01
+                made += 1
+        self.made += made
+        if made < n:
+            self.short.append(made)
+        return StepReport(made, 2.0, 2.0, 10 * made, made * self.pace)
+
+    def private(self):
+        return PrivateState({"made": np.array([self.made])}, {"made": self.made})
+
+    def restore(self, private):
+        self.restored = private.values["made"]
+        return True
+
+    def skip_to(self, round, peers):
+        self.skipped = (round, peers)
+
+
+class One:
+    """A life with its doors. `life` numbers the lives of one key."""
+
+    def __init__(self, world, index, *, invite=None, life=0, pace=0.25, **options):
+        self.world, self.index = world, index
+        self.identity = AUTHOR if index == 0 else Identity.generate(bytes([index]) * 32)
+        self.events, self.learner, self.invites = [], Drift(100 * index + life, pace), []
+        loop = clock.current()
+        doors = Doors(
+            loop.time, lambda: world.net.wall() + loop.time() % 1, random.Random(index + 50 * life), RealDisk()
+        )
+        self.report = Reporter(lambda kind, fields: self.events.append((loop.time(), kind, fields)), wall=doors.wall)
+        directory = RunDirectory(world.path / str(index))
+        self.peer = Peer(self.identity, world.run_id, doors, directory, LOCAL, self.report.emit)
+
+        async def opener(admit):
+            return world.net.transport(self.identity, world.run_id, admit, f"10.0.0.{index}:{7000 + life}")
+
+        async def begin(peer):
+            if invite is None:
+                return await peer.found(world.signed, opener)
+            await peer.arrive(Invite.parse(invite), opener, 20.0)
+            return True
+
+        async def learn(manifest):
+            await asyncio.sleep(0.5)
+            return self.learner
+
+        self.life = Life(
+            self.peer, self.report, begin=begin, learn=learn, work=at_once, invited=self.invites.append, **options
+        )
+        self.task = loop.create_task(self.life.run())
+
+    def of(self, kind):
+        return [fields for _, name, fields in self.events if name == kind]
+
+    def digests(self):
+        return {fields["round"]: fields["digest"] for fields in self.of("round")}
+
+    async def until(self, done, limit=120.0):
+        async with asyncio.timeout(limit):
+            while not done():
+                if self.task.done():
+                    self.task.result()
+                await asyncio.sleep(0.05)
+
+    async def reach(self, round):
+        await self.until(lambda: self.peer.ready and self.peer.replica.round >= round)
+
+    def kill(self):
+        self.world.net.kill(self.identity.peer_id)
+        self.task.cancel()
+
+
+class World:
+    def __init__(self, path, *, rounds=0, steps=4):
+        self.path, self.net = path, SimNet(3, latency=0.01)
+        toml = f'[run]\nrounds = {rounds}\n[outer]\nsteps = {steps}\n[exchange]\ncodec = "fp32"\ngrace = 2.0\n'
+        self.signed = manifests.sign(toml.encode(), AUTHOR)
+        self.run_id = self.signed.verify().run_id(AUTHOR.public_key)
+
+    async def swarm(self, count, **options):
+        """A founder and the joiners that it waits for."""
+        founder = One(self, 0, wait_for=count, **options)
+        await founder.until(lambda: founder.invites)
+        return [founder, *(One(self, index, invite=founder.invites[0], **options) for index in range(1, count))]
+
+
+def live(tmp_path, scene, *, seed=1, **options):
+    async def main():
+        await scene(World(tmp_path, **options))
+
+    clock.run(main(), seed=seed, limit=1000.0)
+
+
+def test_a_run_from_beginning_to_end(tmp_path):
+    async def scene(world):
+        ones = await world.swarm(3)
+        for one in ones:
+            await one.task
+        first = ones[0].digests()
+        assert sorted(first) == [1, 2, 3, 4, 5]
+        for one in ones:
+            assert one.digests() == first
+            assert all(fields["contributors"] == 3 for fields in one.of("round"))
+            assert one.of("left")[-1]["digest"] == first[5]
+            assert one.report.phase == "done" and one.report.checkpoint.endswith("step-00000005")
+            assert one.learner.group == tuple(sorted(other.identity.peer_id for other in ones))
+            assert not one.of("lost"), "nobody is missed while others still want something of it"
+
+    live(tmp_path, scene, rounds=5)
+
+
+def test_slow_steps_end_when_the_others_commit(tmp_path):
+    """A commit without us makes the rest of our steps worthless."""
+
+    async def scene(world):
+        ones = await world.swarm(3)
+        await ones[0].reach(3)
+        ones[2].learner.pace = 20.0
+        await ones[0].reach(6)
+        await ones[2].reach(6)
+        assert ones[2].learner.short
+        await stop(ones)
+        assert ones[2].digests().items() <= ones[0].digests().items() | ones[1].digests().items()
+
+    live(tmp_path, scene)
+
+
+async def stop(ones):
+    for one in ones:
+        one.life.stop()
+    for one in ones:
+        await one.task
+
+
+def test_stop_leaves_well(tmp_path):
+    async def scene(world):
+        ones = await world.swarm(2)
+        await ones[0].reach(2)
+        began = clock.current().time()
+        ones[1].life.stop()
+        await ones[1].task
+        assert clock.current().time() - began < 6.0
+        assert ones[1].report.checkpoint
+        await ones[0].until(lambda: ones[0].of("left"))
+        assert ones[0].of("left")[0]["peer"] == ones[1].identity.peer_id.hex()
+        await stop(ones[:1])
+
+    live(tmp_path, scene)
+
+
+def test_killed_it_saves_nothing_and_says_nothing(tmp_path):
+    async def scene(world):
+        ones = await world.swarm(2)
+        await ones[0].reach(2)
+        ones[1].kill()
+        with pytest.raises(asyncio.CancelledError):
+            await ones[1].task
+        assert not ones[1].of("left") and not ones[1].report.checkpoint
+        reached = ones[0].peer.replica.round
+        await ones[0].reach(reached + 2)
+        back = One(world, 1, invite=ones[0].invites[0], life=1)
+        await back.reach(reached + 3)
+        assert back.learner.skipped is not None and back.learner.restored is None
+        await stop([ones[0], back])
+
+    live(tmp_path, scene)
+
+
+def test_a_founder_goes_on_from_its_checkpoint(tmp_path):
+    async def scene(world):
+        first = One(world, 0, rounds=3)
+        await first.task
+        again = One(world, 0, life=1, rounds=5)
+        await again.task
+        assert again.of("restored")[0]["round"] == 3
+        assert again.learner.restored == first.learner.made == 12 and not again.of("fresh")
+        assert sorted(again.digests()) == [4, 5]
+
+    live(tmp_path, scene)
+
+
+def test_checkpoints_on_the_way(tmp_path):
+    async def scene(world):
+        one = One(world, 0, pace=10.0)
+        await one.until(lambda: one.report.checkpoint, limit=400.0)
+        assert 3 <= one.peer.replica.round <= 4
+        await stop([one])
+
+    live(tmp_path, scene)
+
+
+def test_who_is_waited_for_in_vain(tmp_path):
+    async def scene(world):
+        one = One(world, 0, wait_for=2)
+        await one.reach(1)
+        assert clock.current().time() > 60.0 and one.of("waited")
+        await stop([one])
+
+    live(tmp_path, scene)
+
+
+def test_an_error_of_the_learner_ends_the_life_well(tmp_path):
+    async def scene(world):
+        ones = await world.swarm(2)
+        await ones[0].reach(2)
+
+        async def fail(n, stop):
+            raise ArithmeticError("nan")
+
+        ones[1].learner.steps = fail
+        with pytest.raises(ArithmeticError):
+            await ones[1].task
+        assert ones[1].of("left") and ones[1].report.checkpoint
+        await stop(ones[:1])
+
+    live(tmp_path, scene)
+
+
+def test_an_error_in_receiving_ends_the_life(tmp_path):
+    """Also before there is a round to take part in."""
+
+    async def scene(world):
+        one = One(world, 0)
+        await one.until(lambda: hasattr(one.peer, "presence"))
+
+        def fail(now):
+            raise ArithmeticError("inside")
+
+        one.peer.presence.roster.tick = fail
+        with pytest.raises(ExceptionGroup, match="TaskGroup"):
+            await one.task
+
+    live(tmp_path, scene)
+
+
+def test_the_only_contact_dies_after_the_welcome(tmp_path):
+    """Who is let in and then left alone gives up: there is no swarm."""
+
+    async def scene(world):
+        founder = One(world, 0)
+        await founder.until(lambda: founder.invites)
+        joiner = One(world, 1, invite=founder.invites[0])
+        await joiner.until(lambda: hasattr(joiner.peer, "signed"))
+        assert not joiner.peer.ready
+        founder.kill()
+        with pytest.raises(NoSwarm, match="went away"):
+            async with asyncio.timeout(200.0):
+                await joiner.task
+        assert 30 < clock.current().time() < 150 and not joiner.report.checkpoint
+
+    live(tmp_path, scene)
+
+
+def test_same_seed_same_trace(tmp_path):
+    def once(seed, path):
+        async def main():
+            ones = await World(path, rounds=3).swarm(3)
+            for one in ones:
+                await one.task
+            return clock.current().trace
+
+        return clock.run(main(), seed=seed)
+
+    assert once(1, tmp_path / "a") == once(1, tmp_path / "b")
+    assert once(1, tmp_path / "c") != once(2, tmp_path / "d")
