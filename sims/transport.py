@@ -161,12 +161,12 @@ class SimTransport:
 
     def _hang_up(self, link: Link, reason: str) -> None:
         """Leave a link; the other end learns it one latency later: on a reset at once, else after what was sent."""
-        other, loop = link.other(self), self._net.loop
+        other = link.other(self)
         self._release(link)
-        when = loop.time() + self._net.latency(self.peer_id, other.peer_id)
+        when = self._net.loop.time() + self._net.latency(self.peer_id, other.peer_id)
         if reason != "reset":
             when = max([when, *(pipe.last + 1e-6 for pipe in link.pipes if pipe.source is self)])
-        loop.call_at(when, other.lose, link, reason)
+        self._net.at(when, other.lose, link, reason)
 
     def _release(self, link: Link) -> None:
         del self.links[link.other(self).peer_id]
@@ -276,6 +276,9 @@ class SimTransport:
                 if old.other(end) is other and other.has(old):
                     return  # both knocked at the same time
                 end.lose(old, "replaced")
+                # An earlier life that still runs, with the same key, is cut off.
+                loop, latency = self._net.loop, self._net.latency(end.peer_id, other.peer_id)
+                loop.call_later(latency, old.other(end).lose, old, "closed by the peer")
         link = Link(self, host)
         self.links[host.peer_id] = host.links[self.peer_id] = link
 

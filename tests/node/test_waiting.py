@@ -44,3 +44,53 @@ def test_errors_pass():
         assert task.done()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_process_passes(ending):
+    async def leaves():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ending
+
+    async def main():
+        task = asyncio.create_task(leaves())
+        await asyncio.sleep(0)
+        # The loop stops with it at once; whoever waits gets to know when it goes on.
+        with pytest.raises(ending):
+            await cancelled(task)
+        return "seen"
+
+    loop = asyncio.new_event_loop()
+    try:
+        waiting = loop.create_task(main())
+        with pytest.raises(ending):
+            loop.run_until_complete(waiting)
+        assert loop.run_until_complete(waiting) == "seen"
+    finally:
+        loop.close()
+
+
+def test_who_waits_can_be_cancelled():
+    async def main():
+        may_end = asyncio.Event()
+
+        async def stubborn():
+            while not may_end.is_set():
+                try:
+                    await may_end.wait()
+                except asyncio.CancelledError:
+                    pass
+
+        task = asyncio.create_task(stubborn())
+        waiting = asyncio.create_task(cancelled(task))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        may_end.set()
+        await task
+
+    asyncio.run(main())

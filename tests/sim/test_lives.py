@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from thinwire.node.directories import RunDirectory
 from thinwire.node.disk import RealDisk
+from thinwire.node.duties import DuplicateKey
 from thinwire.node.fragments import Layout, Piece
 from thinwire.node.learner import StepReport
 from thinwire.node.life import Life
@@ -254,6 +255,19 @@ def test_who_is_waited_for_in_vain(tmp_path):
         await one.reach(1)
         assert clock.current().time() > 60.0 and one.of("waited")
         await stop([one])
+
+    live(tmp_path, scene)
+
+
+def test_the_same_key_twice(tmp_path):
+    async def scene(world):
+        ones = await world.swarm(2)
+        await ones[0].reach(2)
+        double = One(world, 1, invite=ones[0].invites[0], life=1)
+        with pytest.raises(DuplicateKey):
+            async with asyncio.timeout(60.0):
+                await asyncio.gather(ones[1].task, double.task)
+        await stop(ones[:1])
 
     live(tmp_path, scene)
 
