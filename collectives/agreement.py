@@ -30,7 +30,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from thinwire.collectives.proposal import FAULTS, GONE, Terms, adopt, fit, gone_in, name_of, propose, sound
+from thinwire.collectives.complaints import Complaints
+from thinwire.collectives.proposal import GONE, Terms, adopt, fit, gone_in, name_of, propose, sound
 from thinwire.collectives.quorum import enough
 from thinwire.swarm.protocol import (
     Ask,
@@ -83,7 +84,6 @@ class Agreement:
         self.diverged = False
         """The swarm is ahead, or most ready members have another state digest than ours: fetch the state, then come again."""
         self.ready: dict[PeerId, Ready] = {}
-        self.rejected: dict[PeerId, str] = {}
         self.witness = witness
         self._sign, self._verify = sign, verify
         self._live = set(live) | {me}
@@ -93,7 +93,7 @@ class Agreement:
         self._leading: Ballot | None = None
         self._promises: dict[PeerId, Promise] | None = None
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
-        self._stuck: Counter[PeerId] = Counter()
+        self._complaints = Complaints()
         self._pending: tuple[Commit, set[PeerId]] | None = None
         self._asked: set[PeerId] = set()
         self._guests: set[PeerId] = set()
@@ -213,7 +213,7 @@ class Agreement:
         if known is None or message.attempt > known.attempt:
             self.ready[sender] = message
             if known is not None:
-                self.rejected.pop(sender, None)
+                self._complaints.forgive(sender)
             if not message.witness and sender in self.terms.members:
                 self._gone.add(sender)
         left = set(self.terms.members) - self._gone
@@ -269,24 +269,18 @@ class Agreement:
         self._votes[sender] = (message.digest, signature)
         self._moved = now
         same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}
-        if self._enough(same, gone_in(opened), opened.alive):
+        if self._suffice(same, opened):
             proofs = tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same))
             self.commit = Commit(opened, message.digest, proofs)
             self._out.append((None, self.commit))
 
     def _hear_blame(self, sender: PeerId, message: Blame, now: float) -> None:
         opened = self.opened
-        if opened is None or not self._leads_open() or message.ballot != opened.ballot or sender not in opened.alive:
+        if opened is None or opened.ballot.leader != self.me or message.ballot != opened.ballot:
             return
-        if message.peer not in opened.group:
-            return
-        if message.reason in FAULTS and opened.adopted is not None:
-            return  # its contributors were voted for; there is nothing left to leave out
-        if message.reason in FAULTS:
-            self.rejected[message.peer] = message.reason
-        else:
-            self._stuck[message.peer] += 1
-        self._prepare(now)
+        news = self._complaints.hear(sender, message, opened, lambda peers: self._suffice(peers, opened))
+        if news and self._leads_open():
+            self._prepare(now)
 
     def _hear_commit(self, message: Commit) -> None:
         """Accept a verdict when its votes are a quorum, as far as we can tell who is gone; else look again later."""
@@ -387,6 +381,10 @@ class Agreement:
             members, gone = tuple(sorted(present)), ()
         return enough(agreeing, members, gone, fraction=self.terms.fraction)
 
+    def _suffice(self, agreeing: Collection[PeerId], opened: Open) -> bool:
+        """Whether these can commit a ballot alone."""
+        return self._enough(agreeing, gone_in(opened), opened.alive)
+
     # --- leading
 
     def _leads_open(self) -> bool:
@@ -459,18 +457,19 @@ class Agreement:
 
     def _proposal(self, ballot: Ballot, present: set[PeerId], promises: dict[PeerId, Promise]) -> Open | None:
         terms, before, everyone = self.terms, self.opened, tuple(self._live)
-        able, unable = fit(terms, present, self.ready, self._stuck)
-        if "unreachable" in unable.values() and not self._enough(able, self._gone, everyone):
-            self._stuck.clear()  # there is no quorum without them, and they may be better by now
-            able, unable = fit(terms, present, self.ready, self._stuck)
+        able, unable = fit(terms, present, self.ready)
         if before is not None and not self._enough(set(able) & set(before.group), self._gone, everyone):
             before = None  # only who takes part can vote: of that group there are too few
         excluded = dict.fromkeys(self._gone & set(terms.members), GONE) | unable
-        adopted = adopt(ballot, terms, able, promises, excluded)
+        rejected, idle = self._complaints.rejected, self._complaints.idle
+        idle |= set(before.idle) if before is not None else set()
+        if idle.issuperset(able):
+            idle.clear()  # they may be better by now
+        adopted = adopt(ballot, terms, able, promises, excluded, idle=idle)
         if adopted is not None and self._may_be_chosen(adopted, promises):
             return adopted
-        known = {*able, *excluded, *self.rejected}
+        known = {*able, *excluded, *rejected}
         for peer in before.group if before is not None else terms.members:
             if peer not in known:
                 excluded[peer] = "late" if peer in self._live else "silent"
-        return propose(ballot, terms, able, self.ready, excluded, rejected=self.rejected, before=before)
+        return propose(ballot, terms, able, self.ready, excluded, rejected=rejected, idle=idle, before=before)

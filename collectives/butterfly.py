@@ -226,8 +226,12 @@ class Butterfly:
             count = len(self.grid)
             self._key, self._recorded, self._missing, self._wanted = key, b"", count, None
             self._hashes, self._expected, self.results = [None] * count, [None] * count, [None] * count
-        self._owners = owners(len(self.grid), opened.group, opened.alive, self._seed)
+        working = [peer for peer in opened.alive if peer not in opened.idle]
+        before, self._owners = self._owners, owners(len(self.grid), opened.group, working, self._seed)
         self._mine = [i for i, owner in enumerate(self._owners) if owner == self.me and self.me in opened.alive]
+        for index, owner in enumerate(before):
+            if owner != self._owners[index]:
+                self._expected[index] = None  # it was the word of another owner
         self._phase(self.round, "open")
         named = next((entry for entry in opened.contributors if entry.peer == self.me), None)
         if self.agreement.commit is None:

@@ -20,7 +20,7 @@ from thinwire.swarm.protocol import (
 )
 
 FAULTS = ("chunk missing", "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn")
-"""Reasons of a Blame that put the blamed peer's contribution out of the round; any other reason only tests who is alive."""
+"""Reasons of a Blame against a contributor."""
 
 GONE = "gone"
 
@@ -60,22 +60,22 @@ def gone_in(opened: Open) -> set[PeerId]:
 
 
 def sound(opened: Open, terms: Terms) -> bool:
-    """Structure of an Open: of this round, sorted, no duplicates, alive within the group, somebody alive, weights bounded."""
+    """Structure of an Open: of this round, sorted, no duplicates, alive within the group, an owner left, weights bounded."""
     peers = [contribution.peer for contribution in opened.contributors]
     return (
         (opened.round, opened.fragment) == (terms.round, terms.fragment)
-        and bool(opened.alive)
+        and set(opened.idle) < set(opened.alive)
         and len(opened.contributors) >= terms.min_peers
-        and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, peers))
+        and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, opened.idle, peers))
         and set(opened.alive) <= set(opened.group)
         and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
     )
 
 
 def fit(
-    terms: Terms, present: Collection[PeerId], ready: Mapping[PeerId, Ready], stuck: Mapping[PeerId, int]
+    terms: Terms, present: Collection[PeerId], ready: Mapping[PeerId, Ready]
 ) -> tuple[tuple[PeerId, ...], dict[PeerId, str]]:
-    """Which of those `present` can take part (sorted), and why the others cannot. `stuck` counts complaints about a peer."""
+    """Which of those `present` can take part (sorted), and why the others cannot."""
     able: list[PeerId] = []
     excluded: dict[PeerId, str] = {}
     for peer in sorted(present):
@@ -86,8 +86,6 @@ def fit(
             excluded[peer] = "base digest"
         elif announced.plan != terms.plan:
             excluded[peer] = "plan"
-        elif stuck.get(peer, 0) > 1:
-            excluded[peer] = "unreachable"
         else:
             able.append(peer)
     if len(able) > MAX_GROUP:
@@ -106,11 +104,12 @@ def propose(
     excluded: Mapping[PeerId, str],
     *,
     rejected: Mapping[PeerId, str],
+    idle: Collection[PeerId],
     before: Open | None,
 ) -> Open | None:
     """A free choice: everyone able contributes what it announced, except the rejected. None when that is nobody, or too few.
 
-    The group of an earlier ballot is kept, so that only chunks of those who left change their owner.
+    The group of an earlier ballot is kept, so that only chunks of those who left, or are idle, change their owner.
     """
     group = before.group if before is not None else able
     alive = tuple(peer for peer in able if peer in group)
@@ -123,9 +122,8 @@ def propose(
     )
     if not alive or len(contributors) < terms.min_peers:
         return None
-    return Open(
-        terms.round, terms.fragment, ballot, group, alive, contributors, _listed({**rejected, **excluded}), None, ()
-    )
+    out = _listed({**rejected, **excluded})
+    return Open(terms.round, terms.fragment, ballot, group, alive, contributors, out, None, (), _resting(idle, alive))
 
 
 def adopt(
@@ -134,6 +132,8 @@ def adopt(
     able: tuple[PeerId, ...],
     promises: Mapping[PeerId, Promise],
     excluded: Mapping[PeerId, str],
+    *,
+    idle: Collection[PeerId],
 ) -> Open | None:
     """No free choice: the contributors of the highest ballot that was voted for. None when nothing was."""
     votes = [(promise.voted, promise.digest) for promise in promises.values() if promise.voted is not None]
@@ -150,7 +150,23 @@ def adopt(
     alive = able or sources
     group = tuple(sorted({*alive, *old.group[: MAX_GROUP - len(alive)]}))
     out = _listed({entry.peer: entry.reason for entry in old.excluded} | dict(excluded))
-    return Open(terms.round, terms.fragment, ballot, group, alive, old.contributors, out, digest, sources)
+    return Open(
+        terms.round,
+        terms.fragment,
+        ballot,
+        group,
+        alive,
+        old.contributors,
+        out,
+        digest,
+        sources,
+        _resting(idle, alive),
+    )
+
+
+def _resting(idle: Collection[PeerId], alive: Collection[PeerId]) -> tuple[PeerId, ...]:
+    """Who owns no chunks; when that would be everyone, nobody is spared."""
+    return tuple(sorted(set(idle) & set(alive))) if set(alive) - set(idle) else ()
 
 
 def _listed(reasons: Mapping[PeerId, str]) -> tuple[Exclusion, ...]:

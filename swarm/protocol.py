@@ -205,7 +205,8 @@ class Open(Message, frozen=True):
 
     `group` (sorted) fixes the primary owners of chunks for the round; `alive` (sorted, a subset) are those that still take
     part; chunks of the others fall to their backups. When an earlier ballot has been voted for, its contributors must be
-    kept: `adopted` is then the digest of their results and `sources` are peers known to hold every one of them.
+    kept: `adopted` is then the digest of their results and `sources` are peers known to hold every one of them. `idle`
+    (sorted, some of `alive` but not all) own no chunks: what they say of others, or others of them, cannot be settled.
     """
 
     limit: ClassVar[int] = 48_000
@@ -219,6 +220,7 @@ class Open(Message, frozen=True):
     excluded: Annotated[tuple[Exclusion, ...], Meta(max_length=MAX_GROUP)]
     adopted: Digest | None
     sources: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
+    idle: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
 
 
 class Prepare(Message, frozen=True):

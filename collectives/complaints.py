@@ -1,0 +1,83 @@
+"""What participants tell the leader of a round about each other, and what follows: chunks move first, people last.
+
+A word against another cannot be checked by a third: their link may be cut, or either may lie. So the first word against a
+contributor costs both of them only the chunks they own (they stay in the round, and their contributions in the mean); the
+chunk in question goes to an owner that can tell, and only a second owner's word, or what the leader has seen itself, puts the
+contribution out. Who lacks results is brought up to date by those who have them once the round has committed; only when
+it cannot commit without those who complain are the chunks moved to other owners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from thinwire.collectives.proposal import FAULTS
+from thinwire.swarm.protocol import Ballot, Blame, Open, PeerId
+
+UNSERVED = ("result", "result missing")
+"""Reasons of a Blame against an owner of chunks: its result is wrong, or it did not come."""
+
+
+class Complaints:
+    """One round's, at one peer, which counts them when it leads. Bounded by the square of the group."""
+
+    def __init__(self) -> None:
+        self.rejected: dict[PeerId, str] = {}
+        """Contributions that are out, each with its reason."""
+        self.idle: set[PeerId] = set()
+        """Peers that are to own no chunks."""
+        self._words: dict[PeerId, set[PeerId]] = {}
+        self._unserved: dict[PeerId, set[PeerId]] = {}
+        self._ballot: Ballot | None = None
+
+    def forgive(self, peer: PeerId) -> None:
+        """A peer contributes anew."""
+        self.rejected.pop(peer, None)
+        self._words.pop(peer, None)
+
+    def hear(self, accuser: PeerId, blame: Blame, opened: Open, suffice: Callable[[Collection[PeerId]], bool]) -> bool:
+        """Take a complaint about a ballot that we lead; True when the next ballot would be another one because of it.
+
+        `suffice` tells whether these peers can commit the round alone.
+        """
+        if accuser not in opened.alive:
+            return False
+        if blame.reason in UNSERVED:
+            return self._lacks(accuser, blame.peer, opened, suffice)
+        contributes = any(entry.peer == blame.peer for entry in opened.contributors)
+        if blame.reason not in FAULTS or not contributes or blame.peer in self.rejected:
+            return False
+        if accuser == blame.peer:
+            return opened.adopted is None and self._reject(blame)
+        owners = set(opened.alive) - set(opened.idle)
+        if accuser not in owners:
+            return False  # it has nothing to do with anybody's chunks
+        words = self._words.setdefault(blame.peer, set())
+        words.add(accuser)
+        others = owners - self.idle - {accuser}
+        if opened.adopted is None and (accuser == opened.ballot.leader or len(words) > 1 or not others):
+            return self._reject(blame)
+        before = set(self.idle)
+        self.idle.add(accuser)
+        if others - {blame.peer}:
+            self.idle.add(blame.peer)
+        return self.idle != before
+
+    def _lacks(
+        self, accuser: PeerId, owner: PeerId, opened: Open, suffice: Callable[[Collection[PeerId]], bool]
+    ) -> bool:
+        if opened.ballot != self._ballot:
+            self._ballot, self._unserved = opened.ballot, {}
+        if owner not in opened.alive or owner in opened.idle or owner == accuser:
+            return False
+        self._unserved.setdefault(owner, set()).add(accuser)
+        if suffice(set(opened.alive).difference(*self._unserved.values())):
+            return False
+        most = max(len(words) for words in self._unserved.values())
+        before = set(self.idle)
+        self.idle |= {peer for peer, words in self._unserved.items() if len(words) == most}
+        return self.idle != before
+
+    def _reject(self, blame: Blame) -> bool:
+        self.rejected[blame.peer] = blame.reason
+        return True
