@@ -1,0 +1,170 @@
+"""How long one of our rounds takes, and what it moves: the butterfly of collectives/, in closed form.
+
+The sizes are the real ones: chunk grid, codec and control messages are those of the product. The time is the sum of the steps
+that wait for each other (Ready -> Open -> Chunk -> Result -> Vote -> Commit), each with its latency, and of the bytes that the
+slowest link has to pass in between. Encoding, hashing and the outer step are not in it (about a second for 4 GB of parameters
+on one core). tests/sim/test_plan.py holds it against whole swarms in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+
+import msgspec
+from thinwire.collectives.shards import MIN_COUNT, Grid, grid
+from thinwire.compression.codec import Codec
+from thinwire.swarm.frame import HEADER_BYTES
+from thinwire.swarm.identity import SIGNATURE_BYTES
+from thinwire.swarm.protocol import (
+    MAX_CHUNKS,
+    Ballot,
+    Chunk,
+    Commit,
+    Contribution,
+    Message,
+    Open,
+    Proof,
+    Ready,
+    Record,
+    Result,
+    Vote,
+)
+
+_ID = bytes(32)
+_NUMBER = 1 << 17
+"""Stands for the numbers in messages of which only the size counts: five bytes, as most of them have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One peer of a plan: bytes/s down and up, and seconds of its inner steps in one round."""
+
+    down: float
+    up: float
+    computing: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTime:
+    """What a round costs.
+
+    Seconds: `waiting` until everyone that is waited for has computed, then `agreement`, then `data`. `sent` and `received`:
+    bytes per peer, the mean, control included. `late`: peers that are not waited for. `busy`: the fraction of a round that
+    the others compute.
+    """
+
+    waiting: float
+    agreement: float
+    data: float
+    sent: float
+    received: float
+    late: int
+    busy: float
+
+    @property
+    def exchange(self) -> float:
+        """Seconds from the last announcement to the commit."""
+        return self.agreement + self.data
+
+    @property
+    def period(self) -> float:
+        """Seconds from one commit to the next."""
+        return self.waiting + self.exchange
+
+
+def largest_fragment(codec: Codec) -> int:
+    """Parameters that one fragment can have at most."""
+    return grid(MIN_COUNT << 19, codec).chunk * MAX_CHUNKS
+
+
+def grids(total: int, codec: Codec) -> list[Grid]:
+    """The chunk grids of `total` parameters: one, or as few fragments of equal size as the limits of a grid allow."""
+    count = max(1, -(-total // largest_fragment(codec)))
+    size = max(1, -(-total // count))
+    return [grid(min(size, total - start), codec) for start in range(0, total, size)]
+
+
+def round_time(
+    total: int,
+    codec: Codec,
+    places: Sequence[Place],
+    latency: float,
+    *,
+    grace: float = 10.0,
+    quorum: float = 0.5,
+    jitter: float = 0.0,
+) -> RoundTime:
+    """A round of `total` parameters among `places`, all of them contributing.
+
+    `latency`: seconds one way, of which the part `jitter` is exponentially distributed; `grace` and `quorum`: the manifest's.
+    """
+    ready = sorted(place.computing for place in places)
+    opened = min(ready[-1], ready[min(len(ready) - 1, int(quorum * len(ready)))] + grace)
+    here = [place for place in places if place.computing <= opened]
+    peers, late = len(here), len(places) - len(here)
+    computing = sum(place.computing for place in here) / peers
+    if peers == 1:
+        return RoundTime(opened, 0.0, 0.0, 0.0, 0.0, late, computing / opened if opened else 1.0)
+    up, down = min(place.up for place in here), min(place.down for place in here)
+    slow = sum(place.up == up for place in here)
+    sizes = _sizes(peers, slow, grids(total, codec), codec)
+    # Of several messages at one time the last one counts; the leader, which is one of the peers, is near to itself.
+    worst = latency * (1 - jitter + jitter * sum(1 / i for i in range(1, peers)))
+    agreement = (
+        2 * worst + 2 * latency * (peers - 1) / peers + sizes.led * (peers - 1) / up + sizes.ready * peers / 2 / up
+    )
+    scattered = sizes.scatter / min(up, down) + worst + sizes.last / up
+    data = worst + max(sizes.most / up, sizes.most / down, scattered)
+    moved = sizes.mean + (peers - 1) * (sizes.ready + sizes.record + (sizes.led + sizes.vote) / peers)
+    period = opened + agreement + data
+    return RoundTime(opened, agreement, data, moved, moved, late, computing / period)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Bytes on the wire. Data of one peer: all it sends on average (`mean`), the most that any of the slowest peers sends
+    (`most`), its own contribution (`scatter`), the last result that it sends to all others (`last`). Messages to one peer:
+    `ready`, `record`, `vote`, and `led`, which the leader sends.
+    """
+
+    mean: float
+    most: float
+    scatter: float
+    last: float
+    ready: int
+    record: int
+    vote: int
+    led: int
+
+
+def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _Sizes:
+    ballot = Ballot(1, _ID)
+    ids = (_ID,) * peers
+    opened = Open(_NUMBER, 0, ballot, ids, ids, (Contribution(_ID, _NUMBER, _NUMBER),) * peers, (), None, ())
+    commit = Commit(opened, _ID, (Proof(_ID, bytes(64)),) * peers)
+    vote = _wire(Vote(_NUMBER, 0, ballot, _ID, _ID))
+    chunk, result = _wire(Chunk(_NUMBER, 0, _NUMBER, 500)), _wire(Result(_NUMBER, 0, ballot, 500))
+    mean = most = scatter = last = 0.0
+    ready = record = 0
+    for cut in fragments:
+        count = len(cut)
+        payload = (codec.nbytes(cut.chunk) * (count - 1) + codec.nbytes(cut.size(count - 1))) / count
+        # Some own one chunk more than others; how likely one of the slowest is among them?
+        odd = count % peers
+        owned = count // peers + 1 - comb(peers - slow, odd) / comb(peers, odd)
+        mean += (count * (peers - 1) / peers) * (2 * payload + chunk + result)
+        most += (count - owned) * (payload + chunk) + owned * (peers - 1) * (payload + result)
+        scatter += (count - owned) * (payload + chunk)
+        last = (peers - 1) * (payload + result)
+        ready += _wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0))
+        mine = tuple(range(500, 500 + -(-count // peers)))
+        record += _wire(Record(_NUMBER, 0, ballot, mine, bytes(32 * len(mine))))
+    led = len(fragments) * (_wire(opened) + _wire(commit))
+    return _Sizes(mean, most, scatter, last, ready, record, vote * len(fragments), led)
+
+
+def _wire(message: Message) -> int:
+    """Bytes of a message's frame without its payload."""
+    return HEADER_BYTES + len(msgspec.msgpack.encode(message)) + (SIGNATURE_BYTES if message.signed else 0)

@@ -1,0 +1,76 @@
+"""The planner's rounds against whole swarms in virtual time: the same peers, links, codec and steps, within a tenth."""
+
+from dataclasses import dataclass
+from statistics import mean
+
+import pytest
+from thinwire.compression import registry
+from thinwire.sims import clock
+from thinwire.sims.roundtime import Place, round_time
+
+ROUNDS = 4
+GRACE = 20.0
+JITTER = 0.1
+"""Of the latency, in the fixture's network."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """links: bytes/s (down, up), taken by turns; latency: one way; computing: of the first peer, each next `slower` more."""
+
+    peers: int
+    size: int
+    codec: str
+    links: tuple[tuple[float, float], ...]
+    latency: float
+    computing: float
+    slower: float = 0.0
+
+    def places(self):
+        return [
+            Place(*self.links[i % len(self.links)], self.computing * (1 + self.slower * i)) for i in range(self.peers)
+        ]
+
+
+FIBRE, DSL, CABLE = (37.5e6, 37.5e6), (6.25e6, 1.25e6), (25e6, 2.5e6)
+CASES = {
+    "bandwidth binds": Case(4, 1_000_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.02, 1.0),
+    "two peers, far apart, exact": Case(2, 300_000, "fp32", ((1e6, 1e6),), 0.15, 0.5),
+    "latency binds": Case(8, 200_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.1, 2.0),
+    "unequal machines": Case(5, 500_000, "int8(block=64)", ((1e6, 1e6),), 0.02, 3.0, slower=0.1),
+    "unequal links": Case(6, 1_000_000, "int8(block=256)", (FIBRE, DSL, CABLE), 0.02, 1.5),
+}
+
+
+async def lived(swarm, case):
+    """Mean seconds from commit to commit, from the slowest announcement to the commits, and bytes sent per peer and round."""
+    world = swarm(
+        case.peers, rounds=ROUNDS, size=case.size, codec=case.codec, grace=GRACE, patience=5.0, latency=case.latency
+    )
+    for node, place in zip(world.nodes.values(), case.places(), strict=True):
+        node.pace = place.computing
+        node.transport.uplink.rate, node.transport.downlink.rate = place.up, place.down
+    world.start()
+    await world.finish(limit=600)
+    world.check()
+    nodes = list(world.nodes.values())
+    commits = [mean(node.committed_at[number] for node in nodes) for number in range(1, ROUNDS + 1)]
+    announced = [
+        max(at for node in nodes for at, name, fields in node.log if (name, fields) == ("phase", phase))
+        for phase in ({"round": number, "phase": "announce"} for number in range(1, ROUNDS + 1))
+    ]
+    period = (commits[-1] - commits[0]) / (ROUNDS - 1)
+    exchange = mean(commit - at for commit, at in zip(commits[1:], announced[1:], strict=True))
+    return period, exchange, mean(node.transport.totals()[0] for node in nodes) / ROUNDS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_round_as_planned(swarm, name):
+    case = CASES[name]
+    period, exchange, sent = clock.run(lived(swarm, case), seed=5, limit=1000)
+    plan = round_time(case.size, registry.parse(case.codec), case.places(), case.latency, grace=GRACE, jitter=JITTER)
+    print(f"{name}: {period:.3f} s, planned {plan.period:.3f} ({plan.period / period - 1:+.1%})")
+    assert plan.period == pytest.approx(period, rel=0.1)
+    assert plan.exchange == pytest.approx(exchange, rel=0.1)
+    assert plan.sent == pytest.approx(sent, rel=0.1)
+    assert plan.late == 0
