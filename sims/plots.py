@@ -1,0 +1,154 @@
+"""Pictures of a simulation: loss, round time, bytes per peer, utilisation and who was there, with the faults marked."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from thinwire.node.picture import check
+
+from .journal import WORLD, Journal
+from .report import busy_parts, committed, last_samples, loss_by_round, quantile
+from .scenario import Scenario
+
+FEW = 40
+"""Up to so many peers each has a line of its own; more are shown as a band with their middle."""
+
+Axes: TypeAlias = Any
+"""matplotlib.axes.Axes, which has no types."""
+
+_MOMENT = 0.2
+"""Faults that last no longer are drawn as a line."""
+
+
+def draw_all(directory: Path, scenario: Scenario, journal: Journal) -> tuple[Path, ...]:
+    """Write five PNGs. Raises NoPlots without matplotlib; OSError."""
+    check()
+    drawn = []
+    for name, draw in _PICTURES.items():
+        path = directory / f"{name}.png"
+        _picture(path, scenario, journal, draw)
+        drawn.append(path)
+    return tuple(drawn)
+
+
+def _picture(path: Path, scenario: Scenario, journal: Journal, draw: Callable[[Axes, Scenario, Journal], None]) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    draw(axes, scenario, journal)
+    if axes.get_xlabel() == _TIME:
+        axes.set_xlim(0, max(journal.now, 1e-9))
+        _mark_faults(axes, journal)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8)
+    figure.savefig(path, format="png")
+
+
+def _mark_faults(axes: Axes, journal: Journal) -> None:
+    """Each fault from its beginning to its end; one colour and one entry in the legend for a kind."""
+    colours: dict[str, str] = {}
+    for event in journal.of("fault"):
+        kind, seconds = event.fields["fault"], event.fields["seconds"]
+        if event.fields["over"]:
+            continue
+        label = kind if kind not in colours else None
+        colour = colours.setdefault(kind, f"C{1 + len(colours) % 9}")
+        if seconds > _MOMENT and kind != "kill":
+            axes.axvspan(event.at, event.at + seconds, color=colour, alpha=0.15, label=label)
+        else:
+            axes.axvline(event.at, color=colour, ls="--", lw=1.0, label=label)
+
+
+_TIME = "seconds since the start"
+
+
+def _loss(axes: Axes, scenario: Scenario, journal: Journal) -> None:
+    liars = {peer.index for peer in scenario.peers if peer.liar}
+    of_peer: dict[int, tuple[list[float], list[float]]] = {}
+    for event in journal.of("round"):
+        if event.fields.get("loss") is not None and event.peer not in liars:
+            times, losses = of_peer.setdefault(event.peer, ([], []))
+            times.append(event.at)
+            losses.append(event.fields["loss"])
+    if len(of_peer) <= FEW:
+        for index, (times, losses) in sorted(of_peer.items()):
+            axes.plot(times, losses, lw=0.8, alpha=0.6, label=journal.names[index] if len(of_peer) <= 10 else None)
+    mean = loss_by_round(journal, liars)
+    axes.plot([at for at, _ in mean], [loss for _, loss in mean], "k", lw=1.6, label="mean")
+    axes.set(title=f"{scenario.name}: loss", xlabel=_TIME, ylabel="loss, nats per token")
+
+
+def _rounds(axes: Axes, scenario: Scenario, journal: Journal) -> None:
+    commits = list(committed(journal).values())
+    gaps = [b - a for a, b in zip(commits, commits[1:], strict=False)]
+    axes.plot(commits[1:], gaps, ".-", lw=1.0, label="between two commits")
+    syncs = list(journal.of("round"))
+    axes.plot([e.at for e in syncs], [e.fields.get("sync_seconds", 0.0) for e in syncs], ",", label="of it, exchanging")
+    axes.set(title=f"{scenario.name}: round time", xlabel=_TIME, ylabel="seconds")
+    axes.set_ylim(bottom=0)
+
+
+def _bytes(axes: Axes, scenario: Scenario, journal: Journal) -> None:
+    newest = last_samples(journal)
+    places = range(len(newest))
+    up = [one.up / 1e6 if one else 0.0 for one in newest]
+    down = [one.down / 1e6 if one else 0.0 for one in newest]
+    axes.bar([place - 0.2 for place in places], up, 0.4, label="up")
+    axes.bar([place + 0.2 for place in places], down, 0.4, label="down")
+    if len(newest) <= FEW:
+        axes.set_xticks(list(places), journal.names, rotation=90, fontsize=7)
+    axes.set(title=f"{scenario.name}: bytes per peer", xlabel="peer", ylabel="MB")
+
+
+def _utilisation(axes: Axes, scenario: Scenario, journal: Journal) -> None:
+    rows = [(at, [part for part in row if part is not None]) for at, row in busy_parts(journal)]
+    _band(axes, [(at, [100 * part for part in parts]) for at, parts in rows if parts])
+    axes.set(title=f"{scenario.name}: compute utilisation", xlabel=_TIME, ylabel="% of the time since the last sample")
+    axes.set_ylim(0, 105)
+
+
+def _band(axes: Axes, rows: Sequence[tuple[float, list[float]]]) -> None:
+    times = [at for at, _ in rows]
+    low = [quantile(values, 0.1) for _, values in rows]
+    high = [quantile(values, 0.9) for _, values in rows]
+    axes.fill_between(times, low, high, alpha=0.2, lw=0, label="10 to 90 % of the peers")
+    axes.plot(times, [statistics.fmean(values) for _, values in rows], lw=1.6, label="mean")
+
+
+def _membership(axes: Axes, scenario: Scenario, journal: Journal) -> None:
+    """Few peers: a bar for the time that each is there. Many: how many are there."""
+    if len(journal.names) > FEW:
+        there = [(sample.at, sum(one is not None for one in sample.peers)) for sample in journal.samples]
+        axes.step([at for at, _ in there], [count for _, count in there], where="post", label="peers that run")
+        axes.set(title=f"{scenario.name}: membership", xlabel=_TIME, ylabel="peers")
+        return
+    since: dict[int, float] = {}
+    for event in [event for event in journal.events if event.name in ("up", "down") and event.peer != WORLD]:
+        if event.name == "up":
+            since.setdefault(event.peer, event.at)
+        elif event.peer in since:
+            begin = since.pop(event.peer)
+            axes.barh(event.peer, event.at - begin, left=begin, height=0.7, color="C0")
+            dead = event.fields.get("reason") != "left"
+            axes.plot([event.at], [event.peer], "x" if dead else "|", color="tab:red" if dead else "black")
+    for index, begin in since.items():
+        axes.barh(index, journal.now - begin, left=begin, height=0.7, color="C0")
+    axes.set_yticks(range(len(journal.names)), journal.names, fontsize=7)
+    axes.set_ylim(len(journal.names) - 0.5, -0.5)
+    axes.set(title=f"{scenario.name}: who is there", xlabel=_TIME)
+
+
+_PICTURES: dict[str, Callable[[Axes, Scenario, Journal], None]] = {
+    "loss": _loss,
+    "rounds": _rounds,
+    "bytes": _bytes,
+    "utilisation": _utilisation,
+    "membership": _membership,
+}
