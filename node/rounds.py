@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import blake3
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.statesync import Foreign
+from thinwire.collectives.statesync import Fetched, Foreign
 from thinwire.compression.codec import Floats
 from thinwire.node.outer import Read, Replica
 from thinwire.node.session import Session
@@ -39,17 +39,17 @@ class Rounds:
         ManifestMismatch when the swarm trains another model than this one.
         """
         session, tried, lonely = self._session, 0, 0
-        while not await session.catch_up():
+        while not await self._catch_up():
             if session.foreign is not None:
                 raise _mismatch(session.replica, session.foreign)
             tried += 1
             if tries and tried >= tries:
-                break
+                await self._adopt()
+                return True
             lonely = 0 if session.live else lonely + 1
             if alone and lonely >= alone:
                 return False
             await session.pause()
-        await self._adopt()
         return True
 
     async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
@@ -81,12 +81,21 @@ class Rounds:
         if outcome.commit is not None:
             await whole(self._commit(outcome, outcome.commit))
         elif outcome.diverged or session.behind.is_set():
-            if await session.catch_up():
-                await self._adopt()
-            else:
+            if not await self._catch_up():
                 session.again()
                 await session.pause()
         return replace(outcome, results=())
+
+    async def _catch_up(self) -> bool:
+        """Take over the swarm's state, if there is one for us."""
+        fetched = await self._session.newer(self._work)
+        if fetched is not None:
+            await whole(self._take_over(fetched))
+        return fetched is not None
+
+    async def _take_over(self, fetched: Fetched) -> None:
+        await self._session.install(fetched, self._work)
+        await self._adopt()
 
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:
         """Apply a commit, whole: whoever cancels `sync` on the way waits for it."""

@@ -24,6 +24,7 @@ from thinwire.compression.codec import Buffer, Codec
 from thinwire.node.outer import Replica
 from thinwire.node.presence import TICK, Emit, Presence
 from thinwire.node.stateserver import StateServer
+from thinwire.node.waiting import Work
 from thinwire.swarm.frame import Frame, sign_message, verify_message
 from thinwire.swarm.identity import Identity, short
 from thinwire.swarm.manifest import Manifest
@@ -323,8 +324,8 @@ class Session:
             self.current.agreement.overtaken()
             self.current.pump()
 
-    async def catch_up(self) -> bool:
-        """Fetch the state of the last committed round from those who have it; True when the replica has it now.
+    async def newer(self, work: Work) -> Fetched | None:
+        """Fetch the state of the last committed round from those who have it; None when nobody offers what we need.
 
         When somebody said that we are behind, only a later round will do.
         """
@@ -336,12 +337,16 @@ class Session:
         if isinstance(fetched, Foreign):
             self.foreign = fetched
         if not isinstance(fetched, Fetched):
-            return False
-        if not all(np.isfinite(np.frombuffer(chunk, np.float32)).all() for chunk in fetched.chunks.values()):
+            return None
+        if not await work(lambda: _finite(fetched)):
             self.report("alarm", f"the state of round {fetched.offer.round} that was offered is not finite")
-            return False
+            return None
+        return fetched
+
+    async def install(self, fetched: Fetched, work: Work) -> None:
+        """Make what `newer` gave the replica's state; then comes `advance`."""
         self._states.hold()
-        changed = self.replica.install(fetched)
+        changed = await work(lambda: self.replica.install(fetched))
         self._emit(
             "synced",
             {
@@ -351,4 +356,7 @@ class Session:
                 "digest": fetched.offer.digest.hex(),
             },
         )
-        return True
+
+
+def _finite(fetched: Fetched) -> bool:
+    return all(np.isfinite(np.frombuffer(chunk, np.float32)).all() for chunk in fetched.chunks.values())

@@ -6,12 +6,15 @@ import random
 import blake3
 import numpy as np
 import pytest
+from thinwire.node import session
+from thinwire.node.checkpoint import CheckpointStore
 from thinwire.node.directories import RunDirectory
 from thinwire.node.disk import RealDisk
 from thinwire.node.duties import DuplicateKey
 from thinwire.node.fragments import Layout, Piece
 from thinwire.node.learner import StepReport
 from thinwire.node.life import Life
+from thinwire.node.outer import Replica
 from thinwire.node.peer import Doors, NoSwarm, Peer
 from thinwire.node.report import Reporter
 from thinwire.node.snapshot import PrivateState
@@ -79,7 +82,7 @@ class Drift:
 class One:
     """A life with its doors. `life` numbers the lives of one key."""
 
-    def __init__(self, world, index, *, invite=None, life=0, pace=0.25, **options):
+    def __init__(self, world, index, *, invite=None, life=0, pace=0.25, work=at_once, **options):
         self.world, self.index = world, index
         self.identity = AUTHOR if index == 0 else Identity.generate(bytes([index]) * 32)
         self.events, self.learner, self.invites = [], Drift(100 * index + life, pace), []
@@ -105,7 +108,7 @@ class One:
             return self.learner
 
         self.life = Life(
-            self.peer, self.report, begin=begin, learn=learn, work=at_once, invited=self.invites.append, **options
+            self.peer, self.report, begin=begin, learn=learn, work=work, invited=self.invites.append, **options
         )
         self.task = loop.create_task(self.life.run())
 
@@ -268,6 +271,62 @@ def test_the_same_key_twice(tmp_path):
             async with asyncio.timeout(60.0):
                 await asyncio.gather(ones[1].task, double.task)
         await stop(ones[:1])
+
+    live(tmp_path, scene)
+
+
+def test_what_is_heavy_leaves_the_loop(tmp_path, monkeypatch):
+    """Whole states are hashed, copied, looked through and written in `work` only."""
+    working, seen = [], set()
+
+    async def work(function):
+        await asyncio.sleep(0.01)
+        working.append(function)
+        try:
+            return function()
+        finally:
+            working.pop()
+
+    def watch(owner, name):
+        original = getattr(owner, name)
+
+        def watched(*arguments, **rest):
+            assert working, f"{name} on the loop's thread"
+            seen.add(name)
+            return original(*arguments, **rest)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for name in ("__init__", "seal", "encode", "apply", "install"):
+        watch(Replica, name)
+    watch(CheckpointStore, "load")
+    watch(CheckpointStore, "save")
+    watch(session, "_finite")
+
+    async def scene(world):
+        ones = await world.swarm(2, work=work)
+        await ones[0].reach(2)
+        await stop(ones)
+        again = One(world, 0, life=1, work=work)
+        await again.reach(3)
+        assert again.of("restored")
+        await stop([again])
+
+    live(tmp_path, scene)
+    assert len(seen) == 8
+
+
+def test_a_state_that_is_not_finite_is_not_taken(tmp_path):
+    async def scene(world):
+        founder = One(world, 0)
+        await founder.reach(1)
+        founder.peer.replica.theta[7] = np.nan
+        founder.peer.replica.seal()
+        joiner = One(world, 1, invite=founder.invites[0])
+        await joiner.until(lambda: joiner.of("alarm"))
+        assert "not finite" in joiner.report.alarm and not joiner.of("ready")
+        for one in (founder, joiner):
+            one.kill()
 
     live(tmp_path, scene)
 
