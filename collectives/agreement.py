@@ -58,6 +58,15 @@ LEAP = 10_000
 FORSAKEN = 10
 """Patiences for which a silent member is waited for that may know of a verdict by the votes of dead ones."""
 
+BALLOTS = 4
+"""Ballots of one round that may follow each other at once: for deaths and complaints of an ordinary bad moment."""
+
+GROWTH = 4.0
+"""What the waiting for a stuck leader grows to, when ballot after ballot comes to nothing; it doubles from ballot to ballot."""
+
+REST = 8.0
+"""Patiences that a leader waits at most between two of its own ballots; a quarter of one at first, and twice that each time."""
+
 
 class Agreement:
     """One peer's part in agreeing on one round of one fragment.
@@ -102,6 +111,9 @@ class Agreement:
         self._orphaned_since: float | None = None
         self._doubted_since: float | None = None
         self._moved = 0.0
+        self._ballots = 0
+        self._rested = 0.0
+        self._urged = False
         self._out: list[tuple[PeerId | None, Message]] = []
 
     # --- what happens here
@@ -138,6 +150,7 @@ class Agreement:
         blame = Blame(self.terms.round, self.terms.fragment, self.opened.ballot, peer, reason)
         if self.opened.ballot.leader == self.me:
             self._hear_blame(self.me, blame, now)
+            self.tick(now)
         else:
             self._out.append((self.opened.ballot.leader, blame))
 
@@ -155,7 +168,7 @@ class Agreement:
         if gone:
             self._gone.add(peer)
         if self.commit is None and self._leads_open() and self.opened is not None and peer in self.opened.alive:
-            self._prepare(now)
+            self._urged = True
         self.tick(now)
 
     def overtaken(self) -> None:
@@ -234,7 +247,7 @@ class Agreement:
         if self.opened is not None and message.ballot <= self.opened.ballot:
             return
         self._promised = message.ballot
-        self._leading, self._promises = None, None
+        self._leading, self._promises, self._urged = None, None, False
         self.opened, self._moved = message, now
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
@@ -242,7 +255,8 @@ class Agreement:
         if sender != message.ballot.leader or message.ballot <= self._promised or far or not self.witness:
             return
         self._promised, self._moved = message.ballot, now
-        self._leading, self._promises = None, None
+        self._ballots += 1
+        self._leading, self._promises, self._urged = None, None, False
         mine = self.ready.get(self.me)
         if mine is not None:
             self._out.append((sender, mine))
@@ -279,8 +293,7 @@ class Agreement:
         if opened is None or opened.ballot.leader != self.me or message.ballot != opened.ballot:
             return
         news = self._complaints.hear(sender, message, opened, lambda peers: self._suffice(peers, opened))
-        if news and self._leads_open():
-            self._prepare(now)
+        self._urged |= news and self._leads_open()
 
     def _hear_commit(self, message: Commit) -> None:
         """Accept a verdict when its votes are a quorum, as far as we can tell who is gone; else look again later."""
@@ -315,6 +328,9 @@ class Agreement:
         if self._promises is not None and self._leading is not None:
             self._try_open(now)
             return
+        if self._urged and self._leads_open():
+            self._prepare(now)
+            return
         due = self._due(now)
         if due is not None and now >= due:
             whole = not self._gone.intersection(self.terms.members)
@@ -345,7 +361,8 @@ class Agreement:
             return None
         patience = self.terms.patience
         if self.opened is not None or self._promised.term > 1:
-            stuck = self._moved + (2 + turn) * patience
+            growth = min(GROWTH, 2.0 ** max(0, self._ballots - BALLOTS))
+            stuck = self._moved + (2 + turn) * growth * patience
             return stuck if leader in self._live else min(stuck, self._moved + turn * patience)
         ready = {peer for peer in self.ready if peer in self._live}
         orphaned = self._orphaned(now)
@@ -395,8 +412,12 @@ class Agreement:
         return Promise(self.terms.round, self.terms.fragment, ballot, voted, digest)
 
     def _prepare(self, now: float) -> None:
-        if not self.witness:
+        if not self.witness or now < self._rested:
             return
+        self._ballots += 1
+        more = self._ballots - BALLOTS
+        self._rested = now + (min(REST, 0.125 * 2.0**more) * self.terms.patience if more > 0 else 0.0)
+        self._urged = False
         ballot = Ballot(max(self._promised.term, 1) + 1, self.me)
         self._promised = self._leading = ballot
         self._promises = {self.me: self._promise(ballot)}

@@ -325,6 +325,56 @@ def test_silent_member_does_not_hold_up_survivors_for_ever():
     assert set(world.committed()) == set(world.peers)
 
 
+# --- ballot after ballot
+
+
+def _ballots(world, seconds, trouble):
+    """How many ballots begin in so many seconds of `trouble`, which is called ten times a second."""
+    begun = set()
+    for _ in range(int(10 * seconds)):
+        world.tick(0.1)
+        trouble()
+        while world.bag:
+            sender, to, message = world.bag[0]
+            if isinstance(message, Prepare):
+                begun.add(message.ballot)
+            world.deliver(0)
+            del world.bag[0]
+    return len(begun)
+
+
+def test_ballots_that_come_to_nothing_become_rare():
+    """Nobody ever completes: there are ballots again and again, and ever fewer."""
+    world = Script(4)
+    first, then = _ballots(world, 30.0, lambda: None), _ballots(world, 300.0, lambda: None)
+    assert first >= 4 and 300 / 20 <= then <= 300 / 15
+    for me in world.ids:
+        world.complete(me)
+    world.flow()
+    assert set(world.committed()) == set(world.peers), "and the next one that can be decided is"
+
+
+@pytest.mark.parametrize("trouble", ["flapping", "lies"])
+def test_a_leader_does_not_flood_the_swarm_with_ballots(trouble):
+    world = Script(4)
+    leader, liar = world.ids[0], world.ids[3]
+
+    def flap():
+        world.cut(leader, liar)
+        world.join_up(leader, liar)
+
+    def lie():
+        """Each time with a new announcement, so that each complaint is news."""
+        agreement = world.peers[liar]
+        if agreement.opened is not None:
+            world.attempts[liar] += 1
+            agreement.announce(ready(world.attempts[liar]), world.now)
+            agreement.accuse(liar, "withdrawn", world.now)
+            world.collect(liar)
+
+    assert 4 <= _ballots(world, 60.0, flap if trouble == "flapping" else lie) <= 24
+
+
 # --- lies: each leaves the agreement as it was
 
 
