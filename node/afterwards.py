@@ -88,6 +88,7 @@ def _load(swarm: LocalSwarm, child: Child, found: Proof) -> Made:
         threads=swarm.threads,
         cache=config.directories.cache,
         here=swarm.file.parent,
+        clock=time.perf_counter,
     )
     weights = all_weights(loaded.snapshot)
     training.write(np.concatenate([weights[piece.name].reshape(-1) for piece in training.layout.pieces]))

@@ -73,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
             threads=told.threads,
             cache=told.cache,
             here=told.run.parent,
+            clock=time.perf_counter,
         )
         train(training, told.group, told.me, told.rounds, say)
     except HintedError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -191,7 +192,7 @@ def status(context: typer.Context, json: Json = False, home: Home = None, debug:
     if not json:
         from .statustable import show
 
-        show(said)
+        show(said, time.time())
 
 
 def invite(context: typer.Context, home: Home = None, debug: Debug = False) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -120,6 +121,7 @@ class Daemon:
                 threads=config.threads,
                 cache=config.directories.cache,
                 here=self._here,
+                clock=time.perf_counter,
                 place=self._options.place,
                 work=self._work,
             )

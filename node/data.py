@@ -187,8 +187,8 @@ class Batches:
         if epoch == self._epoch:
             return
         size = self.split.training.size
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.split.seed, epoch])))
-        self._order = random.permutation(size)
+        draw = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.split.seed, epoch])))
+        self._order = draw.permutation(size)
         self._places: Indices = np.flatnonzero(self._mask[self._order * self.split.shards // size])
         self._epoch = epoch
 

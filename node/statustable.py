@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,12 +10,12 @@ from .console import bytes_text, count_text
 from .status import PeerStatus, Status
 
 
-def show(status: Status) -> None:
-    """Print to stdout; wide where it is not a terminal, so that nothing is wrapped for a pipe."""
+def show(status: Status, wall: float) -> None:
+    """Print to stdout, at `wall` seconds since 1970; wide where it is not a terminal, so that nothing is wrapped for a pipe."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)
-    console.print(summary(status, time.time()), highlight=False)
+    console.print(summary(status, wall), highlight=False)
     if status.alarm:
         console.print(Text(f"alarm: {status.alarm}", style="bold red"))
     if status.peers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -38,7 +37,8 @@ class Trainer:
         batches: Batches,
         device: torch.device | str = "cpu",
         autocast: torch.dtype | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         self.model = model.to(device)
         self.config = config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,11 +102,13 @@ def prepare(
     threads: int,
     cache: Path,
     here: Path,
+    clock: Callable[[], float],
     place: int | None = None,
     work: Work = at_once,
 ) -> Training:
-    """Build everything. `here` is where the manifest's tokenizer file is looked for. Raises DataError, DeviceError, and
-    ManifestError for a run whose model only the Python interface can be given.
+    """Build everything. `here` is where the manifest's tokenizer file is looked for, `clock` gives seconds.
+
+    Raises DataError, DeviceError, and ManifestError for a run whose model only the Python interface can be given.
     """
     if manifest.model.kind == "custom":
         raise ManifestError(
@@ -133,7 +135,7 @@ def prepare(
     )
     layout = layout_of(model)
     autocast = torch.bfloat16 if device.startswith("cuda") else None
-    trainer = Trainer(model, config, batches, device, autocast)
+    trainer = Trainer(model, config, batches, device, autocast, clock=clock)
     return Training(trainer, layout, cut, tokenizer, manifest, place, work)
 
 

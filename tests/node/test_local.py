@@ -4,6 +4,7 @@ import io
 import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -193,7 +194,15 @@ def test_without_the_library_there_is_a_clear_message(monkeypatch):
 def training(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 400)
-    return prepare(parse(TOML), data=text, device="cpu", threads=0, cache=tmp_path / "cache", here=tmp_path)
+    return prepare(
+        parse(TOML),
+        data=text,
+        device="cpu",
+        threads=0,
+        cache=tmp_path / "cache",
+        here=tmp_path,
+        clock=time.perf_counter,
+    )
 
 
 def test_the_one_alone_trains_on_its_shard_for_the_same_steps(training):

@@ -137,7 +137,7 @@ def test_evaluation_leaves_the_trainer_as_it_was() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_training_on_a_gpu() -> None:
     made = trainer()
-    subject = Trainer(made.model, CONFIG, made.batches, "cuda", torch.bfloat16)
+    subject = Trainer(made.model, CONFIG, made.batches, "cuda", torch.bfloat16, clock=lambda: 0.0)
     first = subject.run_steps(5)
     subject.run_steps(60)
     assert subject.evaluate(subject.batches.split.evaluation(4, 4)) < 1.2 < first.loss
