@@ -13,7 +13,7 @@ import random
 import struct
 import threading
 from collections.abc import Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, ContextVar
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from blake3 import blake3
@@ -23,6 +23,10 @@ Ts = TypeVarTuple("Ts")
 
 COMPACT_AT = 4096
 """Cancelled timers that may lie in the heap before it is rebuilt."""
+
+
+HOST: ContextVar[object] = ContextVar("HOST", default=None)
+"""Whose process runs: set in the context of a peer's first task, inherited by all that it starts. See `SimLoop.freeze`."""
 
 
 class SimFailure(Exception):
@@ -63,6 +67,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._in_window = 0
         self._thread = threading.get_ident()
         self._trace = blake3()
+        self._frozen: dict[object, list[asyncio.Handle]] = {}
         self._closed = False
         # Strong references in order of creation: asyncio keeps only a weak set, whose order depends on addresses.
         self._tasks: list[asyncio.Task[Any]] = []
@@ -81,6 +86,14 @@ class SimLoop(asyncio.AbstractEventLoop):
     def trace(self) -> str:
         """blake3 (hex) over all events so far; equal on a rerun with the same seed."""
         return str(self._trace.hexdigest())
+
+    def freeze(self, host: object) -> None:
+        """Nothing of this host runs until `thaw`, as a process that is stopped: its timers go off, but nobody looks."""
+        self._frozen.setdefault(host, [])
+
+    def thaw(self, host: object) -> None:
+        """Let a host run again; what has come up meanwhile is ready at once. Nothing happens when it was not frozen."""
+        self._ready += self._frozen.pop(host, [])
 
     def drive(self, until: asyncio.Future[Any], limit: float) -> None:
         """Run callbacks until `until` is done. Raises a SimFailure."""
@@ -111,8 +124,15 @@ class SimLoop(asyncio.AbstractEventLoop):
             handle = ready.pop()
         else:
             handle = ready.pop(0)
-        if not handle.cancelled():
-            handle._run()
+        if handle.cancelled():
+            return
+        if self._frozen:
+            # Of its documented arguments a Handle keeps the context under this name only.
+            host = handle._context.get(HOST)  # type: ignore[attr-defined]
+            if host in self._frozen:
+                self._frozen[host].append(handle)
+                return
+        handle._run()
 
     def _watch_for_livelock(self) -> None:
         if self._now > self._window + 1e-3:

@@ -33,7 +33,7 @@ class Holds:
         if pair not in self.pairs:
             self._spells += 1
             self.pairs[pair] = [0, 0, self._spells]
-            self._net.loop.call_later(self._patience, self._expire, pair, self._spells)
+            self._net.at(self._net.loop.time() + self._patience, self._expire, pair, self._spells)
         self.pairs[pair][0 if cut else 1] += 1
 
     def remove(self, pair: Pair, *, cut: bool) -> None:
@@ -62,7 +62,7 @@ class Holds:
         }.values():
             for pipe in link.pipes:
                 if pipe.source is source and pipe.arrived:
-                    self._net.loop.call_later(self._net.latency(*pair), self._net.hand_over, pipe)
+                    self._net.at(self._net.loop.time() + self._net.latency(*pair), self._net.hand_over, pipe)
 
     def _expire(self, pair: Pair, spell: int) -> None:
         hold, peers = self.pairs.get(pair), self._net.peers

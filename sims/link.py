@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from thinwire.swarm.frame import Frame
+from thinwire.sims.packets import Packet
 
 if TYPE_CHECKING:
     from thinwire.sims.network import SimNet
@@ -33,22 +33,6 @@ class Traffic:
                 self.control_up += size
             case _:
                 self.control_down += size
-
-
-@dataclass(slots=True, eq=False)
-class Packet:
-    """A frame on its way: wire bytes with the payload beside them, or the Frame itself when encoding is off.
-
-    `done` is when its last byte arrives, `number` its place among the packets of its pipe. `spoiled`: not as it was sent.
-    """
-
-    wire: bytes
-    payload: bytes
-    frame: Frame | None
-    size: int
-    done: float = 0.0
-    number: int = 0
-    spoiled: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -165,7 +149,7 @@ class Uplink:
             self._net.depart(pipe, packet, self._busy - now)
         self._pumping = bool(self._flows)
         if self._pumping:
-            self._net.loop.call_at(self._busy, self._pump)
+            self._net.at(self._busy, self._pump)
 
 
 class Downlink:
@@ -208,4 +192,4 @@ class Downlink:
             self._net.whole(pipe, packet)
         self._pumping = bool(self._flows)
         if self._pumping:
-            self._net.loop.call_at(self._busy, self._pump)
+            self._net.at(self._busy, self._pump)

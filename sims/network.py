@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextvars import Context
+from typing import TypeVarTuple, Unpack
 
 from thinwire.collectives.transport import Admit, Arrival
 from thinwire.sims.clock import current
 from thinwire.sims.holds import Holds, Pair
-from thinwire.sims.link import Packet, Pipe, spoil
+from thinwire.sims.link import Pipe, spoil
+from thinwire.sims.packets import Packet
 from thinwire.sims.transport import SimTransport
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame, FrameError
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import NUMBERS, PeerId
+
+Ts = TypeVarTuple("Ts")
 
 EPOCH = 1_750_000_000
 """Unix time at virtual time 0: records carry wall time."""
@@ -38,10 +43,10 @@ class SimNet:
     distributed. `bandwidth`: bytes/s of every peer's uplink and of its downlink (None: unlimited); a transport's own
     `uplink.rate` and `downlink.rate` may be set. `loss`: probability that a frame needs one more retransmission (may be set).
     `window`: bulk frames in flight per direction before `send` waits. `patience`: seconds after which a link breaks that is
-    cut or clogged. `deadline`:
-    seconds after which a knock at a gate is given up. `encode`: False passes messages by reference, unsigned (sizes are
-    still counted), for large swarms. `stream`: bytes/s that one connection from a sender to a receiver reaches at most
-    (None or 0: as much as the links give). `corrupt`, when set, gets (sender, receiver, bytes) and returns what arrives.
+    cut or clogged. `deadline`: seconds after which a knock at a gate is given up. `encode`: False passes messages by
+    reference, only votes signed (sizes are still counted), for large swarms. `stream`: bytes/s that one connection from a
+    sender to a receiver reaches at most (None or 0: as much as the links give). Transports have a `loss` and a `jitter`
+    (mean extra seconds) of their own, too. `corrupt`, when set, gets (sender, receiver, bytes) and returns what arrives.
     """
 
     def __init__(
@@ -59,6 +64,8 @@ class SimNet:
         stream: Rate | None = None,
     ) -> None:
         self.loop = current()
+        self.context = Context()
+        """What the network does itself belongs to no peer's process, and goes on when that is stopped."""
         self.latency: Latency = latency if callable(latency) else lambda sender, receiver: latency
         self.window, self.deadline, self.encode, self.stream = window, deadline, encode, stream
         self.corrupt: Corrupt | None = None
@@ -69,6 +76,10 @@ class SimNet:
         self.relays: dict[Pair, str] = {}
         self._rng = random.Random(seed)
         self._jitter, self._bandwidth = jitter, bandwidth
+
+    def at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
+        """Call back as the network, in whosever process this is called."""
+        self.loop.call_at(when, callback, *args, context=self.context)
 
     def wall(self) -> int:
         """Unix time in seconds."""
@@ -137,7 +148,7 @@ class SimNet:
         if link is not None:
             other = link.other(self.peers[a])
             self.peers[a].lose(link, "reset")
-            self.loop.call_later(seconds, other.lose, link, "timed out")
+            self.at(self.loop.time() + seconds, other.lose, link, "timed out")
 
     def slow_close(self, a: PeerId, b: PeerId, seconds: float) -> None:
         """`a` closes its link to `b`: what it had sent still arrives, and `b` learns after `seconds`."""
@@ -145,7 +156,7 @@ class SimNet:
         if link is not None:
             other = link.other(self.peers[a])
             self.peers[a].lose(link, "closed")
-            self.loop.call_later(seconds, other.lose, link, "closed by the peer")
+            self.at(self.loop.time() + seconds, other.lose, link, "closed by the peer")
 
     def relay(self, a: PeerId, b: PeerId, how: str) -> None:
         """Somebody between two peers spoils frames: `how` is "corrupt", "duplicate", "reorder", or "" for an end of it."""
@@ -168,10 +179,15 @@ class SimNet:
         """One-way seconds of one packet; lost transmissions add time-outs that double, as in TCP (RFC 6298)."""
         base = self.latency(sender, receiver)
         delay = base * (1.0 - self._jitter + self._jitter * self._rng.expovariate(1.0)) if self._jitter else base
-        timeout = max(0.2, 3 * base)
-        while self.loss and self._rng.random() < self.loss:
-            delay += timeout
-            timeout = min(2 * timeout, 60.0)
+        a, b = self.peers[sender], self.peers[receiver]
+        if a.jitter or b.jitter:
+            delay += (a.jitter + b.jitter) * self._rng.expovariate(1.0)
+        loss = self.loss + a.loss + b.loss
+        if loss:
+            timeout, loss = max(0.2, 3 * base), min(loss, 0.9)
+            while self._rng.random() < loss:
+                delay += timeout
+                timeout = min(2 * timeout, 60.0)
         return delay
 
     def depart(self, pipe: Pipe, packet: Packet, seconds: float) -> None:
@@ -186,7 +202,7 @@ class SimNet:
         pipe.flying.append(packet)
         if self.relays and (source, sink) in self.relays and self._rng.random() < SPOILED:
             spoil(pipe, self.relays[(source, sink)])
-        self.loop.call_at(first, self._arrive, pipe)
+        self.at(first, self._arrive, pipe)
 
     def _arrive(self, pipe: Pipe) -> None:
         """A first byte arrives."""
@@ -200,7 +216,7 @@ class SimNet:
         if packet.done <= self.loop.time():
             self.hand_over(pipe)
         else:
-            self.loop.call_at(packet.done, self.hand_over, pipe)
+            self.at(packet.done, self.hand_over, pipe)
 
     def hand_over(self, pipe: Pipe) -> None:
         """Hand over, in order, what has arrived whole and is not held back."""

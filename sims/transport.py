@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from thinwire.collectives.transport import REFUSED, Admit, Arrival, Contact
-from thinwire.sims.link import Downlink, Link, Packet, Pipe, Traffic, Uplink
+from thinwire.sims.link import Downlink, Link, Pipe, Traffic, Uplink
+from thinwire.sims.packets import Packer
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.identity import SIGNATURE_BYTES, Identity
+from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import VERSION, Hello, Message, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord, RecordError
 
@@ -25,6 +26,8 @@ CONTROL_WINDOW = 256
 class SimTransport:
     """One peer's transport. `uplink.rate` and `downlink.rate` are bytes/s (None: unlimited), `traffic` counts its bytes.
 
+    `loss` and `jitter` are those of its own link, `wall` is its clock in unix seconds.
+
     The record shown at the gates of others is the last own record given to `learn`, else that of the last `meet`.
     """
 
@@ -34,6 +37,8 @@ class SimTransport:
         self.run_id = run_id
         self.uplink = Uplink(net, bandwidth)
         self.downlink = Downlink(net, bandwidth)
+        self.loss = self.jitter = 0.0
+        self.wall = net.wall
         self.traffic = Traffic()
         self.alive = True
         self.awake = asyncio.Event()
@@ -47,6 +52,7 @@ class SimTransport:
         self._opening: dict[PeerId, asyncio.Future[None]] = {}
         self._closed = False
         self._mail = asyncio.Event()
+        self._packer = Packer(identity, run_id, encode=net.encode)
         self._control: deque[tuple[Arrival, Pipe | None]] = deque()
         self._bulk: deque[tuple[Arrival, Pipe | None]] = deque()
 
@@ -82,7 +88,7 @@ class SimTransport:
             return False
         kind = type(frame.message)
         pipe = link.pipe(self, kind.payload > 0 and not kind.signed)
-        packet = self._packet(frame)
+        packet = self._packer.pack(frame)
         if not await pipe.room(self._net.window if pipe.bulk else CONTROL_WINDOW):
             return False
         self.uplink.send(pipe, packet)
@@ -199,7 +205,7 @@ class SimTransport:
     def _own_hello(self) -> Hello:
         record = self._record.wire if self._record else self._hello.record if self._hello else None
         if record is None:
-            issued = self._net.wall()
+            issued = self.wall()
             record = PeerRecord.create(
                 self._identity, run_id=self.run_id, addresses=self.addresses(), sequence=1, issued=issued
             ).wire
@@ -228,7 +234,7 @@ class SimTransport:
         if isinstance(answer, Refuse):
             return answer
         try:
-            record = PeerRecord.parse(answer.record, run_id=self.run_id, now=self._net.wall())
+            record = PeerRecord.parse(answer.record, run_id=self.run_id, now=self.wall())
         except RecordError as error:
             return Refuse("unreachable", str(error))
         if record.transport_key != contact.transport_key or record.peer_id in self._banned:
@@ -241,7 +247,7 @@ class SimTransport:
 
     async def _cross(self, source: SimTransport, sink: SimTransport, message: Message | None = None) -> None:
         """Let one packet of a handshake travel; a cut holds it."""
-        size = len(frames.encode(Frame(message), None, self.run_id)) if message else 0
+        size = frames.HEADER_BYTES + len(msgspec.msgpack.encode(message)) if message else 0
         source.traffic.count(size, bulk=False, up=True)
         await asyncio.sleep(self._net.delay(source.peer_id, sink.peer_id))
         while self._net.holds.cut(source.peer_id, sink.peer_id):
@@ -255,7 +261,7 @@ class SimTransport:
         if hello.run_id != self.run_id:
             return Refuse("run", "we are another run")
         try:
-            record = PeerRecord.parse(hello.record, run_id=self.run_id, now=self._net.wall())
+            record = PeerRecord.parse(hello.record, run_id=self.run_id, now=self.wall())
         except RecordError as error:
             return Refuse("signature", str(error))
         if record.transport_key != transport_key or record.peer_id == self.peer_id:
@@ -277,16 +283,7 @@ class SimTransport:
                     return  # both knocked at the same time
                 end.lose(old, "replaced")
                 # An earlier life that still runs, with the same key, is cut off.
-                loop, latency = self._net.loop, self._net.latency(end.peer_id, other.peer_id)
-                loop.call_later(latency, old.other(end).lose, old, "closed by the peer")
+                when = self._net.loop.time() + self._net.latency(end.peer_id, other.peer_id)
+                self._net.at(when, old.other(end).lose, old, "closed by the peer")
         link = Link(self, host)
         self.links[host.peer_id] = host.links[self.peer_id] = link
-
-    def _packet(self, frame: Frame) -> Packet:
-        payload = bytes(memoryview(frame.payload))  # the caller may reuse its buffer
-        if self._net.encode:
-            wire = frames.encode(Frame(frame.message, payload), self._identity, self.run_id)
-            return Packet(wire, payload, None, len(wire) + len(payload))
-        size = frames.HEADER_BYTES + len(msgspec.msgpack.encode(frame.message)) + len(payload)
-        size += SIGNATURE_BYTES if frame.message.signed else 0
-        return Packet(b"", b"", Frame(frame.message, payload, frame.signature), size)

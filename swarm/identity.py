@@ -22,6 +22,9 @@ from .errors import HintedError
 from .protocol import PeerId
 
 SIGNATURE_BYTES = 64
+REMEMBERED = 8192
+"""Good signatures that are remembered, some 100 bytes each."""
+
 _FILE_MARK = "thinwire-identity-1"
 _FILE_LIMIT = 4096
 
@@ -155,6 +158,10 @@ def _statement(domain: str, parts: tuple[bytes, ...]) -> bytes:
     return b"".join(pieces)
 
 
+_good: dict[bytes, None] = {}
+"""Names of signatures that hold, the oldest first."""
+
+
 @lru_cache(maxsize=4096)
 def _verifier(public_key: bytes) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(public_key)
@@ -166,11 +173,23 @@ def peer_id_of(public_key: bytes) -> PeerId:
 
 
 def verify(public_key: bytes, domain: str, signature: bytes, *parts: bytes) -> bool:
-    """Whether `signature` is what `Identity.sign(domain, *parts)` gives for this key; False for anything malformed."""
+    """Whether `signature` is what `Identity.sign(domain, *parts)` gives for this key; False for anything malformed.
+
+    What was found good is remembered by its hash: a vote comes by itself and again in a verdict, news come many times.
+    """
+    if len(public_key) != 32 or len(signature) != SIGNATURE_BYTES:
+        return False  # also, other divisions of the same bytes would have the same name
+    statement = _statement(domain, parts)
+    name = hashlib.blake2b(b"".join((public_key, signature, statement)), digest_size=32).digest()
+    if name in _good:
+        return True
     try:
-        _verifier(public_key).verify(signature, _statement(domain, parts))
+        _verifier(public_key).verify(signature, statement)
     except (InvalidSignature, ValueError):
         return False
+    if len(_good) >= REMEMBERED:
+        del _good[next(iter(_good))]
+    _good[name] = None
     return True
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import contextvars
 import os
 import subprocess
 import sys
@@ -171,6 +172,7 @@ def test_threads_sockets_and_names_are_refused() -> None:
 
 _HASHED = """
 import asyncio
+import contextvars
 from thinwire.sims import clock
 
 async def work(i):
@@ -200,3 +202,30 @@ def test_trace_is_equal_for_any_hash_seed() -> None:
     assert runs[0] == runs[1]
     first, second = eval(runs[0])  # noqa: S307  # our own output
     assert first != second
+
+
+def test_a_frozen_host_stands_still_and_comes_back_late() -> None:
+    async def main() -> None:
+        loop = clock.current()
+        seen: list[tuple[str, float]] = []
+
+        async def tick(name: str) -> None:
+            while True:
+                await asyncio.sleep(1.0)
+                seen.append((name, loop.time()))
+
+        for name in ("a", "b"):
+            context = contextvars.copy_context()
+            context.run(clock.HOST.set, name)
+            loop.create_task(tick(name), context=context)
+        await asyncio.sleep(2.5)
+        loop.freeze("a")
+        await asyncio.sleep(5.0)
+        assert [when for name, when in seen if name == "a"] == [1.0, 2.0]
+        assert len(seen) == 2 + 7
+        loop.thaw("a")
+        loop.thaw("nobody")
+        await asyncio.sleep(1.8)
+        assert [when for name, when in seen if name == "a"] == [1.0, 2.0, 7.5, 8.5]
+
+    clock.run(main(), seed=1)

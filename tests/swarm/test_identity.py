@@ -5,6 +5,7 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thinwire.swarm import identity
 from thinwire.swarm.identity import Identity, IdentityError, peer_id_of, short, verify
 
 ME = Identity.generate(b"1" * 32)
@@ -148,3 +149,23 @@ def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
     with pytest.raises(IdentityError, match="No space"):
         Identity.load_or_create(tmp_path / "identity")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_remembered_signature_vouches_for_nothing_else():
+    """Verified twice, the second time from memory: bytes that are divided or bent otherwise are still refused."""
+    signature = ME.sign("vote", b"ab", b"c")
+    for _ in range(2):
+        assert verify(ME.public_key, "vote", signature, b"ab", b"c")
+    whole = ME.public_key + signature
+    for cut in (31, 33):
+        assert not verify(whole[:cut], "vote", whole[cut:], b"ab", b"c")
+    assert not verify(ME.public_key, "vote", signature, b"ab", b"d")
+    assert not verify(ME.public_key, "vote", signature[:-1] + bytes([signature[-1] ^ 1]), b"ab", b"c")
+
+
+def test_memory_of_signatures_is_bounded(monkeypatch):
+    monkeypatch.setattr(identity, "REMEMBERED", 3)
+    monkeypatch.setattr(identity, "_good", {})
+    for index in range(5):
+        assert verify(ME.public_key, "vote", ME.sign("vote", bytes([index])), bytes([index]))
+    assert len(identity._good) == 3

@@ -1,0 +1,56 @@
+"""Frames as they travel in a simulation: as bytes, or by reference when the swarm is large."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from thinwire.swarm import frame as frames
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity import SIGNATURE_BYTES, Identity
+from thinwire.swarm.protocol import Message, Vote
+
+UNSIGNED = bytes(SIGNATURE_BYTES)
+"""In place of a signature that nobody looks at."""
+
+_size = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(slots=True, eq=False)
+class Packet:
+    """A frame on its way: wire bytes with the payload beside them, or the Frame itself when encoding is off.
+
+    `done` is when its last byte arrives, `number` its place among the packets of its pipe. `spoiled`: not as it was sent.
+    """
+
+    wire: bytes
+    payload: bytes
+    frame: Frame | None
+    size: int
+    done: float = 0.0
+    number: int = 0
+    spoiled: bool = False
+
+
+class Packer:
+    """Makes packets of one peer's frames."""
+
+    def __init__(self, identity: Identity, run_id: bytes, *, encode: bool) -> None:
+        self._identity, self._run_id, self._encode = identity, run_id, encode
+        self._last: Message | None = None
+        self._size, self._signature = 0, b""
+
+    def pack(self, frame: Frame) -> Packet:
+        """A packet with a copy of the payload: the caller may reuse its buffer."""
+        message, payload = frame.message, bytes(memoryview(frame.payload))
+        if self._encode:
+            wire = frames.encode(Frame(message, payload), self._identity, self._run_id)
+            return Packet(wire, payload, None, len(wire) + len(payload))
+        if message is not self._last:  # most are sent to many
+            self._last, self._signature = message, b""
+            self._size = frames.HEADER_BYTES + len(_size(message)) + (SIGNATURE_BYTES if message.signed else 0)
+            if isinstance(message, Vote):  # shown to others as a proof; of all else it matters only that it is signed
+                self._signature = frames.sign_message(message, b"", self._identity, self._run_id)
+            elif message.signed:
+                self._signature = UNSIGNED
+        return Packet(b"", b"", Frame(message, payload, self._signature), self._size + len(payload))
