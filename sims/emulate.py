@@ -1,16 +1,21 @@
 """Real sockets over an imitated internet: a proxy in front of every peer's ports, with bandwidth and delay (level L1).
 
 Every host has an access link: an uplink and a downlink, each shared by all its connections. A byte waits for its sender's
-uplink, then for the delay between the two hosts, then for the receiver's downlink. What is imitated is the path, not TCP:
-no loss, no slow start; a connection has at most a window of bytes under way, as TCP would.
+uplink, then for the way between the two hosts (`toxics.py`), then for the receiver's downlink. What is imitated is the path,
+not TCP: no slow start; a connection has at most a window of bytes under way, as TCP would.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias
+import contextlib
+import random
+import socket
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from .toxics import Toxics
 
 PIECE = 16 << 10
 """Bytes that a connection puts on a link before the next connection has its turn."""
@@ -21,8 +26,8 @@ BURST = 0.004
 WINDOW = 4 << 20
 """Bytes of one direction of a connection between its two ends."""
 
-
-_Join: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+Who: TypeAlias = Callable[[tuple[str, int]], int | None]
+"""Which host dials from a socket address; None: nobody known, who is refused."""
 
 
 class Wire:
@@ -51,90 +56,212 @@ class Access:
         self.up, self.down = Wire(up), Wire(down)
 
 
-class Emulation:
-    """The world between hosts 0…n-1. `reach` opens the ways from one host to another; `delay` is one-way seconds."""
+class _End(Exception):
+    """A connection has used up what it may carry."""
 
-    def __init__(self, hosts: Sequence[Access], delay: float) -> None:
-        self.hosts, self._delay = hosts, delay
-        self._servers: list[asyncio.Server] = []
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def reach(self, dialler: int, target: int, at: str, real: str, ports: Sequence[int]) -> None:
-        """Whoever connects to `at` on one of `ports` is `dialler` and gets `target`, who listens at `real` on that port."""
-        for port in ports:
-            join = functools.partial(self._join, self.hosts[dialler], self.hosts[target], real, port)
+class Connection:
+    """One connection from `dialler` to `target`, joined from two real ones."""
 
-            def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, join: _Join = join) -> None:
-                task = asyncio.get_running_loop().create_task(join(reader, writer))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+    def __init__(self, emulation: Emulation, dialler: int, target: int) -> None:
+        self.dialler, self.target = dialler, target
+        self._emulation = emulation
+        self._ends: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        self._carrying: asyncio.Task[None] | None = None
+        self._leaving: list[asyncio.Task[None]] = []
+        self._survivor: int | None = None
+        self._linger = 0.0
+        self._late: float | None = None
 
-            self._servers.append(await asyncio.start_server(accepted, at, port))
-
-    async def _join(
-        self,
-        near: Access,
-        far: Access,
-        host: str,
-        port: int,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        ends = [writer]
+    async def run(self, near: tuple[asyncio.StreamReader, asyncio.StreamWriter], host: str, port: int) -> None:
+        """From the moment the dialler is connected to us until both ends are closed."""
+        world = self._emulation
+        self._ends[self.dialler] = near
+        there, back = world.way(self.dialler, self.target), world.way(self.target, self.dialler)
         try:
-            # The handshake of TCP takes a round trip.
-            await asyncio.sleep(2 * self._delay)
-            other_reader, other_writer = await asyncio.open_connection(host, port)
-            ends.append(other_writer)
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._carry(reader, other_writer, near.up, far.down))
-                both.create_task(self._carry(other_reader, writer, far.up, near.down))
-            for end in ends:
-                end.close()
-        except (OSError, ExceptionGroup):
-            # One end is broken, or was never there: so is the other.
-            pass
+            # The handshake of TCP takes a round trip, which a cut holds up.
+            await there.passable()
+            await back.passable()
+            await asyncio.sleep(there.latency + back.latency)
+            self._ends[self.target] = await asyncio.open_connection(host, port)
+            self._carrying = asyncio.get_running_loop().create_task(self._both(there, back))
+            await asyncio.wait((self._carrying,))
+            if self._survivor is not None:
+                await self._outlive(self._survivor)
+            elif not self._carrying.cancelled() and self._carrying.exception() is None:
+                for _, writer in self._ends.values():
+                    writer.close()
+        except OSError:
+            pass  # nobody is there
         finally:
-            for end in ends:
-                if not end.is_closing():
-                    end.transport.abort()
+            if self._carrying is not None:
+                self._carrying.cancel()
+                await asyncio.gather(self._carrying, return_exceptions=True)
+            for _, writer in self._ends.values():
+                if not writer.is_closing():
+                    _reset(writer)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: Wire, down: Wire) -> None:
+    def reset(self) -> None:
+        """Both ends are told at once."""
+        if self._carrying is not None:
+            self._carrying.cancel()
+        for _, writer in self._ends.values():
+            _reset(writer)
+
+    def half_open(self, survivor: int, seconds: float) -> None:
+        """The other end is reset; `survivor` learns of it after `seconds`, and talks to nobody until then."""
+        self._survivor, self._linger = survivor, seconds
+        if self._carrying is not None:
+            self._carrying.cancel()
+
+    def slow_close(self, seconds: float) -> None:
+        """No more is taken; what is under way takes `seconds` longer, then both ends are closed."""
+        self._late = seconds
+        for task in self._leaving:
+            task.cancel()
+
+    async def _outlive(self, survivor: int) -> None:
+        for host, end in self._ends.items():
+            if host != survivor:
+                _reset(end[1])
+        reader, writer = self._ends[survivor]
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(self._linger):
+                while await reader.read(PIECE):
+                    pass
+        _reset(writer)
+
+    async def _both(self, there: Toxics, back: Toxics) -> None:
+        hosts = self._emulation.hosts
+        near, far = hosts[self.dialler], hosts[self.target]
+        (near_reader, near_writer), (far_reader, far_writer) = self._ends[self.dialler], self._ends[self.target]
+        with contextlib.suppress(ExceptionGroup):  # one end is broken, or may carry no more: so is the other
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._carry(near_reader, far_writer, near.up, far.down, there))
+                both.create_task(self._carry(far_reader, near_writer, far.up, near.down, back))
+            return
+        self.reset()
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: Wire, down: Wire, way: Toxics
+    ) -> None:
         """One direction of a connection, until its sender has no more to say."""
-        loop = asyncio.get_running_loop()
+        loop, rng = asyncio.get_running_loop(), self._emulation.rng
         flying: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         room = asyncio.Semaphore(WINDOW // PIECE)
 
         async def leave() -> None:
-            while True:
-                data = await reader.read(PIECE)
-                await room.acquire()
-                await up.carry(len(data))
-                flying.put_nowait((loop.time() + self._delay, data))
-                if not data:
-                    return
+            own, due, data = Wire(1.0), 0.0, b"?"
+            while data:
+                try:
+                    data = await reader.read(PIECE)
+                    await room.acquire()
+                    await up.carry(len(data))
+                    if way.bandwidth is not None:
+                        own.rate = way.bandwidth
+                        await own.carry(len(data))
+                except asyncio.CancelledError:
+                    if self._late is None:
+                        raise
+                    data = b""
+                # A stream keeps its order, however late one piece of it is.
+                due = max(due, loop.time() + way.delay(len(data), rng))
+                flying.put_nowait((due, data))
 
         async def arrive() -> None:
+            arrived = 0
             while True:
                 due, data = await flying.get()
+                due += self._late or 0.0
                 if due > loop.time():
                     await asyncio.sleep(due - loop.time())
+                await way.passable()
                 if not data:
                     writer.write_eof()
                     return
                 await down.carry(len(data))
-                writer.write(data)
-                await writer.drain()
+                for piece in way.pieces(data, rng):
+                    writer.write(piece)
+                    await writer.drain()
+                    if way.slice:
+                        await asyncio.sleep(way.gap)
+                arrived += len(data)
+                if way.limit is not None and arrived >= way.limit:
+                    raise _End
                 room.release()
 
         async with asyncio.TaskGroup() as ends:
-            ends.create_task(leave())
+            self._leaving.append(ends.create_task(leave()))
             ends.create_task(arrive())
+
+
+class Emulation:
+    """The world between hosts 0…n-1. `reach` opens the ways to a host; `delay` is one-way seconds, equal for all pairs."""
+
+    def __init__(self, hosts: Sequence[Access], delay: float = 0.0, seed: int = 0) -> None:
+        self.hosts, self.rng = hosts, random.Random(seed)
+        self._ways = {(i, j): Toxics(latency=delay) for i in range(len(hosts)) for j in range(len(hosts))}
+        self._doors: dict[int, list[tuple[Callable[[asyncio.StreamReader, asyncio.StreamWriter], None], str, int]]] = {}
+        self._servers: dict[int, list[asyncio.Server]] = {}
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+
+    def way(self, i: int, j: int) -> Toxics:
+        """What is wrong with the way from host i to host j."""
+        return self._ways[i, j]
+
+    def between(self, i: int, j: int) -> list[Connection]:
+        """Connections between two hosts, whoever dialled."""
+        return [one for one in self._connections.values() if {one.dialler, one.target} == {i, j}]
+
+    async def reach(self, dialler: int | Who, target: int, at: str, real: str, ports: Iterable[int]) -> None:
+        """Whoever connects to `at` on one of `ports` gets `target`, who listens at `real` on that port.
+
+        `dialler`: who that is, or how to find out. Raises OSError when an address is taken.
+        """
+        for port in ports:
+
+            def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int = port) -> None:
+                source = dialler if isinstance(dialler, int) else dialler(writer.get_extra_info("peername"))
+                if source is None:
+                    _reset(writer)
+                    return
+                connection = Connection(self, source, target)
+                task = asyncio.get_running_loop().create_task(connection.run((reader, writer), real, port))
+                self._connections[task] = connection
+                task.add_done_callback(self._connections.pop)
+
+            self._doors.setdefault(target, []).append((accepted, at, port))
+            self._servers.setdefault(target, []).append(await asyncio.start_server(accepted, at, port))
+
+    def lower(self, target: int) -> None:
+        """Down: nobody can connect to `target` any more, and its connections are reset."""
+        for server in self._servers.pop(target, []):
+            server.close()
+        for one in list(self._connections.values()):
+            if target in (one.dialler, one.target):
+                one.reset()
+
+    async def lift(self, target: int) -> None:
+        """`target` can be reached again. Raises OSError."""
+        self._servers[target] = [await asyncio.start_server(*door) for door in self._doors[target]]
 
     async def close(self) -> None:
         """Close all ways."""
-        for server in self._servers:
-            server.close()
-        for task in list(self._tasks):
+        for servers in self._servers.values():
+            for server in servers:
+                server.close()
+        tasks = list(self._connections)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close at once, and let the other side know that it was no goodbye."""
+    if writer.transport.is_closing():
+        return
+    raw = writer.get_extra_info("socket")
+    if raw is not None:
+        with contextlib.suppress(OSError):
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

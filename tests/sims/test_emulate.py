@@ -61,7 +61,7 @@ def test_bytes_arrive_whole_and_in_order_and_ends_are_seen():
                 writer.write(b"hello")
                 await writer.drain()
         await emulation.close()
-        assert not emulation._tasks
+        assert not emulation._connections
 
     async def limited():
         async with asyncio.timeout(30):
