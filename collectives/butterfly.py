@@ -22,6 +22,8 @@ from thinwire.collectives.buffers import Pool
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.shards import Grid, owners
+from thinwire.collectives.stash import Stash
+from thinwire.collectives.statesync import IN_FLIGHT
 from thinwire.compression.codec import Buffer, Codec, CodecError
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Ask, Ballot, Chunk, Digest, Fetch, Open, PeerId, Ready, Record, Result
@@ -70,6 +72,10 @@ class Butterfly:
         self.attempt = attempt
         self._held: dict[tuple[PeerId, int], dict[int, Buffer]] = {}
         self._norms: dict[tuple[PeerId, int], dict[int, float]] = {}
+        # What the usual norms become when these contributors commit; and, where all were beyond them, (these contributors,
+        # what was usual for them, what is for the next).
+        self._news: dict[bytes, dict[int, float]] = {}
+        self._raised: dict[int, tuple[bytes, float, float]] = {}
         self._opened: Open | None = None
         self._keys: dict[Ballot, bytes] = {}
         self._key = b""
@@ -83,7 +89,7 @@ class Butterfly:
         self._wanted: Digest | None = None
         self._asked_at = 0.0
         self._asked = 0
-        self._early: list[tuple[PeerId, Frame]] = []
+        self._early = Stash(2 * count, 2 * count)
         self._accused: Ballot | None = None
         self._recorded: bytes = b""
         self._moved = 0.0
@@ -211,7 +217,9 @@ class Butterfly:
         if self.complete or self.agreement.diverged:
             if not self._settled.is_set() and self.complete:
                 self._phase(self.round, "commit")
-                self._source, self._held, self._norms, self._early = (), {}, {}, []
+                self._source, self._held, self._norms = (), {}, {}
+                self._early.clear()
+                self._usual.update(self._news.get(self._key, {}))
             self._settled.set()
 
     # --- a ballot opens
@@ -285,8 +293,7 @@ class Butterfly:
 
     def _replay(self) -> None:
         """Take again what came before the message that gives it a meaning."""
-        early, self._early = self._early, []
-        for sender, frame in early:
+        for sender, frame in self._early.take():
             self._take(sender, frame)
 
     def _take(self, sender: PeerId, frame: Frame) -> None:
@@ -298,8 +305,8 @@ class Butterfly:
             assert isinstance(message, Result | Record)
             waits = not self._key or self._keys.get(message.ballot) != self._key
         if waits:
-            if len(self._early) < 2 * len(self.grid) and not self.complete:
-                self._early.append((sender, frame))
+            if self._fits(frame) and not self.complete:
+                self._early.put(sender, frame)
         elif isinstance(message, Chunk):
             self._take_chunk(sender, message, frame.payload)
         elif isinstance(message, Record):
@@ -307,6 +314,13 @@ class Butterfly:
         else:
             assert isinstance(message, Result)
             self._take_result(sender, message, frame.payload)
+
+    def _fits(self, frame: Frame) -> bool:
+        """Whether a frame can be of this round's grid, as far as its lengths tell."""
+        message, size = frame.message, memoryview(frame.payload).nbytes
+        if not isinstance(message, Chunk | Result):
+            return True
+        return message.index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(message.index))
 
     # --- owning chunks
 
@@ -380,7 +394,13 @@ class Butterfly:
         norms = {
             peer: self._norms[key][index] ** 0.5 for peer, key in keys.items() if index in self._norms.get(key, ())
         }
-        far, self._usual[index] = outliers(norms, self._usual.get(index, 0.0))
+        key, before, raised = self._raised.get(index, (b"", 0.0, self._usual.get(index, 0.0)))
+        usual = before if key == self._key else raised
+        far, after = outliers(norms, usual)
+        if far and all(peer in far for peer, norm in norms.items() if norm > 0.0):
+            self._raised[index] = (self._key, usual, after)
+        else:
+            self._news.setdefault(self._key, {})[index] = after
         return far
 
     def _record(self) -> None:
@@ -505,9 +525,12 @@ class Butterfly:
         opened = self._opened
         if opened is None or self._missing or digest_of(self._hashes) != message.digest:
             return
+        if self._outbox.later(sender) > 2 * IN_FLIGHT:
+            return  # it has not even read what it asked for before
         hashes = b"".join(h for h in self._hashes if h is not None)
         everything = tuple(range(len(self.grid)))
         self._outbox.control(sender, Record(self.round, self.fragment, opened.ballot, everything, hashes))
         for index in dict.fromkeys(message.indices):
             if index < len(self.grid) and (result := self.results[index]) is not None:
-                self._outbox.bulk(sender, Frame(Result(self.round, self.fragment, opened.ballot, index), result))
+                frame = Frame(Result(self.round, self.fragment, opened.ballot, index), result)
+                self._outbox.bulk(sender, frame, later=True)

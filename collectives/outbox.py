@@ -8,10 +8,13 @@ from collections.abc import Callable
 
 from thinwire.collectives.transport import Transport
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import MAX_CHUNKS, Message, PeerId
+from thinwire.swarm.protocol import MAX_CHUNKS, Chunk, Message, PeerId, Result
 
 LONGEST = 8 * MAX_CHUNKS
-"""Most frames that wait for one peer, four times what a round can need: who lets more pile up does not keep up."""
+"""Most bulk frames that wait for one peer, four times what a round can need: who lets more pile up does not keep up."""
+
+WORDS = 512
+"""Most control frames that wait for one peer: ten rounds of them, or some minutes of probes."""
 
 
 class Lane:
@@ -23,15 +26,17 @@ class Lane:
         peer: PeerId,
         unreachable: Callable[[PeerId], None],
         failed: Callable[[BaseException], None],
+        longest: int,
     ) -> None:
         self._transport, self._peer, self._unreachable, self._failed = transport, peer, unreachable, failed
+        self._longest = longest
         self._urgent: deque[Frame] = deque()
         self._later: deque[Frame] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def put(self, frame: Frame, *, later: bool = False) -> None:
-        """Queue a frame; `later` ones (state transfer) go when no other waits."""
-        if len(self._urgent) + len(self._later) >= LONGEST:
+        """Queue a frame; `later` ones (what a peer asked for) go when no other waits."""
+        if len(self._urgent) + len(self._later) >= self._longest:
             self.clear()
             self._unreachable(self._peer)
             return
@@ -49,6 +54,10 @@ class Lane:
     def later(self) -> int:
         """How many frames wait that may go later."""
         return len(self._later)
+
+    def keep(self, wanted: Callable[[Frame], bool]) -> None:
+        """Forget the urgent frames that are not wanted any more."""
+        self._urgent = deque(frame for frame in self._urgent if wanted(frame))
 
     def clear(self) -> None:
         """Forget what has not been handed to the transport yet."""
@@ -73,7 +82,8 @@ class Lane:
 class Outbox:
     """All lanes of one peer's transport; `unreachable` is told when the transport cannot reach a peer.
 
-    Memory is bounded by the users: queued payloads are views of what they hold anyway.
+    What we send of our own accord is bounded by the rounds (`begin` drops what is of no more use) and consists of views of what
+    is held anyway. What others ask for goes `later`, and whoever answers looks first how much of that still waits.
     """
 
     def __init__(self, transport: Transport, unreachable: Callable[[PeerId], None] = lambda peer: None) -> None:
@@ -85,15 +95,24 @@ class Outbox:
 
     def control(self, to: PeerId, message: Message) -> None:
         """Queue a control message."""
-        self._lane(self._control, to).put(Frame(message))
+        self._lane(self._control, to, WORDS).put(Frame(message))
 
     def bulk(self, to: PeerId, frame: Frame, *, later: bool = False) -> None:
         """Queue a frame with a payload; the payload must not change before it is sent."""
-        self._lane(self._bulk, to).put(frame, later=later)
+        self._lane(self._bulk, to, LONGEST).put(frame, later=later)
 
     def later(self, to: PeerId) -> int:
         """How many frames to a peer wait that may go later."""
         return self._bulk[to].later if to in self._bulk else 0
+
+    def begin(self, round: int) -> None:
+        """A round begins: what waits of those before the last one is of no more use to anybody."""
+
+        def wanted(frame: Frame) -> bool:
+            return not isinstance(frame.message, Chunk | Result) or frame.message.round >= round - 1
+
+        for lane in self._bulk.values():
+            lane.keep(wanted)
 
     def drop(self, peer: PeerId) -> None:
         """Forget everything queued for a peer whose link broke."""
@@ -111,7 +130,7 @@ class Outbox:
         for lane in (*self._control.values(), *self._bulk.values()):
             await lane.close()
 
-    def _lane(self, lanes: dict[PeerId, Lane], to: PeerId) -> Lane:
+    def _lane(self, lanes: dict[PeerId, Lane], to: PeerId, longest: int) -> Lane:
         if to not in lanes:
-            lanes[to] = Lane(self._transport, to, self._unreachable, self._fail)
+            lanes[to] = Lane(self._transport, to, self._unreachable, self._fail, longest)
         return lanes[to]

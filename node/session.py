@@ -19,6 +19,7 @@ from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
 from thinwire.collectives.shards import Grid
+from thinwire.collectives.stash import Stash
 from thinwire.collectives.statesync import Fetched, Foreign
 from thinwire.compression.codec import Buffer, Codec
 from thinwire.node.outer import Replica
@@ -48,6 +49,9 @@ MAX_PATIENCE = 120.0
 
 STASH = 1024
 """Control frames kept for the round after the one in progress."""
+
+STASH_EACH = 16
+"""Of these, most of one peer: as many as one has to say in a bad round."""
 
 
 class Session:
@@ -97,7 +101,7 @@ class Session:
         # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._pool = Pool()
-        self._stash: list[tuple[PeerId, Frame]] = []
+        self._stash = Stash(STASH, STASH_EACH)
         self._past: Butterfly | None = None
         self._plan = blake3.blake3(
             msgspec.msgpack.encode([replica.layout, codec.spec, grid.total, grid.chunk, manifest.exchange.aggregation])
@@ -181,8 +185,8 @@ class Session:
         self.behind.clear()
         self._claims.clear()
         self.current = self._next_round()
-        stash, self._stash = self._stash, []
-        for peer, frame in stash:
+        self._outbox.begin(self.current.round)
+        for peer, frame in self._stash.take():
             self.routed(peer, frame)
         self.roster.progress = self.replica.round
         self._states.resume()
@@ -291,8 +295,8 @@ class Session:
             if frame.signature and not isinstance(message, Behind):
                 self._outbox.control(peer, Behind(self.replica.round))
         elif number == current + 1:
-            if len(self._stash) < STASH and not memoryview(frame.payload).nbytes:
-                self._stash.append((peer, frame))
+            if not memoryview(frame.payload).nbytes:
+                self._stash.put(peer, frame)
             if self.current.agreement.commit is None:
                 self._outbox.control(peer, Ask(current, 0))
         else:

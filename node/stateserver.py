@@ -107,6 +107,8 @@ class StateServer:
 
     def _offer(self, peer: PeerId) -> None:
         replica, snapshot = self._replica, self._snapshot
+        if self._outbox.later(peer) > 2 * IN_FLIGHT:
+            return  # it has not even read what it asked for before
         if not self._entered:
             nothing = StateOffer(replica.round, replica.digest, replica.layout, replica.state.nbytes, ())
             self._outbox.bulk(peer, Frame(nothing), later=True)

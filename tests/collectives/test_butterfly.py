@@ -10,6 +10,7 @@ from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.butterfly import Butterfly, digest_of
 from thinwire.collectives.proposal import Terms, name_of
 from thinwire.collectives.shards import grid
+from thinwire.collectives.statesync import IN_FLIGHT
 from thinwire.compression import registry
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import (
@@ -40,7 +41,10 @@ class Tray:
     """Stands where the outbox stands."""
 
     def __init__(self):
-        self.sent = []
+        self.sent, self.waiting = [], 0
+
+    def later(self, to):
+        return self.waiting
 
     def control(self, to, message):
         self.sent.append((to, message, b""))
@@ -75,7 +79,7 @@ class Seat:
     """Peer ME of three: LEADER leads, everyone contributes; ME owns chunks 2 and 3."""
 
     def __init__(self):
-        self.now, self.tray = 0.0, Tray()
+        self.now, self.tray, self.usual = 0.0, Tray(), {}
         self.sources = {peer: payloads(seed) for seed, peer in enumerate(IDS)}
         terms = Terms(1, 0, tuple(IDS), BASE, PLAN)
         agreement = Agreement(
@@ -93,7 +97,7 @@ class Seat:
             seed=b"seed",
             outbox=self.tray,
             now=lambda: self.now,
-            usual={},
+            usual=self.usual,
         )
         self.fly.announce(self.sources[ME], weight=10, loss=0.0, speed=0.0)
         for peer in (LEADER, OTHER):
@@ -367,6 +371,67 @@ def test_results_are_served_to_who_missed_them_and_only_the_right_ones(seat):
         (5, seat.mean(5)),
         (0, seat.mean(0)),
     ]
+
+
+def test_who_does_not_read_its_answers_gets_no_more(seat):
+    seat.finish()
+    digest = digest_of([blake3.blake3(seat.mean(i)).digest() for i in range(6)])
+    seat.tray.sent.clear()
+    seat.tray.waiting = 2 * IN_FLIGHT
+    seat.hear(OTHER, Fetch(1, 0, digest, (0,)))
+    assert len(seat.tray.of(Result)) == len(seat.tray.of(Record)) == 1
+    seat.tray.waiting += 1
+    seat.hear(OTHER, Fetch(1, 0, digest, (0,)))
+    assert seat.tray.sent == []
+
+
+def test_usual_norm_is_what_was_committed(seat):
+    """Tries that came to nothing leave no trace."""
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            seat.chunk(peer, index)
+    assert seat.usual == {}
+    louder = [(np.frombuffer(chunk, np.float32) * np.float32(2)).tobytes() for chunk in seat.sources[OTHER]]
+    seat.sources[OTHER] = louder
+    seat.hear(OTHER, ready(louder, attempt=2))
+    contributors = tuple(Contribution(peer, 1 + (peer == OTHER), 10) for peer in IDS)
+    opened = seat.open(ballot=Ballot(2, LEADER), contributors=contributors)
+    for index in (2, 3):
+        seat.chunk(OTHER, index, attempt=2)
+    for owner, indices in ((LEADER, (0, 1)), (OTHER, (4, 5))):
+        seat.results_of(owner, indices, Ballot(2, LEADER))
+        seat.record_of(owner, indices, Ballot(2, LEADER))
+    assert seat.usual == {}
+    seat.hear(LEADER, _commit(opened, seat))
+    # Of LEADER's and OTHER's, the lower one: LEADER's, now that OTHER has doubled its own.
+    norms = {i: np.linalg.norm(np.frombuffer(seat.sources[LEADER][i], np.float32)) for i in (2, 3)}
+    assert seat.usual == {i: pytest.approx(float(norm), rel=1e-5) for i, norm in norms.items()}
+
+
+def test_early_frames_of_one_leave_room_for_those_of_others():
+    seat = Seat()
+    later, stranger = payloads(7), bytes([9]) * 32
+    for _ in range(5):
+        for index in range(6):
+            seat.chunk(LEADER, index, bytes(4096 * 4), attempt=7)
+            seat.hear(stranger, Chunk(1, 0, 1, index), bytes(4096 * 4))
+    for index in (2, 3):
+        seat.chunk(OTHER, index, later[index], attempt=2)
+    seat.sources[OTHER] = later
+    seat.hear(OTHER, ready(later, attempt=2))
+    seat.open(ballot=Ballot(2, LEADER), contributors=tuple(Contribution(p, 1 + (p == OTHER), 10) for p in IDS))
+    for index in (2, 3):
+        seat.chunk(LEADER, index)
+    assert {message.index for _, message, _ in seat.tray.of(Result)} == {2, 3}
+
+
+def test_early_frame_that_is_too_long_is_not_kept():
+    seat = Seat()
+    for index, size in ((2, 4 * 4096 + 1), (6, 1)):
+        seat.chunk(OTHER, index, bytes(size), attempt=2)
+    assert len(seat.fly._early) == 0
+    seat.chunk(OTHER, 2, bytes(4 * 4096), attempt=2)
+    assert len(seat.fly._early) == 1
 
 
 def test_frames_of_another_fragment_are_ignored(seat):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from thinwire.collectives.outbox import LONGEST, Outbox
+from thinwire.collectives.outbox import LONGEST, WORDS, Outbox
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Behind, Chunk
+from thinwire.swarm.protocol import Ballot, Behind, Chunk, Result, StateChunk
 
 A, B = bytes([1]) * 32, bytes([2]) * 32
 
@@ -105,12 +105,34 @@ def test_drop_forgets_what_waits():
     play(story)
 
 
-def test_who_lets_too_much_pile_up_is_unreachable():
+@pytest.mark.parametrize("longest", [WORDS, LONGEST])
+def test_who_lets_too_much_pile_up_is_unreachable(longest):
     async def story(wire, outbox, lost):
         wire.seconds[A] = 1e6
-        for _ in range(LONGEST + 2):
-            outbox.control(A, Behind(1))
+        for index in range(longest + 2):
+            assert lost == ([A] if index > longest else [])
+            if longest == WORDS:
+                outbox.control(A, Behind(1))
+            else:
+                outbox.bulk(A, chunk(0))
         assert lost == [A]
+
+    play(story)
+
+
+def test_rounds_that_are_over_wait_no_more():
+    async def story(wire, outbox, lost):
+        wire.seconds[A] = 1.0
+        outbox.bulk(A, Frame(StateChunk(1, 7), b"x"), later=True)
+        for round in (1, 2, 3, 4):
+            outbox.bulk(A, Frame(Chunk(round, 0, 1, 0), b"x"))
+            outbox.bulk(A, Frame(Result(round, 0, Ballot(1, A), 0), b"x"))
+        outbox.begin(4)
+        await asyncio.sleep(10)
+        assert [(type(message), message.round) for message in wire.heard(A)] == [
+            *((kind, round) for round in (3, 4) for kind in (Chunk, Result)),
+            (StateChunk, 1),
+        ]
 
     play(story)
 

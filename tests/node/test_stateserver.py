@@ -118,6 +118,16 @@ def test_asking_for_many_chunks_at_once_is_not_answered():
     run(work)
 
 
+def test_asking_again_and_again_is_not_answered_while_answers_wait():
+    def work():
+        here = Server()
+        here.outbox.waiting = 2 * IN_FLIGHT + 1
+        here.server.routed(ANN, Frame(StateAsk(0)))
+        assert not here.outbox.sent
+
+    run(work)
+
+
 def test_while_the_replica_changes_nothing_is_offered():
     def work():
         here = Server()

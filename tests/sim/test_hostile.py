@@ -6,9 +6,11 @@ import asyncio
 
 import numpy as np
 import pytest
+from thinwire.collectives.butterfly import digest_of
+from thinwire.collectives.statesync import IN_FLIGHT
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Ballot, Behind, Chunk, Open, Prepare, Promise
+from thinwire.swarm.protocol import Ballot, Behind, Chunk, Fetch, Open, Prepare, Promise, StateAsk
 
 
 async def _with_stranger(swarm, say, *, rounds=6, seed=0):
@@ -90,3 +92,27 @@ def test_a_result_that_cannot_be_decoded_is_never_applied(swarm):
             assert np.isfinite(s.nodes[index].replica.theta).all()
 
     clock.run(main(), seed=5)
+
+
+def test_who_asks_and_does_not_read_piles_up_little(swarm):
+    """Two thousand requests for results and for the state from a peer whose link takes nothing: one answer's worth waits."""
+
+    async def main():
+        s = swarm(3, rounds=40, size=400_000)
+        s.start()
+        liar = s.join(9)
+        await asyncio.sleep(4.0)
+        liar.tasks[1].cancel()
+        victim = s.nodes[0]
+        s.net.cut(victim.id, liar.id, one_way=True)
+        past = victim.session._past
+        for _ in range(1000):
+            everything = tuple(range(len(past.grid)))
+            for message in (Fetch(past.round, 0, digest_of(past._hashes), everything), StateAsk(0)):
+                await liar.transport.send(victim.id, Frame(message))
+            await asyncio.sleep(0.001)
+        lane = victim.session._outbox._bulk[liar.id]
+        assert len(lane._urgent) + len(lane._later) <= len(past.grid) + 2 * IN_FLIGHT + 2
+        assert len(victim.session._outbox._control[liar.id]._urgent) < 100
+
+    clock.run(main(), seed=3)

@@ -1,0 +1,30 @@
+"""Room for what comes too early: bounded, and nobody takes that of others."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from thinwire.collectives.stash import Stash
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Behind
+
+ANN, BEN, CAT = (bytes([n]) * 32 for n in (1, 2, 3))
+
+
+def test_order_of_arrival_is_kept():
+    stash = Stash(10, 10)
+    for at, peer in enumerate((ANN, BEN, ANN, CAT)):
+        stash.put(peer, Frame(Behind(at)))
+    assert [(peer, frame.message.round) for peer, frame in stash.take()] == [(ANN, 0), (BEN, 1), (ANN, 2), (CAT, 3)]
+    assert stash.take() == [] and len(stash) == 0
+
+
+@given(st.lists(st.sampled_from([ANN, BEN, CAT])), st.integers(1, 12), st.integers(1, 12))
+def test_bounds_hold_and_who_says_little_is_kept(senders, total, each):
+    stash = Stash(total, each)
+    for at, peer in enumerate(senders):
+        stash.put(peer, Frame(Behind(at)))
+    found = stash.take()
+    assert len(found) <= total and all(sum(one == peer for one, _ in found) <= each for peer in (ANN, BEN, CAT))
+    for peer in set(senders):
+        said = [at for at, one in enumerate(senders) if one == peer]
+        fair = min(each, total // 3)
+        assert [frame.message.round for one, frame in found if one == peer][:fair] == said[:fair]
