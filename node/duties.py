@@ -67,7 +67,7 @@ class Duties:
     def save(self, private: Callable[[], PrivateState | None]) -> SaveOutcome | None:
         """Write a checkpoint unless there is one of this state. Blocks for the disk: call it where computing is allowed."""
         peer = self._peer
-        return peer.save(private()) if peer.ready and peer.replica.digest != peer.kept else None
+        return peer.save(private()) if peer.ready and peer.replica.digest != peer.keep.digest else None
 
     def saved(self, outcome: SaveOutcome | None) -> None:
         """Book what `save` gave."""

@@ -7,40 +7,41 @@ gets the model's parameters and makes the peer a member.
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar
 
-import numpy as np
 from thinwire.collectives.shards import grid
-from thinwire.collectives.transport import REFUSED, Admit, Contact, Transport
+from thinwire.collectives.transport import REFUSED, Contact, Transport
 from thinwire.compression import registry
 from thinwire.compression.codec import Floats
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.identity import Identity, short
 from thinwire.swarm.invite import Invite, Seed
-from thinwire.swarm.manifest import ManifestMismatch, SignedManifest
+from thinwire.swarm.manifest import SignedManifest
 from thinwire.swarm.preset import Preset
-from thinwire.swarm.protocol import VERSION, Digest, Hello, PeerId, Refuse, Welcome
+from thinwire.swarm.protocol import VERSION, Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord, RecordError
 from thinwire.swarm.roster import Roster
 
-from .checkpoint import CheckpointStore, Saved, SaveOutcome
+from .checkpoint import CheckpointStore, SaveOutcome
 from .directories import RunDirectory
-from .disk import Disk
+from .doors import Doors, OpenTransport
 from .fragments import Layout
+from .keep import Keep
+from .knock import NoSwarm, Refused, knock
 from .memory import AnchorFile, replace_file
 from .outer import Read, Replica
 from .presence import Emit, Presence
 from .rounds import Rounds
 from .session import Session
-from .snapshot import FragmentState, PrivateState, Snapshot
+from .snapshot import PrivateState
 from .waiting import Work
 
 SEARCH_SECONDS = 60.0
 """How long a swarm is looked for before `join` gives up, when it is not told otherwise."""
+
+BACK_SECONDS = 5.0
+"""How long a founder that comes back looks for peers that still run what it founded."""
 
 PATIENCE = 2.0
 """Least seconds without progress before somebody acts."""
@@ -53,32 +54,6 @@ PROBATION = 2
 
 MAX_RECORDS = 10
 MAX_SEEDS = 4
-
-
-class NoSwarm(HintedError):
-    """None of the addresses of the invite answered, or none let us in."""
-
-    exit_code: ClassVar[int] = 4
-
-
-class Refused(HintedError):
-    """The swarm is there and does not want us: another version or run."""
-
-    exit_code: ClassVar[int] = 5
-
-
-OpenTransport = Callable[[Admit], Awaitable[Transport]]
-"""Opens the transport of this peer with the gate's decision given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Doors:
-    """The only ways to the world outside: clocks, randomness, disk. `now` is monotonic seconds, `wall` unix seconds."""
-
-    now: Callable[[], float]
-    wall: Callable[[], float]
-    rng: random.Random
-    disk: Disk
 
 
 class Peer:
@@ -97,15 +72,13 @@ class Peer:
         self.signed: SignedManifest
         self.private: PrivateState | None = None
         """Private state of the checkpoint that `take_up` found, for the inner optimizer and the data."""
-        self.kept: Digest | None = None
-        """Digest of the state in the newest checkpoint, as far as we know."""
         self.doors, self._directory, self._preset, self._emit = doors, directory, preset, emit
         self.ready = False
         """Whether the session has begun: there are rounds, a replica and a roster to ask about."""
         self._running: asyncio.Task[None] | None = None
         self._anchors = AnchorFile(directory.path / "anchors.json", doors.disk)
         self._lived = directory.manifest.name in doors.disk.names(directory.path)
-        self._store = CheckpointStore(directory.checkpoints, doors.disk, identity)
+        self.keep = Keep(CheckpointStore(directory.checkpoints, doors.disk, identity), run_id, doors, emit)
 
     # --- the first stage: the run
 
@@ -114,13 +87,16 @@ class Peer:
         self._take(signed)
         await self._open(open_transport)
         anchors = self._anchors.load()
-        return bool(anchors) and await self._meet(anchors, seconds=5.0, fatal=False)
+        # A machine that answers that nobody listens there any more need not be asked again.
+        return bool(anchors) and await self._knock(anchors, BACK_SECONDS, (REFUSED,)) is None
 
     async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
         """Find the swarm of an invite, within `search` seconds. Raises NoSwarm, Refused, ManifestMismatch."""
         await self._open(open_transport)
         contacts = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
-        await self._meet((*contacts, *self._anchors.load()), seconds=search, fatal=True)
+        refusal = await self._knock((*contacts, *self._anchors.load()), search, ())
+        if refusal is not None:
+            raise refusal
 
     async def _open(self, open_transport: OpenTransport) -> None:
         self.transport = await open_transport(self._admit)
@@ -144,41 +120,9 @@ class Peer:
         self.presence = Presence(self.transport, roster, now=self.doors.now, emit=self._emit)
         self._running = asyncio.create_task(self.presence.run())
 
-    async def _meet(self, contacts: Sequence[Contact], *, seconds: float, fatal: bool) -> bool:
-        """Knock until somebody lets us in. When nobody does and it is `fatal`, raises the last lasting refusal, or NoSwarm.
-
-        When it is not `fatal`, machines that answer that nobody listens there any more are not asked again.
-        """
+    async def _knock(self, contacts: Sequence[Contact], seconds: float, lasting: Sequence[str]) -> HintedError | None:
         hello = Hello(VERSION, self.run_id, self._record.wire)
-        until, said = self.doors.now() + seconds, "nobody answered"
-        last: HintedError | None = None
-        while contacts:
-            for contact in list(contacts):
-                answer = await self.transport.meet(contact, hello)
-                if isinstance(answer, Welcome):
-                    try:
-                        self._welcome(answer)
-                        return True
-                    except ManifestMismatch as error:
-                        last, contacts = error, [other for other in contacts if other is not contact]
-                        continue
-                said = f"{contact.address}: {answer.detail or answer.code}"
-                if answer.code == REFUSED and not fatal:
-                    contacts = [other for other in contacts if other is not contact]
-                if answer.code in ("version", "run", "signature", "banned") and fatal:
-                    text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
-                    last, contacts = Refused(text, _ADVICE[answer.code]), [o for o in contacts if o is not contact]
-            if self.doors.now() >= until:
-                break
-            await asyncio.sleep(0.2 + 0.8 * self.doors.rng.random())
-        if not fatal:
-            return False
-        if last is not None:
-            raise last
-        raise NoSwarm(
-            f"no peer of the swarm could be reached; {said}",
-            "check that a peer of the swarm runs and that its address can be dialled from here, or ask for a new invite",
-        )
+        return await knock(contacts, hello, self._welcome, self.transport, self.doors, seconds=seconds, lasting=lasting)
 
     def _welcome(self, welcome: Welcome) -> None:
         self._take(SignedManifest(welcome.manifest, welcome.author, welcome.manifest_signature))
@@ -232,7 +176,7 @@ class Peer:
         self.layout = layout
         self.replica = await work(partial(Replica, layout.digest, theta, () if joins else (self.identity.peer_id,)))
         del theta  # the replica has its own; this one would stay for as long as joining takes
-        await self._restore(work)
+        self.private = await self.keep.restore(self.replica, layout, work)
         if not joins:
             # Nobody else runs this: whatever swarm there was, it goes on from here.
             self.replica.members = (self.identity.peer_id,)
@@ -259,42 +203,9 @@ class Peer:
         else:
             await work(lambda: write(self.replica.theta))
 
-    async def _restore(self, work: Work) -> None:
-        loaded = await work(lambda: self._store.load(self.run_id))
-        for remark in loaded.remarks:
-            self._emit("checkpoint", {"detail": remark})
-        snapshot = loaded.snapshot
-        if snapshot is None:
-            return
-        try:
-            await work(lambda: self._install(snapshot))
-        except (KeyError, ValueError) as error:
-            self._emit("checkpoint", {"detail": f"does not fit the model: {error}"})
-            return
-        self.private, self.kept = snapshot.private, self.replica.digest
-        self._emit("restored", {"round": snapshot.round, "detail": str(loaded.path)})
-
-    def _install(self, snapshot: Snapshot) -> None:
-        replica, fragment = self.replica, snapshot.fragments[0]
-        state = np.concatenate([self._flat(part) for part in (fragment.weights, fragment.momentum)])
-        if state.size != replica.state.size:
-            raise ValueError(f"{state.size // 2} parameters, the model has {self.layout.total}")
-        replica.state[:] = state
-        replica.round, replica.members = snapshot.round, snapshot.members
-        replica.seal()
-
-    def _flat(self, tensors: Mapping[str, np.ndarray]) -> Floats:
-        return np.concatenate([np.asarray(tensors[piece.name], np.float32).reshape(-1) for piece in self.layout.pieces])
-
     def save(self, private: PrivateState | None) -> SaveOutcome:
-        """Write a checkpoint. Blocks for the disk; the state must not change meanwhile, so in `work` or while that rests."""
-        replica, split = self.replica, self.layout.split
-        fragment = FragmentState(split(replica.theta), split(replica.momentum))
-        snapshot = Snapshot(self.run_id, replica.round, replica.digest, replica.members, {0: fragment}, private)
-        saved = self._store.save(snapshot, now=self.doors.wall(), suffix=f"{self.doors.rng.getrandbits(32):08x}")
-        if isinstance(saved, Saved):
-            self.kept = replica.digest
-        return saved
+        """Write a checkpoint, see `Keep.save`."""
+        return self.keep.save(self.replica, self.layout, private)
 
     # --- while it runs
 
@@ -365,12 +276,4 @@ class Peer:
         return f"Peer({short(self.identity.peer_id)})"
 
 
-_ADVICE = {
-    "version": "install the version of thinwire that the swarm runs",
-    "run": "the peer at that address runs something else now; ask for a new invite",
-    "signature": "check that the clocks of both machines are right to within two minutes",
-    "banned": "this key has misbehaved; see `thinwire id`",
-}
-
-
-__all__ = ["Doors", "ManifestMismatch", "NoSwarm", "Peer", "Refused"]
+__all__ = ["Doors", "NoSwarm", "OpenTransport", "Peer", "Refused"]

@@ -16,9 +16,9 @@ if _typing.TYPE_CHECKING:
     from thinwire.node.companion import RoundReport
     from thinwire.node.config import ConfigError
     from thinwire.node.duties import DuplicateKey
+    from thinwire.node.knock import NoSwarm, Refused
     from thinwire.node.lock import InUseError
     from thinwire.node.optimizer import SwarmOptimizer
-    from thinwire.node.peer import NoSwarm, Refused
     from thinwire.node.status import PeerStatus, Status
     from thinwire.swarm.errors import HintedError
     from thinwire.swarm.invite import InviteError
@@ -57,10 +57,10 @@ _HOME = {
     "Manifest": "swarm.manifest",
     "ManifestError": "swarm.manifest",
     "ManifestMismatch": "swarm.manifest",
-    "NoSwarm": "node.peer",
+    "NoSwarm": "node.knock",
     "PeerStatus": "node.status",
     "PortTaken": "collectives.ports",
-    "Refused": "node.peer",
+    "Refused": "node.knock",
     "RoundReport": "node.companion",
     "Status": "node.status",
     "Swarm": "node.api",

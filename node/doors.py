@@ -1,0 +1,28 @@
+"""The doors: the only ways from the code of a peer to the world outside. `tests/test_lints.py` says who may open one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from thinwire.collectives.transport import Admit, Transport
+
+from .disk import Disk
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Clocks, randomness, disk; the network comes as an OpenTransport. `now`: monotonic seconds, `wall`: seconds since 1970.
+
+    Waiting is asyncio's, so the event loop's clock must go as `now` does.
+    """
+
+    now: Callable[[], float]
+    wall: Callable[[], float]
+    rng: random.Random
+    disk: Disk
+
+
+OpenTransport = Callable[[Admit], Awaitable[Transport]]
+"""Opens the transport of a peer with the gate's decision given."""

@@ -1,0 +1,78 @@
+"""Knocking at the gates of a swarm until somebody lets us in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import ClassVar
+
+from thinwire.collectives.transport import Contact, Transport
+from thinwire.swarm.errors import HintedError
+from thinwire.swarm.manifest import ManifestMismatch
+from thinwire.swarm.protocol import Hello, Welcome
+
+from .doors import Doors
+
+
+class NoSwarm(HintedError):
+    """None of the addresses of the invite answered, or none let us in."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class Refused(HintedError):
+    """The swarm is there and does not want us: another version or run."""
+
+    exit_code: ClassVar[int] = 5
+
+
+async def knock(
+    contacts: Sequence[Contact],
+    hello: Hello,
+    enter: Callable[[Welcome], None],
+    transport: Transport,
+    doors: Doors,
+    *,
+    seconds: float,
+    lasting: Collection[str] = (),
+) -> HintedError | None:
+    """Knock for so many seconds, until a contact lets us in and `enter` takes its welcome; None then, else what went wrong.
+
+    Who refuses for good (see ADVICE, and the codes in `lasting`), or welcomes us to another run (`enter` raises
+    ManifestMismatch), is not asked again; the last such refusal is given, or NoSwarm.
+    """
+    until, said = doors.now() + seconds, "nobody answered"
+    last: HintedError | None = None
+    while contacts:
+        for contact in contacts:
+            answer = await transport.meet(contact, hello)
+            if isinstance(answer, Welcome):
+                try:
+                    enter(answer)
+                    return None
+                except ManifestMismatch as error:
+                    last, over = error, True
+            else:
+                said = f"{contact.address}: {answer.detail or answer.code}"
+                over = answer.code in ADVICE or answer.code in lasting
+                if answer.code in ADVICE:
+                    text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
+                    last = Refused(text, ADVICE[answer.code])
+            if over:
+                contacts = [other for other in contacts if other is not contact]
+        if doors.now() >= until:
+            break
+        await asyncio.sleep(0.2 + 0.8 * doors.rng.random())
+    return last or NoSwarm(
+        f"no peer of the swarm could be reached; {said}",
+        "check that a peer of the swarm runs and that its address can be dialled from here, or ask for a new invite",
+    )
+
+
+ADVICE = {
+    "version": "install the version of thinwire that the swarm runs",
+    "run": "the peer at that address runs something else now; ask for a new invite",
+    "signature": "check that the clocks of both machines are right to within two minutes",
+    "banned": "this key has misbehaved; see `thinwire id`",
+}
+"""Refusals that waiting does not change, and what a person can do."""
