@@ -35,8 +35,8 @@ class Rounds:
         """Become part of a running swarm: fetch its state, write it into the model, take part in the round in progress.
 
         Waits for as long as nobody offers a state that is as new as ours; with `tries`, for so many patiences only, and
-        then goes on with what is here. False after `alone` patiences without a single peer in reach (0: never). Raises
-        ManifestMismatch when the swarm trains another model than this one.
+        then goes on with what is here. False after `alone` times in a row that nobody in reach had a state at all (0: never).
+        Raises ManifestMismatch when the swarm trains another model than this one.
         """
         session, tried, lonely = self._session, 0, 0
         while not await self._catch_up():
@@ -46,7 +46,7 @@ class Rounds:
             if tries and tried >= tries:
                 await self._adopt()
                 return True
-            lonely = 0 if session.live else lonely + 1
+            lonely = lonely + 1 if session.alone else 0
             if alone and lonely >= alone:
                 return False
             await session.pause()

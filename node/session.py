@@ -328,6 +328,11 @@ class Session:
             self.current.agreement.overtaken()
             self.current.pump()
 
+    @property
+    def alone(self) -> bool:
+        """Whether nobody offered a state when one was looked for: those that are here, if any, are no swarm."""
+        return not self._states.offered
+
     async def newer(self, work: Work) -> Fetched | None:
         """Fetch the state of the last committed round from those who have it; None when nobody offers what we need.
 

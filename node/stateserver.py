@@ -42,6 +42,8 @@ class StateServer:
         self._waiting: set[PeerId] = set()
         self._held = False
         self._mail: asyncio.Queue[tuple[PeerId, Frame]] | None = None
+        self.offered = False
+        """Whether the last `fetch` found anybody who has a state, whatever it was worth."""
 
     def hold(self) -> None:
         """The replica is about to change, perhaps in another thread: offer nothing until `resume`."""
@@ -76,6 +78,7 @@ class StateServer:
         elif isinstance(message, StateFetch):
             self._serve(peer, message)
         elif self._mail is not None:
+            self.offered |= isinstance(message, StateOffer) and bool(message.members)
             self._mail.put_nowait((peer, frame))
 
     def ticked(self) -> None:
@@ -89,7 +92,7 @@ class StateServer:
         self, peers: Collection[PeerId], *, patience: float, newer_than: int, voices: Collection[PeerId]
     ) -> Fetched | Foreign | None:
         """The state that these peers agree on, see `fetch_state`."""
-        self._mail = asyncio.Queue()
+        self._mail, self.offered = asyncio.Queue(), False
         try:
             return await fetch_state(
                 sorted(peers),

@@ -365,20 +365,24 @@ def test_an_error_in_receiving_ends_the_life(tmp_path):
     live(tmp_path, scene)
 
 
-def test_the_only_contact_dies_after_the_welcome(tmp_path):
-    """Who is let in and then left alone gives up: there is no swarm."""
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_only_contact_dies_after_the_welcome(tmp_path, count):
+    """Who is let in and then left alone gives up: there is no swarm. Others in the same place are none either."""
 
     async def scene(world):
         founder = One(world, 0)
         await founder.until(lambda: founder.invites)
-        joiner = One(world, 1, invite=founder.invites[0])
-        await joiner.until(lambda: hasattr(joiner.peer, "signed"))
-        assert not joiner.peer.ready
+        joiners = [One(world, 1 + place, invite=founder.invites[0]) for place in range(count)]
+        for joiner in joiners:
+            await joiner.until(lambda joiner=joiner: hasattr(joiner.peer, "signed"))
+            assert not joiner.peer.ready
         founder.kill()
-        with pytest.raises(NoSwarm, match="went away"):
-            async with asyncio.timeout(200.0):
-                await joiner.task
-        assert 30 < clock.current().time() < 150 and not joiner.report.checkpoint
+        for joiner in joiners:
+            with pytest.raises(NoSwarm, match="went away"):
+                async with asyncio.timeout(300.0):
+                    await joiner.task
+            assert not joiner.report.checkpoint
+        assert 30 < clock.current().time() < 250
 
     live(tmp_path, scene)
 
