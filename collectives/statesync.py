@@ -2,7 +2,8 @@
 
 Several members offer the hashes of their state's chunks; enough of them must agree on one digest. Then only chunks that
 differ from what is here are fetched, a few at a time from every source that offered that digest; a source that sends a wrong
-chunk is not asked again. Equal states cost nothing but the offers.
+chunk is not asked again, one that has no more of it is left out. Equal states cost nothing but the offers. What has been
+fetched when a try fails is of use to the next one (`Partial`), as far as the chunks are the same.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import blake3
 from thinwire.compression.codec import Buffer
@@ -49,6 +50,14 @@ class Fetched:
     sources: tuple[PeerId, ...]
 
 
+@dataclass(slots=True)
+class Partial:
+    """What tries that failed have left behind: chunks by their hash (never more than one state's), and who sent wrong ones."""
+
+    chunks: dict[Digest, Buffer] = field(default_factory=dict)
+    liars: set[PeerId] = field(default_factory=set)
+
+
 @dataclass(frozen=True, slots=True)
 class Foreign:
     """The state that is offered is of another model: `nbytes` are its bytes."""
@@ -78,6 +87,7 @@ async def fetch_state(
     patience: float,
     newer_than: int = -1,
     voices: Collection[PeerId] = (),
+    partial: Partial | None = None,
 ) -> Fetched | Foreign | None:
     """The agreed state of the last committed round, or None when nobody offered one that enough agree on (try again).
     Foreign when those who answered agree on the state of another model.
@@ -85,8 +95,10 @@ async def fetch_state(
     `have` are the hashes of the chunks that are here, `nbytes` the state's size: both follow from the layout. `patience`
     is how many seconds offers are waited for, and the unit of STALL. `newer_than`:
     when they agree on a round up to this one, it is of no use.
-    `voices`: those whose agreement counts, when not everybody's does.
+    `voices`: those whose agreement counts, when not everybody's does. `partial` is what earlier tries have left, and gets what
+    this one leaves.
     """
+    partial = Partial() if partial is None else partial
     found = await _offers(list(peers), send, inbox, patience)
     ours = (layout, nbytes)
     offers = {peer: one for peer, one in found.items() if (one[0].layout, one[0].nbytes) == ours}
@@ -99,8 +111,10 @@ async def fetch_state(
     offer, hashes = offers[chosen[0]]
     needed = [index for index, found in enumerate(hashes) if index >= len(have) or have[index] != found]
     chosen = tuple(sorted(peer for peer, (one, _) in offers.items() if one.digest == offer.digest))
-    sources = list(chosen)
-    chunks: dict[int, Buffer] = {}
+    sources = [peer for peer in chosen if peer not in partial.liars] or list(chosen)
+    offered = set(hashes)
+    partial.chunks = {one: chunk for one, chunk in partial.chunks.items() if one in offered}
+    chunks = {index: partial.chunks[hashes[index]] for index in needed if hashes[index] in partial.chunks}
     asked: dict[int, PeerId] = {}
     load: Counter[PeerId] = Counter()
     now = asyncio.get_running_loop().time
@@ -140,11 +154,13 @@ async def fetch_state(
             continue
         size = min(CHUNK_BYTES, nbytes - message.index * CHUNK_BYTES)
         if len(frame.payload) == size and blake3.blake3(frame.payload).digest() == hashes[message.index]:
-            chunks[message.index] = frame.payload
+            chunks[message.index] = partial.chunks[hashes[message.index]] = frame.payload
             del asked[message.index]
             load[peer] -= 1
             moved[peer] = now()
         else:
+            if len(frame.payload):  # else its round is over there, and it serves another state by now
+                partial.liars.add(peer)
             give_up(peer)
     return Fetched(offer, hashes, chunks, tuple(chosen))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from thinwire.collectives.outbox import Outbox
-from thinwire.collectives.statesync import IN_FLIGHT, Fetched, Foreign, fetch_state
+from thinwire.collectives.statesync import IN_FLIGHT, Fetched, Foreign, Partial, fetch_state
 from thinwire.node.outer import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
@@ -41,6 +41,7 @@ class StateServer:
         self._older: _Snapshot | None = None
         self._waiting: set[PeerId] = set()
         self._held = False
+        self._partial = Partial()
         self._mail: asyncio.Queue[tuple[PeerId, Frame]] | None = None
         self.offered = False
         """Whether the last `fetch` found anybody who has a state, whatever it was worth."""
@@ -56,6 +57,7 @@ class StateServer:
     def resume(self) -> None:
         """The replica is whole again: answer those who asked meanwhile."""
         self._held, self._entered = False, True
+        self._partial = Partial()
         waiting, self._waiting = sorted(self._waiting), set()
         for peer in waiting:
             self._offer(peer)
@@ -104,6 +106,7 @@ class StateServer:
                 patience=patience,
                 newer_than=newer_than,
                 voices=voices,
+                partial=self._partial,
             )
         finally:
             self._mail = None

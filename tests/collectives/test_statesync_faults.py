@@ -7,7 +7,7 @@ import asyncio
 import blake3
 import numpy as np
 import pytest
-from thinwire.collectives.statesync import IN_FLIGHT, STALL, fetch_state, state_digest
+from thinwire.collectives.statesync import IN_FLIGHT, STALL, Partial, fetch_state, state_digest
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import CHUNK_BYTES, StateAsk, StateChunk, StateOffer
@@ -179,6 +179,35 @@ def test_offer_that_was_tampered_with_is_none():
         assert fetch([bad], OLD)[0] is None
         fetched, _ = fetch([bad, Source(NEW)], OLD)
         assert fetched.sources == (PEERS[1],)
+
+
+def test_next_try_goes_on_where_the_last_one_ended():
+    """The only source falls silent after four chunks; another one has the rest, of the same round or of the next."""
+    partial = Partial()
+    first = Source(NEW, spoil=lambda index, chunk: chunk if index < 4 else None)
+    assert fetch([first], OLD, partial=partial)[0] is None
+    second = Source(state(1, change=(2,)), round=4)
+    fetched, _ = fetch([second], OLD, partial=partial)
+    assert whole(fetched, OLD) == second.raw and fetched.offer.round == 4
+    assert sorted(second.asked) == [2, 4, 5, 6, 7, 8, 9]
+
+
+def test_what_is_left_is_never_more_than_one_state():
+    partial = Partial()
+    for round in range(3, 7):
+        source = Source(state(round), round=round, spoil=lambda index, chunk: chunk if index < 6 else None)
+        assert fetch([source], OLD, partial=partial)[0] is None
+        assert set(partial.chunks) == set(source.hashes[:6])
+
+
+def test_liar_is_not_asked_in_the_next_try_and_who_has_no_more_is():
+    partial = Partial()
+    liar = Source(NEW, spoil=lambda index, chunk: b"x" * len(chunk))
+    over = Source(NEW, spoil=lambda index, chunk: b"")
+    assert fetch([liar, over], OLD, partial=partial)[0] is None
+    liar, again = Source(NEW), Source(NEW)
+    fetched, _ = fetch([liar, again], OLD, partial=partial)
+    assert whole(fetched, OLD) == NEW and not liar.asked and again.asked
 
 
 def test_chunks_that_nobody_asked_for_are_ignored():
