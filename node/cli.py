@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import typer
 from thinwire.swarm.errors import HintedError
 
-from . import commands
+from . import commands, simcommands
 from .commands import Session
 from .console import record_traceback, tell
 
@@ -58,6 +58,8 @@ app.command("status")(commands.status)
 app.command("invite")(commands.invite)
 app.command("id")(commands.show_id)
 app.command("export")(commands.export)
+app.command("plan")(simcommands.plan)
+app.command("sim")(simcommands.sim)
 app.add_typer(config_app, name="config")
 
 

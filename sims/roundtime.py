@@ -52,7 +52,7 @@ class RoundTime:
 
     Seconds: `waiting` until everyone that is waited for has computed, then `agreement`, then `data`. `sent` and `received`:
     bytes per peer, the mean, control included. `late`: peers that are not waited for. `busy`: the fraction of a round that
-    the others compute.
+    peers compute; what the late ones do counts for nothing.
     """
 
     waiting: float
@@ -104,7 +104,7 @@ def round_time(
     opened = min(ready[-1], ready[min(len(ready) - 1, int(quorum * len(ready)))] + grace)
     here = [place for place in places if place.computing <= opened]
     peers, late = len(here), len(places) - len(here)
-    computing = sum(place.computing for place in here) / peers
+    computing = sum(place.computing for place in here) / len(places)
     if peers == 1:
         return RoundTime(opened, 0.0, 0.0, 0.0, 0.0, late, computing / opened if opened else 1.0)
     up, down = min(place.up for place in here), min(place.down for place in here)

@@ -9,6 +9,7 @@ parameter costs on the wire, 13.3, or 3.3 for fp4), because the papers state nei
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,7 @@ def utilisation(
     `transfer`: seconds that one layer holds the network lane, one value per speed; `latency`: seconds more until it is there.
     """
     sends, layers = schedule.sends(work.layers), work.layers
+    moments = sorted(sends)
     unit = work.step / 3 / layers
     computing = unit * (3 * layers - 1)
     before = -(-WARM_UP // schedule.every) * schedule.every
@@ -74,19 +76,26 @@ def utilisation(
     now, free = np.zeros_like(transfer), np.zeros_like(transfer)
     began = now
     needed: dict[int, dict[int, NDArray[np.float64]]] = {}
-    for step in range(steps):
+    step = 0
+    while step < steps:
         if step == before:
             began = now
+        quiet = min(
+            min(needed, default=steps), _next(moments, step, schedule.every), before if step < before else steps
+        )
+        if quiet > step:
+            now, step = now + computing * (quiet - step), quiet
+            continue
         passed = 0
         for layer, arrival in sorted(needed.pop(step, {}).items()):
             now, passed = np.maximum(now + unit * (layer - passed), arrival), layer
         now = now + unit * (layers - passed)
-        sent = sends.get(step % schedule.every, [])
+        sent, step = sends.get(step % schedule.every, []), step + 1
         if not sent:
             now = now + (computing - unit * layers)
             continue
         done = layers
-        arrivals = needed.setdefault(step + 1 + schedule.overlap, {})
+        arrivals = needed.setdefault(step + schedule.overlap, {})
         for layer in sorted(sent, reverse=True):
             now = now + unit * (2 * (done - layer) - (layer == 0))
             free, done = np.maximum(free, now) + transfer, layer
@@ -94,6 +103,13 @@ def utilisation(
         now = now + unit * max(0, 2 * done - 1)
     result: NDArray[np.float64] = computing * (steps - before) / (now - began)
     return result
+
+
+def _next(moments: Sequence[int], step: int, every: int) -> int:
+    """The first step from `step` on after which something is sent."""
+    at = bisect_left(moments, step % every)
+    start = step - step % every
+    return start + moments[at] if at < len(moments) else start + every + moments[0]
 
 
 def over(work: Workload, schedule: Schedule, bits: float, gbits: NDArray[np.float64]) -> NDArray[np.float64]:

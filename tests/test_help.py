@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 GOLDEN = Path(__file__).parent / "golden" / "help.txt"
-COMMANDS = ["", "start", "join", "status", "invite", "id", "export", "config", "config show"]
+COMMANDS = ["", "start", "join", "status", "invite", "id", "export", "plan", "sim", "config", "config show"]
 HEAVY = ("torch", "numba", "zmq", "numpy", "rich", "cryptography", "blake3", "msgspec", "psutil", "asyncio")
 
 
@@ -41,7 +41,7 @@ def test_every_command_is_in_the_list():
     assert names == set(COMMANDS) - {""}
 
 
-@pytest.mark.parametrize("command", ["", "start", "join", "config show"])
+@pytest.mark.parametrize("command", ["", "start", "join", "plan", "sim", "config show"])
 def test_help_waits_for_nothing_heavy(command):
     code = (
         "import sys; from thinwire.node.cli import main; "

@@ -1,0 +1,216 @@
+"""Ways to train together, as a plan compares them: what one exchange moves, how long it takes, how much peers compute.
+
+"DiLoCo" is the round of this version and comes from `roundtime`. The others are first estimates: bytes over the slowest link
+that they meet, latencies, and the lanes of `utilisation` where computing hides the exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+import numpy as np
+from thinwire.compression.registry import parse as parse_codec
+from thinwire.sims.costs import SPARSE_BITS, butterfly_bytes, gather_bytes, pair_bytes
+from thinwire.sims.question import Question
+from thinwire.sims.roundtime import Place, RoundTime, round_time
+from thinwire.sims.utilisation import FRAGMENT, Schedule, Workload, utilisation
+
+KEPT = 64
+"""Values of 4096 that a sparse exchange sends."""
+
+HOPS = 6
+"""Latencies of a round that wait for each other: Ready, Open, Chunk, Result, Vote, Commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to train.
+
+    `trust`: the largest H with which it is known to train well (published; 0: it has none). `moved`: bytes per peer and
+    direction of one exchange; `seconds` that the network needs for it; `memory`: bytes of a peer beyond model and inner
+    optimizer; `busy(H)`: the fraction of the time that peers compute. `here`: whether this version can do it.
+    """
+
+    name: str
+    about: str
+    trust: int
+    moved: float
+    seconds: float
+    memory: float
+    busy: Callable[[int], float]
+    here: bool = False
+
+
+def methods(question: Question) -> list[Method]:
+    """All of them, the plainest first."""
+    return [
+        _data_parallel(question),
+        _diloco(question),
+        _streaming(question, 0),
+        _streaming(question, 1),
+        _sparse(question),
+        _gossip(question),
+    ]
+
+
+def bits(question: Question, codec: str = "") -> float:
+    """Bits per parameter on the wire with the question's codec, or another."""
+    found = parse_codec(codec or question.codec)
+    return 8 * found.nbytes(1 << 19) / (1 << 19)
+
+
+def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
+    """Name -> schedule and bits per parameter through a peer's link in each direction, over all of one exchange."""
+    peers, every, dense = question.peers, question.every, bits(question)
+    around = butterfly_bytes(8, 1, peers)
+    return {
+        "data parallel, fp32": (Schedule(), around * 32),
+        "DiLoCo": (Schedule(every), around * dense),
+        "streaming": (Schedule(every, streaming=True), around * dense),
+        "streaming, overlapped": (Schedule(every, streaming=True, overlap=1), around * dense),
+        "sparse": (Schedule(every), _sparse_bytes(8, peers, dense)[0]),
+        "gossip": (Schedule(every), dense),
+    }
+
+
+def rounds(question: Question, every: int) -> RoundTime:
+    """The round of this version with H = `every`."""
+    places = [
+        Place(machine.down, machine.up, every * machine.step)
+        for machine in question.machines
+        for _ in range(machine.count)
+    ]
+    return round_time(
+        question.parameters,
+        parse_codec(question.codec),
+        places,
+        question.latency,
+        grace=question.grace,
+        quorum=question.quorum,
+    )
+
+
+def _slowest(question: Question) -> tuple[float, float]:
+    """Bytes/s of the slowest uplink or downlink, and of all uplinks together."""
+    slow = min(min(machine.down, machine.up) for machine in question.machines)
+    return slow, sum(machine.count * machine.up for machine in question.machines)
+
+
+def _steps(question: Question) -> tuple[float, float]:
+    """Seconds of an inner step: the mean, and the slowest, for which everybody waits."""
+    total = sum(machine.count * machine.step for machine in question.machines)
+    return total / question.peers, max(machine.step for machine in question.machines)
+
+
+def _lanes(question: Question, schedule: Schedule, seconds: float) -> float:
+    """Utilisation where a full exchange needs `seconds` of the network."""
+    mean, slowest = _steps(question)
+    work = Workload(question.parameters, question.layers, slowest)
+    transfer = np.array([seconds / question.layers])
+    return float(utilisation(work, schedule, transfer, HOPS * question.latency)[0]) * mean / slowest
+
+
+def _blocking(question: Question, seconds: float) -> Callable[[int], float]:
+    mean, slowest = _steps(question)
+    return lambda every: every * mean / (every * slowest + seconds)
+
+
+def _data_parallel(question: Question) -> Method:
+    moved = butterfly_bytes(question.parameters, 32, question.peers)
+    seconds = moved / _slowest(question)[0]
+    return Method(
+        "data parallel, fp32",
+        "gradients after every step",
+        1,
+        moved,
+        seconds + HOPS * question.latency,
+        4.0 * question.parameters,
+        lambda every: _lanes(question, Schedule(), seconds),
+    )
+
+
+def _diloco(question: Question) -> Method:
+    once = rounds(question, question.every)
+    payload = question.parameters * bits(question) / 8
+    return Method(
+        "DiLoCo",
+        "pseudo-gradients after H steps, everyone waits",
+        500,
+        once.sent,
+        once.exchange,
+        8.0 * question.parameters + 3 * payload,
+        lambda every: rounds(question, every).busy,
+        here=True,
+    )
+
+
+def _streaming(question: Question, overlap: int) -> Method:
+    moved = butterfly_bytes(question.parameters, bits(question), question.peers)
+    seconds = moved / _slowest(question)[0]
+    fragments = -(-question.layers // FRAGMENT)
+    return Method(
+        "streaming, overlapped" if overlap else "streaming",
+        f"in {fragments} parts one by one" + (", results are needed a step later" if overlap else ""),
+        100,
+        moved,
+        seconds + HOPS * question.latency,
+        8.0 * question.parameters + 3 * question.parameters * bits(question) / 8 / fragments,
+        lambda every: _lanes(question, Schedule(every, True, overlap), seconds),
+    )
+
+
+def _sparse_bytes(parameters: float, peers: int, dense: float) -> tuple[float, bool]:
+    """Bytes of a sparse exchange, and whether everyone gets everything: cheap among few peers only."""
+    gather = gather_bytes(parameters, SPARSE_BITS[KEPT], peers)
+    if gather <= butterfly_bytes(parameters, dense, peers):
+        return gather, True
+    return butterfly_bytes(parameters, SPARSE_BITS[KEPT], peers), False
+
+
+def _sparse(question: Question) -> Method:
+    """Payloads may be passed on by whoever has them: the sum of uploads counts, and that each leaves its own."""
+    peers, payload = question.peers, question.parameters * SPARSE_BITS[KEPT] / 8
+    moved, gather = _sparse_bytes(question.parameters, peers, bits(question))
+    slow, together = _slowest(question)
+    seconds = moved / slow
+    if gather:
+        down, up = (min(getattr(machine, way) for machine in question.machines) for way in ("down", "up"))
+        seconds = max(moved / down, payload / up, peers * moved / together)
+    seconds += HOPS * question.latency
+    return Method(
+        "sparse",
+        f"{KEPT} of 4096 values, " + ("everyone's to everyone" if gather else "summed and thinned out again by owners"),
+        250,
+        moved,
+        seconds,
+        8.0 * question.parameters + (peers if gather else 3) * payload,
+        _blocking(question, seconds),
+    )
+
+
+def _gossip(question: Question) -> Method:
+    """Random pairs; nobody waits for a third."""
+    machines, peers = question.machines, question.peers
+    moved = pair_bytes(question.parameters, bits(question))
+    pairs = []
+    for a, b in combinations_with_replacement(machines, 2):
+        chance = a.count * (b.count if a is not b else a.count - 1) * (2 if a is not b else 1) / (peers * (peers - 1))
+        pairs.append((chance, a, b, moved / min(a.up, a.down, b.up, b.down) + 2 * question.latency))
+
+    def busy(every: int) -> float:
+        return sum(
+            chance * every * (a.step + b.step) / 2 / (every * max(a.step, b.step) + seconds)
+            for chance, a, b, seconds in pairs
+        )
+
+    return Method(
+        "gossip",
+        "random pairs, no barrier, replicas stay a little apart",
+        100,
+        moved,
+        sum(chance * seconds for chance, _, _, seconds in pairs),
+        8.0 * question.parameters + 2 * moved,
+        busy,
+    )

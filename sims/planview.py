@@ -1,0 +1,147 @@
+"""A plan for people: what was asked, the round of this version, the ways to train side by side, and what to do."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from thinwire.node.console import bytes_text
+from thinwire.sims.pipelines import Pipeline
+from thinwire.sims.plan import Need, Plan, Row
+from thinwire.sims.question import Question
+from thinwire.sims.regions import MBIT
+
+
+def show(plan: Plan) -> None:
+    """Print to stdout; wide where it is not a terminal, so that nothing is wrapped for a pipe."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(Group(*_parts(plan)), highlight=False)
+
+
+def _parts(plan: Plan) -> list[RenderableType]:
+    parts: list[RenderableType] = [_facts(plan), "", _rows(plan.methods, plan.targets), ""]
+    parts += [_needs(plan.needs, plan.targets), ""]
+    if plan.pipeline is not None:
+        parts += [_pipeline(plan.pipeline), ""]
+    parts += [Text(f"note: {note}") for note in plan.notes]
+    return parts
+
+
+def _facts(plan: Plan) -> Text:
+    asked, now = plan.question, plan.round
+    best, here = plan.best, plan.best_here
+    facts = [
+        ("model", f"{size_text(asked.parameters)} parameters, {asked.layers} layers of width {asked.width:,}"),
+        ("peers", f"{_peers(asked)}, {asked.rtt * 1e3:g} ms round trip"),
+        (
+            "memory",
+            f"{bytes_text(plan.memory.model)} for model and optimizer, {bytes_text(plan.memory.rounds)} for rounds",
+        ),
+        ("", "(per peer, fp32, without activations)"),
+        ("round", f"DiLoCo, H = {asked.every}, {asked.codec}: {plan.bits:.4g} bits per parameter, {now.chunks} chunks"),
+        (
+            "",
+            f"{seconds_text(now.computing)} computing + {seconds_text(now.agreement)} agreeing + {seconds_text(now.data)} data",
+        ),
+        ("", f"{bytes_text(now.sent)} sent and {bytes_text(now.received)} received per peer (mean)"),
+        ("", f"peers compute {percent(now.utilisation)} of the time"),
+        ("best", f"{best.method}, H = {best.every}: {percent(best.utilisation)}; {best.why}"),
+    ]
+    if here != best:
+        facts.append(("best here", f"{here.method}, H = {here.every}: {percent(here.utilisation)}; {here.why}"))
+    return Text("\n".join(f"{name:<11}{value}" for name, value in facts))
+
+
+def _peers(asked: Question) -> str:
+    return ", ".join(
+        f"{machine.count} × {machine.down / MBIT:g}/{machine.up / MBIT:g} Mbit/s down/up at {machine.step:.3g} s a step"
+        for machine in asked.machines
+    )
+
+
+def _table(title: str, left: tuple[str, ...], right: tuple[str, ...], last: tuple[str, ...] = ()) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="bold", pad_edge=False)
+    for name in left:
+        table.add_column(name)
+    for name in right:
+        table.add_column(name, justify="right")
+    for name in last:
+        table.add_column(name)
+    return table
+
+
+def _rows(rows: tuple[Row, ...], targets: tuple[float, ...]) -> Table:
+    table = _table(
+        "Ways to train (* is in this version), and the H that reaches a utilisation",
+        ("method",),
+        ("H", "each way", "exchange", "computing", "memory", *(percent(target) for target in targets)),
+        ("what is exchanged",),
+    )
+    for row in rows:
+        table.add_row(
+            row.method + (" *" if row.here else ""),
+            str(row.every),
+            bytes_text(row.moved),
+            seconds_text(row.seconds),
+            percent(row.utilisation),
+            bytes_text(row.memory),
+            *("-" if every is None else str(every) for every in row.reaching),
+            row.about,
+        )
+    return table
+
+
+def _needs(needs: tuple[Need, ...], targets: tuple[float, ...]) -> Table:
+    table = _table(
+        "Bandwidth of every peer, each way, for a utilisation",
+        ("method",),
+        ("H", *(percent(target) for target in targets)),
+    )
+    for need in needs:
+        table.add_row(need.method, str(need.every), *map(rate_text, need.mbits))
+    return table
+
+
+def _pipeline(found: Pipeline) -> Table:
+    table = _table(
+        f"A pipeline of {found.stages} stages, {bytes_text(found.memory)} each: filling it takes {percent(found.bubble)}, "
+        "outer rounds come on top",
+        ("boundary",),
+        ("bytes a token", "keeps up at", "computing"),
+        ("",),
+    )
+    for way in found.boundaries:
+        table.add_row(
+            way.name, f"{way.per_token:,.0f}", rate_text(way.mbits), percent(way.utilisation), Text(way.remark)
+        )
+    return table
+
+
+def percent(part: float) -> str:
+    """0.0981 -> "9.8 %", 0.95 -> "95 %"."""
+    return f"{100 * part:.2g} %" if part < 0.0995 else f"{100 * part:.0f} %"
+
+
+def seconds_text(seconds: float) -> str:
+    """0.398 -> "0.40 s", 200 -> "200 s", 7300 -> "2.0 h"."""
+    if seconds < 9.95:
+        return f"{seconds:.2f} s"
+    return f"{seconds:.0f} s" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def rate_text(mbits: float | None) -> str:
+    """43.65 -> "44 Mbit/s", 5754 -> "5.8 Gbit/s", None -> "-"."""
+    if mbits is None:
+        return "-"
+    value, unit = (mbits, "Mbit/s") if mbits < 999.5 else (mbits / 1e3, "Gbit/s")
+    return f"{value:.2g} {unit}" if value < 99.5 else f"{value:.0f} {unit}"
+
+
+def size_text(count: int) -> str:
+    """1300000000 -> "1.3B", 426368 -> "426k"."""
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= 0.9995 * limit:
+            return f"{count / limit:.3g}{unit}"
+    return str(count)

@@ -1,0 +1,214 @@
+"""The planner: its methods against each other and against what is known, its advice, and the command."""
+
+import itertools
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.node import cli
+from thinwire.sims.methods import methods, rounds
+from thinwire.sims.pipelines import MICRO, pipeline
+from thinwire.sims.plan import Plan, plan
+from thinwire.sims.planview import percent, rate_text, seconds_text, size_text
+from thinwire.sims.question import PlanError, question
+from thinwire.swarm.protocol import MAX_GROUP
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["data parallel, fp32", "DiLoCo", "streaming", "streaming, overlapped", "sparse", "gossip"]
+
+
+def asked(**changes):
+    """Eight peers at home, a model of 100M parameters."""
+    flags = {"parameters": "100M", "layers": 12, "step": 1.0, "links": ["8x50/10"], "every": 50, "tokens": 2048}
+    return question(**{**flags, **changes})
+
+
+def named(found, name):
+    return next(method for method in found if method.name == name)
+
+
+def test_the_round_of_this_version_is_the_one_that_was_measured():
+    answer, now = plan(asked()), rounds(asked(), 50)
+    row = next(row for row in answer.methods if row.here)
+    assert (answer.round.data, answer.round.sent) == (now.data, now.sent)
+    assert row.utilisation == answer.round.utilisation == pytest.approx(50 / now.period)
+    assert now.sent == pytest.approx(2 * 7 / 8 * 1e8 * 8.0625 / 8, rel=0.01)
+
+
+def test_memory_is_what_daemons_were_measured_to_take():
+    """docs/benchmarks.md: 2.9 to 3.0 fp32 copies of the parameters above model and optimizer."""
+    answer = plan(asked(parameters="25.3M", links=["4x100/100"]))
+    assert answer.memory.rounds / (4 * 25.3e6) == pytest.approx(2.95, rel=0.1)
+    assert answer.memory.model == 16 * 25.3e6
+
+
+def test_less_on_the_wire_is_more_computing():
+    found = {method.name: method.busy(50) for method in methods(asked())}
+    assert list(found) == NAMES
+    assert found["data parallel, fp32"] < found["DiLoCo"] < found["streaming, overlapped"]
+    assert found["DiLoCo"] < found["gossip"] < found["sparse"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(2, 40), st.integers(1, 60), st.floats(1, 1e4), st.floats(1, 1e4), st.floats(0, 300), st.integers(1, 400)
+)
+def test_more_of_anything_good_is_never_worse(peers, layers, down, up, rtt, every):
+    def busy(every=every, faster=1.0, rtt=rtt):
+        link = f"{peers}x{down * faster:.3f}/{up * faster:.3f}"
+        found = methods(question(parameters="30M", layers=layers, step=0.3, links=[link], rtt=rtt, every=every))
+        return [method.busy(every) for method in found]
+
+    usual = busy()
+    assert all(0 < value <= 1 + 1e-9 for value in usual)
+    for better in (busy(faster=2.0), busy(rtt=rtt / 2), busy(every=2 * every)):
+        assert all(b >= a - 0.02 for a, b in zip(usual, better, strict=True)), (usual, better)
+
+
+def test_sparse_is_gathered_while_that_is_cheaper():
+    few, many = (named(methods(asked(links=[f"{n}x50/50"])), "sparse") for n in (100, 120))
+    assert "everyone's to everyone" in few.about and "owners" in many.about
+    assert few.moved == pytest.approx(99 * 1e8 * 0.1485 / 8)
+    assert many.moved < few.moved
+
+
+def test_gossip_waits_for_one():
+    """Mean over all pairs, done the long way."""
+    own = asked(links=["3x50/10@1.0", "2x300/300@2.0"], every=20)
+    peers = [machine for machine in own.machines for _ in range(machine.count)]
+    expected = []
+    for a, b in itertools.permutations(peers, 2):
+        seconds = 1e8 * 8.0625 / 8 / min(a.down, a.up, b.down, b.up) + 0.05
+        expected.append(20 * a.step / (20 * max(a.step, b.step) + seconds))
+    gossip = named(methods(own), "gossip")
+    assert gossip.busy(20) == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+
+
+def test_production_figures_of_sparse_training():
+    """72.75B parameters, H = 30, 20 min of computing, 70 s of exchange: 94.5 % (as published)."""
+    own = question(parameters="72.75B", layers=80, step=40.0, links=["17x1000/1000"], every=30)
+    sparse = named(methods(own), "sparse")
+    speed = sparse.seconds / 70  # links with which an exchange takes the published 70 s
+    faster = question(parameters="72.75B", layers=80, step=40.0, links=[f"17x{1000 * speed:.3f}/{1000 * speed:.3f}"])
+    assert named(methods(faster), "sparse").busy(30) == pytest.approx(0.945, abs=0.001)
+
+
+def test_late_peers_are_named():
+    answer = plan(asked(links=["5x50/10@1.0", "3x50/10@2.0"], every=50))
+    assert answer.round.late == 3 and any("grace" in note for note in answer.notes)
+    assert plan(asked(links=["5x50/10@1.0", "3x50/10@1.1"], every=50)).round.late == 0
+
+
+class TestAdvice:
+    def test_good_links_need_nothing_new(self):
+        answer = plan(asked(links=["8x1000/1000"]))
+        assert answer.best == answer.best_here and answer.best.method == "DiLoCo"
+        assert answer.best.utilisation >= 0.9 and answer.best.every <= 500
+
+    def test_homes_need_less_on_the_wire(self):
+        answer = plan(asked(links=["8x50/10"], step=0.3))
+        assert answer.best.method == "sparse" and answer.best.every <= 250
+        assert answer.best_here.method == "DiLoCo"
+        assert answer.best.utilisation > answer.best_here.utilisation
+
+    def test_the_h_is_the_smallest_that_will_do(self):
+        answer = plan(asked(links=["8x1000/1000"]))
+        at = answer.targets.index(0.9)
+        assert answer.best.every == next(row for row in answer.methods if row.here).reaching[at]
+
+    def test_small_memories_hold_a_model_together(self):
+        answer = plan(asked(parameters="1B", memory=8.0))
+        assert answer.pipeline is not None
+        assert answer.best.method.startswith(f"pipeline of {answer.pipeline.stages} stages")
+        assert answer.pipeline.memory <= 8.0 * 2**30
+        assert any("cannot hold" in note for note in answer.notes)
+
+    def test_limits_of_this_version_are_said(self):
+        notes = " ".join(plan(asked(parameters="1B", links=[f"{MAX_GROUP + 1}x50/10"])).notes)
+        assert "536,870,912" in notes and str(MAX_GROUP) in notes
+
+    def test_one_peer(self):
+        with pytest.raises(PlanError, match="nobody"):
+            plan(asked(links=["1x50/10"]))
+
+
+class TestPipeline:
+    def test_fast_links_leave_the_bubble(self):
+        own = asked(links=["8x100000/100000"], rtt=0.0, tokens=1, memory=0.1)
+        found = pipeline(own, 0.4 * 2**30)
+        assert found.stages == 4 and found.bubble == 3 / (4 * MICRO + 3)
+        assert found.boundaries[0].utilisation == pytest.approx(1 - found.bubble, abs=1e-3)
+
+    def test_bytes_of_a_subspace(self):
+        """d = 4096, k = 40: 82 bytes instead of 8192 each way (as published)."""
+        exact, *_, subspace = pipeline(asked(width=4096), 1.0).boundaries
+        assert exact.per_token / subspace.per_token == pytest.approx(99.9, rel=0.001)
+
+    def test_a_link_that_keeps_up_hides_what_crosses_it(self):
+        own = asked(width=1024)
+        for way in pipeline(own, 1.0).boundaries:
+            wide = pipeline(asked(width=1024, links=[f"8x{way.mbits * 1.01:.4f}/{way.mbits * 1.01:.4f}"]), 1.0)
+            same = next(other for other in wide.boundaries if other.name == way.name)
+            assert same.utilisation > 0.75
+
+    def test_without_tokens_there_is_none(self):
+        assert pipeline(question(parameters="1M", layers=4, step=1.0), 1.0) is None
+        assert pipeline(asked(layers=3, memory=0.01), 2**30) is None
+
+
+def test_bandwidth_tables_have_every_method():
+    needs = plan(asked()).needs
+    assert [need.method for need in needs] == NAMES
+    for need in needs:
+        reached = [value for value in need.mbits if value is not None]
+        assert reached == sorted(reached)
+    dense, sparse = (next(n for n in needs if n.method == name).mbits[0] for name in ("DiLoCo", "sparse"))
+    assert dense / sparse == pytest.approx(2 * 7 / 8 * 8.0625 / (7 * 0.1485), rel=0.15)
+
+
+def run(capsys, *arguments):
+    code = cli.main(["plan", *map(str, arguments)])
+    said = capsys.readouterr()
+    return code, said.out, said.err.splitlines()
+
+
+def test_command(capsys):
+    code, out, err = run(capsys, ROOT / "examples" / "demo.toml", "--step", 0.05, "--link", "3xdsl", "--link", "fibre")
+    assert code == 0 and err == []
+    for words in ("429k parameters", "3 × 50/10 Mbit/s", "best", "int8(block=256)", *NAMES):
+        assert words in out
+    assert max(map(len, out.splitlines())) <= 160
+
+
+def test_command_as_json(capsys):
+    code, out, err = run(capsys, "--parameters", "350M", "--layers", 24, "--step", 2, "--json")
+    answer = msgspec.json.decode(out, type=Plan)
+    assert code == 0 and err == [] and answer.question.parameters == 350_000_000
+    assert answer == plan(question(parameters="350M", layers=24, step=2.0))
+    assert json.loads(out)["methods"][1]["method"] == "DiLoCo"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--parameters"),
+        (["nowhere.toml"], "cannot read"),
+        (["--parameters", "1B", "--layers", "x"], "--layers"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--link", "fast"], "50/10"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--rtt", "inf"], "finite"),
+    ],
+)
+def test_mistakes_are_two_lines_and_a_code(capsys, arguments, words):
+    code, out, err = run(capsys, *arguments)
+    assert code == 2 and out == "" and len(err) == 2
+    assert err[0].startswith("error: ") and err[1].startswith("hint: ") and words in " ".join(err)
+
+
+def test_figures_as_text():
+    assert [percent(x) for x in (0.0981, 0.95, 0.0003)] == ["9.8 %", "95 %", "0.03 %"]
+    assert [seconds_text(x) for x in (0.398, 200, 7300)] == ["0.40 s", "200 s", "2.0 h"]
+    assert [rate_text(x) for x in (43.65, 5754, None, 120_000)] == ["44 Mbit/s", "5.8 Gbit/s", "-", "120 Gbit/s"]
+    assert [size_text(x) for x in (1_300_000_000, 428_928, 12)] == ["1.3B", "429k", "12"]
