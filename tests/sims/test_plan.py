@@ -45,6 +45,13 @@ def test_memory_is_what_daemons_were_measured_to_take():
     assert answer.memory.model == 16 * 25.3e6
 
 
+def test_real_peers_on_wide_area_links():
+    """docs/benchmarks.md: 40 MB as int8, 4 peers, 100 Mbit/s, 80 ms: 1.07 times what the links alone need."""
+    now = rounds(asked(parameters="10M", links=["4x100/100"], rtt=80.0), 1)
+    alone = 2 * 3 / 4 * 1e7 * 8.0625 / 8 / 12.5e6 + 2 * 0.08
+    assert now.exchange == pytest.approx(1.07 * alone, rel=0.1)
+
+
 def test_less_on_the_wire_is_more_computing():
     found = {method.name: method.busy(50) for method in methods(asked())}
     assert list(found) == NAMES
