@@ -2,8 +2,8 @@
 
 The sizes are the real ones: chunk grid, codec and control messages are those of the product. The time is the sum of the steps
 that wait for each other (Ready -> Open -> Chunk -> Result -> Vote -> Commit), each with its latency, and of the bytes that the
-slowest link has to pass in between. Encoding, sealing and the outer step are not in it (by docs/benchmarks.md 0.75 s of one core
-per GB of fp32 parameters). tests/sim/test_plan.py holds it against whole swarms in virtual time.
+slowest link has to pass in between. Encoding, sealing and the outer step are not in it (0.75 s of one core per GB
+of fp32 parameters, docs/benchmarks.md). tests/sim/test_plan.py holds it against whole swarms in virtual time.
 """
 
 from __future__ import annotations
