@@ -152,7 +152,8 @@ def _streaming(question: Question, overlap: int) -> Method:
     fragments = -(-question.layers // FRAGMENT)
     return Method(
         "streaming, overlapped" if overlap else "streaming",
-        f"in {fragments} parts one by one" + (", results are needed a step later" if overlap else ""),
+        (f"{fragments} parts one by one" if fragments > 1 else "one part")
+        + (", results are needed a step later" if overlap else ""),
         100,
         moved,
         seconds + HOPS * question.latency,

@@ -12,16 +12,20 @@ from thinwire.sims.question import Question
 from thinwire.sims.regions import MBIT
 
 
+WIDE = 150
+"""Columns of a terminal where a line has room for what a method is."""
+
+
 def show(plan: Plan) -> None:
     """Print to stdout; wide where it is not a terminal, so that nothing is wrapped for a pipe."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
-    console.print(Group(*_parts(plan)), highlight=False)
+    console.print(Group(*_parts(plan, console.width >= WIDE)), highlight=False)
 
 
-def _parts(plan: Plan) -> list[RenderableType]:
-    parts: list[RenderableType] = [_facts(plan), "", _rows(plan.methods, plan.targets), ""]
+def _parts(plan: Plan, wide: bool) -> list[RenderableType]:
+    parts: list[RenderableType] = [_facts(plan), "", _rows(plan.methods, plan.targets, wide), ""]
     parts += [_needs(plan.needs, plan.targets), ""]
     if plan.pipeline is not None:
         parts += [_pipeline(plan.pipeline), ""]
@@ -72,12 +76,12 @@ def _table(title: str, left: tuple[str, ...], right: tuple[str, ...], last: tupl
     return table
 
 
-def _rows(rows: tuple[Row, ...], targets: tuple[float, ...]) -> Table:
+def _rows(rows: tuple[Row, ...], targets: tuple[float, ...], wide: bool) -> Table:
     table = _table(
         "Ways to train (* is in this version), and the H that reaches a utilisation",
         ("method",),
         ("H", "each way", "exchange", "computing", "memory", *(percent(target) for target in targets)),
-        ("what is exchanged",),
+        ("what is exchanged",) if wide else (),
     )
     for row in rows:
         table.add_row(
@@ -88,7 +92,7 @@ def _rows(rows: tuple[Row, ...], targets: tuple[float, ...]) -> Table:
             percent(row.utilisation),
             bytes_text(row.memory),
             *("-" if every is None else str(every) for every in row.reaching),
-            row.about,
+            *((row.about,) if wide else ()),
         )
     return table
 
