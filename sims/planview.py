@@ -11,7 +11,6 @@ from thinwire.sims.plan import Need, Plan, Row
 from thinwire.sims.question import Question
 from thinwire.sims.regions import MBIT
 
-
 WIDE = 150
 """Columns of a terminal where a line has room for what a method is."""
 
