@@ -98,7 +98,8 @@ class View:
     def _scene(self) -> Group:
         title = self._line()
         bar = Progress(TextColumn(self._scenario.name), BarColumn(None), TextColumn("{task.percentage:.0f} %"))
-        bar.add_task("", total=int(self._scenario.duration), completed=int(min(self.journal.now, self._scenario.duration)))
+        part = min(1.0, self.journal.now / self._scenario.duration)
+        bar.add_task("", total=1000, completed=int(1000 * part))
         table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
         few = len(self.journal.names) <= ROWS
         for column in ("peer" if few else "group", "state" if few else "peers"):
