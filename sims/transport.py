@@ -48,7 +48,7 @@ class SimTransport:
         self._net, self._identity, self._admit, self._address = net, identity, admit, address
         self._record: PeerRecord | None = None
         self._hello: Hello | None = None
-        self._banned: dict[PeerId, str] = {}
+        self.banned: dict[PeerId, str] = {}
         self._opening: dict[PeerId, asyncio.Future[None]] = {}
         self._closed = False
         self._mail = asyncio.Event()
@@ -73,7 +73,7 @@ class SimTransport:
         if record.peer_id == self.peer_id:
             if self._record is None or record.sequence > self._record.sequence:
                 self._record = record
-        elif record.peer_id not in self._banned:
+        elif record.peer_id not in self.banned:
             old = self.known.get(record.peer_id)
             if old is None or record.sequence > old.sequence:
                 self.known[record.peer_id] = record
@@ -109,7 +109,7 @@ class SimTransport:
 
     def drop(self, peer: PeerId, reason: str, *, ban: bool = False) -> None:
         if ban:
-            self._banned[peer] = reason
+            self.banned[peer] = reason
         self.known.pop(peer, None)
         for inbox in (self._control, self._bulk):
             kept = [entry for entry in inbox if entry[0].peer != peer]
@@ -237,7 +237,7 @@ class SimTransport:
             record = PeerRecord.parse(answer.record, run_id=self.run_id, now=self.wall())
         except RecordError as error:
             return Refuse("unreachable", str(error))
-        if record.transport_key != contact.transport_key or record.peer_id in self._banned:
+        if record.transport_key != contact.transport_key or record.peer_id in self.banned:
             return Refuse("unreachable", f"{contact.address} is not who was expected")
         if not (self.alive and host.alive):
             return Refuse("unreachable", f"{contact.address} closed the connection")
@@ -266,8 +266,8 @@ class SimTransport:
             return Refuse("signature", str(error))
         if record.transport_key != transport_key or record.peer_id == self.peer_id:
             return Refuse("signature", "the record does not fit the transport key")
-        if record.peer_id in self._banned:
-            return Refuse("banned", self._banned[record.peer_id])
+        if record.peer_id in self.banned:
+            return Refuse("banned", self.banned[record.peer_id])
         answer = self._admit(hello, record)
         if isinstance(answer, Refuse):
             return answer

@@ -1,0 +1,174 @@
+"""Learners in virtual time: a made-up model for scale, and real torch on tiny models. Inner steps take as long as told.
+
+Both do the numbers at once when the time is over, so that steps which are cut short are not made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from thinwire.compression.codec import Floats
+from thinwire.node.fragments import Layout, Piece
+from thinwire.node.learner import StepReport
+from thinwire.node.snapshot import PrivateState
+from thinwire.node.training import Training, prepare
+from thinwire.sims.clock import current
+from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.protocol import PeerId
+
+RATE = 0.05
+"""Part of the way to its optimum that a made-up model goes in one inner step."""
+
+SPREAD = 0.2
+"""How far the optimum of one peer's data is from that of all, per parameter; the first parameters are 1 away."""
+
+CORPUS = "the quick brown fox jumps over the lazy dog and then it sleeps in the warm sun until noon. "
+
+
+class Stopwatch:
+    """Lets virtual time pass for inner steps, and adds up in `busy` the seconds in which steps were made."""
+
+    def __init__(self, step_seconds: float) -> None:
+        self.step_seconds, self.busy = step_seconds, 0.0
+
+    async def steps(self, n: int, stop: asyncio.Event) -> int:
+        """Wait for the time of `n` steps, or until `stop` is set; how many whole steps fit in."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if stop.is_set():
+            return 0
+        try:
+            async with asyncio.timeout(n * self.step_seconds):
+                await stop.wait()
+            made = min(n, int((loop.time() - began) / self.step_seconds + 1e-9))
+        except TimeoutError:
+            made = n
+        self.busy += made * self.step_seconds
+        return made
+
+
+@cache
+def _stub_layout(parameters: int) -> Layout:
+    digest = blake3(f"stub {parameters}".encode()).digest()
+    return Layout((Piece("stub", (parameters,), "float32", 0, parameters),), parameters, digest)
+
+
+class Observed:
+    """What oracles want to know of a learner.
+
+    `trained`: tokens of the steps made since its parameters were last set. `on_encode`: called with all parameters, which it
+    may not keep, whenever they are read for a contribution.
+    """
+
+    def __init__(self) -> None:
+        self.trained = 0
+        self.on_encode: Callable[[Floats], None] = lambda theta: None
+
+
+class StubLearner(Observed):
+    """A quadratic: every parameter is drawn to its optimum, which differs a little from one share of the data to the next.
+
+    The loss is half the mean square of the distance to the common optimum, so it falls as the swarm makes progress.
+    """
+
+    def __init__(self, manifest: Manifest, parameters: int, seed: int, step_seconds: float) -> None:
+        super().__init__()
+        self.layout = _stub_layout(parameters)
+        self.watch = Stopwatch(step_seconds)
+        self._manifest, self._seed = manifest, seed
+        first = np.random.default_rng(manifest.run.seed)
+        self._optimum = first.standard_normal(parameters, np.float32)
+        self.theta: Floats = self._optimum + first.choice(np.array([-1, 1], np.float32), parameters)
+        self._own, self._made = self._optimum, 0
+
+    def parameters(self) -> Floats:
+        return self.theta.copy()
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        if not start:
+            self.on_encode(self.theta)
+        out[:] = self.theta[start:stop]
+
+    def write(self, theta: Floats) -> None:
+        self.theta[:] = theta
+        self.trained = 0
+
+    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
+        share = np.random.default_rng((self._seed, self._made))
+        self._own = self._optimum + SPREAD * share.standard_normal(self.theta.size, np.float32)
+
+    async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
+        made = await self.watch.steps(n, stop)
+        if made:
+            self.theta += np.float32(1 - (1 - RATE) ** made) * (self._own - self.theta)
+            self._made += made
+        away = self.theta - self._optimum
+        loss = 0.5 * float(np.dot(away, away)) / away.size if made else math.nan
+        inner = self._manifest.inner
+        tokens = made * inner.batch * inner.accumulate * self._manifest.model.context
+        self.trained += tokens
+        return StepReport(made, loss, loss, tokens, made * self.watch.step_seconds)
+
+    def private(self) -> PrivateState:
+        return PrivateState({"made": np.array([self._made])}, {"made": self._made})
+
+    def restore(self, private: PrivateState) -> bool:
+        made = private.values.get("made")
+        if not isinstance(made, int):
+            return False
+        self._made = made
+        return True
+
+    def skip_to(self, round: int, peers: int) -> None:
+        self._made = round * self._manifest.outer.steps
+
+
+class TorchLearner(Observed):
+    """The manifest's own model, trained for real on a small text, one step after the other in virtual time."""
+
+    def __init__(self, manifest: Manifest, text: Path, cache: Path, step_seconds: float) -> None:
+        super().__init__()
+        self._training: Training = prepare(
+            manifest, data=text, device="cpu", threads=1, cache=cache, here=cache, clock=current().time
+        )
+        self.watch = Stopwatch(step_seconds)
+
+    @property
+    def layout(self) -> Layout:
+        return self._training.layout
+
+    def parameters(self) -> Floats:
+        return self._training.parameters()
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        if not start:
+            self.on_encode(self.parameters())
+        self._training.read(start, stop, out)
+
+    def write(self, theta: Floats) -> None:
+        self._training.write(theta)
+        self.trained = 0
+
+    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
+        self._training.assign(group, me)
+
+    async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
+        made = await self.watch.steps(n, stop)
+        done = self._training.trainer.run_steps(made)
+        self.trained += done.tokens
+        return StepReport(done.steps, done.loss, done.last, done.tokens, made * self.watch.step_seconds)
+
+    def private(self) -> PrivateState:
+        return self._training.private()
+
+    def restore(self, private: PrivateState) -> bool:
+        return self._training.restore(private)
+
+    def skip_to(self, round: int, peers: int) -> None:
+        self._training.skip_to(round, peers)

@@ -1,0 +1,305 @@
+"""The computer of one simulated peer: its clocks, its disk, its place in the network, and the processes that live on it.
+
+A process is a real Peer with a real Life. Killing it cuts it off from the network and the disk at once, and then cancels its
+tasks: whatever they do on their way out has no effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+import os
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.transport import Admit, Transport
+from thinwire.node.directories import RunDirectory
+from thinwire.node.disk import Disk, DiskFile
+from thinwire.node.duties import DuplicateKey
+from thinwire.node.learner import Learner
+from thinwire.node.life import Life
+from thinwire.node.peer import Doors, Peer
+from thinwire.node.report import Reporter
+from thinwire.sims.clock import HOST, SimLoop
+from thinwire.sims.compute import StubLearner, TorchLearner
+from thinwire.sims.disk import SimDisk
+from thinwire.sims.network import EPOCH, SimNet
+from thinwire.sims.scenario import PeerSpec
+from thinwire.sims.transport import SimTransport
+from thinwire.swarm.errors import HintedError
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.invite import Invite
+from thinwire.swarm.manifest import Manifest, SignedManifest
+from thinwire.swarm.preset import Preset
+
+AGAIN_SECONDS = 5.0
+"""After which a process that gave up (no swarm was found) is started again, as a supervisor would."""
+
+HOME = Path("/home")
+
+
+class Clocks:
+    """The clocks of one machine, in seconds: `now` drifts, `wall` drifts and is off by `jump`."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self.jump = 0.0
+        self._loop, self._rate, self._base, self._since = loop, 1.0, 0.0, 0.0
+
+    def now(self) -> float:
+        return self._base + (self._loop.time() - self._since) * self._rate
+
+    def wall(self) -> float:
+        return EPOCH + self.now() + self.jump
+
+    def drift(self, fraction: float) -> None:
+        """From now on run fast by a fraction (slow when negative)."""
+        self._base, self._since = self.now(), self._loop.time()
+        self._rate = 1.0 + fraction
+
+
+class World(Protocol):
+    """What a machine needs of the world."""
+
+    loop: SimLoop
+    net: SimNet
+    seed: int
+    run_id: bytes
+    signed: SignedManifest
+    preset: Preset
+
+    def contacts(self, me: int) -> Invite:
+        """An invite to the run that names some who are there."""
+        ...
+
+    def learner(self, machine: Machine, manifest: Manifest) -> StubLearner | TorchLearner: ...
+
+    def gathering(self, machine: Machine) -> int: ...
+
+    def event(self, machine: Machine, kind: str, fields: Mapping[str, Any]) -> None: ...
+
+    def committed(self, machine: Machine, outcome: Outcome) -> None: ...
+
+    def ended(self, machine: Machine, reason: str, failure: BaseException | None) -> None: ...
+
+
+class Machine:
+    """See the module. `process` is the one that runs, `up` whether there is one; `lives` counts them."""
+
+    def __init__(self, world: World, spec: PeerSpec, identity: Identity) -> None:
+        self.world, self.spec, self.index, self.identity = world, spec, spec.index, identity
+        self.address = f"10.{spec.index >> 16}.{spec.index >> 8 & 255}.{spec.index & 255}:7000"
+        self.clocks = Clocks(world.loop)
+        self.disk = SimDisk(random.Random(f"{world.seed}/disk/{spec.index}"))
+        self.process: Process | None = None
+        self.lives = 0
+        self.lie = spec.liar
+        self.frozen = False
+
+    @property
+    def up(self) -> bool:
+        return self.process is not None
+
+    def boot(self) -> None:
+        """Start a process, unless one runs."""
+        if self.process is None:
+            self.lives += 1
+            self.process = Process(self)
+            self.process.start()
+
+    def kill(self, reason: str = "killed", *, crash: bool = True) -> None:
+        """End the process at once, and with `crash` the machine under it."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        self.thaw()
+        process.cut_off()
+        if crash:
+            self.disk.crash()
+        self.world.ended(self, reason, None)
+
+    def leave(self) -> None:
+        """Ask the process to leave well."""
+        if self.process is not None and self.process.life is not None:
+            self.process.life.stop()
+
+    def freeze(self) -> None:
+        """Stop the process as SIGSTOP does."""
+        if self.process is not None and not self.frozen:
+            self.frozen = True
+            self.world.loop.freeze(self.index)
+            if self.process.transport is not None:
+                self.process.transport.awake.clear()
+
+    def thaw(self) -> None:
+        if self.frozen:
+            self.frozen = False
+            self.world.loop.thaw(self.index)
+            if self.process is not None and self.process.transport is not None:
+                self.process.transport.awake.set()
+
+
+class Process:
+    """One life of a peer."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.number = machine, machine.lives
+        self.alive = True
+        self.life: Life | None = None
+        self.transport: SimTransport | None = None
+        self.learner: StubLearner | TorchLearner | None = None
+        self.busy = 0.0
+        self.task: asyncio.Task[None] | None = None
+        self.peer: Peer
+        self._disk = _Mount(machine.disk)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is a member with a state and rounds."""
+        return self.life is not None and self.peer.ready
+
+    def start(self) -> None:
+        context = contextvars.copy_context()
+        context.run(HOST.set, self.machine.index)
+        self.task = self.machine.world.loop.create_task(self._run(), context=context)
+
+    def cut_off(self) -> None:
+        """From here on nothing that it does has an effect; then it ends."""
+        self.alive = self._disk.mounted = False
+        if self.transport is not None:
+            self.transport.vanish()
+        if self.task is not None:
+            self.task.cancel()
+
+    async def _run(self) -> None:
+        machine, world = self.machine, self.machine.world
+        try:
+            await self._live()
+        except HintedError as error:
+            if self.alive:
+                again = not isinstance(error, DuplicateKey)
+                self._end(f"{type(error).__name__}: {error}", None)
+                if again:
+                    world.net.at(world.loop.time() + AGAIN_SECONDS, machine.boot)
+        except Exception as error:  # whatever it is, the world has to hear of it
+            if self.alive:
+                self._end("crashed", error)
+        else:
+            self._end("left", None)
+
+    def _end(self, reason: str, failure: BaseException | None) -> None:
+        self.alive, self.machine.process = False, None
+        if self.transport is not None and self.transport.alive:
+            self.transport.vanish()
+        self.machine.world.ended(self.machine, reason, failure)
+
+    async def _live(self) -> None:
+        machine, world = self.machine, self.machine.world
+        rng = random.Random(f"{world.seed}/{machine.index}/{self.number}")
+        doors = Doors(now=machine.clocks.now, wall=machine.clocks.wall, rng=rng, disk=self._disk)
+        report = _Report(self, self._event, wall=machine.clocks.wall, name=machine.spec.name)
+        directory = RunDirectory(HOME)
+        self.peer = Peer(machine.identity, world.run_id, doors, directory, world.preset, report.emit)
+        self.life = Life(
+            self.peer,
+            report,
+            begin=self._begin,
+            learn=self._learn,
+            work=self._work,
+            wait_for=world.gathering(machine),
+        )
+        await self.life.run()
+
+    def _event(self, kind: str, fields: Mapping[str, object]) -> None:
+        if self.alive:
+            self.machine.world.event(self.machine, kind, fields)
+
+    async def _begin(self, peer: Peer) -> bool:
+        world = self.machine.world
+        if not self.machine.index:
+            return await peer.found(world.signed, self._open)
+        await peer.arrive(world.contacts(self.machine.index), self._open, 60.0)
+        return True
+
+    async def _open(self, admit: Admit) -> Transport:
+        machine, spec = self.machine, self.machine.spec
+        transport = machine.world.net.transport(machine.identity, machine.world.run_id, admit, machine.address)
+        transport.uplink.rate, transport.downlink.rate = spec.up, spec.down
+        transport.loss, transport.jitter = spec.loss, spec.jitter
+        transport.wall = lambda: int(machine.clocks.wall())
+        self.transport = transport
+        return transport
+
+    async def _learn(self, manifest: Manifest) -> Learner:
+        self.learner = self.machine.world.learner(self.machine, manifest)
+        return self.learner
+
+    async def _work(self, function: Callable[[], Any]) -> Any:
+        """Computing takes no time of its own here; what the disk takes is waited for."""
+        disk = self.machine.disk
+        disk.spent = 0.0
+        result = function()
+        if disk.spent:
+            await asyncio.sleep(disk.spent)
+        return result
+
+
+class _Report(Reporter):
+    """Shows each outcome to the world."""
+
+    def __init__(self, process: Process, write: Callable[[str, Mapping[str, object]], None], **rest: Any) -> None:
+        super().__init__(write, **rest)
+        self._of = process
+
+    def emit(self, kind: str, fields: Mapping[str, object]) -> None:
+        self._write(kind, fields)  # and no lines for people: nobody reads them here
+
+    def round(
+        self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int, weight: int
+    ) -> None:
+        super().round(peer, outcome, loss=loss, seconds=seconds, steps=steps, weight=weight)
+        if self._of.alive:
+            self._of.machine.world.committed(self._of.machine, outcome)
+
+
+class _Mount:
+    """A process's way to the disk; it ends with the process, the disk does not."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self.mounted = True
+        self._disk = disk
+
+    def _use(self) -> Disk:
+        if not self.mounted:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return self._disk
+
+    def make_directory(self, path: Path) -> None:
+        self._use().make_directory(path)
+
+    def create(self, path: Path) -> DiskFile:
+        return self._use().create(path)
+
+    def size(self, path: Path) -> int:
+        return self._use().size(path)
+
+    def read(self, path: Path, nbytes: int) -> bytes:
+        return self._use().read(path, nbytes)
+
+    def names(self, path: Path) -> list[str]:
+        return self._use().names(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._use().rename(old, new)
+
+    def sync_directory(self, path: Path) -> None:
+        self._use().sync_directory(path)
+
+    def remove(self, path: Path) -> None:
+        self._use().remove(path)
+
+    def remove_directory(self, path: Path) -> None:
+        self._use().remove_directory(path)

@@ -1,0 +1,210 @@
+"""What must hold whenever a round is committed somewhere. What must hold at all times is in vitals.py.
+
+The oracles know what was trained and what was announced, so they compute with the product's codec, rule and outer step what
+the next state must be, and compare bits. They hold no opinion on who takes part: that is the protocol's to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.collectives.aggregate import GROWTH, NORM_LIMIT, RULES
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.shards import grid
+from thinwire.compression import registry
+from thinwire.compression.codec import Floats
+from thinwire.compression.kernels import outer_step
+from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.protocol import Commit, Digest, PeerId
+
+ORACLES: Mapping[str, str] = {
+    "agreement": "no two honest peers that live have different states after one round",
+    "aggregate": "the new state is, bit for bit, the outer step on the mean of what the contributors had announced",
+    "bound": "with liars among the contributors, the aggregate is as near to the honest mean as the clipping promises",
+    "weight": "a contribution counts with the tokens that went into it, and never with more than the manifest allows",
+    "finite": "no honest peer has a parameter that is not finite",
+    "twice": "a peer applies each round once, and the round after it next",
+    "crash": "no honest process ends by an error of ours, and nothing is left unheeded",
+    "banned": "no honest peer is banned by an honest one",
+    "buried": "nobody is declared dead who could be reached all the time",
+    "roster": "when all has been quiet for a while, every roster is the set of those who are there",
+    "lockstep": "three rounds after the last fault all honest peers are in the same round",
+    "progress": "when nothing is wrong, rounds go on, and who comes in gets in",
+    "caps": "every queue and table is within its bound",
+    "trace": "a rerun of the seed has the same trace",
+}
+"""Name -> what it asserts."""
+
+KEPT = 6
+"""Rounds whose states are kept for comparison."""
+
+SLACK = 0.02
+"""Part of the largest value by which two encodings may differ from what was encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken: `at` virtual seconds, by `peer` (index; -1: the swarm)."""
+
+    at: float
+    oracle: str
+    peer: int
+    detail: str
+
+
+@dataclass(slots=True)
+class _State:
+    round: int
+    theta: Floats
+    momentum: Floats
+    checked: bool = False
+
+
+@dataclass(slots=True)
+class _Sent:
+    theta: NDArray[np.float32]
+    trained: int
+
+
+Tell = Callable[[str, int, str], None]
+"""Reports a violation: oracle, peer, detail."""
+
+
+class Oracles:
+    """Fed by the world: `started` for each life, then `encoded`, `installed`, `committed` as they happen, `ended`.
+
+    `honest`: peer id -> index of those that never lie.
+    """
+
+    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
+        self._manifest, self._honest, self._tell = manifest, honest, tell
+        self._codec = registry.parse(manifest.exchange.codec)
+        self._rule = RULES[manifest.exchange.aggregation]
+        self._claims: dict[int, dict[Digest, dict[int, None]]] = {}
+        self._states: dict[Digest, _State] = {}
+        self._at: dict[int, tuple[int, Digest]] = {}
+        self._sent: dict[tuple[PeerId, int, int], _Sent] = {}
+        self._longest = 0.0
+        self.frontier = 0
+        """The latest round that an honest peer has applied."""
+
+    # --- what happens
+
+    def encoded(self, peer: PeerId, round: int, attempt: int, theta: Floats, trained: int) -> None:
+        """A peer is about to announce what is between the swarm's state and `theta`, trained on so many tokens."""
+        self._sent[peer, round, attempt] = _Sent(theta.copy(), trained)
+
+    def installed(self, index: int, round: int, digest: Digest, state: Floats) -> None:
+        """A peer has a state that it did not compute: its first, or a fetched one."""
+        self._drop_claims(index)
+        self._at[index] = (round, digest)
+        self._claim(index, round, digest)
+        half = state.size // 2
+        self._states.setdefault(digest, _State(round, state[:half].copy(), state[half:].copy()))
+        self.frontier = max(self.frontier, round)
+
+    def ended(self, index: int) -> None:
+        """A process is gone, and what it knew with it."""
+        self._drop_claims(index)
+        self._at.pop(index, None)
+
+    def committed(self, index: int, round: int, digest: Digest, state: Floats, outcome: Outcome) -> None:
+        """An honest peer has applied a round."""
+        before = self._at.get(index)
+        if not np.isfinite(state).all():
+            self._tell("finite", index, f"round {round}")
+        if before is None or round != before[0] + 1:
+            self._tell("twice", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}")
+        self._at[index] = (round, digest)
+        self._claim(index, round, digest)
+        half = state.size // 2
+        new = self._states.setdefault(digest, _State(round, state[:half].copy(), state[half:].copy()))
+        old = self._states.get(before[1]) if before is not None else None
+        if old is not None and outcome.commit is not None and not new.checked and old.round + 1 == round:
+            new.checked = True
+            self._check(index, old, new, outcome.commit)
+        if round > self.frontier:
+            self.frontier = round
+            self._forget(round - KEPT)
+
+    # --- judgement
+
+    def _claim(self, index: int, round: int, digest: Digest) -> None:
+        claims = self._claims.setdefault(round, {})
+        claims.setdefault(digest, {})[index] = None
+        others = [one for other, holders in claims.items() if other != digest for one in holders]
+        if others and round and index in self._honest.values():
+            self._tell("agreement", index, f"round {round}: peers {others[:5]} have another state")
+
+    def _drop_claims(self, index: int) -> None:
+        for claims in self._claims.values():
+            for holders in claims.values():
+                holders.pop(index, None)
+
+    def _forget(self, oldest: int) -> None:
+        self._claims = {round: claims for round, claims in self._claims.items() if round >= oldest}
+        self._states = {digest: state for digest, state in self._states.items() if state.round >= oldest}
+        self._sent = {key: sent for key, sent in self._sent.items() if key[1] >= oldest}
+
+    def _check(self, index: int, old: _State, new: _State, commit: Commit) -> None:
+        entries = commit.opened.contributors
+        sent = [self._sent.get((entry.peer, new.round, entry.attempt)) for entry in entries]
+        most = self._manifest.max_weight
+        for entry, one in zip(entries, sent, strict=True):
+            if entry.weight > most:
+                self._tell("weight", index, f"round {new.round}: {entry.weight} tokens of at most {most}")
+            elif entry.peer in self._honest and one is not None and entry.weight != min(most, one.trained):
+                detail = f"round {new.round}: {entry.weight} tokens, {one.trained} were trained"
+                self._tell("weight", self._honest[entry.peer], detail)
+        known = [one for one in sent if one is not None]
+        weights = [entry.weight for entry in entries]
+        if len(known) == len(entries) and all(entry.peer in self._honest for entry in entries):
+            theta, momentum = self._next(old, known, weights)
+            if theta.tobytes() != new.theta.tobytes() or momentum.tobytes() != new.momentum.tobytes():
+                away = float(np.abs(theta - new.theta).max())
+                self._tell("aggregate", index, f"round {new.round}: off by up to {away:.3g}")
+        else:
+            honest = [
+                (one, entry.weight)
+                for one, entry in zip(sent, entries, strict=True)
+                if one is not None and entry.peer in self._honest
+            ]
+            self._bound(index, old, new, honest, sum(weights))
+
+    def _next(self, old: _State, sent: Sequence[_Sent], weights: Sequence[int]) -> tuple[Floats, Floats]:
+        """The state after the outer step on what these contributors sent, in peer-id order."""
+        theta, momentum, outer = old.theta.copy(), old.momentum.copy(), self._manifest.outer
+        cut = grid(theta.size, self._codec)
+        for chunk in range(len(cut)):
+            start, stop = cut.span(chunk)
+            payloads = []
+            for one in sent:
+                payload = np.empty(self._codec.nbytes(stop - start), np.uint8)
+                self._codec.encode(np.subtract(old.theta[start:stop], one.theta[start:stop]), payload)
+                payloads.append(payload.data)
+            mean = np.empty(stop - start, np.float32)
+            self._rule(self._codec, payloads, [float(weight) for weight in weights], mean)
+            result = np.empty(self._codec.nbytes(stop - start), np.uint8)
+            self._codec.encode(mean, result)
+            delta = np.empty(stop - start, np.float32)
+            self._codec.decode(result.data, delta)
+            outer_step(theta[start:stop], momentum[start:stop], delta, outer.lr, outer.momentum, outer.nesterov)
+        return theta, momentum
+
+    def _bound(self, index: int, old: _State, new: _State, honest: Sequence[tuple[_Sent, int]], total: int) -> None:
+        """The aggregate may be away from the honest mean by what liars within the norm limit can do."""
+        deltas = [(old.theta - one.theta, weight) for one, weight in honest]
+        share = sum(weight for _, weight in deltas)
+        if not share or not total:
+            return
+        self._longest = max([self._longest, *(float(np.linalg.norm(delta)) for delta, _ in deltas)])
+        mean = np.sum([delta * np.float32(weight / share) for delta, weight in deltas], axis=0)
+        aggregate = new.momentum - np.float32(self._manifest.outer.momentum) * old.momentum
+        away = float(np.linalg.norm(aggregate - mean))
+        limit = (1 - share / total) * (1 + GROWTH * NORM_LIMIT) * self._longest * len(deltas)
+        slack = SLACK * self._longest * (1 + len(deltas)) + 1e-3 * limit
+        if not away <= limit + slack:
+            self._tell("bound", index, f"round {new.round}: {away:.3g} from the honest mean, the limit is {limit:.3g}")

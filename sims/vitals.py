@@ -1,0 +1,152 @@
+"""What must hold at all times, looked at every second: who is here, rounds go on, nothing grows without bound.
+
+A fault is an excuse for those that it touches, while it lasts and for a while after; never for anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from thinwire.collectives.outbox import LONGEST
+from thinwire.node.session import STASH
+from thinwire.sims.machine import Machine, Process
+from thinwire.sims.network import EPOCH
+from thinwire.sims.oracles import Oracles, Tell
+from thinwire.sims.transport import CONTROL_WINDOW
+from thinwire.swarm.broadcast import MAX_QUEUE
+from thinwire.swarm.preset import Preset
+from thinwire.swarm.protocol import PeerId
+
+LOOK_SECONDS = 1.0
+"""How often it is looked."""
+
+ROUNDS = 3
+"""Rounds after which all are in step again."""
+
+SKEW = 100.0
+"""Seconds that a wall clock may be off before its peer's records are not to be believed any more."""
+
+
+class Vitals:
+    """`machines` by index; those in `honest` keep their promises. `settle`: seconds in which rosters are right again after
+    the last fault. `pause`: seconds without a round, with nothing wrong, that are too many.
+    """
+
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        honest: Iterable[int],
+        oracles: Oracles,
+        tell: Tell,
+        *,
+        preset: Preset,
+        settle: float,
+        pause: float,
+        window: int,
+    ) -> None:
+        self._machines, self._oracles, self._tell = machines, oracles, tell
+        self._honest = [machines[index] for index in honest]
+        self._ids = {machine.identity.peer_id: machine.index for machine in self._honest}
+        self._settle, self._pause, self._window = settle, pause, window
+        self._doubt = preset.suspicion_stretch * preset.suspicion_min(len(machines)) + 4 * preset.probe_period
+        self._touched: dict[int, float] = {}
+        self._quiet_since = self._moved_at = 0.0
+        self._start = self._frontier = 0
+
+    def touch(self, peers: Iterable[int], until: float) -> None:
+        """These peers are not what they should be until then."""
+        for index in peers:
+            self._touched[index] = max(self._touched.get(index, 0.0), until)
+
+    def disturb(self, now: float) -> None:
+        """Something happened that takes time to get over."""
+        self._quiet_since, self._start = now, self._oracles.frontier
+
+    def buried(self, by: Machine, victim: PeerId, now: float) -> None:
+        """A roster says that a peer is dead."""
+        index = self._ids.get(victim)
+        if index is None or by.index not in self._ids.values():
+            return
+        machine = self._machines[index]
+        if not machine.up or now <= self._touched.get(index, -self._doubt) + self._doubt:
+            return
+        self._tell("buried", by.index, f"peer {index}, which is well")
+
+    def look(self, now: float) -> None:
+        """Check everything."""
+        running = [machine for machine in self._honest if machine.process is not None and machine.process.ready]
+        for machine in running:
+            assert machine.process is not None
+            self._bans(machine, machine.process)
+            self._caps(machine, machine.process)
+        frontier = self._oracles.frontier
+        if frontier > self._frontier:
+            self._frontier, self._moved_at = frontier, now
+        if now > self._quiet_since + self._settle:
+            self._rosters(running)
+        if frontier >= self._start + ROUNDS:
+            self._lockstep(running, frontier)
+        since = max(self._quiet_since, self._moved_at)
+        if now > since + self._pause:
+            self._tell("progress", -1, f"no round after {frontier} for {now - since:.0f} s")
+            self._moved_at = now
+        for machine in self._honest:
+            process = machine.process
+            if process is not None and not process.ready and now > self._quiet_since + self._pause:
+                self._tell("progress", machine.index, "does not get in")
+                self._quiet_since = now
+
+    def _skewed(self, machine: Machine) -> bool:
+        return abs(machine.clocks.wall() - machine.clocks.now() - EPOCH) > SKEW
+
+    def _bans(self, machine: Machine, process: Process) -> None:
+        states, transport = process.peer.session.roster.states(), process.transport
+        banned = [peer for peer, state in states.items() if state == "banned"]
+        banned += list(transport.banned) if transport is not None else []
+        for peer in banned:
+            if peer in self._ids:
+                self._tell("banned", machine.index, f"peer {self._ids[peer]} is banned")
+
+    def _rosters(self, running: list[Machine]) -> None:
+        there = {m.identity.peer_id for m in self._machines if m.process is not None and m.process.ready}
+        for machine in running:
+            process = machine.process
+            if process is None or self._skewed(machine):
+                continue
+            seen = set(process.peer.session.roster.view.peers)
+            skewed = {m.identity.peer_id for m in self._machines if self._skewed(m)}
+            coming = {m.identity.peer_id for m in self._machines if m.process is not None and not m.process.ready}
+            if (seen ^ there) - skewed - coming:
+                ghosts, unseen = len(seen - there - coming), len(there - seen - skewed)
+                self._tell("roster", machine.index, f"{unseen} peers are missing, {ghosts} are ghosts")
+
+    def _lockstep(self, running: list[Machine], frontier: int) -> None:
+        for machine in running:
+            process = machine.process
+            if process is None or machine.frozen:
+                continue
+            at = process.peer.replica.round
+            if frontier - max(at, self._start) > ROUNDS:
+                self._tell("lockstep", machine.index, f"in round {at} when others are in round {frontier}")
+
+    def _caps(self, machine: Machine, process: Process) -> None:
+        session = process.peer.session
+        sizes = {
+            "stash": (len(session._stash), STASH),
+            "early": (len(session.current._early), 2 * len(session.grid)),
+            "news": (len(session.roster._news), MAX_QUEUE),
+        }
+        for lanes in (session._outbox._control, session._outbox._bulk):
+            for lane in lanes.values():
+                waiting = len(lane._urgent) + len(lane._later)
+                if waiting > sizes.get("lane", (0, 0))[0]:
+                    sizes["lane"] = (waiting, LONGEST)
+        if process.transport is not None:
+            for link in process.transport.links.values():
+                for pipe in link.pipes:
+                    limit = self._window if pipe.bulk else CONTROL_WINDOW
+                    if pipe.used > limit:
+                        sizes["pipe"] = (pipe.used, limit)
+        for name, (size, limit) in sizes.items():
+            if size > limit:
+                self._tell("caps", machine.index, f"{name}: {size} of {limit}")

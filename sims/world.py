@@ -1,0 +1,295 @@
+"""A whole swarm in virtual time: full peers on a fake network and fake disks, faults, oracles, and a journal of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from thinwire.collectives.outcome import Outcome
+from thinwire.sims import clock, liars
+from thinwire.sims.compute import CORPUS, StubLearner, TorchLearner
+from thinwire.sims.faults import Fault, draw
+from thinwire.sims.journal import WORLD, Journal, PeerSample, Watch, fault_fields
+from thinwire.sims.machine import Machine
+from thinwire.sims.misfortune import Misfortune
+from thinwire.sims.network import SimNet
+from thinwire.sims.oracles import Oracles, Violation
+from thinwire.sims.scenario import Scenario
+from thinwire.sims.vitals import LOOK_SECONDS, Vitals
+from thinwire.swarm import manifest as manifests
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.invite import Invite, Seed
+from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.preset import WAN, Preset
+from thinwire.swarm.protocol import PeerId
+
+ENCODED = 16
+"""Up to so many peers frames travel as bytes, signed and checked one by one; more exchange them by reference."""
+
+WINDOW = 8
+"""Bulk frames on their way in one direction of a link."""
+
+SEEDS = 4
+"""Peers named in an invite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of a simulation. `trace`: hash of all that happened; `ended`: virtual seconds."""
+
+    scenario: Scenario
+    faults: tuple[Fault, ...]
+    journal: Journal
+    trace: str
+    violations: tuple[Violation, ...]
+    ended: float
+
+
+@cache
+def _identity(index: int) -> Identity:
+    return Identity.generate(index.to_bytes(32, "big"))
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    seed: int | None = None,
+    faults: tuple[Fault, ...] | None = None,
+    watch: Watch | None = None,
+    preset: Preset = WAN,
+    first: bool = False,
+) -> Run:
+    """Play a scenario. `seed` and `faults` (all of them, drawn ones too) replace the scenario's own.
+
+    watch: called after each sample. preset: the membership's pace. first: stop at the first violation. What goes wrong in the
+    swarm is a Violation, not an exception.
+    """
+    scenario = scenario.with_(seed=seed, faults=faults)
+    if scenario.mix:
+        kinds = tuple(sorted(liars.KINDS))
+        drawn = draw(scenario.seed, scenario.mix, len(scenario.peers), scenario.duration, liars=kinds)
+        every = tuple(sorted((*scenario.faults, *drawn), key=lambda fault: (fault.at, fault.kind, fault.peers)))
+        scenario = scenario.with_(faults=every)
+    journal = Journal(tuple(peer.name for peer in scenario.peers))
+    holder: list[SimWorld] = []
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+        async def main() -> None:
+            holder.append(SimWorld(scenario, journal, watch, preset, first, folder))
+            await holder[0].play()
+
+        violations: list[Violation] = []
+        try:
+            clock.run(main(), seed=scenario.seed, limit=scenario.duration + 600.0)
+        except clock.SimFailure as error:
+            cause = f" ({error.__cause__!r})" if error.__cause__ is not None else ""
+            violations = [Violation(holder[0].loop.time(), "crash", WORLD, f"{type(error).__name__}: {error}{cause}")]
+    world = holder[0]
+    violations = [*world.violations, *violations]
+    return Run(scenario, scenario.faults, journal, world.trace, tuple(violations), world.loop.time())
+
+
+class SimWorld:
+    """See the module; made inside `clock.run`."""
+
+    def __init__(
+        self, scenario: Scenario, journal: Journal, watch: Watch | None, preset: Preset, first: bool, folder: Path
+    ) -> None:
+        self.scenario, self.journal, self.seed, self.preset = scenario, journal, scenario.seed, preset
+        self.loop = clock.current()
+        self.violations: list[Violation] = []
+        self.trace = ""
+        self._watch, self._first, self._folder = watch, first, folder
+        self._indices: dict[PeerId, int] = {}
+        self.net = SimNet(
+            scenario.seed,
+            latency=self._latency,
+            stream=self._stream,
+            jitter=scenario.jitter,
+            loss=scenario.loss,
+            window=WINDOW,
+            encode=len(scenario.peers) <= ENCODED,
+        )
+        self.signed = manifests.sign(scenario.manifest.encode(), _identity(0))
+        self.manifest = self.signed.verify()
+        self.run_id = self.manifest.run_id(_identity(0).public_key)
+        self.machines = [Machine(self, spec, _identity(spec.index)) for spec in scenario.peers]
+        self._indices |= {machine.identity.peer_id: machine.index for machine in self.machines}
+        lying = {fault.peers[0] for fault in scenario.faults if fault.kind == "liar"}
+        honest = [m.index for m in self.machines if not m.spec.liar and m.index not in lying]
+        self.oracles = Oracles(self.manifest, {self.machines[i].identity.peer_id: i for i in honest}, self.tell)
+        self._honest = set(honest)
+        slowest = max(spec.step_seconds for spec in scenario.peers) * self.manifest.outer.steps
+        self.vitals = Vitals(
+            self.machines,
+            honest,
+            self.oracles,
+            self.tell,
+            preset=preset,
+            settle=30 * preset.probe_period,
+            pause=30.0 + 3 * (slowest + self.manifest.exchange.grace),
+            window=WINDOW,
+        )
+        self._misfortune = Misfortune(self.net, self.machines)
+        self._over = asyncio.Event()
+
+    def _latency(self, sender: PeerId, receiver: PeerId) -> float:
+        return self.scenario.latency(self._indices[sender], self._indices[receiver])
+
+    def _stream(self, sender: PeerId, receiver: PeerId) -> float | None:
+        return self.scenario.stream(self._indices[sender], self._indices[receiver])
+
+    def tell(self, oracle: str, peer: int, detail: str) -> None:
+        """A violation."""
+        violation = Violation(self.loop.time(), oracle, peer, detail)
+        self.violations.append(violation)
+        self.journal.event(violation.at, peer, "violation", {"oracle": oracle, "detail": detail})
+        if self._first:
+            self._over.set()
+
+    # --- the course of things
+
+    async def play(self) -> None:
+        """From the first boot to the end."""
+        for machine in self.machines:
+            self.net.at(machine.spec.join, self._join, machine)
+            if machine.spec.leave is not None:
+                self.net.at(machine.spec.leave, machine.leave)
+        for fault in self.scenario.faults:
+            self.net.at(fault.at, self._begin, fault)
+        end = self.loop.time() + self.scenario.duration
+        look, sample = LOOK_SECONDS, 0.0
+        while self.loop.time() < end and not self._over.is_set():
+            if self.loop.time() >= sample:
+                self._sample()
+                sample += self.scenario.interval
+            if self.loop.time() >= look:
+                self.vitals.look(self.loop.time())
+                look += LOOK_SECONDS
+            try:
+                async with asyncio.timeout_at(min(look, sample, end)):
+                    await self._over.wait()
+            except TimeoutError:
+                pass
+        self._sample()
+        self.trace = self.loop.trace
+        for machine in self.machines:
+            machine.kill("the end", crash=False)
+
+    def _join(self, machine: Machine) -> None:
+        machine.boot()
+        self.journal.event(self.loop.time(), machine.index, "up")
+        self._changed([machine.index])
+
+    def _changed(self, peers: list[int]) -> None:
+        self.vitals.touch(peers, self.loop.time())
+        self.vitals.disturb(self.loop.time())
+
+    def _begin(self, fault: Fault) -> None:
+        if not self._misfortune.begin(fault):
+            return
+        now = self.loop.time()
+        self.loop.record(b"fault", repr(fault).encode())
+        self.journal.event(now, WORLD, "fault", fault_fields(fault))
+        self.vitals.touch(self._misfortune.touched(fault), now + fault.seconds)
+        self.vitals.disturb(now)
+        if fault.seconds:
+            self.net.at(now + fault.seconds, self._end, fault)
+
+    def _end(self, fault: Fault) -> None:
+        self._misfortune.end(fault)
+        self.journal.event(self.loop.time(), WORLD, "fault", fault_fields(fault, over=True))
+        self.vitals.disturb(self.loop.time())
+
+    def _sample(self) -> None:
+        rows: list[PeerSample | None] = []
+        for machine in self.machines:
+            process = machine.process
+            if process is None or process.transport is None or process.life is None:
+                rows.append(None)
+                continue
+            up, down = process.transport.totals()
+            learner, loss = process.learner, process.life.report.loss
+            busy = learner.watch.busy if learner is not None else 0.0
+            number = process.peer.replica.round if process.ready else 0
+            rows.append(PeerSample(up, down, number, loss, process.life.report.phase, busy))
+        self.journal.sample(self.loop.time(), tuple(rows))
+        if self._watch is not None:
+            self._watch(self.journal)
+
+    # --- what machines ask and tell
+
+    def contacts(self, me: int) -> Invite:
+        """An invite that names those who were up first."""
+        up = [m for m in self.machines if m.index != me and m.process is not None and m.process.ready]
+        named = up[:SEEDS] or [m for m in self.machines if m.index != me][:1]
+        return Invite(self.run_id, tuple(Seed(m.address, m.identity.transport_public) for m in named))
+
+    def learner(self, machine: Machine, manifest: Manifest) -> StubLearner | TorchLearner:
+        """What a peer trains in this life."""
+        spec = machine.spec
+        learner: StubLearner | TorchLearner
+        if self.scenario.compute == "torch":
+            text = self._folder / "text.txt"
+            if not text.exists():
+                text.write_text(CORPUS * 400)
+            learner = TorchLearner(manifest, text, self._folder, spec.step_seconds)
+        else:
+            learner = StubLearner(manifest, self.scenario.parameters, machine.index, spec.step_seconds)
+        learner.on_encode = lambda theta: self._encoded(machine, learner, theta)
+        return learner
+
+    def gathering(self, machine: Machine) -> int:
+        """How many the founder waits for: those who come at the beginning."""
+        first = machine.index == 0 and machine.lives == 1
+        return sum(m.spec.join <= machine.spec.join for m in self.machines) if first else 1
+
+    def _encoded(self, machine: Machine, learner: StubLearner | TorchLearner, theta: Any) -> None:
+        process = machine.process
+        if process is not None and process.ready and process.learner is learner:
+            session = process.peer.session
+            round, attempt = session.replica.round + 1, session.current.attempt + 1
+            self.oracles.encoded(machine.identity.peer_id, round, attempt, theta, learner.trained)
+
+    def event(self, machine: Machine, kind: str, fields: Mapping[str, Any]) -> None:
+        """A peer's own event."""
+        now = self.loop.time()
+        if kind in ("ready", "synced") and machine.process is not None:
+            replica = machine.process.peer.replica
+            self.oracles.installed(machine.index, replica.round, replica.digest, replica.state)
+            if kind == "ready" and machine.lie:
+                liars.corrupt(machine.process, machine.lie)
+            if kind == "ready":
+                self._changed([machine.index])
+        elif kind == "dead":
+            self.vitals.buried(machine, bytes.fromhex(str(fields["peer"])), now)
+        if kind != "phase":
+            self.journal.event(now, machine.index, kind, fields)
+
+    def committed(self, machine: Machine, outcome: Outcome) -> None:
+        """A peer has applied a round."""
+        if machine.process is None:
+            return
+        replica = machine.process.peer.replica
+        self.loop.record(b"round", machine.identity.peer_id, replica.digest)
+        if machine.index in self._honest:
+            self.oracles.committed(machine.index, replica.round, replica.digest, replica.state, outcome)
+
+    def ended(self, machine: Machine, reason: str, failure: BaseException | None) -> None:
+        """A process is no more."""
+        now = self.loop.time()
+        self.journal.event(now, machine.index, "down", {"reason": reason})
+        self.oracles.ended(machine.index)
+        self._changed([machine.index])
+        if failure is not None and machine.index in self._honest:
+            self.tell("crash", machine.index, f"{type(failure).__name__}: {failure}")
