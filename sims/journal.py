@@ -32,9 +32,9 @@ class Event(NamedTuple):
 
 
 class PeerSample(NamedTuple):
-    """One peer at one moment: bytes since the start, round, loss of its last round, and what it is doing.
+    """One peer at one moment: bytes since it was started, round, loss of its last round, and what it is doing.
 
-    `busy`: seconds in which it has computed since the start, for utilisation.
+    `busy`: seconds in which it has computed since it was started, for utilisation.
     """
 
     up: int

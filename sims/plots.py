@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from thinwire.node.picture import check
 
 from .journal import WORLD, Journal
-from .report import busy_parts, committed, last_samples, loss_by_round, quantile
+from .report import busy_parts, carried, committed, loss_by_round, quantile
 from .scenario import Scenario
 
 FEW = 40
@@ -96,13 +96,12 @@ def _rounds(axes: Axes, scenario: Scenario, journal: Journal) -> None:
 
 
 def _bytes(axes: Axes, scenario: Scenario, journal: Journal) -> None:
-    newest = last_samples(journal)
-    places = range(len(newest))
-    up = [one.up / 1e6 if one else 0.0 for one in newest]
-    down = [one.down / 1e6 if one else 0.0 for one in newest]
+    totals = carried(journal)
+    places = range(len(totals))
+    up, down = [up / 1e6 for up, _ in totals], [down / 1e6 for _, down in totals]
     axes.bar([place - 0.2 for place in places], up, 0.4, label="up")
     axes.bar([place + 0.2 for place in places], down, 0.4, label="down")
-    if len(newest) <= FEW:
+    if len(totals) <= FEW:
         axes.set_xticks(list(places), journal.names, rotation=90, fontsize=7)
     axes.set(title=f"{scenario.name}: bytes per peer", xlabel="peer", ylabel="MB")
 

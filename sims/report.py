@@ -62,7 +62,7 @@ def summarize(scenario: Scenario, journal: Journal, play: Play) -> dict[str, Any
     walls = list(commits.values())
     gaps = [b - a for a, b in zip(walls, walls[1:], strict=False)]
     losses = loss_by_round(journal, liars)
-    totals = [one for one in last_samples(journal) if one is not None]
+    totals = [pair for pair in carried(journal) if any(pair)]
     now = journal.now
     return {
         "scenario": scenario.name,
@@ -83,8 +83,8 @@ def summarize(scenario: Scenario, journal: Journal, play: Play) -> dict[str, Any
             name: _rounded(quantile([e.fields.get("sync_seconds", 0.0) for e in journal.of("round")], part))
             for name, part in (("median", 0.5), ("p95", 0.95))
         },
-        "bytes_up": _spread([one.up for one in totals]),
-        "bytes_down": _spread([one.down for one in totals]),
+        "bytes_up": _spread([up for up, _ in totals]),
+        "bytes_down": _spread([down for _, down in totals]),
         "utilisation": _rounded(utilisation(journal)),
         "membership": [
             {"at": round(e.at, 3), "peer": journal.names[e.peer], "change": e.name, **e.fields}
@@ -119,19 +119,22 @@ def loss_by_round(journal: Journal, without: Iterable[int] = ()) -> list[tuple[f
     return [(at, statistics.fmean(said[number])) for number, at in committed(journal).items() if number in said]
 
 
-def last_samples(journal: Journal) -> list[Any]:
-    """The newest PeerSample of each peer, by index; None for one that never was there."""
-    newest: list[Any] = [None] * len(journal.names)
+def carried(journal: Journal) -> list[tuple[int, int]]:
+    """Bytes that each peer has sent and received over all its lives, by index."""
+    whole = [(0, 0)] * len(journal.names)
+    before = [(0, 0)] * len(journal.names)
     for sample in journal.samples:
         for index, one in enumerate(sample.peers):
-            if one is not None:
-                newest[index] = one
-    return newest
+            now = (one.up, one.down) if one is not None else (0, 0)
+            if now < before[index]:  # another life counts from 0
+                whole[index] = (whole[index][0] + before[index][0], whole[index][1] + before[index][1])
+            before[index] = now
+    return [(old[0] + new[0], old[1] + new[1]) for old, new in zip(whole, before, strict=True)]
 
 
 def busy_parts(journal: Journal) -> list[tuple[float, list[float | None]]]:
     """(time of a sample, for each peer the part of the time since the last one in which it computed; None: not there)."""
-    parts = []
+    parts: list[tuple[float, list[float | None]]] = []
     for before, after in zip(journal.samples, journal.samples[1:], strict=False):
         seconds = after.at - before.at
         row: list[float | None] = []
@@ -144,8 +147,14 @@ def busy_parts(journal: Journal) -> list[tuple[float, list[float | None]]]:
 
 def utilisation(journal: Journal) -> float | None:
     """Of all peers, over the whole run; None when nothing was sampled."""
-    parts = [part for _, row in busy_parts(journal) for part in row if part is not None]
-    return statistics.fmean(parts) if parts else None
+    busy = there = 0.0
+    last = journal.samples[0].at if journal.samples else 0.0
+    for at, row in busy_parts(journal):
+        known = [part for part in row if part is not None]
+        busy += math.fsum(known) * (at - last)
+        there += len(known) * (at - last)
+        last = at
+    return busy / there if there else None
 
 
 def quantile(values: Sequence[float], part: float) -> float | None:

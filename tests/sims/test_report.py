@@ -57,6 +57,9 @@ def journal():
     result.sample(
         20.0, (PeerSample(100, 50, 1, 4.0, "training", 10.0),) * 2 + (PeerSample(0, 0, 0, None, "joining"), None)
     )
+    result.sample(
+        25.0, (PeerSample(200, 60, 1, 4.0, "training", 14.0), PeerSample(7, 9, 1, 4.0, "joining")) + (None, None)
+    )
     result.event(25.0, WORLD, "fault", fault_fields(fault, over=True))
     result.event(39.0, 2, "down", {"reason": "left"})
     result.sample(
@@ -73,11 +76,11 @@ def test_the_summary_is_what_the_journal_says():
     assert (summary["loss_first"], summary["loss_last"]) == (4.5, 2.5)
     assert summary["round_seconds"] == {"median": 10.0, "p95": 11.0}
     assert summary["sync_seconds"] == {"median": 1.0, "p95": 1.5}
-    # The late one has been there and sent nothing; the liar's last sample is its first.
-    assert summary["bytes_up"] == {"mean": 200, "most": 500, "total": 800}
-    assert summary["bytes_down"] == {"mean": 42, "most": 90, "total": 170}
-    # Of home-1: 10 of 20 s, then 16 of 20; of home-2: 10, then 4.
-    assert summary["utilisation"] == pytest.approx((0.5 + 0.8 + 0.5 + 0.2) / 4)
+    # Two have sent something; home-2 has had two lives.
+    assert summary["bytes_up"] == {"mean": 450, "most": 600, "total": 900}
+    assert summary["bytes_down"] == {"mean": 110, "most": 140, "total": 220}
+    # Of home-1 26 of 40 s; of home-2 10 of 20, and in its other life 14 of 15.
+    assert summary["utilisation"] == pytest.approx((26 + 10 + 14) / (40 + 20 + 15), abs=1e-4)
     assert summary["membership"][-1] == {"at": 39.0, "peer": "late", "change": "down", "reason": "left"}
     assert [one["change"] for one in summary["membership"]] == ["up", "up", "up", "up", "down", "down"]
     assert summary["faults"] == [
@@ -86,7 +89,7 @@ def test_the_summary_is_what_the_journal_says():
     assert summary["violations"] == [{"at": 33.25, "oracle": "lineage", "peer": 1, "detail": "two aggregates"}]
     assert summary["finished"] and summary["command"] == "again"
     shown = ending(summary, "there")
-    assert "×80" in shown and "4.500 → 2.500" in shown and "50.0%" in shown
+    assert "×80" in shown and "4.500 → 2.500" in shown and "66.7%" in shown
 
 
 def test_nothing_has_happened_yet():
