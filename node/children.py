@@ -17,6 +17,10 @@ from .directories import RunDirectory, directories
 from .events import read_events
 from .status import Status, read_status
 
+# -P: what lies in the working directory must not be imported.
+WARDED = (sys.executable, "-P", "-m", "thinwire.node.ward")
+"""The program of a child: any of our commands, that ends with its maker."""
+
 KILLED = "killed"
 """The state of a child that we killed on purpose."""
 
@@ -25,7 +29,13 @@ class Child:
     """One process. `home` is made; what it prints goes to the files stdout and stderr in it."""
 
     def __init__(
-        self, name: str, home: Path, command: Sequence[str], directory: Path, events: Path | None = None
+        self,
+        name: str,
+        home: Path,
+        command: Sequence[str],
+        directory: Path,
+        events: Path | None = None,
+        program: Sequence[str] = WARDED,
     ) -> None:
         """Start it, with `directory` as its working directory. `events`: its log, when it is not a daemon's. Raises OSError."""
         self.name, self.home = name, home
@@ -39,8 +49,7 @@ class Child:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
         with _private(home / "stdout") as out, _private(home / "stderr") as errors:
             self.process = subprocess.Popen(
-                # -P: what lies in the working directory must not be imported.
-                [sys.executable, "-P", "-m", "thinwire.node.ward", *command],
+                [*program, *command],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=errors,

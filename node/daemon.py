@@ -19,12 +19,13 @@ from .books import Books
 from .config import Config
 from .console import LOGGER, log_style, set_up_logging
 from .device import choose_device
+from .learner import Learner
 from .life import Life
 from .lock import hold
 from .opening import Entry, arriving, founding
 from .options import Options
 from .peer import Peer
-from .training import Training, prepare
+from .training import prepare
 from .waiting import cancelled
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -111,7 +112,7 @@ class Daemon:
         await self._work(warm_up)
         return await self._entry.begin(peer)
 
-    async def _learn(self, manifest: Manifest) -> Training:
+    async def _learn(self, manifest: Manifest) -> Learner:
         config = self._entry.config
         return await self._work(
             lambda: prepare(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import shlex
 import signal
 import time
@@ -93,13 +92,15 @@ def _command(named: str, seed: int, level: str, options: Mapping[str, object]) -
 def _player(level: str, scenario: Scenario) -> Player:
     if level == "L0":
         return _virtual
-    player: Player = importlib.import_module("thinwire.sims.real").player(level, scenario)
-    return player
+    from .real import player
+
+    return player(level, scenario)
 
 
 def _virtual(scenario: Scenario, view: View) -> Play:
-    # By name until world.py is there.
-    run = importlib.import_module("thinwire.sims.world").simulate(scenario, watch=view.watch)
+    from .world import simulate
+
+    run = simulate(scenario, watch=view.watch)
     view.journal = run.journal
     return Play("L0", 0.0, run.trace, violations=run.violations)
 

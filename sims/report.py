@@ -92,6 +92,7 @@ def summarize(scenario: Scenario, journal: Journal, play: Play) -> dict[str, Any
             if e.name in ("up", "down") and e.peer != WORLD
         ],
         "faults": [{"at": round(e.at, 3), **e.fields} for e in journal.of("fault") if not e.fields.get("over")],
+        "not_played": [{"at": round(e.at, 3), **e.fields} for e in journal.of("unplayed")],
         "violations": [
             {"at": round(one.at, 3), "oracle": one.oracle, "peer": one.peer, "detail": one.detail}
             for one in play.violations

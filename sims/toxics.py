@@ -57,6 +57,11 @@ class Toxics:
         if not self._holds:
             self._open.set()
 
+    @property
+    def held(self) -> bool:
+        """Whether nothing gets through."""
+        return self._holds > 0
+
     async def passable(self) -> None:
         """Wait while it is held."""
         await self._open.wait()

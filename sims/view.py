@@ -147,7 +147,8 @@ def ending(summary: Mapping[str, Any], directory: Path) -> str:
         ("a peer sent", f"{bytes_text(summary['bytes_up']['mean'])}, received"
                         f" {bytes_text(summary['bytes_down']['mean'])}"),
         ("utilisation", said(summary["utilisation"], "{:.1%}")),
-        ("faults", str(len(summary["faults"]))),
+        ("faults", str(len(summary["faults"]))
+                   + (f" ({len(summary['not_played'])} not played)" if summary["not_played"] else "")),
         ("violations", str(len(summary["violations"]))),
         ("trace", summary["trace"] or "-"),
         ("report", str(directory)),
