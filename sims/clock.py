@@ -13,7 +13,7 @@ import random
 import struct
 import threading
 from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from blake3 import blake3
@@ -43,6 +43,19 @@ class Livelock(SimFailure):
 
 class Overtime(SimFailure):
     """The main coroutine did not finish within its limit of virtual seconds."""
+
+
+class _Handle(asyncio.Handle):
+    """The same without the traces of the debug mode, which take longer than all the rest."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], loop: SimLoop, context: Context | None
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop, self._callback, self._args = loop, callback, args
+        self._cancelled, self._repr, self._source_traceback = False, None, None
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -77,10 +90,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def record(self, *parts: bytes) -> None:
         """Add an event to the trace, with the time it happened at."""
-        self._trace.update(struct.pack("<dH", self._now, len(parts)))
-        for part in parts:
-            self._trace.update(struct.pack("<I", len(part)))
-            self._trace.update(part)
+        lengths = struct.pack(f"<dH{len(parts)}I", self._now, len(parts), *map(len, parts))
+        self._trace.update(b"".join((lengths, *parts)))
 
     @property
     def trace(self) -> str:
@@ -97,49 +108,48 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def drive(self, until: asyncio.Future[Any], limit: float) -> None:
         """Run callbacks until `until` is done. Raises a SimFailure."""
+        ready, draw, frozen, explore = self._ready, self._rng.random, self._frozen, self._explore
         while not until.done():
-            self._step(limit)
+            heap = self._heap
+            if not ready:
+                self._advance(limit)
+            while heap and heap[0][0] <= self._now:
+                timer = heapq.heappop(heap)[3]
+                if not timer._cancelled:
+                    ready.append(timer)
+            if self._now > self._window:
+                self._window, self._in_window = self._now + 1e-3, 0
+            self._in_window += 1
+            if self._in_window > self._max_callbacks:
+                self._give_up(Livelock(f"{self._max_callbacks} callbacks ran at {self._now:.6f} s"))
+            if not ready:
+                continue
+            if explore:
+                pick = int(draw() * len(ready))
+                ready[pick], ready[-1] = ready[-1], ready[pick]
+                handle = ready.pop()
+            else:
+                handle = ready.pop(0)
+            if handle._cancelled:
+                continue
+            # Of its documented arguments a Handle keeps the context under this name only.
+            if frozen and (host := handle._context.get(HOST)) in frozen:  # type: ignore[attr-defined]
+                frozen[host].append(handle)
+                continue
+            handle._run()
             if self.failure is not None:
                 raise SimFailure(f"unhandled exception in a callback: {self.failure!r}") from self.failure
 
-    def _step(self, limit: float) -> None:
-        heap, ready = self._heap, self._ready
-        if not ready:
-            while heap and heap[0][3].cancelled():
-                heapq.heappop(heap)
-            if not heap:
-                self._give_up(Deadlock(f"nothing is scheduled at {self._now:.6f} s"))
-            if heap[0][0] > limit:
-                self._give_up(Overtime(f"not done after {limit} virtual seconds"))
-            self._now = max(self._now, heap[0][0])
-        while heap and heap[0][0] <= self._now:
-            timer = heapq.heappop(heap)[3]
-            if not timer.cancelled():
-                ready.append(timer)
-        self._watch_for_livelock()
-        if self._explore:
-            last = len(ready) - 1
-            pick = int(self._rng.random() * len(ready))
-            ready[pick], ready[last] = ready[last], ready[pick]
-            handle = ready.pop()
-        else:
-            handle = ready.pop(0)
-        if handle.cancelled():
-            return
-        if self._frozen:
-            # Of its documented arguments a Handle keeps the context under this name only.
-            host = handle._context.get(HOST)  # type: ignore[attr-defined]
-            if host in self._frozen:
-                self._frozen[host].append(handle)
-                return
-        handle._run()
-
-    def _watch_for_livelock(self) -> None:
-        if self._now > self._window + 1e-3:
-            self._window, self._in_window = self._now, 0
-        self._in_window += 1
-        if self._in_window > self._max_callbacks:
-            self._give_up(Livelock(f"{self._max_callbacks} callbacks ran at {self._now:.6f} s"))
+    def _advance(self, limit: float) -> None:
+        """Nothing is ready: go to the time of the next timer."""
+        heap = self._heap
+        while heap and heap[0][3]._cancelled:
+            heapq.heappop(heap)
+        if not heap:
+            self._give_up(Deadlock(f"nothing is scheduled at {self._now:.6f} s"))
+        if heap[0][0] > limit:
+            self._give_up(Overtime(f"not done after {limit} virtual seconds"))
+        self._now = max(self._now, heap[0][0])
 
     def _give_up(self, failure: SimFailure) -> NoReturn:
         raise failure from self._unheeded()
@@ -169,7 +179,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         self._check()
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -198,7 +208,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         self._cancelled += 1
         if self._cancelled > COMPACT_AT and 2 * self._cancelled > len(self._heap):
-            self._heap = [entry for entry in self._heap if not entry[3].cancelled()]
+            self._heap[:] = [entry for entry in self._heap if not entry[3].cancelled()]
             heapq.heapify(self._heap)
             self._cancelled = 0
 

@@ -166,19 +166,20 @@ class Downlink:
         self._pumping = False
 
     def take(self, pipe: Pipe, packet: Packet) -> None:
-        now = self._net.loop.time()
+        """The first byte of a packet of bulk is here."""
         if not self.rate:
             self._net.whole(pipe, packet)
-        elif not pipe.bulk:
-            self._busy = max(self._busy, now) + packet.size / self.rate
-            packet.done = max(packet.done, now + packet.size / self.rate)
-            self._net.whole(pipe, packet)
-        else:
-            pipe.waiting.append(packet)
-            if len(pipe.waiting) == 1:
-                self._flows.append(pipe)
-            if not self._pumping:
-                self._pump()
+            return
+        pipe.waiting.append(packet)
+        if len(pipe.waiting) == 1:
+            self._flows.append(pipe)
+        if not self._pumping:
+            self._pump()
+
+    def charge(self, packet: Packet) -> None:
+        """A packet of control has come in."""
+        if self.rate:
+            self._busy = max(self._busy, self._net.loop.time()) + packet.size / self.rate
 
     def _pump(self) -> None:
         now = self._net.loop.time()

@@ -25,6 +25,8 @@ from thinwire.swarm.protocol import NUMBERS, PeerId
 
 Ts = TypeVarTuple("Ts")
 
+_MARKS = {kind: number.to_bytes(1, "big") for kind, number in NUMBERS.items()}
+
 EPOCH = 1_750_000_000
 """Unix time at virtual time 0: records carry wall time."""
 
@@ -202,13 +204,25 @@ class SimNet:
         pipe.flying.append(packet)
         if self.relays and (source, sink) in self.relays and self._rng.random() < SPOILED:
             spoil(pipe, self.relays[(source, sink)])
-        self.at(first, self._arrive, pipe)
+        if pipe.bulk:
+            self.at(first, self._arrive, pipe)
+        else:
+            # Control does not wait for bulk, but delays it; one event is enough for that.
+            rate = pipe.sink.downlink.rate
+            pipe.last = packet.done = first + (max(seconds, packet.size / rate) if rate else seconds)
+            self.at(packet.done, self._control, pipe)
 
     def _arrive(self, pipe: Pipe) -> None:
-        """A first byte arrives."""
-        pipe.sink.downlink.take(
-            pipe, pipe.flying.popleft()
-        )  # not an argument: of events at one moment any may come first
+        """The first byte of a bulk packet arrives."""
+        packet = pipe.flying.popleft()  # not an argument: of events at one moment any may come first
+        pipe.sink.downlink.take(pipe, packet)
+
+    def _control(self, pipe: Pipe) -> None:
+        """The last byte of a control packet arrives."""
+        packet = pipe.flying.popleft()
+        pipe.sink.downlink.charge(packet)
+        pipe.arrived.append(packet)
+        self.hand_over(pipe)
 
     def whole(self, pipe: Pipe, packet: Packet) -> None:
         """The last byte arrives when the packet says."""
@@ -230,8 +244,9 @@ class SimNet:
                 self.sever(pipe.sink, pipe.source, f"malformed frame: {error}")
                 return
             pipe.sink.traffic.count(packet.size, bulk=pipe.bulk, up=False)
-            number = NUMBERS[type(frame.message)].to_bytes(1, "big")
-            self.loop.record(pipe.source.peer_id, pipe.sink.peer_id, number, packet.wire, packet.payload)
+            self.loop.record(
+                pipe.source.peer_id, pipe.sink.peer_id, _MARKS[type(frame.message)], packet.wire, packet.payload
+            )
             pipe.sink.accept(Arrival(pipe.source.peer_id, frame), pipe)
 
     def _received(self, pipe: Pipe, packet: Packet) -> Frame:

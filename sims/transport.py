@@ -79,7 +79,8 @@ class SimTransport:
                 self.known[record.peer_id] = record
 
     async def send(self, to: PeerId, frame: Frame) -> bool:
-        await self.awake.wait()
+        if not self.awake.is_set():
+            await self.awake.wait()
         self._check()
         if to not in self.links:
             await self._open(to)
@@ -96,7 +97,8 @@ class SimTransport:
 
     async def recv(self) -> Arrival:
         while True:
-            await self.awake.wait()
+            if not self.awake.is_set():
+                await self.awake.wait()
             self._check()
             for inbox in (self._control, self._bulk):
                 if inbox:

@@ -111,10 +111,11 @@ class SimWorld:
         self.trace = ""
         self._watch, self._first, self._folder = watch, first, folder
         self._indices: dict[PeerId, int] = {}
+        self._paths: dict[tuple[PeerId, PeerId], tuple[float, float | None]] = {}
         self.net = SimNet(
             scenario.seed,
-            latency=self._latency,
-            stream=self._stream,
+            latency=lambda sender, receiver: self._path(sender, receiver)[0],
+            stream=lambda sender, receiver: self._path(sender, receiver)[1],
             jitter=scenario.jitter,
             loss=scenario.loss,
             window=WINDOW,
@@ -143,11 +144,13 @@ class SimWorld:
         self._misfortune = Misfortune(self.net, self.machines)
         self._over = asyncio.Event()
 
-    def _latency(self, sender: PeerId, receiver: PeerId) -> float:
-        return self.scenario.latency(self._indices[sender], self._indices[receiver])
-
-    def _stream(self, sender: PeerId, receiver: PeerId) -> float | None:
-        return self.scenario.stream(self._indices[sender], self._indices[receiver])
+    def _path(self, sender: PeerId, receiver: PeerId) -> tuple[float, float | None]:
+        """One-way seconds and the bytes/s of one connection, remembered: they are asked for with every packet."""
+        found = self._paths.get((sender, receiver))
+        if found is None:
+            pair = self._indices[sender], self._indices[receiver]
+            found = self._paths[sender, receiver] = (self.scenario.latency(*pair), self.scenario.stream(*pair))
+        return found
 
     def tell(self, oracle: str, peer: int, detail: str) -> None:
         """A violation."""

@@ -112,7 +112,7 @@ def test_uplink_is_shared_fairly_and_control_overtakes_bulk() -> None:
         pulls = [asyncio.create_task(pull(b, 30)), asyncio.create_task(pull(c, 10))]
         await asyncio.sleep(1.0)
         await a.send(b.peer_id, _gossip())
-        assert await pulls[1] == pytest.approx(2.0, abs=0.15)
+        assert await pulls[1] == pytest.approx(2.0, abs=0.25)  # whoever comes first has some in the queue already
         assert await pulls[0] == pytest.approx(4.0, rel=0.01)
         await asyncio.gather(*pushes)
         assert seen == [pytest.approx(1.01, abs=0.001)]
