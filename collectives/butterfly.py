@@ -26,7 +26,19 @@ from thinwire.collectives.stash import Stash
 from thinwire.collectives.statesync import IN_FLIGHT
 from thinwire.compression.codec import Buffer, Codec, CodecError
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Ask, Ballot, Chunk, Digest, Fetch, Open, PeerId, Ready, Record, Result
+from thinwire.swarm.protocol import (
+    MAX_GROUP,
+    Ask,
+    Ballot,
+    Chunk,
+    Digest,
+    Fetch,
+    Open,
+    PeerId,
+    Ready,
+    Record,
+    Result,
+)
 
 MAX_SOURCES = 4
 """Peers that a repair asks at once."""
@@ -88,13 +100,14 @@ class Butterfly:
         self._missing = count
         self._wanted: Digest | None = None
         self._asked_at = 0.0
-        self._asked = 0
-        self._early = Stash(2 * count, 2 * count)
+        self._asked: dict[int, PeerId] = {}
+        self._tries = 0
+        self._early = Stash(2 * count + MAX_GROUP, 2 * count)
         self._accused: Ballot | None = None
         self._recorded: bytes = b""
         self._moved = 0.0
         self.opened_at: float | None = None
-        """When the first ballot opened here."""
+        """When the ballot in progress opened here: what came before was waiting, and says nothing about the links."""
         self.lost_after_open: set[PeerId] = set()
         """Peers whose process went away after the round had opened: they may have voted, and will not remember."""
         self._settled = asyncio.Event()
@@ -136,6 +149,16 @@ class Butterfly:
         if not self.complete or commit is None:
             return Outcome(diverged=self.agreement.diverged, missing=missing)
         return Outcome(tuple(chunk for chunk in self.results if chunk is not None), commit, missing)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the results that are here."""
+        return sum(memoryview(result).nbytes for result in self.results if result is not None)
+
+    @property
+    def moved(self) -> float:
+        """When something of use came last."""
+        return self._moved
 
     @property
     def complete(self) -> bool:
@@ -183,7 +206,7 @@ class Butterfly:
         """Let time pass: see agreement.tick; say who holds us up; ask again for what a repair still lacks."""
         now, patience = self._now(), self.agreement.terms.patience
         self.agreement.tick(now)
-        if self._wanted is not None and self._missing and now >= self._asked_at + patience:
+        if self._wanted is not None and self._missing and now >= max(self._asked_at, self._moved) + patience:
             self._repair()
         if self.agreement.commit is not None and self._missing and now >= self._moved + ORPHANED * patience:
             if not self._sources():
@@ -226,8 +249,7 @@ class Butterfly:
 
     def _reopen(self, opened: Open) -> None:
         self._opened, self._moved = opened, self._now()
-        if self.opened_at is None:
-            self.opened_at = self._moved
+        self.opened_at = self._moved
         key = blake3.blake3(msgspec.msgpack.encode(opened.contributors)).digest()
         self._keys[opened.ballot] = key
         if key != self._key:
@@ -331,8 +353,8 @@ class Butterfly:
         key = (sender, message.attempt)
         held = self._held.setdefault(key, {})
         mine = message.index < len(self._owners) and self._owners[message.index] == self.me
-        # A chunk may come before the Open that makes it ours; of such we hold no more than one fragment.
-        spare = sum(len(chunks) for chunks in self._held.values()) < 2 * len(self.grid)
+        # A chunk may come before the Open that makes it ours; of such we hold no more than one fragment, and one of each peer.
+        spare = sum(len(chunks) for chunks in self._held.values()) < 2 * len(self.grid) + len(self.agreement.ready)
         if message.index in held or not (mine or spare):
             return
         reason = ""
@@ -513,13 +535,17 @@ class Butterfly:
         if not sources or self._wanted is None:
             return
         self._asked_at = self._now()
-        first, self._asked = self._asked, self._asked + 1
+        first, self._tries = self._tries, self._tries + 1
         chosen = [sources[(first + i) % len(sources)] for i in range(min(MAX_SOURCES, len(sources)))]
-        missing = [i for i, result in enumerate(self.results) if result is None]
-        for at, peer in enumerate(chosen):
-            part = tuple(missing[at :: len(chosen)])
-            if part:
-                self._outbox.control(peer, Fetch(self.round, self.fragment, self._wanted, part))
+        parts: dict[PeerId, list[int]] = {}
+        for at, index in enumerate(i for i, result in enumerate(self.results) if result is None):
+            peer = chosen[at % len(chosen)]
+            if peer == self._asked.get(index):
+                peer = chosen[(at + 1) % len(chosen)]  # it has not answered
+            self._asked[index] = peer
+            parts.setdefault(peer, []).append(index)
+        for peer, part in parts.items():
+            self._outbox.control(peer, Fetch(self.round, self.fragment, self._wanted, tuple(part)))
 
     def _serve(self, sender: PeerId, message: Fetch) -> None:
         opened = self._opened

@@ -22,6 +22,8 @@ from thinwire.collectives.shards import Grid
 from thinwire.collectives.stash import Stash
 from thinwire.collectives.statesync import Fetched, Foreign
 from thinwire.compression.codec import Buffer, Codec
+from thinwire.node.ahead import Ahead
+from thinwire.node.history import History
 from thinwire.node.outer import Replica
 from thinwire.node.presence import TICK, Emit, Presence
 from thinwire.node.stateserver import StateServer
@@ -34,6 +36,7 @@ from thinwire.swarm.protocol import (
     Behind,
     Commit,
     Digest,
+    Fetch,
     Message,
     PeerId,
     Ready,
@@ -95,14 +98,14 @@ class Session:
         self._outbox = presence.outbox
         entered = probation == 0 and self.me in replica.members
         self._states = StateServer(replica, presence.outbox, now, entered=entered)
-        self._claims: dict[PeerId, int] = {}
+        self._ahead = Ahead(now)
         self._gone: dict[PeerId, int] = {}
         self._usual: dict[int, float] = {}
         # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._pool = Pool()
         self._stash = Stash(STASH, STASH_EACH)
-        self._past: Butterfly | None = None
+        self._history = History(replica.state.nbytes, now)
         self._plan = blake3.blake3(
             msgspec.msgpack.encode([replica.layout, codec.spec, grid.total, grid.chunk, manifest.exchange.aggregation])
         ).digest()
@@ -177,15 +180,17 @@ class Session:
         done = self.current
         if self.replica.round == done.round:
             lost = done.lost_after_open
-            self._past = done
+            self._history.add(done)
             self._probation = max(0, self._probation - 1)
         else:
-            lost, self._past = set[PeerId](), None
+            lost = set[PeerId]()
+            self._history.clear()
         self._gone = {peer: number for peer, number in self._gone.items() if peer in lost and number == done.round}
         self.behind.clear()
-        self._claims.clear()
         self.current = self._next_round()
         self._outbox.begin(self.current.round)
+        for peer in self._ahead.begin(self.current.round):
+            self._outbox.control(peer, Ask(self.current.round, 0))
         for peer, frame in self._stash.take():
             self.routed(peer, frame)
         self.roster.progress = self.replica.round
@@ -257,6 +262,8 @@ class Session:
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
         self._states.done(peer)
+        self._history.done(peer)
+        self._ahead.lost(peer)
         if gone:
             self._gone[peer] = self.current.round
         self.current.lost(peer, gone=gone)
@@ -267,66 +274,74 @@ class Session:
         if isinstance(message, StateAsk | StateFetch | StateOffer | StateChunk):
             self._states.routed(peer, frame)
         elif isinstance(message, Behind):
-            self._claimed(peer, message.round)
+            self._ahead.claimed(peer, message.round)
+            self._look_ahead()
         else:
             self._route_round(peer, frame)
 
     def ticked(self) -> None:
         """See Handler."""
         self.current.tick()
-        if self._past is not None:
-            self._past.pump()
+        self._history.pump()
+        self._history.prune(self.current, self.live, read=self._states.read)
         self._states.ticked()
+        self._look_ahead()
 
     def _route_round(self, peer: PeerId, frame: Frame) -> None:
         message, current = frame.message, self.current.round
         number = message.opened.round if isinstance(message, Commit) else getattr(message, "round", 0)
         if isinstance(message, Ready) and message.weight:
             self.stats[peer] = (message.loss, message.speed, number)
-        if isinstance(message, Ready) and number >= current:
-            self._states.done(peer)
+        if isinstance(message, Ready):
+            self._states.done(peer, number)
         if number == current:
             self.current.hear(peer, frame)
-            self._forget_past()
-        elif number == current - 1 and self._past is not None:
-            self._past.hear(peer, frame)
+            if isinstance(message, Commit):
+                # Not every verdict can be believed afterwards: who was gone then may be here now.
+                self._ahead.claimed(peer, number)
+            if isinstance(message, Ready):
+                self._history.done(peer)
+                self._history.prune(self.current, self.live, read=self._states.read)
         elif number < current:
-            self.strays += 1
-            if frame.signature and not isinstance(message, Behind):
-                self._outbox.control(peer, Behind(self.replica.round))
-        elif number == current + 1:
-            if not memoryview(frame.payload).nbytes:
+            self._route_past(peer, frame, number)
+        else:
+            if number == current + 1 and not memoryview(frame.payload).nbytes:
                 self._stash.put(peer, frame)
-            if self.current.agreement.commit is None:
+            self.strays += number > current + 1
+            lacking = frame.signature and self.current.agreement.commit is None
+            if lacking and self._ahead.seen(peer, number, self.patience):
                 self._outbox.control(peer, Ask(current, 0))
+
+    def _route_past(self, peer: PeerId, frame: Frame, number: int) -> None:
+        past = self._history.get(number)
+        if past is not None:
+            past.hear(peer, frame)
+            if isinstance(frame.message, Ready | Ask | Fetch):
+                self._history.follow(peer)
         else:
             self.strays += 1
             if frame.signature:
-                self._claimed(peer, number - 1)
+                self._outbox.control(peer, Behind(self.replica.round))
 
-    def _forget_past(self) -> None:
-        """Free the results of the last round once all who took part in it have the state that came of it."""
-        commit, agreement = self._past.agreement.commit if self._past else None, self.current.agreement
-        same = {peer for peer, ready in agreement.ready.items() if ready.base == agreement.terms.base}
-        if commit is not None and same.issuperset(commit.opened.alive):
-            self._past = None
-
-    def _claimed(self, peer: PeerId, round: int) -> None:
-        """A peer says that it has committed `round`. That we are behind we believe when most members that are here say so."""
-        self._claims[peer] = round
-        others = self._voices() or sorted(self.live)
-        if 2 * sum(self._claims.get(p, 0) > self.replica.round for p in others) > len(others):
-            self._overtaken()
+    def _look_ahead(self) -> None:
+        """Fetch the state when the swarm has gone on without us so far that nobody helps us to follow."""
+        if self.behind.is_set():
+            return
+        fly, others = self.current, self._voices() or sorted(self.live)
+        if self._ahead.inquire(self.replica.round, fly.moved, self.patience):
+            for peer in others:
+                self._outbox.control(peer, Ask(fly.round, 0))
+        # Once the verdict is known only its results may be lacking, and they are not waited for for ever.
+        patience = self.patience * (1 if fly.agreement.commit is None else 2)
+        if self._ahead.beyond_reach(self.replica.round, others, fly.moved, patience):
+            self.behind.set()
+            if fly.agreement.commit is None:
+                fly.agreement.overtaken()
+                fly.pump()
 
     def _voices(self) -> list[PeerId]:
         """Members of our last round that are still here: what they say of the swarm counts."""
         return [p for p in self.replica.members if p != self.me and p not in self._gone and self.roster.alive(p)]
-
-    def _overtaken(self) -> None:
-        self.behind.set()
-        if self.current.agreement.commit is None:
-            self.current.agreement.overtaken()
-            self.current.pump()
 
     @property
     def alone(self) -> bool:

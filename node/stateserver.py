@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from thinwire.collectives.outbox import Outbox
-from thinwire.collectives.statesync import IN_FLIGHT, Fetched, Foreign, Partial, fetch_state
+from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Fetched, Foreign, Partial, fetch_state
 from thinwire.node.outer import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
@@ -23,6 +23,7 @@ class _Snapshot:
     hashes: tuple[Digest, ...]
     raw: memoryview
     used: float
+    served: float | None = None
     readers: set[PeerId] = field(default_factory=set)
     copied: bool = False
 
@@ -62,10 +63,15 @@ class StateServer:
         for peer in waiting:
             self._offer(peer)
 
-    def done(self, peer: PeerId) -> None:
-        """A peer has what it asked for, or is gone."""
+    @property
+    def read(self) -> bool:
+        """Whether somebody reads the state of a round."""
+        return any(one is not None and one.readers for one in (self._snapshot, self._older))
+
+    def done(self, peer: PeerId, round: int = LAST_ROUND) -> None:
+        """A peer takes part in `round`, so it has the state before it; or is gone."""
         for snapshot in (self._snapshot, self._older):
-            if snapshot is not None:
+            if snapshot is not None and snapshot.offer.round < round:
                 snapshot.readers.discard(peer)
         if self._snapshot is not None and self._snapshot.copied and not self._snapshot.readers:
             self._snapshot = None
@@ -123,8 +129,9 @@ class StateServer:
             self._waiting.add(peer)
             return
         if snapshot is None or snapshot.offer.digest != replica.digest:
-            # Its round is over, so `hold` has copied it.
-            self._older = snapshot if snapshot is not None and snapshot.readers else self._older
+            # Its round is over, so `hold` has copied it. Who only asks takes it from nobody who reads.
+            idle = self._older is None or self._older.served is None
+            self._older = snapshot if idle and snapshot is not None and snapshot.readers else self._older
             raw = replica.state.view(np.uint8).data.toreadonly()
             offer = StateOffer(replica.round, replica.digest, replica.layout, raw.nbytes, replica.members)
             snapshot = self._snapshot = _Snapshot(offer, tuple(replica.hashes), raw, self._now())
@@ -141,7 +148,7 @@ class StateServer:
                 payload = snapshot.raw[message.index * CHUNK_BYTES : (message.index + 1) * CHUNK_BYTES]
                 if not snapshot.copied:
                     payload = memoryview(bytes(payload))  # the replica may change before this has left
-                snapshot.used = self._now()
+                snapshot.used = snapshot.served = self._now()
                 snapshot.readers.add(peer)
                 break
         self._outbox.bulk(peer, Frame(StateChunk(message.round, message.index), payload), later=True)

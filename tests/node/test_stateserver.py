@@ -118,6 +118,33 @@ def test_asking_for_many_chunks_at_once_is_not_answered():
     run(work)
 
 
+def test_who_only_asks_takes_nothing_from_who_reads():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        first = bytes(here.fetch(ANN, 0))
+        for _ in range(4):
+            here.step()
+            here.ask(BEN)
+        assert bytes(here.fetch(ANN, 0)) == first
+        assert here.copies() <= 2 * here.replica.state.nbytes
+
+    run(work)
+
+
+def test_who_takes_part_in_a_later_round_has_read_what_it_needs():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        here.fetch(ANN, 0)
+        here.server.done(ANN, 0)
+        assert here.server.read
+        here.server.done(ANN, 1)
+        assert not here.server.read
+
+    run(work)
+
+
 def test_asking_again_and_again_is_not_answered_while_answers_wait():
     def work():
         here = Server()

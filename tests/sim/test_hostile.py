@@ -105,7 +105,7 @@ def test_who_asks_and_does_not_read_piles_up_little(swarm):
         liar.tasks[1].cancel()
         victim = s.nodes[0]
         s.net.cut(victim.id, liar.id, one_way=True)
-        past = victim.session._past
+        past = victim.session._history.get(victim.replica.round)
         for _ in range(1000):
             everything = tuple(range(len(past.grid)))
             for message in (Fetch(past.round, 0, digest_of(past._hashes), everything), StateAsk(0)):

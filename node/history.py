@@ -1,0 +1,80 @@
+"""Rounds that are over and whose results somebody still wants: who missed some, and who follows from an older state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from thinwire.collectives.butterfly import Butterfly
+from thinwire.swarm.protocol import PeerId
+
+MOST_ROUNDS = 8
+"""Rounds that are kept at most. Who needs longer for one round than the swarm for this many would not keep up anyway."""
+
+FOLLOWED_SECONDS = 15.0
+"""How long somebody counts as following after the last question about a round that is over."""
+
+
+class History:
+    """The last rounds of one peer, as servers of their verdicts and results.
+
+    The last one is kept until all who were ready for it have gone on. Older ones are kept only while somebody reads a state
+    that they continue, or follows; `limit` bounds the bytes of their results.
+    """
+
+    def __init__(self, limit: int, now: Callable[[], float]) -> None:
+        self._limit, self._now = limit, now
+        self._rounds: dict[int, Butterfly] = {}
+        self._followers: dict[PeerId, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all results that are kept."""
+        return sum(one.nbytes for one in self._rounds.values())
+
+    def add(self, done: Butterfly) -> None:
+        """A round has been committed and applied."""
+        self._rounds[done.round] = done
+
+    def get(self, round: int) -> Butterfly | None:
+        """The round with this number, if it is kept."""
+        return self._rounds.get(round)
+
+    def clear(self) -> None:
+        """Our state does not come of these rounds any more."""
+        self._rounds.clear()
+
+    def follow(self, peer: PeerId) -> None:
+        """A peer asks about a round that is over."""
+        self._followers[peer] = self._now()
+
+    def done(self, peer: PeerId) -> None:
+        """A peer is where we are, or gone."""
+        self._followers.pop(peer, None)
+
+    def pump(self) -> None:
+        """Let the rounds say what they have to say."""
+        for one in self._rounds.values():
+            one.pump()
+
+    def prune(self, current: Butterfly, live: Collection[PeerId], *, read: bool) -> None:
+        """Forget what nobody wants. `read`: somebody reads a state that one of these rounds continues."""
+        since = self._now() - FOLLOWED_SECONDS
+        self._followers = {peer: at for peer, at in self._followers.items() if at >= since}
+        wanted = read or bool(self._followers)
+        last = self._rounds.get(current.round - 1)
+        if not wanted:
+            self._rounds = {last.round: last} if last is not None and not _superseded(last, current, live) else {}
+        for number in sorted(self._rounds)[:-1]:
+            if len(self._rounds) > MOST_ROUNDS or self.nbytes > self._limit:
+                del self._rounds[number]
+
+
+def _superseded(last: Butterfly, current: Butterfly, live: Collection[PeerId]) -> bool:
+    """Whether all who took part in the last round, or wanted to and are here, have the state that came of it."""
+    commit, agreement = last.agreement.commit, current.agreement
+    same = {peer for peer, ready in agreement.ready.items() if ready.base == agreement.terms.base}
+    late = set(last.agreement.ready) & set(live)
+    return commit is not None and same.issuperset({*commit.opened.alive, *late})

@@ -1,0 +1,80 @@
+"""When a peer believes that it is behind."""
+
+import pytest
+from thinwire.node.ahead import ASKED, Ahead
+
+ANN, BEN, CAT = (bytes([n]) * 32 for n in (1, 2, 3))
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+        self.ahead = Ahead(lambda: self.now)
+
+    def beyond(self, voices=(ANN, BEN, CAT), moved=0.0):
+        return self.ahead.beyond_reach(3, voices, moved, 2.0)
+
+
+@pytest.fixture
+def here():
+    return Clock()
+
+
+def test_one_claim_of_three_is_nothing_and_two_are_believed_after_a_patience(here):
+    here.ahead.claimed(ANN, 2**32 - 1)
+    here.now += 100
+    assert not here.beyond()
+    here.ahead.claimed(BEN, 4)
+    assert not here.beyond()
+    here.now += 1.9
+    assert not here.beyond()
+    here.now += 0.2
+    assert here.beyond()
+
+
+def test_strangers_and_old_rounds_count_nothing(here):
+    for peer in (ANN, BEN, CAT):
+        here.ahead.claimed(peer, 3)
+    assert not here.beyond()
+    here.ahead.claimed(ANN, 9)
+    here.ahead.claimed(BEN, 9)
+    here.now += 10
+    assert not here.beyond(voices=(CAT,)) and not here.beyond(voices=())
+
+
+def test_who_moves_on_is_not_beyond_reach(here):
+    here.ahead.claimed(ANN, 9)
+    assert not here.beyond(voices=(ANN,))
+    here.now += 5
+    assert not here.beyond(voices=(ANN,), moved=here.now - 1.0)
+    assert here.beyond(voices=(ANN,))
+
+
+def test_who_is_ahead_is_asked_now_and_then(here):
+    asked = 0
+    for _ in range(100):
+        asked += here.ahead.seen(ANN, 5, 2.0)
+        here.now += 0.1
+    assert 10 <= asked <= 20
+    assert here.ahead.seen(BEN, 5, 2.0), "each for itself"
+
+
+def test_next_round_begins_with_asking_those_who_are_past_it(here):
+    here.ahead.seen(ANN, 5, 2.0)
+    here.ahead.seen(BEN, 7, 2.0)
+    for n in range(10, 30):
+        here.ahead.seen(bytes([n]) * 32, 9, 2.0)
+    assert len(here.ahead.begin(4)) == ASKED
+    here.ahead.lost(BEN)
+    for n in range(10, 30):
+        here.ahead.lost(bytes([n]) * 32)
+    assert here.ahead.begin(4) == [ANN] and here.ahead.begin(5) == []
+
+
+def test_everybody_is_asked_when_nothing_comes(here):
+    assert not here.ahead.inquire(3, 0.0, 2.0), "nobody is ahead"
+    here.ahead.claimed(ANN, 4)
+    assert here.ahead.inquire(3, 0.0, 2.0)
+    assert not here.ahead.inquire(3, 0.0, 2.0)
+    here.now += 2.1
+    assert not here.ahead.inquire(3, here.now - 1.0, 2.0) and here.ahead.inquire(3, here.now - 2.0, 2.0)

@@ -1,0 +1,77 @@
+"""Which rounds are kept, for whom, and for how long."""
+
+from types import SimpleNamespace
+
+import pytest
+from thinwire.node.history import FOLLOWED_SECONDS, MOST_ROUNDS, History
+
+ANN, BEN, CAT = (bytes([n]) * 32 for n in (1, 2, 3))
+
+
+def fly(round, *, ready=(), alive=(), nbytes=10):
+    """A Butterfly as far as a History looks."""
+    readies = {peer: SimpleNamespace(base=b"same") for peer in ready}
+    agreement = SimpleNamespace(
+        ready=readies,
+        terms=SimpleNamespace(base=b"same"),
+        commit=SimpleNamespace(opened=SimpleNamespace(alive=alive)),
+    )
+    return SimpleNamespace(round=round, agreement=agreement, nbytes=nbytes)
+
+
+class Shelf:
+    def __init__(self, limit=1000):
+        self.now = 0.0
+        self.history = History(limit, lambda: self.now)
+
+    def fill(self, count, **more):
+        for round in range(1, count + 1):
+            self.history.add(fly(round, alive=(ANN, BEN), **more))
+
+    def prune(self, current, *, read=False, live=(ANN, BEN, CAT)):
+        self.history.prune(current, live, read=read)
+        return [round for round in range(1, 100) if self.history.get(round) is not None]
+
+
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
+def test_the_last_is_kept_until_all_have_what_came_of_it(shelf):
+    shelf.fill(3)
+    assert shelf.prune(fly(4, ready=(ANN,))) == [3]
+    assert shelf.prune(fly(4, ready=(ANN, BEN))) == []
+
+
+def test_who_was_ready_and_late_is_waited_for_while_it_is_here(shelf):
+    shelf.history.add(fly(3, ready=(ANN, BEN, CAT), alive=(ANN, BEN)))
+    assert shelf.prune(fly(4, ready=(ANN, BEN))) == [3]
+    assert shelf.prune(fly(4, ready=(ANN, BEN)), live=(ANN, BEN)) == []
+
+
+def test_older_ones_are_kept_for_readers_and_followers_only(shelf):
+    shelf.fill(3)
+    assert shelf.prune(fly(4), read=True) == [1, 2, 3]
+    shelf.history.follow(CAT)
+    shelf.now += FOLLOWED_SECONDS
+    assert shelf.prune(fly(4)) == [1, 2, 3]
+    shelf.now += 0.1
+    assert shelf.prune(fly(4)) == [3]
+    shelf.fill(3)
+    shelf.history.follow(CAT)
+    shelf.history.done(CAT)
+    assert shelf.prune(fly(4)) == [3]
+
+
+def test_never_more_than_some_rounds_and_bytes():
+    assert Shelf(10**9).prune(fly(1)) == []
+    many = Shelf(10**9)
+    many.fill(MOST_ROUNDS + 3)
+    assert many.prune(fly(MOST_ROUNDS + 4), read=True) == list(range(4, MOST_ROUNDS + 4))
+    large = Shelf(1000)
+    large.fill(5, nbytes=400)
+    assert large.prune(fly(6), read=True) == [4, 5] and large.history.nbytes <= 1000
+    huge = Shelf(1000)
+    huge.fill(2, nbytes=4000)
+    assert huge.prune(fly(3), read=True) == [2], "the last one whatever it is"

@@ -1,0 +1,56 @@
+"""Who is behind follows round by round, from a state that was the last when it began to read it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from thinwire.sims import clock
+
+
+def synced(node):
+    return [fields["round"] for _, name, fields in node.log if name == "synced"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_joiner_whose_transfer_takes_rounds_gets_in(swarm, seed):
+    """8 MB of state at 1.5 MB/s are four rounds; the results of a round are 1 MB."""
+
+    async def main():
+        s = swarm(3, rounds=24, size=1_000_000, seed=seed)
+        s.start()
+        await asyncio.sleep(4.0)
+        joiner = s.join(7)
+        joiner.transport.downlink.rate = 1.5e6
+        began = s.nodes[0].replica.round
+        await s.finish()
+        s.check()
+        assert len(synced(joiner)) == 1, "one transfer is enough"
+        arrived = next(time for time, name, _ in joiner.log if name == "synced")
+        passed = sum(arrived > time for time in s.nodes[0].committed_at.values()) - synced(joiner)[0]
+        assert passed >= 3
+        first = min(number for number, peers in s.nodes[0].contributors.items() if joiner.id in peers)
+        assert first <= began + 14
+        assert all(joiner.id in s.nodes[0].contributors[number] for number in range(first + 2, 25))
+        for node in s.nodes.values():
+            assert len(node.session._history) <= 1, "and then nobody keeps more than the last round"
+
+    clock.run(main(), seed=seed)
+
+
+def test_one_that_the_leader_cannot_reach_follows_without_the_state(swarm):
+    async def main():
+        s = swarm(4, rounds=14)
+        s.fail_at(0, 4, "announce", lambda node: s.net.cut(s.nodes[0].id, s.nodes[1].id))
+        s.start()
+        await s.finish()
+        s.check()
+        assert not any(synced(node) for node in s.nodes.values())
+        for a, b in ((0, 1), (1, 0)):
+            assert sum(s.nodes[b].id in peers for peers in s.nodes[a].contributors.values()) >= 10
+        times = s.nodes[2].committed_at
+        assert max(times[number] - times[number - 1] for number in range(4, 15)) < 6.0, (
+            "patience does not grow by waiting"
+        )
+
+    clock.run(main(), seed=1)
