@@ -47,7 +47,7 @@ def _picture(path: Path, scenario: Scenario, journal: Journal, draw: Callable[[A
         _mark_faults(axes, journal)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=8)
+        figure.legend(loc="outside lower center", ncols=7, fontsize=8)
     figure.savefig(path, format="png")
 
 
@@ -66,6 +66,9 @@ def _mark_faults(axes: Axes, journal: Journal) -> None:
             axes.axvline(event.at, color=colour, ls="--", lw=1.0, label=label)
 
 
+_DECADES = 30
+"""Losses that differ by more than this factor are drawn on a logarithmic axis."""
+
 _TIME = "seconds since the start"
 
 
@@ -82,6 +85,9 @@ def _loss(axes: Axes, scenario: Scenario, journal: Journal) -> None:
             axes.plot(times, losses, lw=0.8, alpha=0.6, label=journal.names[index] if len(of_peer) <= 10 else None)
     mean = loss_by_round(journal, liars)
     axes.plot([at for at, _ in mean], [loss for _, loss in mean], "k", lw=1.6, label="mean")
+    said = [loss for _, losses in of_peer.values() for loss in losses]
+    if said and min(said) > 0 and max(said) > _DECADES * min(said):
+        axes.set_yscale("log")
     axes.set(title=f"{scenario.name}: loss", xlabel=_TIME, ylabel="loss, nats per token")
 
 
@@ -90,7 +96,9 @@ def _rounds(axes: Axes, scenario: Scenario, journal: Journal) -> None:
     gaps = [b - a for a, b in zip(commits, commits[1:], strict=False)]
     axes.plot(commits[1:], gaps, ".-", lw=1.0, label="between two commits")
     syncs = list(journal.of("round"))
-    axes.plot([e.at for e in syncs], [e.fields.get("sync_seconds", 0.0) for e in syncs], ",", label="of it, exchanging")
+    axes.plot(
+        [e.at for e in syncs], [e.fields.get("sync_seconds", 0.0) for e in syncs], ".", ms=2, label="of it, exchanging"
+    )
     axes.set(title=f"{scenario.name}: round time", xlabel=_TIME, ylabel="seconds")
     axes.set_ylim(bottom=0)
 
@@ -107,10 +115,32 @@ def _bytes(axes: Axes, scenario: Scenario, journal: Journal) -> None:
 
 
 def _utilisation(axes: Axes, scenario: Scenario, journal: Journal) -> None:
-    rows = [(at, [part for part in row if part is not None]) for at, row in busy_parts(journal)]
-    _band(axes, [(at, [100 * part for part in parts]) for at, parts in rows if parts])
-    axes.set(title=f"{scenario.name}: compute utilisation", xlabel=_TIME, ylabel="% of the time since the last sample")
+    commits = list(committed(journal).values())
+    usual = quantile([b - a for a, b in zip(commits, commits[1:], strict=False)], 0.5) or 0.0
+    # Steps count when they are done: over less than some rounds it would be all or nothing.
+    window = min(max(4 * usual, 4 * scenario.interval), journal.now / 3)
+    _band(axes, [(at, [100 * part for part in parts]) for at, parts in _smooth(busy_parts(journal), window) if parts])
+    axes.set(
+        title=f"{scenario.name}: compute utilisation", xlabel=_TIME, ylabel=f"% of the time, over {window:.0f} s each"
+    )
     axes.set_ylim(0, 105)
+
+
+def _smooth(rows: Sequence[tuple[float, list[float | None]]], window: float) -> list[tuple[float, list[float]]]:
+    """For each row the means of every peer over the `window` seconds before it; rows before that are left out."""
+    smooth = []
+    first = 0
+    for place, (at, _) in enumerate(rows):
+        while rows[first][0] <= at - window:
+            first += 1
+        if at < window:
+            continue
+        known = [
+            [part for part in column if part is not None]
+            for column in zip(*(row for _, row in rows[first : place + 1]), strict=True)
+        ]
+        smooth.append((at, [min(1.0, statistics.fmean(parts)) for parts in known if parts]))
+    return smooth
 
 
 def _band(axes: Axes, rows: Sequence[tuple[float, list[float]]]) -> None:
@@ -135,8 +165,9 @@ def _membership(axes: Axes, scenario: Scenario, journal: Journal) -> None:
         elif event.peer in since:
             begin = since.pop(event.peer)
             axes.barh(event.peer, event.at - begin, left=begin, height=0.7, color="C0")
-            dead = event.fields.get("reason") != "left"
-            axes.plot([event.at], [event.peer], "x" if dead else "|", color="tab:red" if dead else "black")
+            if event.fields.get("reason") != "the end":
+                dead = event.fields.get("reason") != "left"
+                axes.plot([event.at], [event.peer], "x" if dead else "|", color="tab:red" if dead else "black")
     for index, begin in since.items():
         axes.barh(index, journal.now - begin, left=begin, height=0.7, color="C0")
     axes.set_yticks(range(len(journal.names)), journal.names, fontsize=7)
