@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -223,3 +224,10 @@ _TABLES = st.dictionaries(
 def test_tables_are_written_as_they_are_read(values, tables):
     document = {**values, **tables}
     assert tomllib.loads(as_toml(document)) == document
+
+
+def test_what_is_not_code_is_installed_too():
+    root = Path(__file__).parents[2]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["thinwire.sims"]
+    installed = {file for pattern in patterns for file in (root / "sims").glob(pattern)}
+    assert installed == set((root / "sims").rglob("*.toml")) and len(installed) == len(NINE) + 1
