@@ -7,10 +7,9 @@ net for the absurd (a diverged or broken peer), not a defence against a careful 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
-from thinwire.compression.codec import Buffer, Codec, CodecError, Floats
+from thinwire.compression.codec import Buffer, Codec, Floats
 from thinwire.swarm.protocol import PeerId
 
 NORM_LIMIT = 1e3
@@ -24,20 +23,6 @@ GROWTH = 10.0
 
 Rule: TypeAlias = Callable[[Codec, Sequence[Buffer], Sequence[float], Floats], None]
 """(codec, screened payloads, weights, out): writes the aggregate of n = out.size elements to out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Screening:
-    """Who passed, in peer-id order; who did not, and why; who passed with all zeros; what to remember for the next round.
-
-    Reasons: "length", "not finite", "encoding", "norm". A zero contribution is odd (a trainer that does nothing) but harmless,
-    so it is flagged and counts. `usual` is the running median norm, 0 as long as nothing but zeros was seen.
-    """
-
-    accepted: tuple[PeerId, ...]
-    rejected: Mapping[PeerId, str]
-    zeros: tuple[PeerId, ...]
-    usual: float
 
 
 def lower_median(values: Iterable[float]) -> float:
@@ -65,21 +50,6 @@ def outliers(norms: Mapping[PeerId, float], usual: float = 0.0) -> tuple[tuple[P
         return far, GROWTH * usual
     median = lower_median(near)
     return far, MEMORY * usual + (1.0 - MEMORY) * median if usual else median
-
-
-def screen(codec: Codec, n: int, payloads: Mapping[PeerId, Buffer], usual: float = 0.0) -> Screening:
-    """Check every payload of n elements, then compare their norms; see `outliers` for `usual`."""
-    norms: dict[PeerId, float] = {}
-    rejected: dict[PeerId, str] = {}
-    for peer, payload in payloads.items():
-        try:
-            norms[peer] = codec.check(payload, n) ** 0.5
-        except CodecError as error:
-            rejected[peer] = error.reason
-    far, usual = outliers(norms, usual)
-    rejected.update(dict.fromkeys(far, "norm"))
-    accepted = tuple(sorted(norms.keys() - rejected.keys()))
-    return Screening(accepted, rejected, tuple(peer for peer in accepted if norms[peer] == 0.0), usual)
 
 
 def mean(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:

@@ -7,7 +7,7 @@ that left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.compression.codec import Codec
@@ -56,21 +56,10 @@ def grid(total: int, codec: Codec) -> Grid:
     return result
 
 
-def shares(count: int, group: Sequence[PeerId], speed: Mapping[PeerId, float] | None = None) -> tuple[PeerId, ...]:
-    """Primary owner of each of `count` chunks: consecutive runs in proportion to `speed` (equal when None or absent).
-
-    Largest remainders decide the odd chunks, ties go to the earlier peer, so the result is the same everywhere.
-    """
-    weights = [max(0.0, (speed or {}).get(peer, 1.0)) for peer in group]
-    whole = sum(weights)
-    if whole <= 0.0:
-        weights, whole = [1.0] * len(group), float(len(group))
-    exact = [count * weight / whole for weight in weights]
-    floor = [int(value) for value in exact]
-    odd = sorted(range(len(group)), key=lambda i: (floor[i] - exact[i], i))[: count - sum(floor)]
-    for i in odd:
-        floor[i] += 1
-    return tuple(peer for peer, run in zip(group, floor, strict=True) for _ in range(run))
+def shares(count: int, group: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    """Primary owner of each of `count` chunks: consecutive runs of equal length, the first ones by one longer."""
+    run, odd = divmod(count, len(group))
+    return tuple(peer for at, peer in enumerate(group) for _ in range(run + (at < odd)))
 
 
 def owners(count: int, group: Sequence[PeerId], alive: Sequence[PeerId], seed: bytes) -> tuple[PeerId, ...]:

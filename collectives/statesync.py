@@ -173,7 +173,7 @@ async def _offers(
 ) -> Offers:
     """What is offered, as far as it fits together, by peer."""
     for peer in peers:
-        send(peer, StateAsk(0))
+        send(peer, StateAsk())
     found: Offers = {}
     answered: set[PeerId] = set()
     try:

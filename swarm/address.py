@@ -47,18 +47,3 @@ def join_address(host: str, port: int) -> str:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     split_address(address)
     return address
-
-
-def scope(address: str) -> str:
-    """How far an address reaches: "loopback", "private", "global", or "name" when only a resolver could tell."""
-    host, _ = split_address(address)
-    if host == "localhost":
-        return "loopback"
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return "name"
-    plain = ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
-    if plain.is_loopback:
-        return "loopback"
-    return "global" if plain.is_global else "private"

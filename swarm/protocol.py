@@ -352,9 +352,7 @@ class Fetch(Message, frozen=True):
 
 
 class StateAsk(Message, frozen=True):
-    """Ask for an offer of the state after the last committed round (or exactly after `round`, when it is not 0)."""
-
-    round: U32
+    """Ask for an offer of the state after the last committed round."""
 
 
 class StateOffer(Message, frozen=True):

@@ -1,7 +1,6 @@
 """A peer's signed word on where and how it can be reached.
 
-Records are relayed, so they are judged by themselves: `parse` accepts one for as long as it says it is valid, and
-`fresh` tells whether it was issued just now (asked of a peer that presents its own record).
+Records are relayed, so they are judged by themselves: `parse` accepts one for as long as it says it is valid.
 """
 
 from __future__ import annotations
@@ -113,11 +112,6 @@ class PeerRecord:
         if now > record.issued + record.ttl + SKEW:
             raise RecordError(f"record expired {now - record.issued - record.ttl} s ago")
         return record
-
-
-def fresh(record: PeerRecord, now: int) -> bool:
-    """Whether the record was issued within SKEW seconds of `now`, as one that a peer presents of itself must be."""
-    return abs(record.issued - now) <= SKEW
 
 
 @lru_cache(maxsize=8192)

@@ -1,4 +1,4 @@
-"""Screening and the mean, on encoded payloads."""
+"""Outliers, and the mean of encoded payloads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.collectives.aggregate import MEMORY, NORM_LIMIT, lower_median, mean, outliers, screen
+from thinwire.collectives.aggregate import MEMORY, NORM_LIMIT, lower_median, mean, outliers
 from thinwire.compression.codec import Codec
 from thinwire.compression.quantize import Fp32, Int8
 
@@ -40,34 +40,6 @@ def test_lower_median(values: list[float], median: float) -> None:
 def test_the_median_of_nothing_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="median"):
         lower_median([])
-
-
-@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.spec)
-def test_screen_names_each_peer_that_is_out(codec: Codec) -> None:
-    good = encode(codec, draw(0))
-    poisoned = bytearray(good)
-    poisoned[0:4] = b"\xff\xff\xff\xff"  # a NaN as fp32, and as two fp16 scales
-    payloads = {
-        peer(9): good,
-        peer(1): good[:-1],
-        peer(2): bytes(poisoned),
-        peer(3): encode(codec, draw(3, 1e5)),
-        peer(4): encode(codec, np.zeros(N)),
-        peer(5): encode(codec, draw(5, 300)),
-        peer(6): encode(codec, draw(6, 0.01)),
-        peer(7): encode(codec, draw(7)),
-    }
-    result = screen(codec, N, payloads)
-    assert result.rejected == {peer(1): "length", peer(2): "not finite", peer(3): "norm"}
-    assert result.accepted == tuple(peer(i) for i in (4, 5, 6, 7, 9))
-    assert result.zeros == (peer(4),)
-    assert result.usual == pytest.approx(math.sqrt(N), rel=0.1)
-
-
-def test_a_code_out_of_range_is_bad_encoding() -> None:
-    payload = bytearray(encode(Int8(16), draw(0)))
-    payload[-1] = 0x80
-    assert screen(Int8(16), N, {peer(1): payload}).rejected == {peer(1): "encoding"}
 
 
 def test_history_outvotes_a_majority_that_explodes() -> None:

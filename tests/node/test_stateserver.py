@@ -36,7 +36,7 @@ class Server:
         self.server = StateServer(self.replica, self.outbox, lambda: self.now, entered=True)
 
     def ask(self, peer):
-        self.server.routed(peer, Frame(StateAsk(0)))
+        self.server.routed(peer, Frame(StateAsk()))
         return self.outbox.sent[-1][1].message
 
     def fetch(self, peer, round, index=0):
@@ -149,7 +149,7 @@ def test_asking_again_and_again_is_not_answered_while_answers_wait():
     def work():
         here = Server()
         here.outbox.waiting = 2 * IN_FLIGHT + 1
-        here.server.routed(ANN, Frame(StateAsk(0)))
+        here.server.routed(ANN, Frame(StateAsk()))
         assert not here.outbox.sent
 
     run(work)
@@ -159,7 +159,7 @@ def test_while_the_replica_changes_nothing_is_offered():
     def work():
         here = Server()
         here.server.hold()
-        here.server.routed(ANN, Frame(StateAsk(0)))
+        here.server.routed(ANN, Frame(StateAsk()))
         assert not here.outbox.sent
         here.server.resume()
         assert [to for to, _ in here.outbox.sent] == [ANN]

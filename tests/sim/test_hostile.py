@@ -108,7 +108,7 @@ def test_who_asks_and_does_not_read_piles_up_little(swarm):
         past = victim.session._history.get(victim.replica.round)
         for _ in range(1000):
             everything = tuple(range(len(past.grid)))
-            for message in (Fetch(past.round, 0, digest_of(past._hashes), everything), StateAsk(0)):
+            for message in (Fetch(past.round, 0, digest_of(past._hashes), everything), StateAsk()):
                 await liar.transport.send(victim.id, Frame(message))
             await asyncio.sleep(0.001)
         lane = victim.session._outbox._bulk[liar.id]
