@@ -18,10 +18,13 @@ from msgspec import Meta
 
 from .errors import HintedError
 from .identity import SIGNATURE_BYTES, Identity, verify
-from .settings import MAX_WEIGHT, Data, Exchange, Inner, Model, Outer, Run, Table
+from .settings import FOREIGN, MAX_WEIGHT, NOLOCO, Data, Exchange, Inner, Model, Outer, Run, Table, steady
 
 MAX_TOML = 32_768
 """Largest manifest in bytes: what a Welcome can carry."""
+
+NEAR = 0.9
+"""From this part of what is steady on, a manifest is used with a warning."""
 
 _DOMAIN = "manifest"
 
@@ -77,7 +80,17 @@ class Manifest(Table, frozen=True):
 
     def canonical(self) -> bytes:
         """All values in the order of their definition as msgpack: the same for every file that means the same."""
-        return msgspec.msgpack.encode(self)
+        plain = msgspec.to_builtins(self)
+        if self.outer.method == "diloco":
+            del plain["outer"]["gamma"]  # it is younger than the first runs, whose ids must stay
+        return msgspec.msgpack.encode(plain)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed and yet not wise."""
+        outer, limit = self.outer, steady(self.outer.momentum)
+        if outer.method == "noloco" and outer.gamma > NEAR * limit:
+            return (f"outer.gamma {outer.gamma:g} is near the limit of {limit:g}: replicas stay far from each other",)
+        return ()
 
     def run_id(self, author: bytes) -> bytes:
         """32 bytes that name the run of this manifest as published by the owner of the Ed25519 key `author`."""
@@ -100,7 +113,8 @@ def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
             raise ManifestError(f"{name}: unknown table [{key}]", _nearest(key, list(tables), "tables"))
         if not isinstance(table, dict):
             raise ManifestError(f"{name}: {key} is a table", f"write [{key}] on a line of its own")
-        values[key] = tables[key](**_fields(tables[key], table, name, key))
+        fields = _fields(tables[key], table, name, key)
+        values[key] = Outer(**_with_method(fields, name)) if key == "outer" else tables[key](**fields)
     manifest = Manifest(**values)
     for message, hint in _contradictions(manifest):
         raise ManifestError(f"{name}: {message}", hint)
@@ -126,6 +140,15 @@ def _fields(kind: type[Table], table: dict[str, Any], name: str, section: str) -
     return values
 
 
+def _with_method(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """[outer] with the defaults of its method."""
+    method = fields.get("method", "diloco")
+    for key in FOREIGN[method]:
+        if key in fields:
+            raise ManifestError(f"{name}: outer.{key} says nothing with the method {method!r}", "remove the key")
+    return {**NOLOCO, **fields} if method == "noloco" else fields
+
+
 def _nearest(word: str, known: list[str], what: str) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"{what}: {', '.join(known)}"
@@ -148,6 +171,20 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield f"exchange.codec: a block has 16 to 65536 values, not {block}", "256 suits most models"
     if inner.schedule == "cosine" and not manifest.schedule_steps:
         yield "inner.schedule is cosine, but the run has no end", "set run.rounds or inner.steps"
+    outer, limit = manifest.outer, steady(manifest.outer.momentum)
+    if outer.method == "noloco":
+        if outer.gamma >= limit:
+            yield (
+                f"outer.gamma {outer.gamma:g} drives replicas apart: with momentum {outer.momentum:g} it is below {limit:g}",
+                "lower outer.gamma or outer.momentum; 0.7 and 0.5 are the defaults",
+            )
+        if outer.lr >= 2 * (1 + outer.momentum):
+            yield (
+                f"outer.lr {outer.lr:g} makes the mean of all replicas diverge: it is below {2 * (1 + outer.momentum):g}",
+                "0.7 is the default",
+            )
+        if manifest.exchange.min_peers > 1:
+            yield "exchange.min_peers says nothing with noloco: a round has two peers, or one", "remove it"
     if manifest.max_weight > MAX_WEIGHT:
         yield "a round has more tokens than can be counted", "lower outer.steps, inner.batch or model.context"
 

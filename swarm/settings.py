@@ -102,18 +102,38 @@ class Inner(Table, frozen=True):
 
 
 class Outer(Table, frozen=True):
-    """[outer]: the step all peers make together.
+    """[outer]: how replicas come together after H inner steps.
 
-    method: "diloco" (Douillard et al., arXiv:2311.08105).
-    steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together.
-    lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient.
+    method: "diloco" (Douillard et al., arXiv:2311.08105), one step that all peers make together; or "noloco" (Kolehmainen
+        et al., arXiv:2506.10911), where each averages with one random partner: no barrier, replicas stay a little apart.
+    steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together. noloco: 50.
+    lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient. With noloco they are β and α, 0.7 and 0.5, and
+        there is no nesterov.
+    gamma: of noloco alone, how strongly partners are drawn together; with lr, and codec "fp32", one vector travels
+        instead of two. noloco: 0.7.
     """
 
-    method: Literal["diloco"] = "diloco"
+    method: Literal["diloco", "noloco"] = "diloco"
     steps: Annotated[int, Meta(ge=1, le=2**20)] = 20
     lr: Annotated[float, Meta(gt=0, le=10)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     nesterov: bool = True
+    gamma: Annotated[float, Meta(gt=0, le=10)] = 0.7
+
+
+NOLOCO: dict[str, float | bool] = {"steps": 50, "lr": 0.7, "momentum": 0.5, "nesterov": False, "gamma": 0.7}
+"""Defaults of [outer] that the method "noloco" changes: the values of its paper; it has none for gamma, its code takes lr."""
+
+FOREIGN = {"diloco": ("gamma",), "noloco": ("nesterov",)}
+"""Keys of [outer] that a method has no use for."""
+
+
+def steady(momentum: float, peers: int | None = None) -> float:
+    """The gamma from which on replicas that train nothing drift apart for ever, with random pairs among `peers` (None: many).
+
+    Exact: the second moments of the deviations follow a linear map; its largest eigenvalue is below 1 for 0 < γ below this.
+    """
+    return 2 * (1 - momentum**2) / (1 - momentum / (peers - 1) if peers else 1.0)
 
 
 class Exchange(Table, frozen=True):

@@ -13,7 +13,7 @@ from thinwire.swarm.manifest import (
     parse,
     sign,
 )
-from thinwire.swarm.settings import Exchange, Inner, Model
+from thinwire.swarm.settings import Exchange, Inner, Model, Outer, steady
 
 AUTHOR = Identity.generate(b"1" * 32)
 FULL = """
@@ -70,7 +70,7 @@ def test_everything_can_be_set_and_keeps_its_type():
         ours, theirs = getattr(manifest, table), getattr(default, table)
         for field in ours.__struct_fields__:
             assert type(getattr(ours, field)) is type(getattr(theirs, field)), (table, field)
-            if field not in ("kind", "method", "collective", "aggregation"):
+            if field not in ("kind", "method", "collective", "aggregation", "gamma"):
                 assert getattr(ours, field) != getattr(theirs, field), (table, field)
     assert manifest.model == Model(layers=2, width=64, heads=2, context=32, mlp=4.0, tied=False)
     assert manifest.inner.betas == (0.8, 0.99)
@@ -140,6 +140,13 @@ def test_what_follows_from_the_values():
             "default",
         ),
         ("[outer]\nsteps = 1048576\n[inner]\nbatch = 1048576\n[model]\ncontext = 1048576", "more tokens", "lower"),
+        ("[outer]\nmethod = 'nolocco'", "outer.method: Invalid enum value 'nolocco'", "did you mean 'noloco'?"),
+        ("[outer]\ngamma = 0.5", "outer.gamma says nothing with the method 'diloco'", "remove"),
+        ("[outer]\nmethod = 'noloco'\nnesterov = false", "outer.nesterov says nothing", "remove"),
+        ("[outer]\nmethod = 'noloco'\ngamma = 1.5", "outer.gamma 1.5 drives replicas apart", "0.7"),
+        ("[outer]\nmethod = 'noloco'\nmomentum = 0.9\ngamma = 1", "it is below 0.38", "lower outer.gamma"),
+        ("[outer]\nmethod = 'noloco'\nlr = 3", "outer.lr 3 makes the mean", "0.7"),
+        ("[outer]\nmethod = 'noloco'\n[exchange]\nmin_peers = 2", "exchange.min_peers says nothing", "remove"),
         ("[model]\nlayers = 1\nlayers = 2", "not TOML", "toml.io"),
         ("[model", "not TOML", "toml.io"),
         ("x = " + "[" * 20_000, "not TOML", "toml.io"),
@@ -234,6 +241,23 @@ def test_every_value_changes_the_run_id():
     changes = ["run.seed = 1", "run.name = 'x'", "model.tied = false", "inner.betas = [0.9, 0.96]", "outer.lr = 0.71"]
     seen = {parse(toml).run_id(b"a" * 32) for toml in ["", *changes]}
     assert len(seen) == 6
+
+
+def test_noloco_has_defaults_and_a_warning_of_its_own():
+    outer = parse("[outer]\nmethod = 'noloco'").outer
+    assert (outer.steps, outer.lr, outer.momentum, outer.nesterov, outer.gamma) == (50, 0.7, 0.5, False, 0.7)
+    assert parse("[outer]\nmethod = 'noloco'\nsteps = 3").outer.steps == 3
+    assert parse("").outer == Outer() and Outer().steps == 20
+    assert parse("[outer]\nmethod = 'noloco'\ngamma = 1.35").warnings() == ()
+    assert "near the limit of 1.5" in parse("[outer]\nmethod = 'noloco'\ngamma = 1.36").warnings()[0]
+    ids = {parse(f"[outer]\nmethod = 'noloco'\n{more}").run_id(b"a" * 32) for more in ("", "gamma = 0.6", "lr = 0.6")}
+    assert len(ids | {parse("").run_id(b"a" * 32)}) == 4
+
+
+def test_what_keeps_replicas_together_in_groups_of_two():
+    assert steady(0.5) == pytest.approx(1.5) and steady(0.9) < 1
+    assert steady(0.5, 2) == pytest.approx(2 * 1.5)  # with two each pair is everybody: 2 (1 + α)
+    assert steady(0.5, 64) == pytest.approx(1.5 / (1 - 0.5 / 63))
 
 
 def test_the_run_id_of_a_file_never_changes():
