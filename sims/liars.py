@@ -2,13 +2,165 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.outcome import Outcome
+from thinwire.node.session import Session
 from thinwire.sims.machine import Process
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Behind, Blame, Message, PeerId, Ready, Result
 
-KINDS: Mapping[str, str] = {}
+KINDS: Mapping[str, str] = {
+    "hash": "sends chunks that are not those it announced",
+    "nan": "announces and sends values that are not numbers",
+    "huge": "announces and sends its update a million times as long",
+    "flip": "announces and sends its update with the sign turned",
+    "zero": "announces and sends nothing but zeros",
+    "boast": "claims a thousand times the tokens that it has trained on",
+    "base": "announces another base than its own: a state that nobody has",
+    "equivocate": "sends other results of its chunks to every second peer than it signs for",
+    "blame": "complains about everybody, all the time",
+    "behind": "tells everybody that the swarm has long gone on",
+    "silent": "announces and sends nothing more",
+}
+"""Kind -> what it does."""
+
+CRY_SECONDS = 0.5
+"""How often a liar cries what it has to say."""
 
 
 def corrupt(process: Process, kind: str) -> None:
-    """Make the peer of a process lie from now on."""
-    raise NotImplementedError(kind)
+    """Make the peer of a process, which is ready, lie from now on. Raises KeyError for a kind that there is not."""
+    _LIES[kind](process)
+
+
+def _session(process: Process) -> Session:
+    return process.peer.session
+
+
+def _announce(process: Process, change: Callable[[NDArray[np.uint8]], None], *, openly: bool = True) -> None:
+    """Change every encoded chunk before it is announced, or (not `openly`) behind the announcement's back."""
+    session = _session(process)
+    average = session.average
+
+    async def lying(source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any) -> Outcome:
+        changed = []
+        for chunk in source:
+            payload = np.frombuffer(bytes(chunk), np.uint8).copy()
+            change(payload)
+            changed.append(payload.data)
+        return await average(changed, hashes=None if openly else hashes, **rest)
+
+    session.average = lying  # type: ignore[method-assign]
+
+
+def _values(process: Process, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> None:
+    """Change the values of an update, honestly encoded and announced."""
+    session = _session(process)
+    codec, cut = session.codec, session.grid
+    index = 0
+
+    def turn(payload: NDArray[np.uint8]) -> None:
+        nonlocal index
+        size = cut.size(index % len(cut))
+        index += 1
+        values = np.empty(size, np.float32)
+        codec.decode(payload.data, values)
+        codec.encode(np.ascontiguousarray(change(values), np.float32), payload)
+
+    _announce(process, turn)
+
+
+def _flip_bits(payload: NDArray[np.uint8]) -> None:
+    payload[: payload.size // 2] ^= 0x55
+
+
+def _poison(payload: NDArray[np.uint8]) -> None:
+    # All ones are not a number as a float32, and the scale of an int8 block likewise.
+    payload[-4:] = 255
+    payload[:4] = 255
+
+
+def _boast(process: Process) -> None:
+    session = _session(process)
+    average = session.average
+
+    async def lying(source: Sequence[Any], *, weight: int, **rest: Any) -> Outcome:
+        return await average(source, weight=1000 * weight, **rest)
+
+    session.average = lying  # type: ignore[method-assign]
+
+
+def _outgoing(process: Process, change: Callable[[PeerId, Message], Message]) -> None:
+    """Change control messages on their way out."""
+    outbox = process.peer.presence.outbox
+    control = outbox.control
+    outbox.control = lambda to, message: control(to, change(to, message))  # type: ignore[method-assign]
+
+
+def _other_base(to: PeerId, message: Message) -> Message:
+    if isinstance(message, Ready):
+        return msgspec.structs.replace(message, base=bytes(32))
+    return message
+
+
+def _equivocate(process: Process) -> None:
+    outbox = process.peer.presence.outbox
+    bulk = outbox.bulk
+
+    def lying(to: PeerId, frame: Frame, *, later: bool = False) -> None:
+        if isinstance(frame.message, Result) and to[0] % 2:
+            payload = bytearray(frame.payload)
+            payload[len(payload) // 2] ^= 1
+            frame = Frame(frame.message, payload)
+        bulk(to, frame, later=later)
+
+    outbox.bulk = lying  # type: ignore[method-assign]
+
+
+def _cry(process: Process, words: Callable[[Agreement], Sequence[Message]]) -> None:
+    """Say something to everybody again and again, for as long as the process lives."""
+
+    async def cry() -> None:
+        while process.alive:
+            await asyncio.sleep(CRY_SECONDS)
+            session = _session(process)
+            for message in words(session.current.agreement):
+                for peer in sorted(session.live):
+                    session.presence.outbox.control(peer, message)
+
+    process.others.append(asyncio.get_running_loop().create_task(cry()))
+
+
+def _complaints(agreement: Agreement) -> list[Message]:
+    opened, terms = agreement.opened, agreement.terms
+    if opened is None:
+        return []
+    return [
+        Blame(terms.round, terms.fragment, opened.ballot, entry.peer, "chunk missing") for entry in opened.contributors
+    ]
+
+
+def _silence(process: Process) -> None:
+    process.peer.presence.outbox.bulk = lambda to, frame, *, later=False: None  # type: ignore[method-assign]
+
+
+_LIES: dict[str, Callable[[Process], None]] = {
+    "hash": lambda process: _announce(process, _flip_bits, openly=False),
+    "nan": lambda process: _announce(process, _poison),
+    "huge": lambda process: _values(process, lambda values: values * np.float32(1e6)),
+    "flip": lambda process: _values(process, lambda values: -values),
+    "zero": lambda process: _values(process, np.zeros_like),
+    "boast": _boast,
+    "base": lambda process: _outgoing(process, _other_base),
+    "equivocate": _equivocate,
+    "blame": lambda process: _cry(process, _complaints),
+    "behind": lambda process: _cry(process, lambda agreement: [Behind(agreement.terms.round + 1000)]),
+    "silent": _silence,
+}

@@ -151,8 +151,9 @@ class Process:
         self.life: Life | None = None
         self.transport: SimTransport | None = None
         self.learner: StubLearner | TorchLearner | None = None
-        self.busy = 0.0
         self.task: asyncio.Task[None] | None = None
+        self.others: list[asyncio.Task[None]] = []
+        """What runs beside the life: a liar's mouth."""
         self.peer: Peer
         self._disk = _Mount(machine.disk)
 
@@ -171,8 +172,9 @@ class Process:
         self.alive = self._disk.mounted = False
         if self.transport is not None:
             self.transport.vanish()
-        if self.task is not None:
-            self.task.cancel()
+        for task in (self.task, *self.others):
+            if task is not None:
+                task.cancel()
 
     async def _run(self) -> None:
         machine, world = self.machine, self.machine.world

@@ -6,8 +6,8 @@ import errno
 import random
 from collections.abc import Callable, Sequence
 
-from thinwire.sims import liars
 from thinwire.sims.faults import Fault
+from thinwire.sims.liars import corrupt
 from thinwire.sims.machine import Machine
 from thinwire.sims.network import SimNet
 
@@ -16,6 +16,9 @@ DISTANT = frozenset({"partition", "isolate", "loss", "swizzle-clog"})
 
 HARMLESS = frozenset({"slow-disk", "no-space", "clock-drift", "liar"})
 """Faults that are no excuse for not answering."""
+
+PRIVATE = HARMLESS | {"clock-jump"}
+"""Faults that only those notice whom they befall."""
 
 
 class Misfortune:
@@ -95,7 +98,7 @@ class Misfortune:
         machine = self._of(fault)[0]
         machine.lie = fault.detail
         if machine.process is not None and machine.process.ready:
-            liars.corrupt(machine.process, fault.detail)
+            corrupt(machine.process, fault.detail)
         return True
 
     def _repent(self, fault: Fault) -> None:

@@ -15,7 +15,7 @@ from thinwire.sims.oracles import Oracles, Tell
 from thinwire.sims.transport import CONTROL_WINDOW
 from thinwire.swarm.broadcast import MAX_QUEUE
 from thinwire.swarm.preset import Preset
-from thinwire.swarm.protocol import PeerId
+from thinwire.swarm.protocol import MAX_GROUP, PeerId
 
 LOOK_SECONDS = 1.0
 """How often it is looked."""
@@ -58,9 +58,9 @@ class Vitals:
         for index in peers:
             self._touched[index] = max(self._touched.get(index, 0.0), until)
 
-    def disturb(self, now: float) -> None:
-        """Something happened that takes time to get over."""
-        self._quiet_since, self._start = now, self._oracles.frontier
+    def disturb(self, until: float) -> None:
+        """Something happens, until then, that takes the swarm time to get over."""
+        self._quiet_since, self._start = max(self._quiet_since, until), self._oracles.frontier
 
     def buried(self, by: Machine, victim: PeerId, now: float) -> None:
         """A roster says that a peer is dead."""
@@ -84,8 +84,10 @@ class Vitals:
             self._frontier, self._moved_at = frontier, now
         if now > self._quiet_since + self._settle:
             self._rosters(running)
-        if frontier >= self._start + ROUNDS:
-            self._lockstep(running, frontier)
+        if now <= self._quiet_since:
+            self._start = frontier
+        elif frontier >= self._start + ROUNDS:
+            self._lockstep(running, frontier, now)
         since = max(self._quiet_since, self._moved_at)
         if now > since + self._pause:
             self._tell("progress", -1, f"no round after {frontier} for {now - since:.0f} s")
@@ -120,10 +122,10 @@ class Vitals:
                 ghosts, unseen = len(seen - there - coming), len(there - seen - skewed)
                 self._tell("roster", machine.index, f"{unseen} peers are missing, {ghosts} are ghosts")
 
-    def _lockstep(self, running: list[Machine], frontier: int) -> None:
+    def _lockstep(self, running: list[Machine], frontier: int, now: float) -> None:
         for machine in running:
             process = machine.process
-            if process is None or machine.frozen:
+            if process is None or now <= self._touched.get(machine.index, -self._settle) + self._settle / 4:
                 continue
             at = process.peer.replica.round
             if frontier - max(at, self._start) > ROUNDS:
@@ -133,7 +135,7 @@ class Vitals:
         session = process.peer.session
         sizes = {
             "stash": (len(session._stash), STASH),
-            "early": (len(session.current._early), 2 * len(session.grid)),
+            "early": (len(session.current._early), 2 * len(session.grid) + MAX_GROUP),
             "news": (len(session.roster._news), MAX_QUEUE),
         }
         for lanes in (session._outbox._control, session._outbox._bulk):

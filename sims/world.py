@@ -18,7 +18,7 @@ from thinwire.sims.compute import CORPUS, StubLearner, TorchLearner
 from thinwire.sims.faults import Fault, draw
 from thinwire.sims.journal import WORLD, Journal, PeerSample, Watch, fault_fields
 from thinwire.sims.machine import Machine
-from thinwire.sims.misfortune import Misfortune
+from thinwire.sims.misfortune import PRIVATE, Misfortune
 from thinwire.sims.network import SimNet
 from thinwire.sims.oracles import Oracles, Violation
 from thinwire.sims.scenario import Scenario
@@ -205,14 +205,14 @@ class SimWorld:
         self.loop.record(b"fault", repr(fault).encode())
         self.journal.event(now, WORLD, "fault", fault_fields(fault))
         self.vitals.touch(self._misfortune.touched(fault), now + fault.seconds)
-        self.vitals.disturb(now)
+        if fault.kind not in PRIVATE:
+            self.vitals.disturb(now + fault.seconds)
         if fault.seconds:
             self.net.at(now + fault.seconds, self._end, fault)
 
     def _end(self, fault: Fault) -> None:
         self._misfortune.end(fault)
         self.journal.event(self.loop.time(), WORLD, "fault", fault_fields(fault, over=True))
-        self.vitals.disturb(self.loop.time())
 
     def _sample(self) -> None:
         rows: list[PeerSample | None] = []

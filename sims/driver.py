@@ -1,0 +1,113 @@
+"""Running many seeds: what is wrong with one, how to see it again, and which of its faults it takes.
+
+found = examine(scenario, seed=7)         # None when all is well
+raise AssertionError(found.text)          # the violation, the faults that it takes, the command that shows it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+from thinwire.sims.faults import Fault
+from thinwire.sims.journal import WORLD
+from thinwire.sims.oracles import Violation
+from thinwire.sims.scenario import Scenario
+from thinwire.sims.world import Run, simulate
+from thinwire.swarm.preset import WAN, Preset
+
+TRIES = 60
+"""Simulations that shrinking one list of faults may take."""
+
+Command = Callable[[int, Sequence[Fault] | None], str]
+"""What to type to run a seed again, with its own faults (None) or with these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A seed under which a promise is broken. `faults` are as few as were found to be enough."""
+
+    seed: int
+    violations: tuple[Violation, ...]
+    faults: tuple[Fault, ...]
+    drawn: int
+    command: str
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        first = self.violations[0]
+        lines = [f"seed {self.seed}: {first.oracle} at {first.at:.2f} s, peer {first.peer}: {first.detail}"]
+        lines += [f"{len(self.faults)} of {self.drawn} faults are enough:"]
+        lines += [f"    {fault_text(fault)}" for fault in self.faults]
+        return "\n".join([*lines, f"again with: {self.command}"])
+
+
+def fault_text(fault: Fault) -> str:
+    """A fault as a line of Python, exact."""
+    return f"Fault{tuple(msgspec.structs.astuple(fault))!r}"
+
+
+def examine(
+    scenario: Scenario,
+    *,
+    seed: int | None = None,
+    preset: Preset = WAN,
+    shrink: bool = True,
+    rerun: bool = False,
+    command: Command = lambda seed, faults: f"thinwire sim FILE --seed {seed}",
+) -> Finding | None:
+    """Run one seed. None when no oracle has anything to say; `rerun` runs it twice and compares the traces."""
+    run = simulate(scenario, seed=seed, preset=preset, first=True)
+    if not run.violations and rerun:
+        again = simulate(scenario, seed=seed, preset=preset, first=True)
+        if again.trace != run.trace:
+            detail = f"{run.trace[:16]}, then {again.trace[:16]}"
+            run = replace(run, violations=(Violation(run.ended, "trace", WORLD, detail),))
+            shrink = False
+    if not run.violations:
+        return None
+    faults = shrunk(scenario, run, preset) if shrink else run.faults
+    last = simulate(scenario, seed=seed, faults=faults, preset=preset, first=True) if shrink else run
+    violations = last.violations or run.violations
+    return Finding(
+        run.scenario.seed, violations, faults, len(run.faults), command(run.scenario.seed, faults if shrink else None)
+    )
+
+
+def shrunk(scenario: Scenario, run: Run, preset: Preset) -> tuple[Fault, ...]:
+    """As few of the faults of a failed run as still break the same oracle's promise (Zeller's delta debugging, 1999)."""
+    wanted = run.violations[0].oracle
+    tries = 0
+
+    def fails(faults: Sequence[Fault]) -> bool:
+        nonlocal tries
+        tries += 1
+        again = simulate(scenario, seed=run.scenario.seed, faults=tuple(faults), preset=preset, first=True)
+        return any(violation.oracle == wanted for violation in again.violations)
+
+    # What had not begun yet cannot matter.
+    faults = [fault for fault in run.faults if fault.at <= run.violations[0].at]
+    if len(faults) < len(run.faults) and not fails(faults):
+        faults = list(run.faults)
+    pieces = 2
+    while len(faults) > 1 and tries < TRIES:
+        size = -(-len(faults) // pieces)
+        for start in range(0, len(faults), size):
+            rest = faults[:start] + faults[start + size :]
+            if tries < TRIES and fails(rest):
+                faults, pieces = rest, max(2, pieces - 1)
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(len(faults), 2 * pieces)
+    if len(faults) == 1 and tries < TRIES and fails([]):
+        faults = []
+    return tuple(faults)
+
+
+def traces(scenario: Scenario, seeds: Sequence[int], *, preset: Preset = WAN) -> list[str]:
+    """The trace of each seed: equal on every machine, for any hash seed and number of threads."""
+    return [simulate(scenario, seed=seed, preset=preset).trace for seed in seeds]
