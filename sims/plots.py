@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from thinwire.node.picture import check
 
 from .journal import WORLD, Journal
-from .report import busy_parts, carried, committed, loss_by_round, quantile
+from .report import busy_parts, carried, committed, loss_by_round, loss_of, quantile
 from .scenario import Scenario
 
 FEW = 40
@@ -76,10 +76,11 @@ def _loss(axes: Axes, scenario: Scenario, journal: Journal) -> None:
     liars = {peer.index for peer in scenario.peers if peer.liar}
     of_peer: dict[int, tuple[list[float], list[float]]] = {}
     for event in journal.of("round"):
-        if event.fields.get("loss") is not None and event.peer not in liars:
+        loss = loss_of(event)
+        if loss is not None and event.peer not in liars:
             times, losses = of_peer.setdefault(event.peer, ([], []))
             times.append(event.at)
-            losses.append(event.fields["loss"])
+            losses.append(loss)
     if len(of_peer) <= FEW:
         for index, (times, losses) in sorted(of_peer.items()):
             axes.plot(times, losses, lw=0.8, alpha=0.6, label=journal.names[index] if len(of_peer) <= 10 else None)

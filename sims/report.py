@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 from thinwire.swarm.errors import HintedError
 
-from .journal import WORLD, Journal
+from .journal import WORLD, Event, Journal
 from .scenario import Scenario
 
 
@@ -109,13 +109,19 @@ def committed(journal: Journal) -> dict[int, float]:
     return dict(sorted(first.items()))
 
 
+def loss_of(event: Event) -> float | None:
+    """What a "round" event says of the loss; None when the peer had made no step."""
+    loss = event.fields.get("loss")
+    return loss if isinstance(loss, float | int) and math.isfinite(loss) else None
+
+
 def loss_by_round(journal: Journal, without: Iterable[int] = ()) -> list[tuple[float, float]]:
     """(time of the commit, mean loss of the peers that took part) of each round, but for the peers `without`."""
     said: dict[int, list[float]] = {}
     left_out = set(without)
     for event in journal.of("round"):
-        loss = event.fields.get("loss")
-        if loss is not None and math.isfinite(loss) and event.peer not in left_out:
+        loss = loss_of(event)
+        if loss is not None and event.peer not in left_out:
             said.setdefault(event.fields["round"], []).append(loss)
     return [(at, statistics.fmean(said[number])) for number, at in committed(journal).items() if number in said]
 

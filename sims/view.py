@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from thinwire.node.console import bytes_text
 from thinwire.node.livetable import clock_text
 
 from .journal import Journal, PeerSample
+from .report import loss_of
 from .scenario import Scenario
 
 ROWS = 16
@@ -79,8 +81,9 @@ class View:
                 if event.fields["round"] > self._round:
                     self._round = event.fields["round"]
                     self._loss.clear()
-                if event.fields["round"] == self._round and event.fields.get("loss") is not None:
-                    self._loss[event.peer] = event.fields["loss"]
+                loss = loss_of(event)
+                if event.fields["round"] == self._round and loss is not None:
+                    self._loss[event.peer] = loss
         self._events = len(self.journal.events)
 
     def _line(self) -> str:
@@ -108,7 +111,7 @@ class View:
             table.add_column(column, justify="right")
         samples = self.journal.samples[-1].peers if self.journal.samples else ()
         for name, state, rows in self._rows(samples):
-            losses = [one.loss for one in rows if one.loss is not None]
+            losses = [one.loss for one in rows if one.loss is not None and math.isfinite(one.loss)]
             table.add_row(
                 name,
                 state,

@@ -51,6 +51,7 @@ def journal():
         round_event(result, at + 0.25, 1, number, loss + 1)
         if number < 2:
             round_event(result, at + 0.5, 3, number, 1000.0)
+    round_event(result, 31.5, 2, 3, float("nan"))
     fault = Fault(20.0, "pause", (1,), 5.0)
     result.event(20.0, WORLD, "fault", fault_fields(fault))
     result.event(20.0, 3, "down", {"reason": "killed"})
