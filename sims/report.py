@@ -93,12 +93,17 @@ def summarize(scenario: Scenario, journal: Journal, play: Play) -> dict[str, Any
         ],
         "faults": [{"at": round(e.at, 3), **e.fields} for e in journal.of("fault") if not e.fields.get("over")],
         "not_played": [{"at": round(e.at, 3), **e.fields} for e in journal.of("unplayed")],
-        "violations": [
-            {"at": round(one.at, 3), "oracle": one.oracle, "peer": one.peer, "detail": one.detail}
-            for one in play.violations
-        ],
+        "violations": _violations(journal, play),
         "command": play.command,
     }
+
+
+def _violations(journal: Journal, play: Play) -> list[dict[str, Any]]:
+    """As they were seen; when the play was interrupted, those that had been seen by then."""
+    seen = [(one.at, one.oracle, one.peer, one.detail) for one in play.violations]
+    if not seen:
+        seen = [(e.at, e.fields["oracle"], e.peer, e.fields["detail"]) for e in journal.of("violation")]
+    return [{"at": round(at, 3), "oracle": name, "peer": peer, "detail": text} for at, name, peer, text in seen]
 
 
 def committed(journal: Journal) -> dict[int, float]:

@@ -93,6 +93,13 @@ def test_the_summary_is_what_the_journal_says():
     assert "×80" in shown and "4.500 → 2.500" in shown and "66.7%" in shown
 
 
+def test_what_an_interrupted_play_had_seen_is_told():
+    made = journal()
+    made.event(33.25, 1, "violation", {"oracle": "lineage", "detail": "two aggregates"})
+    summary = report.summarize(SCENARIO, made, Play("L0", 0.5, finished=False))
+    assert summary["violations"] == [{"at": 33.25, "oracle": "lineage", "peer": 1, "detail": "two aggregates"}]
+
+
 def test_nothing_has_happened_yet():
     empty = Journal(("a", "b"))
     summary = report.summarize(SCENARIO, empty, Play("L1", 0.0, finished=False))
