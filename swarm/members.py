@@ -45,10 +45,12 @@ class Members:
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
         self._docket = Docket(preset)
         self._view = View.of(0, [record.peer_id])
+        self._others: list[PeerId] = []
+        self._suspects: dict[PeerId, Member] = {}
 
     def live(self) -> list[PeerId]:
         """The others in the view, sorted."""
-        return [peer for peer in self.view().peers if peer != self.me]
+        return list(self._others)
 
     def view(self) -> View:
         return self._view
@@ -56,6 +58,7 @@ class Members:
     def _renew_view(self) -> None:
         live = [peer for peer, member in self.table.items() if member.live]
         self._view = View.of(self._view.number + 1, [self.me, *live])
+        self._others = [peer for peer in self._view.peers if peer != self.me]
 
     # --- words of a peer about itself
 
@@ -199,6 +202,7 @@ class Members:
         if member.suspicion is None:
             member.suspicion = Suspicion.begin(self._preset, len(self.view()), now)
             member.state, member.since = "suspect", now
+            self._suspects[member.record.peer_id] = member
             self.events.append(Event("suspect", member.record.peer_id))
         return member.suspicion
 
@@ -231,10 +235,9 @@ class Members:
         way to us is caught up with, and so is a lack of accusers.
         """
         doubtful = []
-        for peer, member in self.table.items():
+        for peer, member in list(self._suspects.items()):
             suspicion = member.suspicion
-            if suspicion is None:
-                continue
+            assert suspicion is not None
             if suspicion.deadline <= now:
                 if suspicion.evident(now) or suspicion.confirmed:
                     self._bury(member, now)
@@ -265,16 +268,17 @@ class Members:
         if member.suspicion is not None:
             self._docket.close(member.suspicion, refuted=refuted, now=now)
             member.suspicion = None
+            del self._suspects[member.record.peer_id]
 
     # --- time
 
     def deadline(self) -> float:
-        times = [member.suspicion.next_step for member in self.table.values() if member.suspicion is not None]
+        times = [member.suspicion.next_step for member in self._suspects.values() if member.suspicion is not None]
         return min([self.own.publish_at, *times])
 
     def shift(self, lag: float) -> None:
         """We did not listen for `lag` seconds: suspects get them back."""
-        for member in self.table.values():
+        for member in self._suspects.values():
             if member.suspicion is not None:
                 member.suspicion.start += lag
 

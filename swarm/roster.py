@@ -225,10 +225,13 @@ class Roster:
 
     def _gossip(self, now: float) -> Letters:
         self._gossip_at = now + self._preset.gossip_period
-        pool = self._members.live()
-        pool += [peer for peer, member in self._dead() if now - member.since < self._preset.gossip_to_dead]
+        pool, table = self._members.live(), self._members.table
+        if len(pool) < len(table):
+            pool += [peer for peer, member in self._dead() if now - member.since < self._preset.gossip_to_dead]
         letters: Letters = []
         for peer in self._sample(pool, self._preset.gossip_fanout):
+            if not self._news and not table[peer].note and peer not in self._members.behind:
+                continue
             items = self._items(peer)
             if items:
                 letters.append((peer, Gossip(items)))
