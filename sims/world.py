@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -295,4 +296,13 @@ class SimWorld:
         self.oracles.ended(machine.index)
         self._changed([machine.index])
         if failure is not None and machine.index in self._honest:
-            self.tell("crash", machine.index, f"{type(failure).__name__}: {failure}")
+            self.tell("crash", machine.index, _told(failure))
+
+
+def _told(failure: BaseException) -> str:
+    """An error, the first of a group, and the line it comes from."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    frames = traceback.extract_tb(failure.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(failure).__name__}: {failure}{place}"
