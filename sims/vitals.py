@@ -135,7 +135,7 @@ class Vitals:
         session = process.peer.session
         sizes = {
             "stash": (len(session._stash), STASH),
-            "early": (len(session.current._early), 2 * len(session.grid) + MAX_GROUP),
+            "early": (len(session.current.exchange._early), 2 * len(session.grid) + MAX_GROUP),
             "news": (len(session.roster._news), MAX_QUEUE),
         }
         for lanes in (session._outbox._control, session._outbox._bulk):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
-from thinwire.collectives.butterfly import Butterfly, digest_of
+from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.proposal import Terms, name_of
+from thinwire.collectives.results import digest_of
 from thinwire.collectives.shards import grid
 from thinwire.collectives.statesync import IN_FLIGHT
 from thinwire.compression import registry
@@ -163,7 +164,7 @@ def seat():
 
 def test_six_chunks_two_each(seat):
     assert len(GRID) == 6
-    assert seat.fly._owners == (LEADER, LEADER, ME, ME, OTHER, OTHER)
+    assert seat.fly.exchange.owners == (LEADER, LEADER, ME, ME, OTHER, OTHER)
 
 
 def test_honest_round(seat):
@@ -429,9 +430,9 @@ def test_early_frame_that_is_too_long_is_not_kept():
     seat = Seat()
     for index, size in ((2, 4 * 4096 + 1), (6, 1)):
         seat.chunk(OTHER, index, bytes(size), attempt=2)
-    assert len(seat.fly._early) == 0
+    assert len(seat.fly.exchange._early) == 0
     seat.chunk(OTHER, 2, bytes(4 * 4096), attempt=2)
-    assert len(seat.fly._early) == 1
+    assert len(seat.fly.exchange._early) == 1
 
 
 def test_frames_of_another_fragment_are_ignored(seat):

@@ -6,7 +6,6 @@ import asyncio
 
 import numpy as np
 import pytest
-from thinwire.collectives.butterfly import digest_of
 from thinwire.collectives.statesync import IN_FLIGHT
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
@@ -83,7 +82,7 @@ def test_a_result_that_cannot_be_decoded_is_never_applied(swarm):
                 if liar.session.current.round == 3 and liar.session.current.agreement.opened is not None:
                     out[:4] = 255
 
-        liar.session.current.codec = poisoned = Poisoned()
+        liar.session.current.exchange.codec = poisoned = Poisoned()
         liar.session.codec = poisoned
         s.start()
         await s.finish([0, 2, 3])
@@ -108,7 +107,7 @@ def test_who_asks_and_does_not_read_piles_up_little(swarm):
         past = victim.session._history.get(victim.replica.round)
         for _ in range(1000):
             everything = tuple(range(len(past.grid)))
-            for message in (Fetch(past.round, 0, digest_of(past._hashes), everything), StateAsk()):
+            for message in (Fetch(past.round, 0, past.exchange.results.digest, everything), StateAsk()):
                 await liar.transport.send(victim.id, Frame(message))
             await asyncio.sleep(0.001)
         lane = victim.session._outbox._bulk[liar.id]

@@ -1,0 +1,81 @@
+"""What contributors have sent us of the chunks that we own, each checked against what it had announced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import blake3
+from thinwire.collectives.aggregate import outliers
+from thinwire.collectives.shards import Grid
+from thinwire.compression.codec import Buffer, Codec, CodecError
+from thinwire.swarm.protocol import Contribution, Digest, PeerId
+
+Key = tuple[PeerId, int]
+"""A contributor, and which of its announcements."""
+
+
+class Contributions:
+    """One round's. `usual` is the running norm of each chunk; it changes when the round commits (`settle`), not before."""
+
+    def __init__(self, codec: Codec, grid: Grid, usual: dict[int, float]) -> None:
+        self._codec, self._grid, self._usual = codec, grid, usual
+        self._held: dict[Key, dict[int, Buffer]] = {}
+        self._norms: dict[Key, dict[int, float]] = {}
+        # What the usual norms become when these contributors commit; and, where all were beyond them, (these contributors,
+        # what was usual for them, what is for the next).
+        self._news: dict[bytes, dict[int, float]] = {}
+        self._raised: dict[int, tuple[bytes, float, float]] = {}
+
+    def __len__(self) -> int:
+        """Chunks that are held."""
+        return sum(len(chunks) for chunks in self._held.values())
+
+    def has(self, key: Key, index: int) -> bool:
+        """Whether this chunk is here."""
+        return index in self._held.get(key, ())
+
+    def own(self, peer: PeerId, attempt: int, index: int, chunk: Buffer) -> None:
+        """Keep a chunk of ours."""
+        self._held.setdefault((peer, attempt), {})[index] = chunk
+
+    def take(self, key: Key, index: int, payload: Buffer, announced: Digest) -> str:
+        """Keep a chunk; when it is not what was announced or cannot be used, the reason."""
+        if blake3.blake3(payload).digest() != announced:
+            return "hash"
+        try:
+            square = self._codec.check(payload, self._grid.size(index))
+        except CodecError as error:
+            return error.reason
+        self._norms.setdefault(key, {})[index] = square**0.5
+        self._held.setdefault(key, {})[index] = payload
+        return ""
+
+    def of(self, contributors: Sequence[Contribution], index: int) -> list[Buffer] | None:
+        """A chunk of all of these, in their order; None as long as one is missing."""
+        found = [self._held.get((entry.peer, entry.attempt), {}).get(index) for entry in contributors]
+        whole = [payload for payload in found if payload is not None]
+        return whole if len(whole) == len(found) else None
+
+    def beyond(self, contributors: Sequence[Contribution], name: bytes, index: int) -> tuple[PeerId, ...]:
+        """Who of these, together called `name`, is beyond all measure in this chunk: see `outliers`."""
+        keys = [(entry.peer, entry.attempt) for entry in contributors]
+        norms = {key[0]: self._norms[key][index] for key in keys if index in self._norms.get(key, ())}
+        known, before, raised = self._raised.get(index, (b"", 0.0, self._usual.get(index, 0.0)))
+        usual = before if known == name else raised
+        far, after = outliers(norms, usual)
+        if far and all(peer in far for peer, norm in norms.items() if norm > 0.0):
+            self._raised[index] = (name, usual, after)
+        else:
+            self._news.setdefault(name, {})[index] = after
+        return far
+
+    def forget(self, peer: PeerId, attempts: Collection[int]) -> None:
+        """Free what a peer sent for other announcements than these."""
+        for key in [key for key in self._held if key[0] == peer and key[1] not in attempts]:
+            del self._held[key]
+            self._norms.pop(key, None)
+
+    def settle(self, name: bytes) -> None:
+        """The contributors called `name` are committed: nothing is needed any more but what it says about norms."""
+        self._usual.update(self._news.get(name, {}))
+        self._held, self._norms = {}, {}

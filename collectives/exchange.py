@@ -1,0 +1,297 @@
+"""The data of one round: chunks go to their owners, results come back from them; what is missing is fetched again.
+
+Payloads are checked against the hashes that their contributor announced, results against the signed record of their
+owner, and all results against the digest that was voted for. What a peer does wrong ends as an accusation with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import blake3
+import msgspec
+from thinwire.collectives.aggregate import Rule
+from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.buffers import Pool
+from thinwire.collectives.contributions import Contributions
+from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.reducer import Reducer
+from thinwire.collectives.results import Results
+from thinwire.collectives.shards import Grid, owners
+from thinwire.collectives.stash import Stash
+from thinwire.compression.codec import Buffer, Codec
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import MAX_GROUP, Ask, Ballot, Chunk, Open, PeerId, Record, Result
+
+
+class Exchange:
+    """One peer's part in moving the data of one round of one fragment; the arguments are those of a Butterfly."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        *,
+        codec: Codec,
+        grid: Grid,
+        rule: Rule,
+        seed: bytes,
+        outbox: Outbox,
+        now: Callable[[], float],
+        usual: dict[int, float],
+        pool: Pool,
+        phase: Callable[[int, str], None],
+    ) -> None:
+        self.agreement, self.grid, self.codec = agreement, grid, codec
+        self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
+        self._seed, self._outbox, self._now, self._phase = seed, outbox, now, phase
+        self.results = Results(codec, grid)
+        self.opened: Open | None = None
+        """The ballot in progress here."""
+        self.owners: tuple[PeerId, ...] = ()
+        """Who owns which chunk in it."""
+        self.moved = 0.0
+        """When something of use came last."""
+        self._source: Sequence[Buffer] = ()
+        self._attempt = 0
+        self._contributions = Contributions(codec, grid, usual)
+        self._reducer = Reducer(codec, rule, pool)
+        self._keys: dict[Ballot, bytes] = {}
+        self._key = b""
+        self._mine: list[int] = []
+        self._sent: set[tuple[PeerId, int]] = set()
+        self._early = Stash(2 * len(grid) + MAX_GROUP, 2 * len(grid) + 8)
+        self._recorded: Ballot | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every result that was committed is here."""
+        commit = self.agreement.commit
+        return commit is not None and self.results.digest == commit.digest
+
+    def contribute(self, source: Sequence[Buffer], attempt: int) -> None:
+        """Our own encoded chunks, and the number of their announcement."""
+        self._source, self._attempt = source, attempt
+
+    def settle(self) -> None:
+        """All that was committed is here."""
+        self._source = ()
+        self._early.clear()
+        self._contributions.settle(self._key)
+
+    def void(self) -> None:
+        """What was committed cannot be had any more."""
+        self.opened, self._key, self.results.wanted = None, b"", None
+
+    def lost(self, peer: PeerId) -> None:
+        """What was sent to `peer` may not have arrived."""
+        self._sent = {key for key in self._sent if key[0] != peer}
+
+    def reach(self, peer: PeerId) -> None:
+        """A link to `peer` is up: send what it has not got."""
+        opened = self.opened
+        if opened is not None and peer in opened.alive and self.agreement.commit is None:
+            self._scatter(opened)
+            for index in self._mine:
+                self._send_result(opened, index, (peer,))
+
+    # --- a ballot opens
+
+    def open(self, opened: Open) -> None:
+        """A ballot opens: send what is owed to its owners, do what is ours."""
+        self.opened, self.moved = opened, self._now()
+        key = blake3.blake3(msgspec.msgpack.encode(opened.contributors)).digest()
+        self._keys[opened.ballot] = key
+        if key != self._key:
+            self._key, self._recorded = key, None
+            self.results.clear()
+        working = [peer for peer in opened.alive if peer not in opened.idle]
+        before, self.owners = self.owners, owners(len(self.grid), opened.group, working, self._seed)
+        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+        for index, owner in enumerate(before):
+            if owner != self.owners[index]:
+                self.results.unsign(index)
+        self._phase(self.round, "open")
+        if self.agreement.commit is None:
+            named = any(entry.peer == self.me for entry in opened.contributors)
+            if named and opened.adopted is None and not self._names_us(opened):
+                self.agreement.accuse(self.me, "withdrawn", self._now())
+            self._scatter(opened)
+            self._ask_unannounced(opened)
+        if opened.adopted is not None:
+            self.results.settle(opened.adopted)
+        self._replay()
+        for index in self._mine:
+            if self.results.chunks[index] is not None:
+                self._send_result(opened, index, opened.alive)
+            else:
+                self._reduce(index)
+        self._record()
+        self.check()
+
+    def _ask_unannounced(self, opened: Open) -> None:
+        """Who came in the middle of the round has not heard what was announced before; without it chunks mean nothing."""
+        for entry in opened.contributors:
+            ready = self.agreement.ready.get(entry.peer)
+            if self.me in opened.alive and (ready is None or ready.attempt < entry.attempt):
+                self._outbox.control(entry.peer, Ask(self.round, self.fragment))
+
+    def _names_us(self, opened: Open) -> bool:
+        ours = (self.me, self._attempt)
+        return bool(self._source) and any((entry.peer, entry.attempt) == ours for entry in opened.contributors)
+
+    def _scatter(self, opened: Open) -> None:
+        if not self._names_us(opened):
+            return
+        for index, owner in enumerate(self.owners):
+            if owner == self.me:
+                self._contributions.own(self.me, self._attempt, index, self._source[index])
+            elif (owner, index) not in self._sent:
+                self._sent.add((owner, index))
+                message = Chunk(self.round, self.fragment, self._attempt, index)
+                self._outbox.bulk(owner, Frame(message, self._source[index]))
+
+    def announced(self, sender: PeerId) -> None:
+        """A peer has announced a contribution: free what it sent for others that count no more; take what came before."""
+        named = self.opened.contributors if self.opened else ()
+        attempts = {entry.attempt for entry in named if entry.peer == sender}
+        self._contributions.forget(sender, {self.agreement.ready[sender].attempt, *attempts})
+        self._replay()
+
+    def _replay(self) -> None:
+        """Take again what came before the message that gives it a meaning."""
+        for sender, frame in self._early.take():
+            self.take(sender, frame)
+
+    def take(self, sender: PeerId, frame: Frame) -> None:
+        """A Chunk, a Result or a Record."""
+        message = frame.message
+        if isinstance(message, Chunk):
+            ready = self.agreement.ready.get(sender)
+            waits = ready is None or message.attempt > ready.attempt
+        else:
+            assert isinstance(message, Result | Record)
+            waits = not self._key or self._keys.get(message.ballot) != self._key
+        if waits:
+            if self._fits(frame) and not self.complete:
+                self._early.put(sender, frame)
+        elif isinstance(message, Chunk):
+            self._take_chunk(sender, message, frame.payload)
+        elif isinstance(message, Record):
+            self._take_record(sender, message)
+        else:
+            assert isinstance(message, Result)
+            self._take_result(sender, message, frame.payload)
+
+    def _fits(self, frame: Frame) -> bool:
+        """Whether a frame can be of this round's grid, as far as its lengths tell."""
+        message, size = frame.message, memoryview(frame.payload).nbytes
+        index = message.index if isinstance(message, Chunk | Result) else 0
+        return index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(index))
+
+    # --- owning chunks
+
+    def _take_chunk(self, sender: PeerId, message: Chunk, payload: Buffer) -> None:
+        ready = self.agreement.ready[sender]
+        if message.attempt != ready.attempt or message.index >= len(self.grid) or self.agreement.commit is not None:
+            return
+        key, index, held = (sender, message.attempt), message.index, self._contributions
+        mine = index < len(self.owners) and self.owners[index] == self.me
+        # A chunk may come before the Open that makes it ours; of such we hold no more than one fragment, and one of each peer.
+        spare = len(held) < 2 * len(self.grid) + len(self.agreement.ready)
+        if held.has(key, index) or not (mine or spare):
+            return
+        reason = held.take(key, index, payload, ready.hashes[32 * index : 32 * index + 32])
+        if reason:
+            self.agreement.accuse(sender, reason, self._now())
+            return
+        self._progress()
+        self._reduce(index)
+        self._record()
+
+    def _reduce(self, index: int) -> None:
+        opened = self.opened
+        if opened is None or self.owners[index] != self.me or self.results.chunks[index] is not None:
+            return
+        payloads = self._contributions.of(opened.contributors, index)
+        if payloads is None:
+            return
+        for peer in (far := self._contributions.beyond(opened.contributors, self._key, index)):
+            self.agreement.accuse(peer, "norm", self._now())
+        if far:
+            return
+        weights = [float(entry.weight) for entry in opened.contributors]
+        self.results.put(index, self._reducer.result(payloads, weights, self.grid.size(index)))
+        self._progress()
+        self.check()
+        self._send_result(opened, index, opened.alive)
+
+    def _send_result(self, opened: Open, index: int, to: Sequence[PeerId]) -> None:
+        result = self.results.chunks[index]
+        if result is not None:
+            frame = Frame(Result(self.round, self.fragment, opened.ballot, index), result)
+            for peer in to:
+                if peer != self.me:
+                    self._outbox.bulk(peer, frame)
+
+    def _record(self) -> None:
+        opened = self.opened
+        done = bool(self._mine) and all(self.results.chunks[i] is not None for i in self._mine)
+        if opened is None or not done or self._recorded == opened.ballot:
+            return
+        self._recorded = opened.ballot
+        mine = tuple(self._mine)
+        record = Record(self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine))
+        self._phase(self.round, "record")
+        for peer in opened.alive:
+            if peer != self.me:
+                self._outbox.control(peer, record)
+
+    # --- receiving results
+
+    def _take_result(self, sender: PeerId, message: Result, payload: Buffer) -> None:
+        index = message.index
+        if index >= len(self.grid) or self.results.chunks[index] is not None:
+            return
+        taken = self.results.take(index, payload, from_owner=sender == self.owners[index])
+        if taken:
+            self._progress()
+            self.check()
+        elif taken is False:
+            self.agreement.accuse(sender, "result", self._now())
+
+    def _take_record(self, sender: PeerId, record: Record) -> None:
+        count = len(self.grid)
+        wrong = len(record.hashes) != 32 * len(record.indices) or any(i >= count for i in record.indices)
+        if wrong or self.complete:
+            return
+        # Of all results anybody may speak, when it is what was settled.
+        whole = record.indices == tuple(range(count)) and blake3.blake3(record.hashes).digest() == self.results.wanted
+        for at, index in enumerate(record.indices):
+            if whole or self.owners[index] == sender:
+                self.results.sign(index, record.hashes[32 * at : 32 * at + 32])
+        self.check()
+
+    def check(self) -> None:
+        """Vote when every result is here, and signed for or settled."""
+        digest, wanted = self.results.digest, self.results.wanted
+        if digest is None or wanted not in (None, digest):
+            return
+        if wanted or all(owner == self.me or self.results.signed(i) for i, owner in enumerate(self.owners)):
+            self._phase(self.round, "vote")
+            self.agreement.complete(digest, self._now())
+
+    def _progress(self) -> None:
+        self.moved = self._now()
+        self.agreement.progress(self.moved)
+
+    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+        """Who holds us up, and how."""
+        chunks = self.results.chunks
+        for entry in opened.contributors:
+            key = (entry.peer, entry.attempt)
+            if any(chunks[i] is None and not self._contributions.has(key, i) for i in self._mine):
+                return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
+        for index, owner in enumerate(self.owners):
+            if chunks[index] is None and owner != self.me:
+                return owner, "result missing"
+        return None

@@ -1,0 +1,98 @@
+"""The results of a round's chunks, as far as they are here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import blake3
+from thinwire.collectives.shards import Grid
+from thinwire.compression.codec import Buffer, Codec, CodecError
+from thinwire.swarm.protocol import Digest
+
+
+def digest_of(hashes: Sequence[Digest | None]) -> Digest:
+    """Digest of all results: blake3 over their hashes in grid order."""
+    return blake3.blake3(b"".join(h for h in hashes if h is not None)).digest()
+
+
+class Results:
+    """One round's, each with its hash, and with the hash that its owner has signed for.
+
+    `wanted`: the digest of all of them, once it is settled.
+    """
+
+    def __init__(self, codec: Codec, grid: Grid) -> None:
+        self._codec, self._grid = codec, grid
+        self.wanted: Digest | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew: other contributors, other results."""
+        self.wanted = None
+        self._signed: list[Digest | None] = [None] * len(self._grid)
+        self._drop()
+
+    def _drop(self) -> None:
+        count = len(self._grid)
+        self.chunks: list[Buffer | None] = [None] * count
+        self._hashes: list[Digest | None] = [None] * count
+        self.missing = count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the results that are here."""
+        return sum(memoryview(chunk).nbytes for chunk in self.chunks if chunk is not None)
+
+    @property
+    def digest(self) -> Digest | None:
+        """Digest of all results, None while one is missing."""
+        return None if self.missing else digest_of(self._hashes)
+
+    def lacks(self) -> list[int]:
+        """Chunks whose result is missing."""
+        return [index for index, chunk in enumerate(self.chunks) if chunk is None]
+
+    def hashes(self, indices: Sequence[int]) -> bytes:
+        """Hashes of these results, all of which are here, concatenated."""
+        return b"".join(found for index in indices if (found := self._hashes[index]) is not None)
+
+    def signed(self, index: int) -> bool:
+        """Whether an owner has signed for the result of this chunk."""
+        return self._signed[index] is not None
+
+    def unsign(self, index: int) -> None:
+        """Whoever signed for this chunk owns it no more."""
+        self._signed[index] = None
+
+    def sign(self, index: int, digest: Digest) -> None:
+        """The word of a chunk's owner; a result that differs from it is dropped."""
+        self._signed[index] = digest
+        if self._hashes[index] not in (None, digest):
+            self._hashes[index], self.chunks[index] = None, None
+            self.missing += 1
+
+    def settle(self, digest: Digest) -> None:
+        """All results together are `digest`: if those that are here are others, none of them is of use."""
+        self.wanted = digest
+        if self.digest not in (None, digest):
+            self._drop()
+
+    def put(self, index: int, chunk: Buffer) -> None:
+        """Our own result of a chunk that we own."""
+        self.chunks[index], self._hashes[index] = chunk, blake3.blake3(chunk).digest()
+        self.missing -= 1
+
+    def take(self, index: int, chunk: Buffer, *, from_owner: bool) -> bool | None:
+        """Keep a result: True when it is one, False when it cannot be right, None when nobody vouches for it."""
+        found, signed = blake3.blake3(chunk).digest(), self._signed[index]
+        try:
+            self._codec.check(chunk, self._grid.size(index))
+        except CodecError:
+            return False  # what cannot be decoded must never be voted for, whatever its owner signed
+        if signed is None and not from_owner:
+            return None
+        if signed not in (None, found):
+            return False
+        self.chunks[index], self._hashes[index] = chunk, found
+        self.missing -= 1
+        return True
