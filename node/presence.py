@@ -18,7 +18,7 @@ from thinwire.swarm.roster import Roster
 
 MEMBERSHIP = (Ping, PingRequest, Ack, Nack, Gossip, PushPull)
 TICK = 0.1
-"""Seconds between looks at the clock; well below every patience."""
+"""Seconds that a moment takes: well below every patience."""
 
 Emit = Callable[[str, Mapping[str, object]], None]
 """Writes one event: its name and its fields."""
@@ -102,7 +102,7 @@ class Presence:
 
     async def _keep_time(self) -> None:
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(self.roster.preset.tick)
             self._send(self.roster.tick(self._now()))
             self._follow_roster()
             if self.handler is not None:

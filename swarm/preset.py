@@ -29,6 +29,7 @@ class Preset:
     tombstone: how long a departed peer's last sequence is kept.
     refute_period: shortest time between two new records of ours. open_accusations: most accusations one peer may have open.
     credit: refuted accusations after which a peer's accusations stop to count; one is forgiven every `credit_period`.
+    tick: how often the clock is looked at; at most the gossip's period, and below the lag limit.
     """
 
     probe_period: float
@@ -53,6 +54,7 @@ class Preset:
     open_accusations: int = 16
     credit: int = 16
     credit_period: float = 30.0
+    tick: float = 0.1
 
     def suspicion_min(self, n: int) -> float:
         """Shortest suspicion in seconds."""

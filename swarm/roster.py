@@ -54,7 +54,7 @@ class Roster:
         if record.peer_id != identity.peer_id or record.run_id != run_id:
             raise ValueError("the record is not ours, or of another run")
         self.awareness = Awareness(preset.awareness_max)
-        self._identity, self._preset, self._rng = identity, preset, rng
+        self._identity, self.preset, self._rng = identity, preset, rng
         self._news = Broadcast()
         self._members = Members(identity, record, preset, self._news, self.awareness, wall)
         self._intake = Intake(self._members, run_id, wall, now)
@@ -169,7 +169,7 @@ class Roster:
             case PushPull():
                 self._ingest(sender, message.items, now)
                 last = self._answered.get(sender, -math.inf)
-                if not message.reply and now - last >= self._preset.probe_period:
+                if not message.reply and now - last >= self.preset.probe_period:
                     self._answered[sender] = now
                     return [(sender, PushPull(True, page)) for page in self._pages(now)]
             case _:
@@ -189,7 +189,7 @@ class Roster:
         if self._gone:
             return []
         lag = now - self._gossip_at  # the shortest of our periods
-        if lag > self._preset.lag_limit:
+        if lag > self.preset.lag_limit:
             self.awareness.add(1)
             self._prober.shift(lag)
             self._members.shift(lag)
@@ -224,12 +224,12 @@ class Roster:
         return ((peer, member) for peer, member in self._members.table.items() if member.state == "dead")
 
     def _gossip(self, now: float) -> Letters:
-        self._gossip_at = now + self._preset.gossip_period
+        self._gossip_at = now + self.preset.gossip_period
         pool, table = self._members.live(), self._members.table
         if len(pool) < len(table):
-            pool += [peer for peer, member in self._dead() if now - member.since < self._preset.gossip_to_dead]
+            pool += [peer for peer, member in self._dead() if now - member.since < self.preset.gossip_to_dead]
         letters: Letters = []
-        for peer in self._sample(pool, self._preset.gossip_fanout):
+        for peer in self._sample(pool, self.preset.gossip_fanout):
             if not self._news and not table[peer].note and peer not in self._members.behind:
                 continue
             items = self._items(peer)
@@ -238,7 +238,7 @@ class Roster:
         return letters
 
     def _push_pull(self, now: float) -> Letters:
-        self._push_pull_at = now + self._preset.push_pull(len(self.view))
+        self._push_pull_at = now + self.preset.push_pull(len(self.view))
         self._answered.clear()
         self._intake.forget()
         for peer in self._members.purge(now):
@@ -248,7 +248,7 @@ class Roster:
 
     def _reconnect(self, now: float) -> Letters:
         """Two halves of a split swarm would never find each other again without this."""
-        self._reconnect_at = now + self._preset.reconnect_period
+        self._reconnect_at = now + self.preset.reconnect_period
         dead = self._sample([peer for peer, _ in self._dead()], 1)
         return [letter for peer in dead for letter in self._prober.start(peer, now)]
 
@@ -270,11 +270,11 @@ class Roster:
         if to in self._members.behind:
             del self._members.behind[to]
             first.insert(0, rumor.announce(self.record))
-        rest = self._preset.piggyback
+        rest = self.preset.piggyback
         while sum(map(len, first)) > rest:
             first.pop()
         rest -= sum(map(len, first))
-        times = self._preset.retransmissions(len(self.view))
+        times = self.preset.retransmissions(len(self.view))
         return (*first, *self._news.take(rest, MAX_ITEMS - len(first), times))
 
     def _pages(self, now: float) -> Iterator[tuple[bytes, ...]]:
@@ -291,7 +291,7 @@ class Roster:
 
     def _table_items(self, now: float) -> Iterator[bytes]:
         yield rumor.announce(self.record)
-        recent = 2 * self._preset.push_pull(len(self.view)) + self._preset.gossip_to_dead
+        recent = 2 * self.preset.push_pull(len(self.view)) + self.preset.gossip_to_dead
         for member in self._members.table.values():
             if member.live:
                 yield rumor.announce(member.record)
