@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 from thinwire.sims.ground import GroundError
+from thinwire.sims.namespaces import TUN, lacking
 from thinwire.sims.real import PREFIX, sweep
 
 COMMAND = "import sys; from thinwire.node.cli import main; sys.exit(main())"
@@ -65,11 +66,11 @@ def started(tmp_path):
     (tmp_path / "temporary").mkdir()
     running = []
 
-    def start(duration):
+    def start(duration, level="--real"):
         (tmp_path / "three.toml").write_text(SCENARIO.format(duration=duration))
         environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
         process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "sim", "three.toml", "--real", "--json"],
+            [sys.executable, "-c", COMMAND, "sim", "three.toml", level, "--json"],
             cwd=tmp_path,
             env=environment,
             stdout=subprocess.PIPE,
@@ -120,6 +121,18 @@ def test_a_scenario_is_played_by_real_daemons(started, tmp_path):
     kinds = {json.loads(line)["kind"] for line in (directory / "events.jsonl").read_text().splitlines()}
     assert {"start", "ready", "round", "up", "down", "fault", "left"} <= kinds
     assert (directory / "loss.png").exists()
+    assert not list((tmp_path / "temporary").iterdir()) and not actors(tmp_path / "temporary")
+
+
+@pytest.mark.skipif(bool(lacking()) or not TUN.exists(), reason=lacking() or "there is no /dev/net/tun")
+def test_the_same_scenario_in_namespaces(started, tmp_path):
+    process = started(15, "--namespaces")
+    out, err = process.communicate(timeout=250)
+    assert process.returncode == 0, err
+    summary = json.loads(out)
+    assert summary["level"] == "L2" and summary["finished"] and summary["violations"] == [] and summary["rounds"] >= 1
+    assert [fault["fault"] for fault in summary["faults"]] == ["partition", "pause", "kill"]
+    assert [fault["fault"] for fault in summary["not_played"]] == ["reset", "clock-jump"]
     assert not list((tmp_path / "temporary").iterdir()) and not actors(tmp_path / "temporary")
 
 
