@@ -146,7 +146,10 @@ def catalogue() -> str:
         lines += [f"{name}: {len(scenario.peers)} peers, {scenario.duration:.0f} s", *_wrapped(scenario.about)]
     lines += ["", "links (Mbit/s down/up)"]
     lines += [f"    {name}: {kind.down / MBIT:.0f}/{kind.up / MBIT:.0f}" for name, kind in ACCESS.items()]
-    lines += ["", "faults", *(line for kind, text in KINDS.items() for line in _wrapped(f"{kind}: {text}"))]
+    from .liars import KINDS as LIES
+
+    for title, kinds in (("faults", KINDS), ("liars (the detail of a liar fault, or what a peer is)", LIES)):
+        lines += ["", title, *(line for kind, text in kinds.items() for line in _wrapped(f"{kind}: {text}"))]
     return "\n".join(lines)
 
 

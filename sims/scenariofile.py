@@ -149,6 +149,8 @@ class _Scenario(Reader):
             if home not in known:
                 hint = nearest(home, sorted(known), "regions: ")
                 raise self.error((*place, "region"), f"there is no region {home!r}", hint)
+        if group.liar and (hint := _no_lie(group.liar)):
+            raise self.error((*place, "liar"), f"{group.liar!r} is no way to lie", hint)
         if group.leave is not None and group.leave <= group.join:
             raise self.error((*place, "leave"), "a peer leaves after it has joined", f"join is {group.join:g}")
         return [
@@ -232,7 +234,7 @@ class _Scenario(Reader):
             chosen += [one] if isinstance(one, int) else named[one]
         fault = read.fault(tuple(dict.fromkeys(chosen)))
         if problem := _odd(fault, len(peers)):
-            key = "kind" if fault.kind not in KINDS else "peers"
+            key = "kind" if fault.kind not in KINDS else "detail" if problem[0].startswith("detail") else "peers"
             raise self.error((*place, key), *problem)
         return fault
 
@@ -253,10 +255,19 @@ def _odd(fault: Fault, peers: int) -> tuple[str, str] | None:
     wrong = [index for index in fault.peers if not 0 <= index < peers]
     if wrong:
         return f"there is no peer {wrong[0]}", f"peers are 0 to {peers - 1}"
+    if fault.kind == "liar" and (hint := _no_lie(fault.detail)):
+        return f"detail: {fault.detail!r} is no way to lie", hint
     least = 0 if fault.kind == "loss" else 2 if fault.kind in _PAIRS else 1
     if len(fault.peers) < least:
         return f"{fault.kind} concerns {least} peers at least", f"{fault.kind}: {KINDS[fault.kind]}"
     return None
+
+
+def _no_lie(kind: str) -> str:
+    """ "" for a way to lie, else a hint. Loaded when it is asked for: liars are real peers, with all that these load."""
+    from .liars import KINDS as LIES
+
+    return "" if kind in LIES else nearest(kind, LIES, "ways to lie: ")
 
 
 _PAIRS = {"one-way", "clog", "half-open", "reset", "slow-close", "corrupt", "duplicate", "reorder"}

@@ -116,3 +116,4 @@ def test_the_list_has_scenarios_links_and_faults(capsys):
     assert cli("list") == 0
     shown = capsys.readouterr().out
     assert "churn-storm: 30 peers, 600 s" in shown and "lte: 30/8" in shown and "swizzle-clog: " in shown
+    assert "equivocate: " in shown

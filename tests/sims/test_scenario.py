@@ -120,6 +120,8 @@ def test_another_number_of_peers_keeps_the_proportions():
         ("down_mbit = 16", 'access = "dsl"', 14, "a kind or rates of its own, not both", ""),
         ("down_mbit = 16", "", 13, "both up_mbit and down_mbit", "add the other"),
         ("leave = 50", "leave = 5", 16, "leaves after it has joined", "join is 5"),
+        ("leave = 50", 'liar = "hugh"', 16, "'hugh' is no way to lie", "did you mean 'huge'?"),
+        ('kind = "partition"', 'kind = "liar"\ndetail = "fip"', 20, "'fip' is no way to lie", "did you mean 'flip'?"),
         ("partition", "partiton", 19, "'partiton' is no kind of fault", "did you mean 'partition'?"),
         ('["home", 3]', '["hom", 3]', 20, "there is no peer or group 'hom'", "did you mean 'home'?"),
         ('["home", 3]', '["home", 4]', 20, "there is no peer 4", "peers are 0 to 3"),
@@ -228,6 +230,8 @@ def test_tables_are_written_as_they_are_read(values, tables):
 
 def test_what_is_not_code_is_installed_too():
     root = Path(__file__).parents[2]
-    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["thinwire.sims"]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "thinwire.sims"
+    ]
     installed = {file for pattern in patterns for file in (root / "sims").glob(pattern)}
     assert installed == set((root / "sims").rglob("*.toml")) and len(installed) == len(NINE) + 1
