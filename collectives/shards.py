@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from thinwire.compression.codec import Codec
 from thinwire.swarm.protocol import CHUNK_BYTES, MAX_CHUNKS, PeerId
 from thinwire.swarm.rendezvous import backups
 
@@ -19,6 +19,14 @@ MIN_CHUNK = 4096
 
 MIN_COUNT = 32
 """Chunks that a large enough fragment is cut into at least, so that a group of this size can share the work."""
+
+
+class Sized(Protocol):
+    """What says how large a payload is, such as a Codec."""
+
+    def nbytes(self, n: int) -> int:
+        """Bytes of n elements."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class Grid:
         return stop - start
 
 
-def grid(total: int, codec: Codec) -> Grid:
+def grid(total: int, codec: Sized) -> Grid:
     """The chunk grid of a fragment: a multiple of MIN_CHUNK elements a chunk, payloads of at most 1 MiB (and scales).
 
     Raises ValueError when the fragment would need more than MAX_CHUNKS chunks.

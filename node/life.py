@@ -151,7 +151,7 @@ class Life:
     async def _gather(self) -> None:
         session, now = self.peer.session, self.peer.doors.now
         until = now() + GATHER_SECONDS
-        while len({*session.current.agreement.ready, session.me}) < self._wait_for:
+        while len({*session.ready, session.me}) < self._wait_for:
             if self.stopping or session.overtaken:
                 return  # asked to stop, or the swarm has gone on without us
             if now() > until:

@@ -8,6 +8,7 @@ and applied is the codec's decoded value, the same bits on every replica.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import blake3
 import numpy as np
@@ -28,6 +29,9 @@ class Replica:
     theta, momentum: flat float32 of the layout's total. round: the last committed one, 0 before the first.
     members: who took part in that round, sorted; the base of the next round's quorum.
     """
+
+    alike: ClassVar[bool] = True
+    """Whether replicas that made the same rounds are equal, so that their digests are."""
 
     def __init__(self, layout: Digest, theta: Floats, members: Sequence[PeerId]) -> None:
         self.layout = layout

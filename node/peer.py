@@ -12,7 +12,6 @@ from functools import partial
 
 from thinwire.collectives.shards import grid
 from thinwire.collectives.transport import REFUSED, Contact, Transport
-from thinwire.compression import registry
 from thinwire.compression.codec import Floats
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.identity import Identity, short
@@ -30,6 +29,7 @@ from .fragments import Layout
 from .keep import Keep
 from .knock import NoSwarm, Refused, knock
 from .memory import AnchorFile, replace_file
+from .methods import METHODS
 from .outer import Read, Replica
 from .presence import Emit, Presence
 from .rounds import Rounds
@@ -137,6 +137,8 @@ class Peer:
         """Check the run's manifest and keep a copy of its text for those who read checkpoints without us."""
         self.manifest = signed.verify(self.run_id)
         self.signed = signed
+        for warning in self.manifest.warnings():
+            self._emit("alarm", {"detail": warning})
         try:
             replace_file(self._directory.manifest, self.doors.disk, signed.toml)
         except OSError as error:
@@ -172,16 +174,19 @@ class Peer:
         `theta` are the first parameters, the same on every peer (they follow from the manifest's seed). Raises
         ManifestMismatch when the model here is not the swarm's.
         """
-        codec = registry.parse(self.manifest.exchange.codec)
+        method = METHODS[self.manifest.outer.method]
+        codec = method.codec(self.manifest)
         self.layout = layout
-        self.replica = await work(partial(Replica, layout.digest, theta, () if joins else (self.identity.peer_id,)))
+        self.replica = await work(
+            partial(method.replica, layout.digest, theta, () if joins else (self.identity.peer_id,))
+        )
         del theta  # the replica has its own; this one would stay for as long as joining takes
         self.private = await self.keep.restore(self.replica, layout, work)
         if not joins:
             # Nobody else runs this: whatever swarm there was, it goes on from here.
             self.replica.members = (self.identity.peer_id,)
             await work(self.replica.seal)
-        self.session = Session(
+        self.session = method.session(
             self.identity,
             self.manifest,
             self.run_id,
@@ -194,7 +199,7 @@ class Peer:
             probation=PROBATION if joins and self._lived else 0,
             patience=PATIENCE,
         )
-        self.rounds = Rounds(self.session, self.manifest, read=read, write=write, work=work)
+        self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work)
         self.ready = True
         if joins:
             alone = int(SEARCH_SECONDS / PATIENCE)
@@ -241,7 +246,8 @@ class Peer:
         Before the first round the founder is the only member on paper; it must not take everybody's shards for itself.
         """
         members = self.replica.members
-        settled = self.replica.round > 0 and self.identity.peer_id in members
+        # Where replicas differ the members are those of a pair.
+        settled = self.replica.alike and self.replica.round > 0 and self.identity.peer_id in members
         return members if settled else self.session.roster.view.peers
 
     def traffic(self) -> tuple[int, int]:

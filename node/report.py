@@ -102,7 +102,7 @@ class Reporter:
 
     def uncommitted(self, peer: Peer) -> None:
         """Book a round that did not come to an end."""
-        waiting = ", ".join(short(absent) for absent in peer.session.current.agreement.waiting_for())
+        waiting = ", ".join(short(absent) for absent in peer.session.waiting_for())
         self.emit("uncommitted", {"round": peer.replica.round + 1, "detail": f"waiting for {waiting or 'a quorum'}"})
 
     def snapshot(self, peer: Peer) -> Status:

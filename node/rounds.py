@@ -41,7 +41,7 @@ class Rounds:
         session, tried, lonely = self._session, 0, 0
         while not await self._catch_up():
             if session.foreign is not None:
-                raise _mismatch(session.replica, session.foreign)
+                raise mismatch(session.replica, session.foreign)
             tried += 1
             if tries and tried >= tries:
                 await self._adopt()
@@ -127,7 +127,8 @@ class Rounds:
         return payloads, b"".join(hashes)
 
 
-def _mismatch(replica: Replica, foreign: Foreign) -> ManifestMismatch:
+def mismatch(replica: Replica, foreign: Foreign) -> ManifestMismatch:
+    """What is wrong when the swarm offers the state of another model."""
     ours, theirs = replica.theta.size, foreign.nbytes // 8
     differ = (
         f"the swarm's model has {theirs} trainable parameters, the one here has {ours}"

@@ -7,7 +7,7 @@ chunks for `Rounds`; the replica's state it serves to joiners, and fetches when 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import blake3
 import msgspec
@@ -152,6 +152,15 @@ class Session:
     def overtaken(self) -> bool:
         """Whether the swarm has gone on without us, by a round or more: training on the old state is of no more use."""
         return self.current.agreement.commit is not None or self.behind.is_set()
+
+    @property
+    def ready(self) -> Collection[PeerId]:
+        """Peers that hold the state and take part in the round in progress."""
+        return self.current.agreement.ready
+
+    def waiting_for(self) -> Collection[PeerId]:
+        """Whom the round in progress waits for."""
+        return self.current.agreement.waiting_for()
 
     async def pause(self) -> None:
         """Wait before something is tried again: a patience, less when nobody was here to try it with and somebody comes."""
@@ -362,7 +371,7 @@ class Session:
             self.foreign = fetched
         if not isinstance(fetched, Fetched):
             return None
-        if not await work(lambda: _finite(fetched)):
+        if not await work(lambda: finite(fetched)):
             self.report("alarm", f"the state of round {fetched.offer.round} that was offered is not finite")
             return None
         return fetched
@@ -382,5 +391,6 @@ class Session:
         )
 
 
-def _finite(fetched: Fetched) -> bool:
+def finite(fetched: Fetched) -> bool:
+    """Whether a fetched state has no NaN and no infinity."""
     return all(np.isfinite(np.frombuffer(chunk, np.float32)).all() for chunk in fetched.chunks.values())

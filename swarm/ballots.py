@@ -161,3 +161,11 @@ class Behind(Message, frozen=True):
     """Answer to a message of an old round: the sender has committed `round`; fetch the state."""
 
     round: U32
+
+
+class Decline(Message, frozen=True):
+    """In rounds of pairs: the sender will not average with the receiver in this round, or not any more, and why."""
+
+    round: U32
+    fragment: U16
+    reason: Reason

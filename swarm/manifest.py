@@ -107,7 +107,7 @@ def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{name}: not TOML: {error}", "see https://toml.io for the format") from None
     tables = {field.name: field.type for field in msgspec.structs.fields(Manifest)}
-    values = {}
+    values: dict[str, Any] = {}
     for key, table in document.items():
         if key not in tables:
             raise ManifestError(f"{name}: unknown table [{key}]", _nearest(key, list(tables), "tables"))

@@ -9,6 +9,7 @@ from .ballots import (
     Blame,
     Commit,
     Contribution,
+    Decline,
     Exclusion,
     Open,
     Prepare,
@@ -48,6 +49,7 @@ __all__ = [
     "Chunk",
     "Commit",
     "Contribution",
+    "Decline",
     "Digest",
     "Exclusion",
     "Fetch",
@@ -120,6 +122,7 @@ TYPES: dict[int, type[Message]] = dict(
             StateFetch,
             StateChunk,
             Ask,
+            Decline,
         ],
         start=1,
     )

@@ -8,10 +8,10 @@ from thinwire.node.peer import Peer
 ME, OTHER, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
 
 
-def place(round, members):
+def place(round, members, alike=True):
     view = SimpleNamespace(peers=(ME, OTHER, THIRD))
     peer = SimpleNamespace(
-        replica=SimpleNamespace(round=round, members=members),
+        replica=SimpleNamespace(round=round, members=members, alike=alike),
         identity=SimpleNamespace(peer_id=ME),
         session=SimpleNamespace(roster=SimpleNamespace(view=view)),
     )
@@ -28,3 +28,7 @@ def place(round, members):
 )
 def test_who_shares_the_data(round, members, group):
     assert place(round, members) == group
+
+
+def test_where_replicas_differ_all_share_the_data():
+    assert place(3, (ME, OTHER), alike=False) == (ME, OTHER, THIRD)

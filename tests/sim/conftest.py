@@ -10,11 +10,8 @@ import blake3
 import numpy as np
 import pytest
 from thinwire.collectives.shards import grid
-from thinwire.compression import registry
-from thinwire.node.outer import Replica
+from thinwire.node.methods import METHODS
 from thinwire.node.presence import Presence
-from thinwire.node.rounds import Rounds
-from thinwire.node.session import Session
 from thinwire.sims import clock
 from thinwire.sims.network import SimNet
 from thinwire.swarm import manifest as manifests
@@ -59,14 +56,15 @@ class Node:
         roster = Roster(
             self.identity, self.record, run_id=RUN, preset=LOCAL, rng=self.rng, now=loop.time(), wall=swarm.net.wall
         )
-        codec = registry.parse(swarm.codec)
+        method = METHODS[swarm.manifest.outer.method]
+        codec = method.codec(swarm.manifest)
         theta = np.random.default_rng(7).standard_normal(swarm.size).astype(np.float32)
         founders = [Identity.generate(bytes([i]) * 32).peer_id for i in range(swarm.founders)]
         known = founders if index < swarm.founders and not life else []
-        self.replica = Replica(LAYOUT, theta, known)
+        self.replica = method.replica(LAYOUT, theta, known)
         self.theta = theta.copy()
         self.presence = Presence(self.transport, roster, now=loop.time, emit=self._emit)
-        self.session = Session(
+        self.session = method.session(
             self.identity,
             swarm.manifest,
             RUN,
@@ -79,7 +77,7 @@ class Node:
             probation=2 if life else 0,
             patience=swarm.patience,
         )
-        self.rounds = Rounds(self.session, swarm.manifest, read=self._read, write=self._write, work=inline)
+        self.rounds = method.rounds(self.session, swarm.manifest, read=self._read, write=self._write, work=inline)
         self.tasks: list[asyncio.Task[None]] = []
 
     def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
@@ -171,10 +169,11 @@ class Swarm:
         grace: float = 2.0,
         bandwidth: float | None = 12.5e6,
         latency: float = 0.02,
+        outer: str = "",
     ) -> None:
         self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=0.1)
         self.founders, self.rounds, self.size, self.codec, self.patience = founders, rounds, size, codec, patience
-        toml = f'[exchange]\ncodec = "{codec}"\ngrace = {grace}\nmax_weight = 1000\n'
+        toml = f'[exchange]\ncodec = "{codec}"\ngrace = {grace}\nmax_weight = 1000\n[outer]\n{outer}'
         self.manifest = manifests.parse(toml)
         self.scripts: dict[tuple[int, int, str], Callable[[Node], None]] = {}
         self.nodes: dict[int, Node] = {}

@@ -1,0 +1,267 @@
+"""The average of two: one side of a pair in one round. No quorum, no leader, no vote, and nobody waits for a third.
+
+Message by message (control messages are signed, chunks travel on sealed streams):
+
+    Ready    each → its partner, when its inner steps are done: hashes of its encoded chunks       (commit, then send)
+    Fetch    the partner → it, at once, even while it still trains itself: send them
+    Chunk    checked against the announced hash, then length and finiteness
+    Decline  not with you, or not any more, and why
+
+Who has announced itself and holds every chunk of the other is done and goes on, and serves what it announced for as long as
+the other may need it. Whatever goes wrong makes a pair of one, with a reason: harmless, the round is a local step then. When
+only one of the two fails, the mean of all replicas moves by β/2 times the difference of the two; that is borne.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import blake3
+from thinwire.collectives.halves import Halves
+from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.shards import Grid
+from thinwire.compression.codec import Buffer, CodecError
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Chunk, Decline, Digest, Fetch, PeerId, Ready
+
+STALL = 5
+"""Patiences that a partner may take for one chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """How it ended. `theirs`: the partner's encoded chunks in grid order; empty for a pair of one, and then `reason` says why,
+    unless there was no `partner`. `attempt` and `weight` (tokens) are what the partner announced.
+    """
+
+    partner: PeerId | None = None
+    theirs: tuple[Buffer, ...] = ()
+    attempt: int = 0
+    weight: int = 0
+    reason: str = ""
+
+
+class Pair:
+    """See the module. Made when a round begins; `choose` names the partner, `announce` is for when the inner steps are done.
+
+    Feed it frames of its round with `hear`, time with `tick`, link changes with `lost` and `reach`. `plan`: digest of layout,
+    codecs, grid and constants, which must be equal. `patience`: seconds for an answer, or for progress. Holds at most one
+    contribution of the partner, and after the end what it still has to serve.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        round: int,
+        *,
+        plan: Digest,
+        grid: Grid,
+        halves: Halves,
+        max_weight: int,
+        outbox: Outbox,
+        now: Callable[[], float],
+        patience: float,
+        attempt: int = 0,
+    ) -> None:
+        self.me, self.round, self.attempt, self.fragment = me, round, attempt, 0
+        self.partner: PeerId | None = None
+        self.chosen = False
+        """Whether the partner is settled; it may be nobody."""
+        self.theirs: Ready | None = None
+        self.theirs_at = 0.0
+        """When the partner was ready."""
+        self.ours: Ready | None = None
+        self.ours_at = 0.0
+        self.meeting: Meeting | None = None
+        self.met = False
+        self._plan, self._grid, self._halves, self._max_weight = plan, grid, halves, max_weight
+        self._outbox, self._now, self._patience = outbox, now, patience
+        self._source: Sequence[Buffer] = ()
+        self._served: set[int] = set()
+        self._chunks: list[Buffer | None] = []
+        self._missing = 0
+        self._deadline = 0.0
+        self._answered = self._linked = True
+        self._moved = 0.0
+        self._refused = ""
+        self._settled = asyncio.Event()
+
+    # --- our side
+
+    def choose(self, partner: PeerId | None) -> None:
+        """Settle the partner; again when the one before is out of the question."""
+        if partner != self.partner:
+            self.theirs, self._chunks, self._missing, self._refused = None, [], 0, ""
+        self.partner, self.chosen = partner, True
+
+    def announce(
+        self, source: Sequence[Buffer], hashes: bytes, *, weight: int, loss: float, speed: float, deadline: float
+    ) -> None:
+        """Tell the partner that we are ready with these encoded chunks (not to be changed any more).
+
+        `deadline`: seconds to wait for a partner that is there and not ready.
+        """
+        self.attempt += 1
+        self._source, self.ours_at, self._moved = source, self._now(), self._now()
+        self.ours = Ready(
+            self.round,
+            self.fragment,
+            self.attempt,
+            bytes(32),
+            self._plan,
+            weight,
+            hashes,
+            True,
+            float(loss),
+            float(speed),
+        )
+        self._deadline, self._answered = deadline, self.theirs is not None
+        if self.partner is None:
+            self._settle(Meeting())
+        elif self._refused:
+            self.fail(self._refused, tell=False)
+        else:
+            self._outbox.control(self.partner, self.ours)
+            self._look()
+
+    async def wait(self) -> Meeting:
+        """Until both have come together, or the pair has become one of one."""
+        await self._settled.wait()
+        assert self.meeting is not None
+        return self.meeting
+
+    def fail(self, reason: str, *, tell: bool = True) -> None:
+        """Go on without the partner; before we are ready ourselves it is remembered until then."""
+        if self.meeting is not None or self.partner is None:
+            return
+        self.theirs, self._chunks = None, []
+        self._refused = self._refused or reason
+        if tell:
+            self._outbox.control(self.partner, Decline(self.round, self.fragment, reason))
+        if self.ours is not None:
+            self._source = ()
+            self._settle(Meeting(self.partner, reason=self._refused))
+
+    def release(self) -> None:
+        """The meeting has been made use of: what it held of the partner is not needed any more."""
+        self._chunks = []
+        if self.meeting is not None:
+            self.meeting = replace(self.meeting, theirs=())
+
+    # --- events
+
+    def hear(self, sender: PeerId, frame: Frame) -> None:
+        """A checked frame of this round, from anybody; only the partner of the round is answered."""
+        message = frame.message
+        if getattr(message, "fragment", self.fragment) != self.fragment:
+            return
+        if sender != self.partner:
+            if isinstance(message, Ready):
+                self._outbox.control(sender, Decline(self.round, self.fragment, "other partner"))
+        elif isinstance(message, Ready):
+            self._take_ready(sender, message)
+        elif isinstance(message, Fetch):
+            self._answered = True
+            self._serve(sender, message)
+        elif isinstance(message, Chunk):
+            self._take_chunk(message, frame.payload)
+        elif isinstance(message, Decline):
+            self.fail(f"declined: {message.reason}"[:64], tell=False)
+
+    def heard(self) -> None:
+        """The partner is there, though not ready."""
+        self._answered = True
+
+    def lost(self, peer: PeerId) -> None:
+        """The link to a peer broke; it has a patience to come back."""
+        if peer == self.partner:
+            self._served.clear()
+            self._linked, self._moved = False, self._now()
+
+    def reach(self, peer: PeerId) -> None:
+        """A link to a peer is up."""
+        if peer != self.partner or self._linked:
+            return
+        self._linked, self._moved = True, self._now()
+        if self.ours is not None and (self.meeting is None or self.met):
+            self._outbox.control(peer, self.ours)
+        self._ask()
+
+    def tick(self) -> None:
+        """Let time pass: a partner that says nothing, sends nothing or is too late is given up."""
+        if self.meeting is not None or self.ours is None:
+            return
+        now = self._now()
+        if not self._linked and now > self._moved + self._patience:
+            self.fail("unreachable")
+        elif self.theirs is not None and now > self._moved + STALL * self._patience:
+            self.fail("stalled")
+        elif not self._answered and now > self.ours_at + self._patience:
+            self.fail("silent")
+        elif self.theirs is None and now > self.ours_at + self._deadline:
+            self.fail("late")
+
+    # --- the partner's side
+
+    def _take_ready(self, sender: PeerId, ready: Ready) -> None:
+        self._answered = True
+        if self.meeting is not None or self._refused:
+            if not self.met:
+                self._outbox.control(sender, Decline(self.round, self.fragment, self._refused or "late"))
+            return
+        if self.theirs is not None and ready.attempt <= self.theirs.attempt:
+            return
+        if ready.plan != self._plan:
+            return self.fail("plan")
+        if len(ready.hashes) != 32 * len(self._grid) or ready.weight > self._max_weight:
+            return self.fail("announcement")
+        self.theirs, self.theirs_at, self._moved = ready, self._now(), self._now()
+        self._chunks, self._missing = [None] * len(self._grid), len(self._grid)
+        self._ask()
+
+    def _ask(self) -> None:
+        if self.theirs is not None and self._missing and self.partner is not None and self.meeting is None:
+            lacking = tuple(index for index, chunk in enumerate(self._chunks) if chunk is None)
+            digest = blake3.blake3(self.theirs.hashes).digest()
+            self._outbox.control(self.partner, Fetch(self.round, self.fragment, digest, lacking))
+
+    def _serve(self, sender: PeerId, message: Fetch) -> None:
+        if self.ours is None or message.digest != blake3.blake3(self.ours.hashes).digest() or not self._source:
+            if self.meeting is not None:
+                self._outbox.control(sender, Decline(self.round, self.fragment, self.meeting.reason or "late"))
+            return
+        for index in message.indices:
+            # Once for each link: what it has taken comes, unless the link breaks.
+            if index < len(self._grid) and index not in self._served:
+                self._served.add(index)
+                frame = Frame(Chunk(self.round, self.fragment, self.attempt, index), self._source[index])
+                self._outbox.bulk(sender, frame)
+
+    def _take_chunk(self, message: Chunk, payload: Buffer) -> None:
+        ready, index = self.theirs, message.index
+        if ready is None or message.attempt != ready.attempt or index >= len(self._chunks) or self.meeting is not None:
+            return
+        if self._chunks[index] is not None:
+            return
+        if blake3.blake3(payload).digest() != ready.hashes[32 * index : 32 * index + 32]:
+            return self.fail("hash")
+        try:
+            self._halves.check(payload, self._grid.size(index))
+        except CodecError as error:
+            return self.fail(error.reason)
+        self._chunks[index] = payload
+        self._missing -= 1
+        self._moved = self._now()
+        self._look()
+
+    def _look(self) -> None:
+        if self.ours is not None and self.theirs is not None and not self._missing:
+            chunks = tuple(chunk for chunk in self._chunks if chunk is not None)
+            self._settle(Meeting(self.partner, chunks, self.theirs.attempt, self.theirs.weight))
+
+    def _settle(self, meeting: Meeting) -> None:
+        if self.meeting is None:
+            self.meeting, self.met = meeting, bool(meeting.theirs)
+            self._settled.set()

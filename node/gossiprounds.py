@@ -1,0 +1,123 @@
+"""Rounds of pairs (NoLoCo): local training, one partner's contribution, one outer step; or a step of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import blake3
+from thinwire.collectives.aggregate import outliers
+from thinwire.collectives.gossip import Meeting
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.statesync import Fetched
+from thinwire.compression.codec import Floats
+from thinwire.node.gossipsession import GossipSession
+from thinwire.node.outer import Read
+from thinwire.node.paired import Pull
+from thinwire.node.rounds import mismatch
+from thinwire.node.waiting import Work, whole
+from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.protocol import Ballot, Commit, Contribution, Exclusion, Open
+
+
+class GossipRounds:
+    """What `Rounds` is where all average together, with the same ways in. A round always commits: alone, if need be."""
+
+    def __init__(
+        self, session: GossipSession, manifest: Manifest, *, read: Read, write: Callable[[Floats], None], work: Work
+    ) -> None:
+        outer = manifest.outer
+        self._session, self._read, self._write, self._work = session, read, write, work
+        self._pull = Pull(outer.momentum, outer.lr, outer.gamma)
+
+    async def enter(self, *, tries: int = 0, alone: int = 0) -> bool:
+        """Become part of a running swarm with the state of one of its peers, see `Rounds.enter`. Raises ManifestMismatch."""
+        session, tried, lonely = self._session, 0, 0
+        while not await self._catch_up():
+            if session.foreign is not None:
+                raise mismatch(session.replica, session.foreign)
+            tried += 1
+            if tries and tried >= tries:
+                await self._adopt()
+                return True
+            lonely = lonely + 1 if session.alone else 0
+            if alone and lonely >= alone:
+                return False
+            await session.pause()
+        return True
+
+    async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
+        """One round after the inner steps. `weight` is the tokens that went into them; `loss` and `speed` are for display.
+
+        Commits a step with the partner or a step alone, whole, and the model starts from the new slow weights. Without commit
+        only when the swarm is so far ahead that the state of another was taken over.
+        """
+        session = self._session
+        if session.behind.is_set() and await self._catch_up():
+            return Outcome()
+        read = self._read
+        try:
+            payloads = await self._work(lambda: self._encode(read))
+        except FloatingPointError as error:
+            # Nothing of our own, but still a half of the pair: the partner draws us back to where it is.
+            session.report("unsent", str(error))
+            read, weight = session.replica.own, 0
+            payloads = await self._work(lambda: self._encode(read))
+        hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)
+        meeting = await session.exchange(payloads, hashes, weight=weight, loss=loss, speed=speed)
+        if meeting.theirs:
+            meeting = await self._screen(payloads, meeting)
+        return await whole(self._commit(read, payloads, meeting, weight))
+
+    async def _screen(self, mine: list[memoryview], meeting: Meeting) -> Meeting:
+        """Leave out what is absurdly long."""
+        session, partner = self._session, meeting.partner
+        assert partner is not None
+        replica, grid, codec = session.replica, session.grid, session.codec
+        ours, theirs = await self._work(lambda: replica.lengths([mine, meeting.theirs], grid, codec))
+        far, session.usual = outliers({session.me: ours, partner: theirs}, session.usual)
+        if partner not in far:
+            return meeting
+        session.refuse("norm")
+        return Meeting(partner, reason="norm")
+
+    async def _commit(self, read: Read, mine: list[memoryview], meeting: Meeting, weight: int) -> Outcome:
+        """Make the step, whole: whoever cancels `sync` on the way waits for it."""
+        session, replica, pair = self._session, self._session.replica, self._session.current
+        me, partner = session.me, meeting.partner
+        others = [meeting.theirs] if meeting.theirs else []
+        entries = [Contribution(me, pair.attempt, weight)]
+        if partner is not None and others:
+            entries.append(Contribution(partner, meeting.attempt, meeting.weight))
+        entries.sort(key=lambda entry: entry.peer)
+        members = tuple(entry.peer for entry in entries)
+        session.applying()
+        await self._work(
+            lambda: replica.step(read, mine, others, session.grid, session.codec, members=members, pull=self._pull)
+        )
+        missing = {partner: meeting.reason} if partner is not None and not others else {}
+        # The record of a round that two have settled between them: it needs no votes.
+        excluded = tuple(Exclusion(peer, reason) for peer, reason in missing.items())
+        opened = Open(
+            pair.round, 0, Ballot(0, me), members, members, tuple(entries), excluded, adopted=None, sources=()
+        )
+        await self._adopt()
+        return Outcome(commit=Commit(opened, replica.digest, ()), missing=missing)
+
+    async def _catch_up(self) -> bool:
+        """Take over the state of a peer, if there is one for us."""
+        fetched = await self._session.newer(self._work)
+        if fetched is not None:
+            await whole(self._take_over(fetched))
+        return fetched is not None
+
+    async def _take_over(self, fetched: Fetched) -> None:
+        await self._session.install(fetched, self._work)
+        await self._adopt()
+
+    async def _adopt(self) -> None:
+        await self._work(lambda: self._write(self._session.replica.theta))
+        self._session.advance()
+
+    def _encode(self, read: Read) -> list[memoryview]:
+        session = self._session
+        return list(session.replica.offer(read, session.grid, session.codec))

@@ -1,0 +1,420 @@
+"""The rounds of one peer that averages with one partner a round (NoLoCo): routes what comes in, begins the next.
+
+Everything here runs on the event loop. It is what `Session` is where all average together, without a group: a peer's round
+counts its own outer steps, and peers drift apart by as much as they wait for each other. A partner counts when it is in
+the same round; whoever is ready first waits for it, a multiple of what our own inner steps take. Who is late time and again
+stops its inner steps when its partner waits (`overtaken`), so that slower machines contribute fewer steps instead of
+none. Whose partner says that it is past this round asks some others, and when most are, takes the state of one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median, median_low
+
+import blake3
+import msgspec
+from thinwire.collectives import pairing
+from thinwire.collectives.gossip import Meeting, Pair
+from thinwire.collectives.halves import Halves
+from thinwire.collectives.shards import Grid
+from thinwire.collectives.statesync import LAST_ROUND, Fetched, Foreign
+from thinwire.compression.codec import Buffer
+from thinwire.node.paired import PairedReplica
+from thinwire.node.presence import TICK, Emit, Presence
+from thinwire.node.session import MAX_PATIENCE, finite
+from thinwire.node.stateserver import StateServer
+from thinwire.node.waiting import Work
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity import Identity, short
+from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.protocol import (
+    Ask,
+    Behind,
+    Chunk,
+    Decline,
+    Digest,
+    Fetch,
+    PeerId,
+    Ready,
+    StateAsk,
+    StateChunk,
+    StateFetch,
+    StateOffer,
+)
+
+EARLY = 64
+"""Announcements kept for rounds to come, one of each peer."""
+
+ASKED = 4
+"""Peers that are asked for their round when a partner says that it is past ours."""
+
+SOURCES = 4
+"""Peers that are asked for their state, one after the other, before we wait."""
+
+LATE_ROUNDS, LATE_LEAST = 5, 3
+"""Rounds over which it is judged whether we are usually late, and how few will do."""
+
+SLACK = 0.1
+"""Part of the time of our inner steps by which a partner may be kept waiting every time."""
+
+LEAST_STRETCH, MOST_STRETCH = 2.0, 16.0
+"""Times the seconds of our inner steps that a partner is waited for: more after each one that came too late."""
+
+
+class GossipSession:
+    """See the module. The presence's handler; call `advance` after the replica has made its step.
+
+    `patience`: seconds for an answer or for progress; adapts to what exchanges take. `probation` means nothing: nobody votes.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        manifest: Manifest,
+        run_id: Digest,
+        *,
+        presence: Presence,
+        replica: PairedReplica,
+        codec: Halves,
+        grid: Grid,
+        now: Callable[[], float],
+        emit: Emit,
+        probation: int = 0,
+        patience: float = 2.0,
+    ) -> None:
+        self.identity, self.manifest, self.run_id = identity, manifest, run_id
+        self.me = identity.peer_id
+        self.presence, self.roster, self.live = presence, presence.roster, presence.live
+        self.replica, self.codec, self.grid = replica, codec, grid
+        self.patience, self._floor = patience, patience
+        self.behind = asyncio.Event()
+        """Set when most have gone on so far without us that a state must be fetched."""
+        self.foreign: Foreign | None = None
+        """Set when those who were asked for their state train another model."""
+        self.strays = 0
+        """Frames that were dropped because they are of a round that is over, or far ahead."""
+        self.stats: dict[PeerId, tuple[float, float, int]] = {}
+        """Latest (loss, tokens/s, round) that peers announced to us."""
+        self.on_commit: Callable[[], None] = lambda: None
+        """Called when training may stop: the partner has waited long enough for us."""
+        self.usual = 0.0
+        """Running norm of contributions, see `aggregate.outliers`."""
+        self._now, self._emit, self._outbox = now, emit, presence.outbox
+        self._entered = self.me in replica.members
+        self._states = StateServer(replica, presence.outbox, now, entered=self._entered)
+        self._offered = False
+        outer, exchange = manifest.outer, manifest.exchange
+        self._plan = blake3.blake3(
+            msgspec.msgpack.encode(
+                [replica.layout, codec.spec, grid.total, grid.chunk, outer.method, exchange.aggregation]
+            )
+        ).digest()
+        # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
+        self._life = presence.roster.record.sequence // 1000 % 2**31
+        self._early: dict[PeerId, Frame] = {}
+        self._drawn: tuple[bytes, int, PeerId | None] = (b"", -1, None)
+        self._trained = 0.0
+        self._began_at = now()
+        self._stretch = LEAST_STRETCH
+        self._late: deque[float] = deque(maxlen=LATE_ROUNDS)
+        self._claims: dict[PeerId, int] = {}
+        self._asked: frozenset[PeerId] = frozenset()
+        self._asked_at = -MAX_PATIENCE
+        self._past: Pair | None = None
+        self.current = self._next_round()
+        presence.handler = self
+
+    # --- rounds
+
+    async def exchange(
+        self, source: Sequence[Buffer], hashes: bytes, *, weight: int, loss: float, speed: float
+    ) -> Meeting:
+        """Exchange these encoded chunks with the partner of the round; a pair of one when that comes to nothing."""
+        pair, now = self.current, self._now()
+        took = now - self._began_at
+        self._trained = 0.7 * self._trained + 0.3 * took if self._trained else took
+        if pair.theirs is None or pair.partner not in self.roster.view:
+            pair.choose(self._draw())
+        if pair.partner is not None and pair.partner in self._early:
+            self.routed(pair.partner, self._early.pop(pair.partner))
+        self._phase("announce")
+        deadline = max(self.patience, self._stretch * self._trained)
+        pair.announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
+        meeting = await pair.wait()
+        self._learn(pair, meeting)
+        return meeting
+
+    def _learn(self, pair: Pair, meeting: Meeting) -> None:
+        """What this meeting says about how long to wait for the next."""
+        if meeting.theirs:
+            self._late.append(pair.ours_at - pair.theirs_at)
+            self._stretch = max(LEAST_STRETCH, self._stretch / 2)
+            took = self._now() - max(pair.ours_at, pair.theirs_at)
+            self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
+        elif meeting.reason == "late":
+            self._late.append(-(self._now() - pair.ours_at))
+            self._stretch = min(MOST_STRETCH, 2 * self._stretch)
+
+    def refuse(self, reason: str) -> None:
+        """Nothing of the partner's in this round: what it sent is not to be used."""
+        self.report("refused", f"what {short(self.current.partner or self.me)} sent: {reason}")
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether inner steps should end here: a state must be fetched, or the partner waits for who is always late."""
+        return self.behind.is_set() or self._keeps_waiting()
+
+    def _keeps_waiting(self) -> bool:
+        pair = self.current
+        if pair.ours is not None or len(self._late) < LATE_LEAST or median(self._late) <= self._slack:
+            return False
+        if pair.theirs is not None:
+            return self._now() > pair.theirs_at + self._slack
+        # Two that are always late would wait for each other for ever, while all others go on.
+        return self._now() > self._began_at + 1.5 * self._trained
+
+    @property
+    def _slack(self) -> float:
+        return max(TICK, SLACK * self._trained)
+
+    @property
+    def ready(self) -> tuple[PeerId, ...]:
+        """Peers that may be partners."""
+        return self.roster.view.peers
+
+    def waiting_for(self) -> tuple[PeerId, ...]:
+        """Whom the round in progress waits for."""
+        return (self.current.partner,) if self.current.partner is not None else ()
+
+    async def pause(self) -> None:
+        """Wait before something is tried again: a patience, less when nobody was here to try it with and somebody comes."""
+        alone, until = not self.live, self._now() + self.patience
+        while self._now() < until and not (alone and self.live):
+            await asyncio.sleep(TICK)
+
+    def report(self, name: str, detail: str) -> None:
+        """An event about this peer."""
+        self._emit(name, {"peer": self.me.hex(), "detail": detail})
+
+    def applying(self) -> None:
+        """The replica is about to change in another thread: hold back offers of its state until `advance`."""
+        self._states.hold()
+
+    def advance(self) -> None:
+        """The replica has a new state: begin the next round."""
+        done = self.current
+        done.release()
+        self._past = done if self.replica.round == done.round else None
+        if self._past is None:
+            self._late.clear()  # it was another clock
+        else:
+            self._phase("commit")
+        self._entered = True
+        self.behind.clear()
+        self._claims.clear()
+        self.current = self._next_round()
+        self._began_at = self._now()
+        self._outbox.begin(self.current.round)
+        self.roster.progress = self.replica.round
+        self._states.resume()
+        due = {peer: frame for peer, frame in self._early.items() if _round_of(frame) <= self.current.round}
+        for peer, frame in due.items():
+            del self._early[peer]
+            self.routed(peer, frame)
+
+    def _next_round(self) -> Pair:
+        return Pair(
+            self.me,
+            self.replica.round + 1,
+            plan=self._plan,
+            grid=self.grid,
+            halves=self.codec,
+            max_weight=self.manifest.max_weight,
+            outbox=self._outbox,
+            now=self._now,
+            patience=self.patience,
+            attempt=self._life,
+        )
+
+    def _phase(self, name: str) -> None:
+        self._emit("phase", {"round": self.current.round, "phase": name})
+
+    def _draw(self) -> PeerId | None:
+        """The partner of the round in progress in the view as it is."""
+        view, round = self.roster.view, self.current.round
+        if self._drawn[:2] != (view.digest, round):
+            self._drawn = (view.digest, round, pairing.partner(self.run_id, round, view.peers, self.me))
+        return self._drawn[2]
+
+    # --- what presence tells
+
+    def reached(self, peer: PeerId) -> None:
+        """See Handler."""
+        for pair in (self._past, self.current):
+            if pair is not None:
+                pair.reach(peer)
+
+    def lost(self, peer: PeerId, *, gone: bool) -> None:
+        """See Handler."""
+        self._states.done(peer)
+        self._early.pop(peer, None)
+        self._claims.pop(peer, None)
+        self.stats.pop(peer, None)
+        for pair in (self._past, self.current):
+            if pair is not None:
+                pair.lost(peer)
+        if peer == self.current.partner and (gone or not self.roster.alive(peer)):
+            self._drop_partner("gone")
+
+    def _drop_partner(self, reason: str) -> None:
+        if self.current.ours is None:
+            self.current.choose(None)
+            self.current.chosen = False  # the view without it gives another one
+        else:
+            self.current.fail(reason, tell=False)
+
+    def routed(self, peer: PeerId, frame: Frame) -> None:
+        """See Handler."""
+        message = frame.message
+        if isinstance(message, StateAsk | StateFetch | StateOffer | StateChunk):
+            self._states.routed(peer, frame)
+        elif isinstance(message, Behind):
+            self._hear_round(peer, message.round)
+        elif isinstance(message, Ask):
+            if self._entered:
+                self._outbox.control(peer, Behind(self.replica.round))
+        elif isinstance(message, Ready | Fetch | Chunk | Decline):
+            self._route_round(peer, frame, message.round)
+        else:
+            self.strays += 1
+
+    def ticked(self) -> None:
+        """See Handler."""
+        self.current.tick()
+        self._states.ticked()
+        if self._asked and self._now() > self._asked_at + self.patience:
+            self._judge()
+        if self._keeps_waiting():
+            self.on_commit()
+
+    def _route_round(self, peer: PeerId, frame: Frame, number: int) -> None:
+        message, current = frame.message, self.current
+        if isinstance(message, Ready):
+            self.stats[peer] = (message.loss, message.speed, number)
+            self._states.done(peer, number)
+            if not self._entered:
+                return self._outbox.control(peer, Decline(number, 0, "no state yet"))
+        if number == current.round:
+            if (
+                isinstance(message, Ready)
+                and current.ours is None
+                and current.theirs is None
+                and peer != current.partner
+            ):
+                current.choose(self._draw())
+            current.hear(peer, frame)
+        elif self._past is not None and number == self._past.round and peer == self._past.partner and self._past.met:
+            self._past.hear(peer, frame)
+        elif isinstance(message, Ready):
+            if number > current.round and (peer in self._early or len(self._early) < EARLY):
+                self._early[peer] = frame
+            # Where we are: behind it, so that it waits, or beyond it, so that it does not.
+            self._outbox.control(peer, Behind(self.replica.round))
+        elif isinstance(message, Fetch):
+            self._outbox.control(peer, Decline(number, 0, "late"))
+        else:
+            self.strays += 1
+
+    # --- whether the others have gone on
+
+    def _hear_round(self, peer: PeerId, round: int) -> None:
+        """A peer says which round it has made last."""
+        pair = self.current
+        if peer == pair.partner and pair.ours is not None and pair.meeting is None:
+            pair.heard()
+            if round >= pair.round:
+                pair.fail("ahead", tell=False)
+                self._ask_around(peer, round)
+        elif peer in self._asked:
+            self._claims[peer] = round
+            if len(self._claims) > len(self._asked):
+                self._judge()
+
+    def _ask_around(self, peer: PeerId, round: int) -> None:
+        if self._now() < self._asked_at + self.patience or self.behind.is_set():
+            return
+        self._asked_at, self._claims = self._now(), {peer: round}
+        others = [one for one in self._some(ASKED + 1) if one != peer][:ASKED]
+        self._asked = frozenset(others)
+        for one in others:
+            self._outbox.control(one, Ask(self.current.round, 0))
+        if not others:
+            self._judge()
+
+    def _judge(self) -> None:
+        """One partner that is past our round may be anything; when most are, we are late."""
+        self._asked = frozenset()
+        rounds = [round for round in self._claims.values() if round < LAST_ROUND]
+        if rounds and median_low(rounds) > self.replica.round:
+            self.behind.set()
+            self.on_commit()
+
+    def _some(self, count: int) -> list[PeerId]:
+        """Some others that are here, drawn at random."""
+        others = [peer for peer in self.roster.view.peers if peer != self.me and peer in self.live]
+        seed = blake3.blake3(self.run_id + self.me + repr(self._now()).encode()).digest()
+        return random.Random(seed).sample(others, min(count, len(others)))
+
+    # --- the state of another
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody offered a state when one was looked for: those that are here, if any, are no swarm."""
+        return not self._offered
+
+    async def newer(self, work: Work) -> Fetched | None:
+        """Fetch the state of one peer; None when nobody offers what we need.
+
+        Replicas differ, so there is no majority to believe: one peer is, whose signed offer vouches for every chunk. When most
+        are beyond us, only a later round will do.
+        """
+        oldest = self.replica.round + self.behind.is_set()
+        self.behind.clear()
+        self._offered = False
+        foreign: Foreign | None = None
+        for peer in self._some(SOURCES):
+            fetched = await self._states.fetch([peer], patience=self.patience, newer_than=oldest - 1, voices=())
+            self._offered |= self._states.offered
+            if isinstance(fetched, Foreign):
+                foreign = fetched
+            elif fetched is not None:
+                if await work(partial(finite, fetched)):
+                    return fetched
+                self.report(
+                    "alarm", f"the state of round {fetched.offer.round} that {short(peer)} offered is not finite"
+                )
+        self.foreign = foreign
+        return None
+
+    async def install(self, fetched: Fetched, work: Work) -> None:
+        """Make what `newer` gave the replica's state; then comes `advance`."""
+        self._states.hold()
+        changed = await work(lambda: self.replica.install(fetched))
+        self._emit(
+            "synced",
+            {
+                "round": fetched.offer.round,
+                "bytes": changed,
+                "sources": [short(peer) for peer in fetched.sources],
+                "digest": fetched.offer.digest.hex(),
+            },
+        )
+
+
+def _round_of(frame: Frame) -> int:
+    return frame.message.round if isinstance(frame.message, Ready) else 0

@@ -1,0 +1,156 @@
+"""The outer state of a replica that averages with one partner a round: NoLoCo (arXiv 2506.10911).
+
+With Δ = θ − φ after H inner steps, means over the group of the round (a pair, or the replica alone), α, β and γ:
+
+    δ ← α δ + β mean(Δ) − γ (φ − mean(φ)),    φ ← φ + δ
+
+The paper prints −β with this Δ, which climbs; its code adds. Replicas are not equal, and their digests differ; their mean makes
+exactly the outer step of DiLoCo, as long as both of each pair apply it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from thinwire.collectives.halves import Halves
+from thinwire.collectives.shards import Grid
+from thinwire.collectives.statesync import Fetched
+from thinwire.compression.codec import Buffer, Floats
+from thinwire.node.outer import Read, Replica
+from thinwire.swarm.protocol import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """α, β and γ of the module's step."""
+
+    momentum: float
+    lr: float
+    gamma: float
+
+
+class PairedReplica(Replica):
+    """theta is φ and momentum is δ of the module. `residual`: what the codec has left out of Δ so far, sent with the next one;
+    empty while nothing was lost.
+    """
+
+    alike: ClassVar[bool] = False
+    residual: Floats = np.empty(0, np.float32)
+
+    def offer(self, read: Read, grid: Grid, halves: Halves) -> Iterator[memoryview]:
+        """What is sent to the partner, chunk by chunk: never a whole copy of it.
+
+        Raises FloatingPointError when a parameter is not finite: such a contribution must not be sent.
+        """
+        for index in range(len(grid)):
+            start, stop = grid.span(index)
+            fast = np.empty(stop - start, np.float32)
+            read(start, stop, fast)
+            if not np.isfinite(np.dot(fast, fast)):
+                raise FloatingPointError(f"the parameters are not finite in elements {start} to {stop}")
+            payload = np.empty(halves.nbytes(stop - start), np.uint8)
+            if halves.slow is None:
+                halves.fast.encode(fast, payload)
+            else:
+                fast -= self.theta[start:stop]
+                if self.residual.size:
+                    fast += self.residual[start:stop]
+                edge = halves.fast.nbytes(stop - start)
+                halves.fast.encode(fast, payload[:edge])
+                halves.slow.encode(self.theta[start:stop], payload[edge:])
+            yield payload.data
+
+    def install(self, fetched: Fetched) -> int:
+        """See Replica; what was left out of the old state's steps says nothing about the new one."""
+        self.residual = np.empty(0, np.float32)
+        return super().install(fetched)
+
+    def own(self, start: int, stop: int, out: Floats) -> None:
+        """A Read of the slow weights: of a replica that has nothing of its own to add."""
+        out[:] = self.theta[start:stop]
+
+    def lengths(self, payloads: Sequence[Sequence[Buffer]], grid: Grid, halves: Halves) -> list[float]:
+        """How far each of several checked contributions is from φ, as L2 norms: √(|Δ|² + |φ' − φ|²), or |θ' − φ|."""
+        squares = [0.0] * len(payloads)
+        scratch = np.empty(grid.chunk, np.float32)
+        for index in range(len(grid)):
+            start, stop = grid.span(index)
+            for which, payload in enumerate(payloads):
+                fast, slow = halves.split(payload[index], stop - start)
+                out = scratch[: stop - start]
+                halves.fast.decode(fast, out)
+                if halves.slow is None:
+                    out -= self.theta[start:stop]
+                squares[which] += float(np.dot(out, out))
+                if halves.slow is not None:
+                    halves.slow.decode(slow, out)
+                    out -= self.theta[start:stop]
+                    squares[which] += float(np.dot(out, out))
+        return [float(np.sqrt(square)) if np.isfinite(square) else float("inf") for square in squares]
+
+    def step(
+        self,
+        read: Read,
+        mine: Sequence[Buffer],
+        others: Sequence[Sequence[Buffer]],
+        grid: Grid,
+        halves: Halves,
+        *,
+        members: Sequence[PeerId],
+        pull: Pull,
+    ) -> None:
+        """Commit the next round with what `mine` sent and `others` did; with nobody else it is exact and keeps the residual.
+
+        Cannot fail half-way: the payloads have been checked. `read` gives the parameters that `mine` was made of.
+        """
+        alpha, beta, gamma = np.float32(pull.momentum), np.float32(pull.lr), np.float32(pull.gamma)
+        share = np.float32(1.0 / (1 + len(others)))
+        if others and not halves.exact and not self.residual.size:
+            self.residual = np.zeros(self.theta.size, np.float32)
+        size = min(grid.chunk, grid.total)
+        fast_mean, slow_mean, scratch = (np.empty(size, np.float32) for _ in range(3))
+        for index in range(len(grid)):
+            start, stop = grid.span(index)
+            phi, delta = self.theta[start:stop], self.momentum[start:stop]
+            fast, slow, one = fast_mean[: stop - start], slow_mean[: stop - start], scratch[: stop - start]
+            if not others:
+                read(start, stop, fast)
+                fast -= phi
+                delta *= alpha
+                delta += beta * fast
+                phi += delta
+                continue
+            mine_fast, mine_slow = halves.split(mine[index], stop - start)
+            halves.fast.decode(mine_fast, fast)
+            if not halves.exact:
+                read(start, stop, one)
+                one -= phi
+                self.residual[start:stop] += one
+                self.residual[start:stop] -= fast
+            if halves.slow is not None:
+                halves.slow.decode(mine_slow, slow)
+                away = slow.copy()
+            for payload in others:
+                theirs_fast, theirs_slow = halves.split(payload[index], stop - start)
+                halves.fast.decode(theirs_fast, one)
+                fast += one
+                if halves.slow is not None:
+                    halves.slow.decode(theirs_slow, one)
+                    slow += one
+            fast *= share
+            delta *= alpha
+            if halves.slow is None:
+                fast -= phi
+                delta += beta * fast
+            else:
+                slow *= share
+                away -= slow
+                delta += beta * fast
+                delta -= gamma * away
+            phi += delta
+        self.round += 1
+        self.members = tuple(sorted(members))
+        self.seal()
