@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 
 import blake3
 from thinwire.collectives.aggregate import Rule
-from thinwire.collectives.agreement import ORPHANED, Agreement
+from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.buffers import Pool
+from thinwire.collectives.electorate import ORPHANED
 from thinwire.collectives.exchange import Exchange
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome

@@ -550,7 +550,7 @@ def test_restarted_peer_neither_votes_nor_promises_nor_leads():
     # The others count it as gone: the two of them are all there are.
     other = agreement(ids[1], ids, ids)
     other.hear(ids[0], ready(witness=False), b"", 0.0)
-    assert other._enough({ids[1], ids[2]}, other._gone, ()) and ids[0] in other._gone
+    assert other._electorate.enough({ids[1], ids[2]}) and ids[0] in other._electorate.gone
 
 
 def test_late_one_is_told_what_was_announced_and_how_it_ended():

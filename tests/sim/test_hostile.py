@@ -52,7 +52,7 @@ def _lead(node, liar):
 
 def _promise(node, liar):
     number, agreement = node.session.current.round, node.session.current.agreement
-    leading = agreement._leading or Ballot(1, node.id)
+    leading = agreement._candidate.ballot or Ballot(1, node.id)
     empty = Open(number, 0, leading, (), (), (), (), None, ())
     return [Frame(Promise(number, 0, leading, empty, bytes(32))), Frame(Promise(number, 0, leading, empty, None))]
 

@@ -1,0 +1,44 @@
+"""Verdicts that others bring, with the votes that prove them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thinwire.collectives.electorate import Electorate
+from thinwire.collectives.proposal import gone_in, name_of, sound
+from thinwire.swarm.protocol import Commit, Digest, Message, PeerId, Vote
+
+
+class Proofs:
+    """Keeps the best proved verdict that cannot be believed yet: who is gone may become clear later."""
+
+    def __init__(self, verify: Callable[[PeerId, Message, bytes], bool]) -> None:
+        self._verify = verify
+        self._pending: tuple[Commit, set[PeerId]] | None = None
+        self._voided: set[Digest] = set()
+
+    def void(self, digest: Digest) -> None:
+        """Results that cannot be had: no verdict on them is believed any more."""
+        self._voided.add(digest)
+        self._pending = None
+
+    def hear(self, message: Commit, electorate: Electorate) -> None:
+        """Check a verdict's votes, each once."""
+        opened, named, terms = message.opened, [proof.peer for proof in message.votes], electorate.terms
+        if message.digest in self._voided or not sound(opened, terms):
+            return
+        if named != sorted(set(named)) or not set(named) <= set(opened.alive):
+            return
+        if self._pending is None or len(named) > len(self._pending[1]):
+            vote = Vote(terms.round, terms.fragment, opened.ballot, name_of(opened), message.digest)
+            voters = {proof.peer for proof in message.votes if self._verify(proof.peer, vote, proof.signature)}
+            if self._pending is None or len(voters) > len(self._pending[1]):
+                self._pending = (message, voters)
+
+    def believed(self, electorate: Electorate) -> Commit | None:
+        """The verdict, when its votes are a quorum as far as we can tell who is gone."""
+        if self._pending is None:
+            return None
+        message, voters = self._pending
+        gone = {peer for peer in gone_in(message.opened) if peer not in electorate.live or peer in electorate.gone}
+        return message if electorate.enough(voters, gone, message.opened.alive) else None
