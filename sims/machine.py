@@ -39,7 +39,7 @@ from thinwire.swarm.preset import Preset
 AGAIN_SECONDS = 5.0
 """After which a process that gave up (no swarm was found) is started again, as a supervisor would."""
 
-HOME = Path("/home")
+HOME = Path("/", "home")
 
 
 class Clocks:
@@ -83,6 +83,8 @@ class World(Protocol):
 
     def committed(self, machine: Machine, outcome: Outcome) -> None: ...
 
+    def booted(self, machine: Machine) -> None: ...
+
     def ended(self, machine: Machine, reason: str, failure: BaseException | None) -> None: ...
 
 
@@ -108,6 +110,7 @@ class Machine:
         if self.process is None:
             self.lives += 1
             self.process = Process(self)
+            self.world.booted(self)
             self.process.start()
 
     def kill(self, reason: str = "killed", *, crash: bool = True) -> None:

@@ -192,7 +192,6 @@ class SimWorld:
 
     def _join(self, machine: Machine) -> None:
         machine.boot()
-        self.journal.event(self.loop.time(), machine.index, "up")
         self._changed([machine.index])
 
     def _changed(self, peers: list[int]) -> None:
@@ -288,6 +287,10 @@ class SimWorld:
         self.loop.record(b"round", machine.identity.peer_id, replica.digest)
         if machine.index in self._honest:
             self.oracles.committed(machine.index, replica.round, replica.digest, replica.state, outcome)
+
+    def booted(self, machine: Machine) -> None:
+        """A process runs."""
+        self.journal.event(self.loop.time(), machine.index, "up")
 
     def ended(self, machine: Machine, reason: str, failure: BaseException | None) -> None:
         """A process is no more."""
