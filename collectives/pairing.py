@@ -49,19 +49,6 @@ def partner(run_id: Digest, round: int, view: Sequence[PeerId], me: PeerId) -> P
     return None if found is None else view[int(order[found])]
 
 
-def pairs(run_id: Digest, round: int, view: Sequence[PeerId]) -> tuple[tuple[PeerId, ...], ...]:
-    """The whole matching, each pair sorted; who is alone is a tuple of one."""
-    seen: set[PeerId] = set()
-    found = []
-    for peer in view:
-        if peer not in seen:
-            other = partner(run_id, round, view, peer)
-            pair = (peer,) if other is None else tuple(sorted((peer, other)))
-            seen.update(pair)
-            found.append(pair)
-    return tuple(found)
-
-
 class _Tree:
     """Subtrees are ranges [low, high) of the sorted labels that share their highest bits."""
 

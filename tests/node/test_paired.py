@@ -1,0 +1,245 @@
+"""The step of NoLoCo against golden values, DiLoCo, and the exact theory of a quadratic."""
+
+import numpy as np
+import pytest
+import torch
+from thinwire.collectives.halves import halves
+from thinwire.collectives.shards import Grid, grid
+from thinwire.node.paired import PairedReplica, Pull
+
+ALPHA, BETA, GAMMA = 0.5, 0.7, 0.7
+PULL = Pull(ALPHA, BETA, GAMMA)
+EXACT = halves("fp32", lr=0.7, gamma=0.7)
+TWO = halves("fp32", lr=0.7, gamma=0.5)
+LOSSY = halves("int8(block=256)", lr=0.7, gamma=0.7)
+
+
+def reader(theta):
+    def read(start, stop, out):
+        out[:] = theta[start:stop]
+
+    return read
+
+
+def swarm_of(n, theta):
+    return [PairedReplica(bytes(32), np.asarray(theta, np.float32).reshape(-1), ()) for _ in range(n)]
+
+
+def meet(replicas, thetas, group, cut, how, pull=PULL):
+    """One round of a group: everyone offers, then everyone steps with what the others offered."""
+    payloads = {i: list(replicas[i].offer(reader(thetas[i]), cut, how)) for i in group}
+    for i in group:
+        others = [payloads[j] for j in group if j != i]
+        replicas[i].step(reader(thetas[i]), payloads[i], others, cut, how, members=(), pull=pull)
+        thetas[i][:] = replicas[i].theta
+
+
+def matching(n, seed):
+    order = np.random.default_rng(seed).permutation(n)
+    return [(order[k], order[k + n // 2]) for k in range(n // 2)]
+
+
+def test_golden_values():
+    first = np.random.default_rng(7).standard_normal((5, 3)).astype(np.float32)
+    replicas = swarm_of(4, first)
+    thetas = [replica.theta.copy() for replica in replicas]
+    parameters = [torch.nn.Parameter(torch.from_numpy(theta)) for theta in thetas]  # the same memory
+    inner = [torch.optim.Adam([parameter], lr=0.01) for parameter in parameters]
+    cut = Grid(15, 4096)
+    for s in range(1, 13):
+        for r, parameter in enumerate(parameters):
+            gradient = np.random.default_rng(1000 * r + s).standard_normal((5, 3)).astype(np.float32)
+            parameter.grad = torch.from_numpy(gradient.reshape(-1))
+            inner[r].step()
+        if s % 3 == 0:
+            for pair in matching(4, s + 1):
+                meet(replicas, thetas, pair, cut, EXACT)
+    found = [theta.reshape(5, 3)[0, 0] for theta in thetas]
+    assert found == pytest.approx([-0.0229452, -0.0280766, -0.0282156, -0.0220628], abs=2e-6)
+    assert thetas[0].reshape(5, 3)[4, 2] == pytest.approx(-0.0029747, abs=2e-6)
+
+
+def two_vectors():
+    """The same numbers as the one-vector form, sent as two exact vectors."""
+    return type(EXACT)(EXACT.fast, EXACT.fast)
+
+
+@pytest.mark.parametrize("how", [EXACT, TWO, LOSSY], ids=["one", "two", "lossy"])
+def test_the_mean_of_all_replicas_makes_the_step_of_diloco(how):
+    """For any matching: mean(δ) ← α mean(δ) + β mean(Δ), where what a codec leaves out comes later."""
+    rng, size = np.random.default_rng(1), 2000
+    replicas = swarm_of(8, rng.standard_normal(size))
+    for replica in replicas:
+        replica.theta[:] += rng.standard_normal(size) * 0.1
+        replica.momentum[:] = rng.standard_normal(size) * 0.1
+    thetas = [replica.theta.copy() for replica in replicas]
+    cut, pull = grid(size, how), Pull(ALPHA, BETA, GAMMA if how is not TWO else 0.5)
+
+    def mean(what):
+        return np.mean([np.asarray(what(replica), np.float64) for replica in replicas], axis=0)
+
+    for round in range(6):
+        for theta in thetas:
+            theta += rng.standard_normal(size).astype(np.float32) * 0.1
+        phi, delta = mean(lambda r: r.theta), mean(lambda r: r.momentum)
+        carried = mean(lambda r: r.residual if r.residual.size else np.zeros(size))
+        step = np.mean(np.asarray(thetas, np.float64), axis=0) - phi
+        for pair in matching(8, round):
+            meet(replicas, thetas, pair, cut, how, pull)
+        step += carried - mean(lambda r: r.residual if r.residual.size else np.zeros(size))
+        expected = ALPHA * delta + BETA * step
+        assert np.abs(mean(lambda r: r.momentum) - expected).max() < 1e-6
+        assert np.abs(mean(lambda r: r.theta) - phi - expected).max() < 1e-6
+    assert (how is LOSSY) == bool(replicas[0].residual.size)
+
+
+def test_one_vector_says_as_much_as_two():
+    rng, size = np.random.default_rng(2), 999
+    first = rng.standard_normal(size)
+    ends = []
+    for how in (EXACT, two_vectors()):
+        replicas, cut = swarm_of(4, first), grid(size, how)
+        thetas = [replica.theta.copy() for replica in replicas]
+        steps = np.random.default_rng(3)
+        for round in range(8):
+            for theta in thetas:
+                theta += steps.standard_normal(size).astype(np.float32) * 0.1
+            for pair in matching(4, round):
+                meet(replicas, thetas, pair, cut, how)
+        ends.append(np.stack([replica.theta for replica in replicas]))
+    assert two_vectors().nbytes(size) == 2 * EXACT.nbytes(size)
+    np.testing.assert_allclose(ends[0], ends[1], atol=2e-6)
+    assert np.abs(ends[0][0] - ends[0][1]).max() > 0.01  # and replicas did differ
+
+
+@pytest.mark.parametrize("how", [EXACT, TWO], ids=["one", "two"])
+def test_a_group_of_all_is_diloco_with_heavy_ball(how):
+    rng, size, cut = np.random.default_rng(4), 500, Grid(500, 4096)
+    first = rng.standard_normal(size)
+    replicas = swarm_of(5, first)
+    thetas = [replica.theta.copy() for replica in replicas]
+    phi, delta = first.astype(np.float32).astype(np.float64), np.zeros(size)
+    for _ in range(10):
+        for theta in thetas:
+            theta += rng.standard_normal(size).astype(np.float32) * 0.1
+        delta = ALPHA * delta + BETA * (np.mean(np.asarray(thetas, np.float64), axis=0) - phi)
+        phi = phi + delta
+        meet(replicas, thetas, range(5), cut, how)
+        for replica in replicas:
+            np.testing.assert_allclose(replica.theta, phi, atol=5e-6)
+
+
+def test_alone_the_step_is_exact_and_keeps_what_was_left_out():
+    rng, size, cut = np.random.default_rng(5), 300, Grid(300, 4096)
+    replicas = swarm_of(2, rng.standard_normal(size))
+    thetas = [replica.theta + rng.standard_normal(size).astype(np.float32) for replica in replicas]
+    meet(replicas, thetas, (0, 1), cut, LOSSY)
+    one, theta = replicas[0], thetas[0]
+    left, before, delta = one.residual.copy(), one.theta.copy(), one.momentum.copy()
+    assert 0 < np.abs(left).max() < 0.05
+    theta += np.float32(0.25)
+    meet(replicas, thetas, (0,), cut, LOSSY)
+    np.testing.assert_allclose(one.momentum, ALPHA * delta + BETA * 0.25, atol=1e-6)
+    np.testing.assert_allclose(one.theta, before + one.momentum, atol=1e-6)
+    np.testing.assert_array_equal(one.residual, left)
+    assert one.round == 2 and one.digest != replicas[1].digest
+
+
+def test_what_is_not_finite_is_not_sent_and_changes_nothing():
+    (one,) = swarm_of(1, np.ones(10))
+    state, digest = one.state.copy(), one.digest
+    theta = one.theta.copy()
+    theta[3] = np.nan
+    with pytest.raises(FloatingPointError, match="0 to 10"):
+        list(one.offer(reader(theta), Grid(10, 4096), EXACT))
+    np.testing.assert_array_equal(one.state, state)
+    assert one.digest == digest and one.round == 0
+    assert list(one.offer(one.own, Grid(10, 4096), EXACT))
+
+
+@pytest.mark.parametrize("how", [EXACT, TWO, LOSSY], ids=["one", "two", "lossy"])
+def test_how_far_a_contribution_is(how):
+    size = 5000
+    mine, other = swarm_of(2, np.ones(size))
+    other.theta[:] += 3.0 if how.slow else 0.0  # its slow weights are elsewhere too, where they are sent
+    cut = grid(size, how)
+    near, far = (list(one.offer(reader(one.theta + np.float32(d)), cut, how)) for one, d in ((mine, 0.1), (other, 4.0)))
+    lengths = mine.lengths([near, far], cut, how)
+    assert lengths[0] == pytest.approx(0.1 * size**0.5, rel=0.15)
+    assert lengths[1] == pytest.approx((5.0 if how.slow else 4.0) * size**0.5, rel=0.02)
+
+
+# --- the exact theory, per mode: u = φ_i − mean, d = δ_i − mean; x = (E u², E ud, E d²) follows x' = A x + noise
+
+OMEGA, STEPS = 0.02, 50
+KAPPA = 1 - (1 - OMEGA) ** STEPS
+NOISE = OMEGA**2 * (1 - (1 - OMEGA) ** (2 * STEPS)) / (1 - (1 - OMEGA) ** 2)
+
+
+def theory(n):
+    """Stationary variance of the deviation from the mean, and of the mean itself."""
+    p, q, r = (BETA * KAPPA + GAMMA) / 2, (BETA * KAPPA - GAMMA) / 2, 1 / (n - 1)
+    w = np.array([p * p + q * q - 2 * p * q * r, -2 * ALPHA * p + 2 * ALPHA * q * r, ALPHA**2])
+    u = np.array([-p + q * r, ALPHA, 0.0])
+    a = np.stack([np.array([1.0, 0, 0]) + 2 * u + w, u + w, w])
+    deviation = np.linalg.solve(np.eye(3) - a, BETA**2 * NOISE * (0.5 - 1 / n) * np.ones(3))[0]
+    # The mean: x' = x + d', d' = α d − β κ x + β ξ, with the noise of n replicas.
+    step = np.array([[1 - BETA * KAPPA, ALPHA], [-BETA * KAPPA, ALPHA]])
+    forcing = BETA**2 * NOISE / n * np.ones((2, 2))
+    mean = np.linalg.solve(np.eye(4) - np.kron(step, step), forcing.reshape(-1))[0]
+    return deviation, mean
+
+
+def test_the_theory_gives_the_reference_values():
+    found = {n: theory(n)[0] for n in (4, 8, 16, 64)}
+    assert found == pytest.approx({4: 2.262e-3, 8: 3.511e-3, 16: 4.152e-3, 64: 4.639e-3}, rel=5e-4)
+    assert theory(8)[1] == pytest.approx(1.416e-3, rel=5e-4)
+
+
+def test_a_quadratic_spreads_as_the_theory_says():
+    n, modes, rounds, cut = 8, 400, 500, Grid(400, 4096)
+    rng = np.random.default_rng(6)
+    replicas = swarm_of(n, np.zeros(modes))
+    thetas = [replica.theta.copy() for replica in replicas]
+    deviation, mean = [], []
+    for round in range(rounds):
+        for theta in thetas:
+            theta *= np.float32(1 - KAPPA)
+            theta += np.sqrt(NOISE).astype(np.float32) * rng.standard_normal(modes, np.float32)
+        for pair in matching(n, round):
+            meet(replicas, thetas, pair, cut, EXACT)
+        if round >= 50:
+            phi = np.stack([replica.theta for replica in replicas])
+            mean.append(np.mean(phi.mean(axis=0) ** 2))
+            deviation.append(np.mean((phi - phi.mean(axis=0)) ** 2))
+    wanted = theory(n)
+    assert np.mean(deviation) == pytest.approx(wanted[0], rel=0.05)
+    assert np.mean(mean) == pytest.approx(wanted[1], rel=0.08)
+
+
+def largest(sign, kappa, gamma, n, rounds, how=TWO):
+    """How far replicas get from zero, of a quadratic without noise; `sign` of the pseudo-gradient's term."""
+    rng, cut = np.random.default_rng(8), Grid(16, 4096)
+    replicas = swarm_of(n, np.zeros(16))
+    for replica in replicas:
+        replica.theta[:] = rng.standard_normal(16)
+    thetas = [replica.theta.copy() for replica in replicas]
+    with np.errstate(over="ignore"):
+        for round in range(rounds):
+            for theta in thetas:
+                theta *= np.float32(1 - kappa)
+            for pair in matching(n, round):
+                meet(replicas, thetas, pair, cut, how, Pull(ALPHA, sign * BETA, gamma))
+            if not max(np.abs(replica.theta).max() for replica in replicas) < 1e6:
+                return np.inf
+    return max(np.abs(replica.theta).max() for replica in replicas)
+
+
+def test_the_sign_of_the_paper_climbs():
+    assert largest(1, KAPPA, GAMMA, 4, 60) < 1
+    assert largest(-1, KAPPA, GAMMA, 4, 60) == np.inf
+
+
+def test_the_limit_of_gamma():
+    assert largest(1, 0.0, 1.3, 64, 150) < 10
+    assert largest(1, 0.0, 1.7, 64, 150) > 1e3
