@@ -32,25 +32,34 @@ CORPUS = "the quick brown fox jumps over the lazy dog and then it sleeps in the 
 
 
 class Stopwatch:
-    """Lets virtual time pass for inner steps, and adds up in `busy` the seconds in which steps were made."""
+    """Lets virtual time pass for inner steps."""
 
     def __init__(self, step_seconds: float) -> None:
-        self.step_seconds, self.busy = step_seconds, 0.0
+        self.step_seconds = step_seconds
+        self._passed = 0.0
+        self._running: Callable[[], float] | None = None
+
+    @property
+    def busy(self) -> float:
+        """Seconds in which steps were made, up to now."""
+        return self._passed + (self._running() if self._running is not None else 0.0)
 
     async def steps(self, n: int, stop: asyncio.Event) -> int:
         """Wait for the time of `n` steps, or until `stop` is set; how many whole steps fit in."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began, whole = loop.time(), n * self.step_seconds
         if stop.is_set():
             return 0
+        self._running = lambda: min(loop.time() - began, whole)
         try:
-            async with asyncio.timeout(n * self.step_seconds):
+            async with asyncio.timeout(whole):
                 await stop.wait()
-            made = min(n, int((loop.time() - began) / self.step_seconds + 1e-9))
+            return min(n, int((loop.time() - began) / self.step_seconds + 1e-9))
         except TimeoutError:
-            made = n
-        self.busy += made * self.step_seconds
-        return made
+            return n
+        finally:
+            self._passed += self._running()
+            self._running = None
 
 
 @cache

@@ -118,8 +118,8 @@ def _bytes(axes: Axes, scenario: Scenario, journal: Journal) -> None:
 def _utilisation(axes: Axes, scenario: Scenario, journal: Journal) -> None:
     commits = list(committed(journal).values())
     usual = quantile([b - a for a, b in zip(commits, commits[1:], strict=False)], 0.5) or 0.0
-    # Steps count when they are done: over less than some rounds it would be all or nothing.
-    window = min(max(4 * usual, 4 * scenario.interval), journal.now / 3)
+    # Over less than a round it would be all or nothing.
+    window = max(usual, 2 * scenario.interval)
     _band(axes, [(at, [100 * part for part in parts]) for at, parts in _smooth(busy_parts(journal), window) if parts])
     axes.set(
         title=f"{scenario.name}: compute utilisation", xlabel=_TIME, ylabel=f"% of the time, over {window:.0f} s each"
@@ -128,14 +128,12 @@ def _utilisation(axes: Axes, scenario: Scenario, journal: Journal) -> None:
 
 
 def _smooth(rows: Sequence[tuple[float, list[float | None]]], window: float) -> list[tuple[float, list[float]]]:
-    """For each row the means of every peer over the `window` seconds before it; rows before that are left out."""
+    """For each row the means of every peer over the `window` seconds before it."""
     smooth = []
     first = 0
     for place, (at, _) in enumerate(rows):
         while rows[first][0] <= at - window:
             first += 1
-        if at < window:
-            continue
         known = [
             [part for part in column if part is not None]
             for column in zip(*(row for _, row in rows[first : place + 1]), strict=True)
