@@ -117,3 +117,20 @@ def test_the_list_has_scenarios_links_and_faults(capsys):
     shown = capsys.readouterr().out
     assert "churn-storm: 30 peers, 600 s" in shown and "lte: 30/8" in shown and "swizzle-clog: " in shown
     assert "equivocate: " in shown
+
+
+def test_a_scenario_in_virtual_time_from_file_to_report(in_place, capsys):
+    (in_place / "tiny.toml").write_text(
+        'duration = 40\nparameters = 2000\n[manifest.outer]\nsteps = 5\n[[peers]]\ncount = 3\nname = "home"\n'
+        '[[faults]]\nat = 15\nkind = "restart"\npeers = ["home-3"]\nseconds = 5\n'
+    )
+    traces = []
+    for _ in range(2):
+        assert cli("tiny.toml", "--seed", "4", "--json") == 0
+        summary = json.loads(capsys.readouterr().out)
+        traces.append(summary["trace"])
+        assert summary["level"] == "L0" and summary["rounds"] >= 4 and summary["seconds"] == 40.0
+        assert summary["loss_last"] < summary["loss_first"] and 0.5 < summary["utilisation"] <= 1.0
+        third = [(one["change"], one.get("reason")) for one in summary["membership"] if one["peer"] == "home-3"]
+        assert third[:3] == [("up", None), ("down", "killed"), ("up", None)]
+    assert traces[0] == traces[1]
