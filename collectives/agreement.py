@@ -77,6 +77,7 @@ class Agreement:
         self._proofs = Proofs(verify)
         self._acceptor = Acceptor(terms)
         self._quorum_since: float | None = None
+        self._differ = False
         self._moved = 0.0
         self._out: list[tuple[PeerId | None, Message]] = []
 
@@ -170,6 +171,8 @@ class Agreement:
                 self._out.append((sender, self.commit))
         elif isinstance(message, Ready):
             self._hear_ready(sender, message, now)
+            if self._early():
+                return  # one of many, most often; and time passes soon anyway
         elif isinstance(message, Open):
             self._hear_open(sender, message, now)
         elif isinstance(message, Prepare):
@@ -192,10 +195,21 @@ class Agreement:
                 self._candidate.complaints.forgive(sender)
             if not message.witness and sender in self.terms.members:
                 self._electorate.gone.add(sender)
+            self._differ |= message.base != self.terms.base
+        if not self._differ:
+            return
         left = set(self.terms.members) - self._electorate.gone
         bases = Counter(self.ready[peer].base for peer in left & self.ready.keys())
         del bases[self.terms.base]
         self.diverged |= 2 * max(bases.values(), default=0) > len(left)
+
+    def _early(self) -> bool:
+        """Whether it is plain that more announcements are needed, or at least waited for, before a round opens."""
+        if self.opened is not None or self._candidate.preparing or self._candidate.urged:
+            return False
+        ready, members = len(self.ready), len(self.terms.members)
+        too_few = ready < self.terms.fraction * (members - len(self._electorate.gone))
+        return too_few or (self._quorum_since is not None and ready < members)
 
     def _hear_open(self, sender: PeerId, message: Open, now: float) -> None:
         if not self._acceptor.follows(sender, message):

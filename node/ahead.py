@@ -26,6 +26,14 @@ class Ahead:
         self._since: float | None = None
         self._inquired = 0.0
 
+    @property
+    def silent(self) -> bool:
+        """Whether nobody who is here has said anything of later rounds."""
+        if self._claims or self._seen:
+            return False
+        self._since = None
+        return True
+
     def begin(self, round: int) -> list[PeerId]:
         """Our next round begins; the peers to ask how it ended, because they are beyond it."""
         self._claims.clear()

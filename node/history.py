@@ -61,8 +61,11 @@ class History:
 
     def prune(self, current: Butterfly, live: Collection[PeerId], *, read: bool) -> None:
         """Forget what nobody wants. `read`: somebody reads a state that one of these rounds continues."""
-        since = self._now() - FOLLOWED_SECONDS
-        self._followers = {peer: at for peer, at in self._followers.items() if at >= since}
+        if not self._rounds:
+            return
+        if self._followers:
+            since = self._now() - FOLLOWED_SECONDS
+            self._followers = {peer: at for peer, at in self._followers.items() if at >= since}
         wanted = read or bool(self._followers)
         last = self._rounds.get(current.round - 1)
         if not wanted:
@@ -75,6 +78,8 @@ class History:
 def _superseded(last: Butterfly, current: Butterfly, live: Collection[PeerId]) -> bool:
     """Whether all who took part in the last round, or wanted to and are here, have the state that came of it."""
     commit, agreement = last.agreement.commit, current.agreement
+    if commit is None or len(agreement.ready) < len(commit.opened.alive):
+        return False
     same = {peer for peer, ready in agreement.ready.items() if ready.base == agreement.terms.base}
     late = set(last.agreement.ready) & set(live)
-    return commit is not None and same.issuperset({*commit.opened.alive, *late})
+    return same.issuperset({*commit.opened.alive, *late})

@@ -1,0 +1,108 @@
+"""The trial that every change has to pass: many peers, a short run, faults of a few kinds at a time, all from one seed.
+
+    python -m thinwire.sims.seeds 17               # run a seed, and shrink what it needs when it fails
+    python -m thinwire.sims.seeds 0 200            # seeds 0 to 199
+
+Everything about a run follows from its seed: which kinds of faults it has, how many, the codec, how the peers are connected.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from thinwire.sims.driver import Finding, examine
+from thinwire.sims.faults import KINDS, Fault
+from thinwire.sims.regions import MBIT, REGIONS
+from thinwire.sims.scenario import PeerSpec, Scenario
+from thinwire.swarm.preset import LAN, Preset
+
+PEERS = 50
+SECONDS = 40.0
+PARAMETERS = 1500
+
+PACE: Preset = replace(
+    LAN,
+    probe_period=0.5,
+    ping_min=0.2,
+    ping_max=0.45,
+    gossip_period=0.2,
+    push_pull_period=8.0,
+    gossip_to_dead=8.0,
+    reconnect_period=2.0,
+    refute_period=0.2,
+    tick=0.2,
+)
+"""A membership that is quick enough for runs of less than a minute."""
+
+MIXED = 4
+"""Kinds of faults in one run: few enough that each has room to do harm."""
+
+_MANIFEST = """
+[run]
+name = "trial"
+[outer]
+steps = 4
+[exchange]
+codec = "{codec}"
+grace = 1.0
+max_weight = 100000
+"""
+
+
+def trial(seed: int, peers: int = PEERS) -> Scenario:
+    """The scenario of a seed."""
+    rng = random.Random(f"trial/{seed}")
+    regions = rng.sample(REGIONS, 3)
+    specs = tuple(
+        PeerSpec(
+            index,
+            f"peer-{index}",
+            rng.choice(regions),
+            step_seconds=rng.uniform(0.5, 0.6),
+            up=rng.choice((20, 50, 300)) * MBIT,
+            down=300 * MBIT,
+            join=0.0 if not index else 0.05 if index < peers - 2 else rng.uniform(5.0, 20.0),
+        )
+        for index in range(peers)
+    )
+    kinds = rng.sample(sorted(KINDS), MIXED)
+    return Scenario(
+        name="trial",
+        seed=seed,
+        duration=SECONDS,
+        manifest=_MANIFEST.format(codec=rng.choice(("fp32", "int8(block=256)"))),
+        peers=specs,
+        parameters=PARAMETERS,
+        jitter=0.2,
+        loss=rng.choice((0.0, 0.0, 0.005)),
+        mix={kind: rng.choice((2.0, 4.0, 8.0)) for kind in kinds},
+        interval=SECONDS,
+    )
+
+
+def command(seed: int, faults: Sequence[Fault] | None = None) -> str:
+    """What to type to see a seed fail again."""
+    return f"python -m thinwire.sims.seeds {seed}"
+
+
+def check(seed: int, peers: int = PEERS, *, shrink: bool = True, rerun: bool = False) -> Finding | None:
+    """Run one seed; None when all is well."""
+    return examine(trial(seed, peers), preset=PACE, shrink=shrink, rerun=rerun, command=command)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the seeds that are named: one, or a first and the one after the last. Exit code 1 when one fails."""
+    first = int(words[0])
+    seeds = range(first, int(words[1]) if len(words) > 1 else first + 1)
+    failed = [found for seed in seeds if (found := check(seed)) is not None]
+    for found in failed:
+        print(found.text)
+    print(f"{len(seeds)} seeds, {len(failed)} failed")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
