@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 from thinwire.node.console import bytes_text
 from thinwire.node.livetable import clock_text
 
@@ -99,11 +100,11 @@ class View:
         )
 
     def _scene(self) -> Group:
-        title = self._line()
+        title = Text(self._line())
         bar = Progress(TextColumn(self._scenario.name), BarColumn(None), TextColumn("{task.percentage:.0f} %"))
         part = min(1.0, self.journal.now / self._scenario.duration)
         bar.add_task("", total=1000, completed=int(1000 * part))
-        table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+        table = Table(box=None, header_style="bold", pad_edge=False)
         few = len(self.journal.names) <= ROWS
         for column in ("peer" if few else "group", "state" if few else "peers"):
             table.add_column(column)
@@ -120,7 +121,7 @@ class View:
                 bytes_text(sum(one.up for one in rows)),
                 bytes_text(sum(one.down for one in rows)),
             )
-        return Group(bar, table)
+        return Group(bar, title, table)
 
     def _rows(self, samples: tuple[PeerSample | None, ...]) -> list[tuple[str, str, list[PeerSample]]]:
         if len(samples) <= ROWS:
