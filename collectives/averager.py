@@ -17,36 +17,22 @@ import blake3
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.aggregate import RULES
-from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.flat import Flat
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
+from thinwire.collectives.series import GIVE_UP, TICK, Series, round_of
 from thinwire.collectives.shards import Grid, grid
 from thinwire.collectives.transport import Arrival, Transport
 from thinwire.compression.codec import Buffer, Codec
-from thinwire.swarm.frame import Frame, sign_message, verify_message
+from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import Ask, Behind, Commit, Digest, Message, PeerId
-from thinwire.swarm.rendezvous import leader_order
+from thinwire.swarm.protocol import Ask, Behind, Commit, Digest, PeerId
 
 Work = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function in a thread, or in place in a simulation."""
-
-TICK = 0.1
-"""Seconds between looks at the clock."""
-
-STASH = 1024
-"""Control frames kept for a call that we have not made yet."""
-
-GIVE_UP = 10
-"""A call that has not come to an end within grace plus this many patiences returns without a commit."""
-
-MAX_PATIENCE = 120.0
-"""Most seconds without progress before somebody acts."""
 
 
 class Averager:
@@ -72,19 +58,26 @@ class Averager:
         patience: float = 2.0,
         work: Work = asyncio.to_thread,
     ) -> None:
-        self._identity, self._run_id, self._transport, self._keys = identity, run_id, transport, dict(keys)
-        self.me = identity.peer_id
+        self._transport, self._keys, self.me = transport, dict(keys), identity.peer_id
         self._codec, self._rule, self._now, self._grace, self._work = codec, rule, now, grace, work
-        self._patience = self._floor = patience
         self._outbox = Outbox(transport, lambda peer: self._lost(peer, gone=False))
         self._live, self._gone = set(self._keys), set[PeerId]()
         self._members, self._base = tuple(sorted(self._keys)), bytes(32)
+        self._series = Series(
+            identity,
+            run_id,
+            codec=codec,
+            rule=rule,
+            outbox=self._outbox,
+            now=now,
+            live=self._live,
+            key_of=self._keys.get,
+            patience=patience,
+        )
         self._number = 1
+        self._calling = False
         self._current: Butterfly | None = None
         self._past: Butterfly | None = None
-        self._usual: dict[int, float] = {}
-        self._early: list[tuple[PeerId, Frame]] = []
-        self._behind = asyncio.Event()
         self._pool = Pool()
 
     async def run(self) -> None:
@@ -116,77 +109,46 @@ class Averager:
         source, target = Flat(arrays), Flat(arrays if out is None else out)
         if source.total != target.total:
             raise ValueError(f"{source.total} elements are averaged, there is room for {target.total}")
-        if self._current is not None:
+        if self._calling:
             raise ValueError("one call after the other: the last one is still under way")
-        cut = grid(source.total, self._codec)
-        current = self._current = self._begin(cut)
+        self._calling, cut = True, grid(source.total, self._codec)
         try:
             payloads, hashes = await self._work(lambda: self._encode(source, cut))
-            began = self._now()
+            current = self._begin(cut)
             current.announce(payloads, weight=weight, loss=0.0, speed=0.0, hashes=hashes)
-            early, self._early = self._early, []
-            for peer, frame in early:
+            for peer, frame in self._series.stash.take():
                 self._routed(peer, frame)
-            outcome = await self._outcome(current)
+            outcome = await self._series.outcome(current, give_up=self._grace + GIVE_UP * self._series.patience)
             if outcome.commit is not None:
                 await self._work(lambda: self._decode(outcome.results, cut, target))
-                self._committed(current, outcome.commit, self._now() - began)
+                self._committed(current, outcome.commit)
         finally:
-            self._current = None
+            self._calling = False
         return outcome
 
     # --- one call
 
     def _begin(self, cut: Grid) -> Butterfly:
-        seed = blake3.blake3(self._run_id + self._number.to_bytes(8, "big")).digest()
+        """The round of this call: the one that the last call left undecided goes on, because what was promised in it holds."""
+        old = self._current
+        if old is not None and old.complete and old.agreement.commit is not None:
+            self._committed(old, old.agreement.commit)  # the others have decided it after that call had given up
+            old = None
         plan = blake3.blake3(msgspec.msgpack.encode([self._codec.spec, cut.total, cut.chunk, self._rule])).digest()
-        terms = Terms(
-            self._number,
-            0,
-            leader_order(seed, self._members, self._number, 0),
-            self._base,
-            plan,
-            grace=self._grace,
-            patience=self._patience,
-        )
-        agreement = Agreement(
-            self.me,
-            terms,
-            sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
-            verify=self._verify,
-            live=self._live,
-            gone=self._gone,
-        )
-        return Butterfly(
-            agreement,
-            codec=self._codec,
-            grid=cut,
-            rule=RULES[self._rule],
-            seed=seed,
-            outbox=self._outbox,
-            now=self._now,
-            usual=self._usual,
-            pool=self._pool,
-        )
+        if old is not None and old.agreement.terms.plan == plan:
+            old.resume()
+            return old
+        terms = Terms(self._number, 0, self._members, self._base, plan, grace=self._grace)
+        # Of arrays of other sizes nobody can tell what they were to be in that round, so we have no vote in it any more.
+        attempt = old.attempt if old is not None else 0
+        self._current = self._series.begin(terms, cut, gone=self._gone, witness=old is None, attempt=attempt)
+        return self._current
 
-    async def _outcome(self, current: Butterfly) -> Outcome:
-        wait, behind = asyncio.ensure_future(current.wait()), asyncio.ensure_future(self._behind.wait())
-        try:
-            await asyncio.wait(
-                (wait, behind),
-                timeout=self._grace + GIVE_UP * self._patience,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            return wait.result() if wait.done() else Outcome(diverged=behind.done())
-        finally:
-            wait.cancel()
-            behind.cancel()
-
-    def _committed(self, current: Butterfly, commit: Commit, took: float) -> None:
-        self._patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self._patience + 0.3 * 3.0 * took))
+    def _committed(self, current: Butterfly, commit: Commit) -> None:
         self._members = commit.opened.alive
         self._base = blake3.blake3(b"".join((self._base, commit.digest, *self._members))).digest()
-        self._past, self._number = current, self._number + 1
+        self._past, self._current, self._number = current, None, self._number + 1
+        self._outbox.begin(self._number)
 
     def _encode(self, source: Flat, cut: Grid) -> tuple[list[Buffer], bytes]:
         payloads: list[Buffer] = []
@@ -240,20 +202,18 @@ class Averager:
         self._routed(peer, frame)
 
     def _routed(self, peer: PeerId, frame: Frame) -> None:
-        message = frame.message
+        message, number = frame.message, round_of(frame.message)
         if isinstance(message, Behind):
-            if message.round > self._number:
-                self._behind.set()
-            return
-        number = message.opened.round if isinstance(message, Commit) else getattr(message, "round", 0)
-        if number == self._number and self._current is not None:
+            if number > self._number:
+                self._series.behind.set()
+        elif number == self._number and self._current is not None:
             self._current.hear(peer, frame)
         elif number == self._number - 1 and self._past is not None:
             self._past.hear(peer, frame)
         elif 0 < number < self._number and frame.signature:
             self._outbox.control(peer, Behind(self._number - 1))
-        elif number in (self._number, self._number + 1) and frame.signature and len(self._early) < STASH:
-            self._early.append((peer, frame))
+        elif number in (self._number, self._number + 1) and frame.signature:
+            self._series.stash.put(peer, frame)
             if number > self._number:
                 self._outbox.control(peer, Ask(self._number, 0))
 
@@ -271,7 +231,3 @@ class Averager:
             for butterfly in (self._current, self._past):
                 if butterfly is not None:
                     butterfly.tick()
-
-    def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
-        key = self._keys.get(peer)
-        return key is not None and verify_message(message, signature, key, self._run_id)

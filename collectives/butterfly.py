@@ -117,6 +117,12 @@ class Butterfly:
         self.agreement.announce(ready, self._now())
         self.pump()
 
+    def resume(self) -> None:
+        """Go on after `wait` has said that our state differs: there was no other to be had. What was promised still holds."""
+        self.agreement.diverged = False
+        self._settled.clear()
+        self.pump()
+
     async def wait(self) -> Outcome:
         """Until the round has committed here with every result, or our state turns out to differ from the majority's."""
         await self._settled.wait()

@@ -21,12 +21,13 @@ import msgspec
 from thinwire.collectives import pairing
 from thinwire.collectives.gossip import Meeting, Pair
 from thinwire.collectives.halves import Halves
+from thinwire.collectives.series import MAX_PATIENCE
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import LAST_ROUND, Fetched, Foreign
 from thinwire.compression.codec import Buffer
 from thinwire.node.paired import PairedReplica
 from thinwire.node.presence import TICK, Emit, Presence
-from thinwire.node.session import MAX_PATIENCE, finite
+from thinwire.node.session import finite
 from thinwire.node.stateserver import StateServer
 from thinwire.node.waiting import Work
 from thinwire.swarm.frame import Frame

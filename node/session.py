@@ -12,14 +12,11 @@ from collections.abc import Callable, Collection, Sequence
 import blake3
 import msgspec
 import numpy as np
-from thinwire.collectives.aggregate import RULES
-from thinwire.collectives.agreement import Agreement
-from thinwire.collectives.buffers import Pool
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
+from thinwire.collectives.series import STASH, Series, round_of
 from thinwire.collectives.shards import Grid
-from thinwire.collectives.stash import Stash
 from thinwire.collectives.statesync import Fetched, Foreign
 from thinwire.compression.codec import Buffer, Codec
 from thinwire.node.ahead import Ahead
@@ -28,16 +25,16 @@ from thinwire.node.outer import Replica
 from thinwire.node.presence import TICK, Emit, Presence
 from thinwire.node.stateserver import StateServer
 from thinwire.node.waiting import Work
-from thinwire.swarm.frame import Frame, sign_message, verify_message
+from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity, short
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import (
+    MAX_GROUP,
     Ask,
     Behind,
     Commit,
     Digest,
     Fetch,
-    Message,
     PeerId,
     Ready,
     StateAsk,
@@ -45,16 +42,6 @@ from thinwire.swarm.protocol import (
     StateFetch,
     StateOffer,
 )
-from thinwire.swarm.rendezvous import leader_order
-
-MAX_PATIENCE = 120.0
-"""Most seconds without progress before somebody acts, however slow rounds have been."""
-
-STASH = 1024
-"""Control frames kept for the round after the one in progress."""
-
-STASH_EACH = 16
-"""Of these, most of one peer: as many as one has to say in a bad round."""
 
 
 class Session:
@@ -83,8 +70,19 @@ class Session:
         self.me = identity.peer_id
         self.presence, self.roster, self.live = presence, presence.roster, presence.live
         self.replica, self.codec, self.grid = replica, codec, grid
-        self.patience, self._floor = patience, patience
-        self.behind = asyncio.Event()
+        self._series = Series(
+            identity,
+            run_id,
+            codec=codec,
+            rule=manifest.exchange.aggregation,
+            outbox=presence.outbox,
+            now=now,
+            live=presence.live,
+            key_of=self._key_of,
+            patience=patience,
+            phase=self._phase,
+        )
+        self.behind = self._series.behind
         """Set when the swarm is so far ahead that the state must be fetched."""
         self.foreign: Foreign | None = None
         """Set when those who were asked for their state train another model."""
@@ -100,11 +98,9 @@ class Session:
         self._states = StateServer(replica, presence.outbox, now, entered=entered)
         self._ahead = Ahead(now)
         self._gone: dict[PeerId, int] = {}
-        self._usual: dict[int, float] = {}
         # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
         self._life = presence.roster.record.sequence // 1000 % 2**31
-        self._pool = Pool()
-        self._stash = Stash(STASH, STASH_EACH)
+        self._stash = self._series.stash
         self._history = History(replica.state.nbytes, now)
         self._plan = blake3.blake3(
             msgspec.msgpack.encode([replica.layout, codec.spec, grid.total, grid.chunk, manifest.exchange.aggregation])
@@ -134,19 +130,12 @@ class Session:
 
     async def outcome(self, *, give_up: float | None = None) -> Outcome:
         """How the round in progress ends, see `average`."""
-        began, fly = self._now(), self.current
-        behind = asyncio.create_task(self.behind.wait())
-        wait = asyncio.create_task(fly.wait())
-        try:
-            await asyncio.wait((wait, behind), timeout=give_up, return_when=asyncio.FIRST_COMPLETED)
-            outcome = wait.result() if wait.done() else Outcome()
-        finally:
-            wait.cancel()
-            behind.cancel()
-        if outcome.commit is not None and fly.opened_at is not None:
-            took = self._now() - max(began, fly.opened_at)
-            self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
-        return outcome
+        return await self._series.outcome(self.current, give_up=give_up)
+
+    @property
+    def patience(self) -> float:
+        """Seconds without progress before somebody acts."""
+        return self._series.patience
 
     @property
     def overtaken(self) -> bool:
@@ -162,6 +151,11 @@ class Session:
         """Whom the round in progress waits for."""
         return self.current.agreement.waiting_for()
 
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """What is held for later, and how much it may be."""
+        early = self.current.exchange._early
+        return {"stash": (len(self._stash), STASH), "early": (len(early), 2 * len(self.grid) + MAX_GROUP)}
+
     async def pause(self) -> None:
         """Wait before something is tried again: a patience, less when nobody was here to try it with and somebody comes."""
         alone, until = not self.live, self._now() + self.patience
@@ -169,12 +163,9 @@ class Session:
             await asyncio.sleep(TICK)
 
     def again(self) -> None:
-        """Begin the round in progress anew: it had been given up for a swarm that is ahead, and there is none."""
-        old = self.current
-        if old.agreement.commit is None:
-            # The new Agreement knows of no promise that the old one gave, so this peer has no vote in it.
-            self._probation = max(self._probation, 1)
-            self.current = self._next_round(attempt=old.attempt)
+        """Go on with the round in progress: it had been given up for a swarm that is ahead, and there is none."""
+        if self.current.agreement.commit is None:
+            self.current.resume()
 
     def report(self, name: str, detail: str) -> None:
         """An event about this peer."""
@@ -211,56 +202,30 @@ class Session:
         """Become a member of the next round without contributing to it (unless a contribution follows in time)."""
         self.current.announce((), weight=0, loss=0.0, speed=0.0)
 
-    def _next_round(self, *, attempt: int | None = None) -> Butterfly:
-        number, exchange = self.replica.round + 1, self.manifest.exchange
-        seed = blake3.blake3(self.run_id + number.to_bytes(8, "big")).digest()
+    def _next_round(self) -> Butterfly:
+        exchange = self.manifest.exchange
         terms = Terms(
-            number,
+            self.replica.round + 1,
             0,
-            leader_order(seed, self.replica.members, number, 0),
+            self.replica.members,
             self.replica.digest,
             self._plan,
             fraction=exchange.quorum,
             min_peers=exchange.min_peers,
             max_weight=self.manifest.max_weight,
             grace=exchange.grace,
-            patience=self.patience,
         )
-        agreement = Agreement(
-            self.me,
-            terms,
-            sign=lambda message: sign_message(message, b"", self.identity, self.run_id),
-            verify=self._verify,
-            live=self.live,
-            gone=self._gone,
-            witness=self._probation == 0,
-        )
-        return Butterfly(
-            agreement,
-            codec=self.codec,
-            grid=self.grid,
-            rule=RULES[exchange.aggregation],
-            seed=seed,
-            outbox=self._outbox,
-            now=self._now,
-            usual=self._usual,
-            attempt=self._life if attempt is None else attempt,
-            pool=self._pool,
-            phase=self._phase,
-        )
+        witness = self._probation == 0
+        return self._series.begin(terms, self.grid, gone=self._gone, witness=witness, attempt=self._life)
 
     def _phase(self, round: int, name: str) -> None:
         self._emit("phase", {"round": round, "phase": name})
         if name == "commit":
             self.on_commit()
 
-    def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
-        if peer == self.me:
-            key: bytes | None = self.identity.public_key
-        else:
-            record = self.roster.record_of(peer)
-            key = record.public_key if record else None
-        return key is not None and verify_message(message, signature, key, self.run_id)
+    def _key_of(self, peer: PeerId) -> bytes | None:
+        record = self.roster.record_of(peer)
+        return record.public_key if record else None
 
     # --- what presence tells
 
@@ -297,8 +262,7 @@ class Session:
         self._look_ahead()
 
     def _route_round(self, peer: PeerId, frame: Frame) -> None:
-        message, current = frame.message, self.current.round
-        number = message.opened.round if isinstance(message, Commit) else getattr(message, "round", 0)
+        message, current, number = frame.message, self.current.round, round_of(frame.message)
         if isinstance(message, Ready) and message.weight:
             self.stats[peer] = (message.loss, message.speed, number)
         if isinstance(message, Ready):
@@ -334,7 +298,7 @@ class Session:
 
     def _look_ahead(self) -> None:
         """Fetch the state when the swarm has gone on without us so far that nobody helps us to follow."""
-        if self.behind.is_set():
+        if self.behind.is_set() or self._ahead.silent:
             return
         fly, others = self.current, self._voices() or sorted(self.live)
         if self._ahead.inquire(self.replica.round, fly.moved, self.patience):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from thinwire.collectives.outbox import LONGEST
-from thinwire.node.session import STASH
+from thinwire.collectives.series import STASH
 from thinwire.sims.machine import Machine, Process
 from thinwire.sims.network import EPOCH
 from thinwire.sims.oracles import Oracles, Tell

@@ -133,6 +133,41 @@ def test_alone_nothing_is_written():
     clock.run(main(), seed=1)
 
 
+@pytest.mark.parametrize("size", [9, 20_000])
+def test_a_call_that_came_to_nothing_is_made_again(size):
+    """One peer calls alone and gives up; then all do, it with arrays of the same sizes or of others."""
+
+    async def main():
+        group = Group(3, "fp32")
+        alone = await group.averagers[0].average([np.ones(9, np.float32)])
+        assert alone.commit is None
+        for turn in range(2):
+            given = [[np.full(size, 2.0**i, np.float32)] for i in range(3)]
+            outcomes = await asyncio.gather(*(group.averagers[i].average(given[i]) for i in range(3)))
+            assert all(outcome.commit is not None for outcome in outcomes), turn
+            for i in range(3):
+                np.testing.assert_array_equal(given[i][0], given[0][0])
+
+    clock.run(main(), seed=1)
+
+
+def test_who_gave_up_keeps_its_promises():
+    """Its second call is of the same round, and remembers what the first one has promised and voted."""
+
+    async def main():
+        group = Group(3, "fp32")
+        mine = group.averagers[0]
+        assert (await mine.average([np.ones(9, np.float32)])).commit is None
+        acceptor, attempt = mine._current.agreement._acceptor, mine._current.attempt
+        assert (await mine.average([np.ones(9, np.float32)])).commit is None
+        assert mine._current.agreement._acceptor is acceptor and mine._current.attempt > attempt
+        # Of arrays of other sizes it can only keep away from the vote.
+        assert (await mine.average([np.ones(7, np.float32)])).commit is None
+        assert not mine._current.agreement.witness and mine._current.attempt > attempt + 1
+
+    clock.run(main(), seed=1)
+
+
 def test_what_cannot_be_averaged_is_refused():
     async def main():
         averager = Group(2, "int8").averagers[0]

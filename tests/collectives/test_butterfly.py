@@ -23,6 +23,8 @@ from thinwire.swarm.protocol import (
     Contribution,
     Fetch,
     Open,
+    Prepare,
+    Promise,
     Proof,
     Ready,
     Record,
@@ -433,6 +435,20 @@ def test_early_frame_that_is_too_long_is_not_kept():
     assert len(seat.fly.exchange._early) == 0
     seat.chunk(OTHER, 2, bytes(4 * 4096), attempt=2)
     assert len(seat.fly.exchange._early) == 1
+
+
+def test_what_was_promised_holds_when_a_round_is_taken_up_again():
+    """A peer that gave a round up for a swarm that is ahead, and found none, must not vote twice in it."""
+    seat = Seat()
+    seat.hear(OTHER, Prepare(1, 0, Ballot(5, OTHER)))
+    assert len(seat.tray.of(Promise)) == 1
+    seat.fly.agreement.overtaken()
+    seat.fly.pump()
+    seat.fly.resume()
+    seat.finish()
+    assert seat.tray.of(Vote) == [] and not seat.fly.agreement.diverged
+    opened = seat.open(ballot=Ballot(5, OTHER))
+    assert seat.fly.exchange.opened == opened and len(seat.tray.of(Vote)) == 1
 
 
 def test_frames_of_another_fragment_are_ignored(seat):

@@ -1,0 +1,126 @@
+"""One round after another of one peer: made alike, waited for alike, and each tells how patient to be in the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+import blake3
+from thinwire.collectives.aggregate import RULES
+from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.buffers import Pool
+from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.proposal import Terms
+from thinwire.collectives.shards import Grid
+from thinwire.collectives.stash import Stash
+from thinwire.compression.codec import Codec
+from thinwire.swarm.frame import sign_message, verify_message
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.protocol import Commit, Digest, Message, PeerId
+from thinwire.swarm.rendezvous import leader_order
+
+TICK = 0.1
+"""Seconds between looks at the clock; well below every patience."""
+
+GIVE_UP = 10
+"""A round that neither commits nor fails within grace plus this many patiences is left."""
+
+MAX_PATIENCE = 120.0
+"""Most seconds without progress before somebody acts, however slow rounds have been."""
+
+STASH = 1024
+"""Control frames kept for the round after the one in progress."""
+
+STASH_EACH = 16
+"""Of these, most of one peer: as many as one has to say in a bad round."""
+
+
+def round_of(message: Message) -> int:
+    """Number of the round that a message is about, 0 when it is about none."""
+    number: int = message.opened.round if isinstance(message, Commit) else getattr(message, "round", 0)
+    return number
+
+
+class Series:
+    """What the rounds of one peer have in common.
+
+    `live`: peers with a link, kept by the caller. `key_of`: Ed25519 public key of another peer, None when it is not known.
+    `patience`: seconds without progress before somebody acts, at least those given here; adapts to what rounds take.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: Digest,
+        *,
+        codec: Codec,
+        rule: str,
+        outbox: Outbox,
+        now: Callable[[], float],
+        live: Collection[PeerId],
+        key_of: Callable[[PeerId], bytes | None],
+        patience: float,
+        phase: Callable[[int, str], None] = lambda round, name: None,
+    ) -> None:
+        self.patience, self._floor = patience, patience
+        self.behind = asyncio.Event()
+        """Set when the others have gone on so far that we cannot follow."""
+        self.stash = Stash(STASH, STASH_EACH)
+        """Frames of the next round."""
+        self._identity, self._run_id = identity, run_id
+        self._codec, self._rule, self._outbox, self._now = codec, RULES[rule], outbox, now
+        self._live, self._key_of, self._phase = live, key_of, phase
+        self._usual: dict[int, float] = {}
+        self._pool = Pool()
+
+    def begin(
+        self, terms: Terms, grid: Grid, *, gone: Collection[PeerId], witness: bool = True, attempt: int = 0
+    ) -> Butterfly:
+        """A round on these terms; the order of the members and the patience are filled in here."""
+        seed = blake3.blake3(self._run_id + terms.round.to_bytes(8, "big")).digest()
+        order = leader_order(seed, terms.members, terms.round, terms.fragment)
+        agreement = Agreement(
+            self._identity.peer_id,
+            replace(terms, members=order, patience=self.patience),
+            sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
+            verify=self._verify,
+            live=self._live,
+            gone=gone,
+            witness=witness,
+        )
+        return Butterfly(
+            agreement,
+            codec=self._codec,
+            grid=grid,
+            rule=self._rule,
+            seed=seed,
+            outbox=self._outbox,
+            now=self._now,
+            usual=self._usual,
+            pool=self._pool,
+            attempt=attempt,
+            phase=self._phase,
+        )
+
+    async def outcome(self, fly: Butterfly, *, give_up: float | None = None) -> Outcome:
+        """How a round ends; without a commit when it has not within `give_up` seconds, or we are behind."""
+        began = self._now()
+        behind = asyncio.ensure_future(self.behind.wait())
+        wait = asyncio.ensure_future(fly.wait())
+        try:
+            await asyncio.wait((wait, behind), timeout=give_up, return_when=asyncio.FIRST_COMPLETED)
+            outcome = wait.result() if wait.done() else Outcome(diverged=behind.done())
+        finally:
+            wait.cancel()
+            behind.cancel()
+        if outcome.commit is not None and fly.opened_at is not None:
+            took = self._now() - max(began, fly.opened_at)
+            self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
+        return outcome
+
+    def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
+        key = self._identity.public_key if peer == self._identity.peer_id else self._key_of(peer)
+        return key is not None and verify_message(message, signature, key, self._run_id)
