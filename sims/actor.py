@@ -43,11 +43,16 @@ from .compute import StubLearner
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an actor is told. `manifest`: file. `port`, `ports`: where it listens at `host`; `advertise`: where others dial."""
+    """What an actor is told.
+
+    `manifest`: file. `data`: file to train on, where the model is real. `port`, `ports`: where it listens at `host`;
+    `advertise`: where others dial.
+    """
 
     name: str
     home: str
     manifest: str
+    data: str
     host: str
     port: int
     ports: tuple[int, int]
@@ -140,6 +145,7 @@ def main(file: Path) -> int:
         {
             "name": part.name, "home": part.home, "host": part.host, "port": part.port, "advertise": part.advertise,
             "ports": f"{part.ports[0]}-{part.ports[1]}", "device": "cpu", "threads": 1,
+            "data": Path(part.data),
         },
         {},
     )  # fmt: skip

@@ -25,13 +25,14 @@ import psutil
 from thinwire.node.diary import proof
 from thinwire.swarm.errors import HintedError
 
+from .compute import CORPUS
 from .faults import Fault, draw
 from .ground import Ground, Unplayable
 from .journal import WORLD, Journal, fault_fields
 from .realfaults import RealFaults
 from .report import Play
 from .scenario import Scenario
-from .troupe import Seat, Troupe
+from .troupe import TEXT, Seat, Troupe
 from .view import Stopped, View
 
 MOST = 16
@@ -99,6 +100,7 @@ async def _play(level: str, scenario: Scenario, ground: Ground, view: View) -> P
         sites = await ground.open()
         manifest = place / "run.toml"
         manifest.write_text(scenario.manifest, encoding="utf-8")
+        (place / TEXT).write_text(CORPUS * 400)
         early = sum(peer.join <= 0 for peer in scenario.peers)
         seats = [
             Seat(peer, site, scenario, manifest, place / peer.name, early if peer.index == 0 else 1)

@@ -21,6 +21,9 @@ from .journal import Journal, PeerSample
 from .scenario import PeerSpec, Scenario
 
 PROGRAM = (sys.executable, "-P", "-m", "thinwire.sims.actor")
+TEXT = "text.txt"
+"""What is trained on, beside the manifest: the same as in virtual time."""
+
 LOADING = 3
 """Processes that load at the same time: each takes some seconds of a core."""
 
@@ -51,6 +54,7 @@ class Seat:
             name=spec.name,
             home=str(home),
             manifest=str(manifest),
+            data=str(manifest.with_name(TEXT)),
             host=site.host,
             port=site.port,
             ports=site.ports,
