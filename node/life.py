@@ -175,12 +175,11 @@ class Life:
             report.speed = done.tokens / done.seconds
         if self.stopping and done.steps < count:
             return False
-        loss = done.loss if done.steps else report.loss
+        loss, before = done.loss if done.steps else report.loss, peer.replica.digest
         outcome, _ = await self._duties.exchange(steps=count, weight=self._tokens, loss=loss)
-        if outcome.commit is None:
-            return False
-        self._tokens = 0
-        return True
+        if outcome.commit is not None or peer.replica.digest != before:
+            self._tokens = 0  # what they went into is done with, or gone
+        return outcome.commit is not None
 
     async def _save(self, learner: Learner) -> None:
         self._duties.saved(await self._work(lambda: self._duties.save(learner.private)))
