@@ -301,7 +301,7 @@ def test_what_is_heavy_leaves_the_loop(tmp_path, monkeypatch):
         watch(Replica, name)
     watch(CheckpointStore, "load")
     watch(CheckpointStore, "save")
-    watch(session, "_finite")
+    watch(session, "finite")
 
     async def scene(world):
         ones = await world.swarm(2, work=work)
