@@ -40,8 +40,11 @@ class Lane:
             self.clear()
             self._unreachable(self._peer)
             return
+        resting = self._task is None or self._task.done()
+        if resting and not self._urgent and not self._later and self._transport.offer(self._peer, frame):
+            return
         (self._later if later else self._urgent).append(frame)
-        if self._task is None or self._task.done():
+        if resting:
             self._task = asyncio.get_running_loop().create_task(self._drain())
             self._task.add_done_callback(self._ended)
 

@@ -87,6 +87,10 @@ class Transport(Protocol):
         """
         ...
 
+    def offer(self, to: PeerId, frame: Frame) -> bool:
+        """`send` without waiting: True when a link was up and took the frame at once; False: nothing happened, use `send`."""
+        ...
+
     async def recv(self) -> Arrival:
         """The next checked frame of any peer, or the news that a link broke (at once on a reset, not after a time-out)."""
         ...

@@ -109,6 +109,10 @@ class ZmqTransport:
         link = self._peering.links.get(to) or await self._peering.reach(to)
         return link is not None and await link.send(frame)
 
+    def offer(self, to: PeerId, frame: Frame) -> bool:
+        """See `Transport.offer`. Sockets may always want to be waited for."""
+        return False
+
     async def recv(self) -> Arrival:
         """See `Transport.recv`. Raises RuntimeError when the transport is closed."""
         return await self._station.inbox.get()

@@ -178,7 +178,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        self._check()
+        if self._closed:
+            self._check()
         handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -186,6 +187,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
+        self._check()
         return self.call_soon(callback, *args, context=context)
 
     def call_later(

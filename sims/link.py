@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thinwire.sims.packets import Packet
@@ -35,25 +35,26 @@ class Traffic:
                 self.control_down += size
 
 
-@dataclass(slots=True, eq=False)
 class Pipe:
     """One direction and plane of a link. `used` counts frames accepted by `send` and not yet taken by `recv`; `sent` and
-    `taken` number packets as they leave and as they arrive.
+    `taken` number packets as they leave and as they arrive. `pair` are the ids of `source` and `sink`.
     """
 
-    link: Link
-    source: SimTransport
-    sink: SimTransport
-    bulk: bool
-    used: int = 0
-    sent: int = 0
-    taken: int = 0
-    last: float = 0.0
-    queue: deque[Packet] = field(default_factory=deque)
-    flying: deque[Packet] = field(default_factory=deque)
-    waiting: deque[Packet] = field(default_factory=deque)
-    arrived: deque[Packet] = field(default_factory=deque)
-    waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
+    __slots__ = (
+        "link", "source", "sink", "bulk", "pair", "used", "sent", "taken", "last",
+        "queue", "flying", "waiting", "arrived", "waiters",
+    )  # fmt: skip
+
+    def __init__(self, link: Link, source: SimTransport, sink: SimTransport, bulk: bool) -> None:
+        self.link, self.source, self.sink, self.bulk = link, source, sink, bulk
+        self.pair = (source.peer_id, sink.peer_id)
+        self.used = self.sent = self.taken = 0
+        self.last = 0.0
+        self.queue: deque[Packet] = deque()
+        self.flying: deque[Packet] = deque()
+        self.waiting: deque[Packet] = deque()
+        self.arrived: deque[Packet] = deque()
+        self.waiters: deque[asyncio.Future[None]] = deque()
 
     async def room(self, window: int) -> bool:
         """Wait for a place and take it; False when the link broke meanwhile."""
@@ -101,7 +102,7 @@ class Link:
         self.pipes = [Pipe(self, x, y, bulk) for x, y in ((a, b), (b, a)) for bulk in (False, True)]
 
     def pipe(self, source: SimTransport, bulk: bool) -> Pipe:
-        return next(pipe for pipe in self.pipes if pipe.source is source and pipe.bulk is bulk)
+        return self.pipes[(0 if source is self.ends[0] else 2) + bulk]
 
     def other(self, end: SimTransport) -> SimTransport:
         return self.ends[1] if self.ends[0] is end else self.ends[0]

@@ -194,7 +194,7 @@ class SimNet:
 
     def depart(self, pipe: Pipe, packet: Packet, seconds: float) -> None:
         """The first byte leaves now, the last one after `seconds`, or later where one connection is slower than that."""
-        source, sink = pipe.source.peer_id, pipe.sink.peer_id
+        source, sink = pipe.pair
         first = max(self.loop.time() + self.delay(source, sink), pipe.last)
         if self.stream is not None and (rate := self.stream(source, sink)):
             seconds = max(seconds, packet.size / rate)
@@ -234,9 +234,11 @@ class SimNet:
 
     def hand_over(self, pipe: Pipe) -> None:
         """Hand over, in order, what has arrived whole and is not held back."""
-        if self.holds.pairs and self.holds.held(pipe.source.peer_id, pipe.sink.peer_id):
+        source, sink = pipe.pair
+        if self.holds.pairs and self.holds.held(source, sink):
             return
-        while pipe.arrived and pipe.arrived[0].done <= self.loop.time() and pipe.sink.has(pipe.link):
+        now, links = self.loop.time(), pipe.sink.links
+        while pipe.arrived and pipe.arrived[0].done <= now and links.get(source) is pipe.link:
             packet = pipe.arrived.popleft()
             try:
                 frame = self._received(pipe, packet)
@@ -244,10 +246,8 @@ class SimNet:
                 self.sever(pipe.sink, pipe.source, f"malformed frame: {error}")
                 return
             pipe.sink.traffic.count(packet.size, bulk=pipe.bulk, up=False)
-            self.loop.record(
-                pipe.source.peer_id, pipe.sink.peer_id, _MARKS[type(frame.message)], packet.wire, packet.payload
-            )
-            pipe.sink.accept(Arrival(pipe.source.peer_id, frame), pipe)
+            self.loop.record(source, sink, _MARKS[type(frame.message)], packet.wire, packet.payload)
+            pipe.sink.accept(Arrival(source, frame), pipe)
 
     def _received(self, pipe: Pipe, packet: Packet) -> Frame:
         # CURVE and the sealed streams number and authenticate everything, so that a relay can break a link and no more.

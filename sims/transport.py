@@ -26,15 +26,13 @@ CONTROL_WINDOW = 256
 class SimTransport:
     """One peer's transport. `uplink.rate` and `downlink.rate` are bytes/s (None: unlimited), `traffic` counts its bytes.
 
-    `loss` and `jitter` are those of its own link, `wall` is its clock in unix seconds.
-
-    The record shown at the gates of others is the last own record given to `learn`, else that of the last `meet`.
+    `loss` and `jitter` are those of its own link, `wall` is its clock in unix seconds. The record shown at the gates of others is the last own record given to `learn`, else that of the last `meet`.
     """
 
     def __init__(
         self, net: SimNet, identity: Identity, run_id: bytes, admit: Admit, address: str, bandwidth: float | None
     ) -> None:
-        self.run_id = run_id
+        self.peer_id, self.run_id = identity.peer_id, run_id
         self.uplink = Uplink(net, bandwidth)
         self.downlink = Downlink(net, bandwidth)
         self.loss = self.jitter = 0.0
@@ -57,10 +55,6 @@ class SimTransport:
         self._bulk: deque[tuple[Arrival, Pipe | None]] = deque()
 
     # --- the seam
-
-    @property
-    def peer_id(self) -> PeerId:
-        return self._identity.peer_id
 
     def addresses(self) -> tuple[str, ...]:
         return (self._address,)
@@ -87,13 +81,28 @@ class SimTransport:
         link = self.links.get(to)
         if link is None:
             return False
-        kind = type(frame.message)
-        pipe = link.pipe(self, kind.payload > 0 and not kind.signed)
-        packet = self._packer.pack(frame)
-        if not await pipe.room(self._net.window if pipe.bulk else CONTROL_WINDOW):
+        pipe, packet = self._pipe(link, frame), self._packer.pack(frame)
+        if not await pipe.room(self._limit(pipe)):
             return False
         self.uplink.send(pipe, packet)
         return True
+
+    def offer(self, to: PeerId, frame: Frame) -> bool:
+        link = self.links.get(to)
+        if link is None or self._closed or not self.awake.is_set():
+            return False
+        pipe = self._pipe(link, frame)
+        if pipe.waiters or pipe.used >= self._limit(pipe):
+            return False
+        pipe.used += 1
+        self.uplink.send(pipe, self._packer.pack(frame))
+        return True
+
+    def _pipe(self, link: Link, frame: Frame) -> Pipe:
+        return link.pipe(self, type(frame.message).payload > 0 and not frame.message.signed)
+
+    def _limit(self, pipe: Pipe) -> int:
+        return self._net.window if pipe.bulk else CONTROL_WINDOW
 
     async def recv(self) -> Arrival:
         while True:

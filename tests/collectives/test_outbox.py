@@ -18,13 +18,19 @@ class Wire:
 
     def __init__(self):
         self.sent, self.seconds, self.dead = [], {A: 0.0, B: 0.0}, set()
-        self.error = None
+        self.error, self.quick = None, set()
 
     async def send(self, to, frame):
         await asyncio.sleep(self.seconds[to])
         if self.error is not None:
             raise self.error
         if to in self.dead:
+            return False
+        self.sent.append((clock.current().time(), to, frame.message))
+        return True
+
+    def offer(self, to, frame):
+        if to not in self.quick:
             return False
         self.sent.append((clock.current().time(), to, frame.message))
         return True
@@ -57,6 +63,22 @@ def test_order_is_kept_and_urgent_goes_before_later():
             outbox.bulk(A, chunk(index))
         await asyncio.sleep(10)
         assert [message.index for message in wire.heard(A)] == [0, 10, 11, 12, 1, 2]
+
+    play(story)
+
+
+def test_what_a_transport_takes_at_once_does_not_overtake_what_waits():
+    async def story(wire, outbox, lost):
+        wire.quick.add(A)
+        outbox.control(A, Behind(1))
+        assert wire.heard(A) == [Behind(1)], "at once"
+        wire.quick.clear()
+        wire.seconds[A] = 1.0
+        outbox.control(A, Behind(2))
+        wire.quick.add(A)
+        outbox.control(A, Behind(3))
+        await asyncio.sleep(5)
+        assert wire.heard(A) == [Behind(1), Behind(2), Behind(3)]
 
     play(story)
 
