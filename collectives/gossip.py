@@ -126,6 +126,11 @@ class Pair:
             self._outbox.control(self.partner, self.ours)
             self._look()
 
+    @property
+    def refused(self) -> str:
+        """Why there will be no meeting in this round, before we are ready; empty while there may be one."""
+        return self._refused
+
     async def wait(self) -> Meeting:
         """Until both have come together, or the pair has become one of one."""
         await self._settled.wait()

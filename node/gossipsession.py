@@ -57,14 +57,14 @@ ASKED = 4
 SOURCES = 4
 """Peers that are asked for their state, one after the other, before we wait."""
 
-LATE_ROUNDS, LATE_LEAST = 5, 3
-"""Rounds over which it is judged whether we are usually late, and how few will do."""
+LATE_ROUNDS = 5
+"""Rounds over which it is judged how long others wait for us, and we for them."""
 
 SLACK = 0.1
 """Part of the time of our inner steps by which a partner may be kept waiting every time."""
 
-LEAST_STRETCH, MOST_STRETCH = 2.0, 16.0
-"""Times the seconds of our inner steps that a partner is waited for: more after each one that came too late."""
+LONGEST_WAIT = 16.0
+"""Most times the seconds of our inner steps that a partner is waited for, however much faster we are than others."""
 
 
 class GossipSession:
@@ -121,8 +121,9 @@ class GossipSession:
         self._drawn: tuple[bytes, int, PeerId | None] = (b"", -1, None)
         self._trained = 0.0
         self._began_at = now()
-        self._stretch = LEAST_STRETCH
         self._late: deque[float] = deque(maxlen=LATE_ROUNDS)
+        self._hurried = False
+        self._held_up = not self._entered
         self._claims: dict[PeerId, int] = {}
         self._asked: frozenset[PeerId] = frozenset()
         self._asked_at = -MAX_PATIENCE
@@ -138,28 +139,42 @@ class GossipSession:
         """Exchange these encoded chunks with the partner of the round; a pair of one when that comes to nothing."""
         pair, now = self.current, self._now()
         took = now - self._began_at
-        self._trained = 0.7 * self._trained + 0.3 * took if self._trained else took
+        if not self._hurried or took > self._trained:
+            self._trained = 0.7 * self._trained + 0.3 * took if self._trained else took
         if pair.theirs is None or pair.partner not in self.roster.view:
             pair.choose(self._draw())
         if pair.partner is not None and pair.partner in self._early:
             self.routed(pair.partner, self._early.pop(pair.partner))
         self._phase("announce")
-        deadline = max(self.patience, self._stretch * self._trained)
-        pair.announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
+        pair.announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=self._deadline())
         meeting = await pair.wait()
         self._learn(pair, meeting)
         return meeting
 
+    def _deadline(self) -> float:
+        """Seconds to wait for a partner that is there: as long as we trained, or twice what others have let us wait.
+
+        The longest wait but one counts, so that nobody's alone does.
+        """
+        waits = sorted(-late for late in self._late)
+        usual = waits[-2] if len(waits) > 1 else 0.0
+        return max(self.patience, min(LONGEST_WAIT * self._trained, max(self._trained, 2 * usual)))
+
     def _learn(self, pair: Pair, meeting: Meeting) -> None:
-        """What this meeting says about how long to wait for the next."""
+        """What this meeting says about how long others wait for us (seconds, less than zero: we for them)."""
+        late, now = pair.ours_at - pair.theirs_at, self._now()
         if meeting.theirs:
-            self._late.append(pair.ours_at - pair.theirs_at)
-            self._stretch = max(LEAST_STRETCH, self._stretch / 2)
-            took = self._now() - max(pair.ours_at, pair.theirs_at)
+            took = now - max(pair.ours_at, pair.theirs_at)
             self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
         elif meeting.reason == "late":
-            self._late.append(-(self._now() - pair.ours_at))
-            self._stretch = min(MOST_STRETCH, 2 * self._stretch)
+            late = pair.ours_at - now
+        elif meeting.reason == "ahead" or self._hurried:
+            late = self._trained
+        elif not pair.theirs_at:
+            return  # nobody has waited for anybody
+        # With fewer steps we were in time, and with all of them would not have been.
+        self._late.append(max(late, 2 * self._slack) if self._hurried else late)
+        self._held_up = meeting.reason == "late"
 
     def refuse(self, reason: str) -> None:
         """Nothing of the partner's in this round: what it sent is not to be used."""
@@ -171,13 +186,18 @@ class GossipSession:
         return self.behind.is_set() or self._keeps_waiting()
 
     def _keeps_waiting(self) -> bool:
+        """Whether the partner has waited long enough for who is usually late, was last, or has been held up by another."""
         pair = self.current
-        if pair.ours is not None or len(self._late) < LATE_LEAST or median(self._late) <= self._slack:
+        if pair.ours is not None or not self._entered:
             return False
-        if pair.theirs is not None:
+        usual = median(self._late) if self._late else 0.0
+        if not self._held_up and (not self._late or max(usual, self._late[-1]) <= self._slack):
+            return False
+        if pair.theirs is not None or pair.refused:
+            # A partner that has waited in vain is not to be met any more; the next may be.
             return self._now() > pair.theirs_at + self._slack
         # Two that are always late would wait for each other for ever, while all others go on.
-        return self._now() > self._began_at + 1.5 * self._trained
+        return usual > self._slack and self._now() > self._began_at + 1.5 * self._trained
 
     @property
     def _slack(self) -> float:
@@ -191,6 +211,10 @@ class GossipSession:
     def waiting_for(self) -> tuple[PeerId, ...]:
         """Whom the round in progress waits for."""
         return (self.current.partner,) if self.current.partner is not None else ()
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """What is held for later, and how much it may be."""
+        return {"early": (len(self._early), EARLY)}
 
     async def pause(self) -> None:
         """Wait before something is tried again: a patience, less when nobody was here to try it with and somebody comes."""
@@ -211,10 +235,11 @@ class GossipSession:
         done = self.current
         done.release()
         self._past = done if self.replica.round == done.round else None
-        if self._past is None:
-            self._late.clear()  # it was another clock
-        else:
+        if self._past is not None:
             self._phase("commit")
+        else:
+            self._held_up = True
+        self._hurried = False
         self._entered = True
         self.behind.clear()
         self._claims.clear()
@@ -301,6 +326,7 @@ class GossipSession:
         if self._asked and self._now() > self._asked_at + self.patience:
             self._judge()
         if self._keeps_waiting():
+            self._hurried = True
             self.on_commit()
 
     def _route_round(self, peer: PeerId, frame: Frame, number: int) -> None:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregate import GROWTH, NORM_LIMIT, RULES
+from thinwire.collectives.halves import halves
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.shards import grid
 from thinwire.compression import registry
 from thinwire.compression.codec import Floats
 from thinwire.compression.kernels import outer_step
+from thinwire.node.paired import PairedReplica, Pull
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import Commit, Digest, PeerId
 
@@ -83,6 +85,7 @@ class Oracles:
         self._manifest, self._honest, self._tell = manifest, honest, tell
         self._codec = registry.parse(manifest.exchange.codec)
         self._rule = RULES[manifest.exchange.aggregation]
+        self._pairs = manifest.outer.method == "noloco"
         self._claims: dict[int, dict[Digest, dict[int, None]]] = {}
         self._states: dict[Digest, _State] = {}
         self._at: dict[int, tuple[int, Digest]] = {}
@@ -90,6 +93,11 @@ class Oracles:
         self._longest = 0.0
         self.frontier = 0
         """The latest round that an honest peer has applied."""
+
+    @property
+    def together(self) -> bool:
+        """Whether all are meant to be in one round with one state."""
+        return not self._pairs
 
     # --- what happens
 
@@ -133,6 +141,8 @@ class Oracles:
     # --- judgement
 
     def _claim(self, index: int, round: int, digest: Digest) -> None:
+        if self._pairs:
+            return  # replicas differ, and should
         claims = self._claims.setdefault(round, {})
         claims.setdefault(digest, {})[index] = None
         others = [one for other, holders in claims.items() if other != digest for one in holders]
@@ -161,7 +171,9 @@ class Oracles:
                 self._tell("weight", self._honest[entry.peer], detail)
         known = [one for one in sent if one is not None]
         weights = [entry.weight for entry in entries]
-        if len(known) == len(entries) and all(entry.peer in self._honest for entry in entries):
+        if self._pairs:
+            self._check_pair(index, old, new, known if len(known) == len(entries) else [])
+        elif len(known) == len(entries) and all(entry.peer in self._honest for entry in entries):
             theta, momentum = self._next(old, known, weights)
             if theta.tobytes() != new.theta.tobytes() or momentum.tobytes() != new.momentum.tobytes():
                 away = float(np.abs(theta - new.theta).max())
@@ -173,6 +185,22 @@ class Oracles:
                 if one is not None and entry.peer in self._honest
             ]
             self._bound(index, old, new, honest, sum(weights))
+
+    def _check_pair(self, index: int, old: _State, new: _State, sent: Sequence[_Sent]) -> None:
+        """The step on what two, or one, had trained; where a codec loses something, only of one: it has sent nothing."""
+        outer = self._manifest.outer
+        how = halves(self._codec.spec, lr=outer.lr, gamma=outer.gamma)
+        if not sent or (len(sent) > 1 and (how.slow is not None or not how.exact)):
+            return
+        replica, cut = PairedReplica(bytes(32), old.theta, ()), grid(old.theta.size, how)
+        replica.momentum[:] = old.momentum
+        reads = [_reader(one.theta) for one in sent]
+        payloads = [list(replica.offer(read, cut, how)) for read in reads]
+        pull = Pull(outer.momentum, outer.lr, outer.gamma)
+        replica.step(reads[0], payloads[0], payloads[1:], cut, how, members=(), pull=pull)
+        if replica.theta.tobytes() != new.theta.tobytes() or replica.momentum.tobytes() != new.momentum.tobytes():
+            away = float(np.abs(replica.theta - new.theta).max())
+            self._tell("aggregate", index, f"round {new.round}: off by up to {away:.3g}")
 
     def _next(self, old: _State, sent: Sequence[_Sent], weights: Sequence[int]) -> tuple[Floats, Floats]:
         """The state after the outer step on what these contributors sent, in peer-id order."""
@@ -208,3 +236,10 @@ class Oracles:
         slack = SLACK * self._longest * (1 + len(deltas)) + 1e-3 * limit
         if not away <= limit + slack:
             self._tell("bound", index, f"round {new.round}: {away:.3g} from the honest mean, the limit is {limit:.3g}")
+
+
+def _reader(theta: Floats) -> Callable[[int, int, Floats], None]:
+    def read(start: int, stop: int, out: Floats) -> None:
+        out[:] = theta[start:stop]
+
+    return read

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from thinwire.collectives.outbox import LONGEST
-from thinwire.collectives.series import STASH
 from thinwire.sims.machine import Machine, Process
 from thinwire.sims.network import EPOCH
 from thinwire.sims.oracles import Oracles, Tell
 from thinwire.sims.transport import CONTROL_WINDOW
 from thinwire.swarm.broadcast import MAX_QUEUE
 from thinwire.swarm.preset import Preset
-from thinwire.swarm.protocol import MAX_GROUP, PeerId
+from thinwire.swarm.protocol import PeerId
 
 LOOK_SECONDS = 1.0
 """How often it is looked."""
@@ -86,7 +85,7 @@ class Vitals:
             self._rosters(running)
         if now <= self._quiet_since:
             self._start = frontier
-        elif frontier >= self._start + ROUNDS:
+        elif frontier >= self._start + ROUNDS and self._oracles.together:
             self._lockstep(running, frontier, now)
         since = max(self._quiet_since, self._moved_at)
         if now > since + self._pause:
@@ -134,8 +133,7 @@ class Vitals:
     def _caps(self, machine: Machine, process: Process) -> None:
         session = process.peer.session
         sizes = {
-            "stash": (len(session._stash), STASH),
-            "early": (len(session.current.exchange._early), 2 * len(session.grid) + MAX_GROUP),
+            **session.sizes(),
             "news": (len(session.roster._news), MAX_QUEUE),
         }
         for lanes in (session._outbox._control, session._outbox._bulk):
