@@ -24,6 +24,7 @@ from typing import ClassVar
 import psutil
 from thinwire.node.diary import proof
 from thinwire.swarm.errors import HintedError
+from thinwire.swarm.manifest import parse
 
 from .compute import CORPUS
 from .faults import Fault, draw
@@ -191,8 +192,10 @@ class Stage:
 
     def violations(self) -> list[Seen]:
         """What the processes' own words give away: replicas that differ, and processes that failed."""
-        diaries = [seat.diary for seat in self._troupe.seats]
-        seen = [Seen(self.now, "one aggregate", WORLD, text) for text in proof(diaries, diaries).differences]
+        seen = []
+        if parse(self._scenario.manifest).outer.method == "diloco":  # with other methods replicas are meant to differ
+            diaries = [seat.diary for seat in self._troupe.seats]
+            seen = [Seen(self.now, "one aggregate", WORLD, text) for text in proof(diaries, diaries).differences]
         for event in self.journal.of("down"):
             if str(event.fields["reason"]).startswith("failed"):
                 seen.append(Seen(event.at, "processes live", event.peer, str(event.fields["reason"])))

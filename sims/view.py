@@ -92,9 +92,10 @@ class View:
         journal, seconds = self.journal, time.perf_counter() - self._began
         samples = journal.samples[-1].peers if journal.samples else ()
         there = sum(one is not None for one in samples)
+        faster = f"×{journal.now / seconds:.0f} · " if journal.now > seconds else ""
         loss = f"{sum(self._loss.values()) / len(self._loss):.3f}" if self._loss else "-"
         return (
-            f"{clock_text(journal.now)} of {clock_text(self._scenario.duration)} · ×{journal.now / seconds:.0f} · "
+            f"{clock_text(journal.now)} of {clock_text(self._scenario.duration)} · {faster}"
             f"round {self._round} · loss {loss} · {there} of {len(journal.names)} peers · "
             f"{sum(1 for _ in journal.of('fault') if not _.fields['over'])} faults"
         )
@@ -144,7 +145,7 @@ def ending(summary: Mapping[str, Any], directory: Path) -> str:
     times, factor = summary["round_seconds"], summary["factor"]
     pairs = [
         ("played", f"{summary['seconds']:.0f} s of {summary['peers']} peers in {summary['real_seconds']:.1f} s"
-                   f" (×{said(factor, '{:.0f}')})" + ("" if summary["finished"] else ", interrupted")),
+                   (f" (×{said(factor, '{:.0f}')})" if summary["level"] == "L0" else "") + ("" if summary["finished"] else ", interrupted")),
         ("rounds", f"{summary['rounds']}, one in {said(times['median'], '{:.1f}')} s"
                    f" (95 %: {said(times['p95'], '{:.1f}')} s)"),
         ("loss", f"{said(summary['loss_first'])} → {said(summary['loss_last'])}"),
