@@ -48,7 +48,12 @@ class Candidate:
     @property
     def growth(self) -> float:
         """How much longer than usual a stuck leader is waited for."""
-        return min(GROWTH, 2.0 ** max(0, self._ballots - BALLOTS))
+        return min(GROWTH, 2.0**self._many)
+
+    @property
+    def _many(self) -> int:
+        """Ballots of this round beyond the ordinary, no more than count: a round may see thousands, and powers grow."""
+        return max(0, min(self._ballots - BALLOTS, 16))
 
     def leads(self, opened: Open | None) -> bool:
         """Whether the open ballot is ours, and we have not begun another."""
@@ -79,8 +84,8 @@ class Candidate:
     def prepare(self, promise: Promise, now: float) -> None:
         """Begin a ballot, with our own promise."""
         self._ballots += 1
-        more = self._ballots - BALLOTS
-        self._rested = now + (min(REST, 0.125 * 2.0**more) * self._terms.patience if more > 0 else 0.0)
+        rest = min(REST, 0.125 * 2.0**self._many) if self._many else 0.0
+        self._rested = now + rest * self._terms.patience
         self.first(promise)
         self.urged, self._since = False, now
         self._asked, self._guests = self._electorate.live - {self._electorate.me}, set()

@@ -354,6 +354,22 @@ def test_ballots_that_come_to_nothing_become_rare():
     assert set(world.committed()) == set(world.peers), "and the next one that can be decided is"
 
 
+def test_a_million_ballots_of_one_round_change_nothing():
+    """The minority of a partition goes on asking for days; numbers must not grow with it."""
+    world = Script(3)
+    world.silent = set(world.ids[1:])
+    leader = world.peers[world.ids[0]]
+    leader._candidate._ballots = 10**6
+    leader.lost(world.ids[1], 0.0, gone=False)
+    world.collect(world.ids[0])
+    begun = 0
+    for _ in range(200):
+        world.tick(0.5)
+        begun += sum(isinstance(message, Prepare) for _, _, message in world.bag)
+        world.bag = []
+    assert begun >= 4 and leader._candidate.growth == 4.0
+
+
 @pytest.mark.parametrize("trouble", ["flapping", "lies"])
 def test_a_leader_does_not_flood_the_swarm_with_ballots(trouble):
     world = Script(4)
