@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import blake3
 import numpy as np
 import pytest
+from thinwire.collectives import pairing
 from thinwire.sims import clock
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Behind, Chunk, Decline, Fetch
 
+RUN = bytes(range(32))
 NOLOCO = 'method = "noloco"\n'
 
 
@@ -18,7 +23,9 @@ def met(node) -> Counter[int]:
 
 
 def reasons(swarm) -> Counter[str]:
-    return Counter(why for node in swarm.nodes.values() for missing in node.missing.values() for why in missing.values())
+    return Counter(
+        why for node in swarm.nodes.values() for missing in node.missing.values() for why in missing.values()
+    )
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8(block=256)"])
@@ -49,3 +56,144 @@ def test_the_mean_of_all_replicas_makes_the_step_of_diloco(swarm, codec):
         assert 0 < apart < 0.1
 
     clock.run(main(), seed=1)
+
+
+def cut_off(node):
+    """No connection of a peer carries anything any more."""
+    for other in node.swarm.nodes.values():
+        if other is not node:
+            node.swarm.net.cut(node.id, other.id)
+
+
+def test_who_dies_pauses_or_comes_late_holds_nobody_up(swarm):
+    async def main():
+        s = swarm(8, codec="fp32", outer=NOLOCO, rounds=25, size=20_000)
+        s.start()
+        s.fail_at(1, 3, "announce")
+        s.fail_at(2, 4, "commit")
+        s.fail_at(3, 5, "announce", lambda node: s.net.pause(node.id))
+        s.fail_at(4, 6, "announce", cut_off)
+        await asyncio.sleep(9.0)
+        s.join(8)
+        s.join(1, life=1)
+        await asyncio.sleep(8.0)
+        s.net.resume(s.nodes[3].id)
+        s.net.heal()
+        await s.finish([0, 1, 3, 4, 5, 6, 7, 8])
+        for index in (0, 1, 3, 4, 5, 6, 7, 8):
+            node = s.nodes[index]
+            assert node.replica.round == 25 and np.isfinite(node.replica.state).all()
+            last = [len(found) for round, found in node.contributors.items() if round > 17]
+            assert sum(size == 2 for size in last) >= 2, (index, node.contributors, node.missing)
+        assert sum(reasons(s).values()) > 0 and set(reasons(s)) <= {
+            "gone", "silent", "unreachable", "late", "ahead", "stalled",
+            "declined: late", "declined: silent", "declined: other partner", "declined: no state yet",
+            "declined: unreachable", "declined: stalled",
+        }  # fmt: skip
+        means = np.mean([node.replica.theta for node in s.nodes.values() if node.index != 2], axis=0)
+        assert max(float(np.abs(n.replica.theta - means).max()) for n in s.nodes.values() if n.index != 2) < 1.0
+
+    clock.run(main(), seed=2)
+
+
+def test_a_joiner_takes_the_state_of_one_peer(swarm):
+    async def main():
+        s = swarm(4, codec="int8(block=256)", outer=NOLOCO, rounds=12, size=50_000)
+        s.start()
+        await asyncio.sleep(6.0)
+        joiner = s.join(5)
+        await s.finish()
+        synced = [fields for _, name, fields in joiner.log if name == "synced"]
+        assert len(synced) == 1 and len(synced[0]["sources"]) == 1 and synced[0]["round"] > 0
+        assert joiner.replica.round == 12 and met(joiner)[2] >= 2
+
+    clock.run(main(), seed=3)
+
+
+def nan(source, hashes):
+    changed = np.frombuffer(bytes(source[0]), np.uint8).copy()
+    changed[:4].view(np.float32)[:] = np.nan
+    return [changed.data, *source[1:]], None
+
+
+def huge(source, hashes):
+    return [(np.frombuffer(bytes(chunk), np.float32) * np.float32(1e9)).tobytes() for chunk in source], None
+
+
+def other(source, hashes):
+    return [bytes(len(chunk)) for chunk in source], hashes
+
+
+def short(source, hashes):
+    return [bytes(chunk)[:-4] for chunk in source], None
+
+
+def fewer(source, hashes):
+    return source, hashes[32:]
+
+
+@pytest.mark.parametrize(
+    "lie, reason",
+    [(nan, "not finite"), (huge, "norm"), (other, "hash"), (short, "length"), (fewer, "announcement")],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_what_a_partner_sends_is_checked_and_named(swarm, lie, reason):
+    async def main():
+        s = swarm(4, codec="fp32", outer=NOLOCO, rounds=10, size=20_000)
+        liar = s.nodes[0]
+        exchange = liar.session.exchange
+
+        async def lying(source, hashes, **rest):
+            source, hashes = lie(source, hashes)
+            if hashes is None:
+                hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
+            return await exchange(source, hashes, **rest)
+
+        liar.session.exchange = lying
+        liar.rounds._screen = unscreened
+        s.start()
+        await s.finish()
+        named = Counter(node.missing[round].get(liar.id) for node in s.nodes.values() for round in node.missing)
+        del named[None]
+        assert set(named) == {reason} and named[reason] >= 3
+        honest = [node for node in s.nodes.values() if node is not liar]
+        assert all(met(node)[2] >= 3 and np.abs(node.replica.theta).max() < 100 for node in honest)
+        assert all(liar.id not in found for node in honest for found in node.contributors.values())
+
+    async def unscreened(mine, meeting):
+        return meeting
+
+    clock.run(main(), seed=4)
+
+
+def test_strangers_to_the_round_get_nothing_and_change_nothing(swarm):
+    """What somebody says who is not the partner: it is told so, and no more."""
+
+    async def main():
+        s = swarm(4, codec="fp32", outer=NOLOCO, rounds=8, size=20_000)
+        s.start()
+        liar, view = s.nodes[3], tuple(sorted(node.id for node in s.nodes.values()))
+
+        async def talk():
+            while True:
+                for node in s.nodes.values():
+                    round = node.session.current.round
+                    if node is not liar and pairing.partner(RUN, round, view, node.id) != liar.id:
+                        for frame in (
+                            Frame(Fetch(round, 0, bytes(32), (0,))),
+                            Frame(Chunk(round, 0, 1, 0), b"x"),
+                            Frame(Decline(round, 0, "no")),
+                            Frame(Behind(10**6)),
+                            Frame(Decline(10**6, 0, "no")),
+                        ):
+                            await liar.transport.send(node.id, frame)
+                await asyncio.sleep(0.05)
+
+        mouth = asyncio.get_running_loop().create_task(talk())
+        await s.finish([0, 1, 2])
+        mouth.cancel()
+        for node in list(s.nodes.values())[:3]:
+            assert met(node) == {2: 8} and not any(node.missing.values())
+            assert not node.session.behind.is_set()
+
+    clock.run(main(), seed=5)
