@@ -142,10 +142,12 @@ def ending(summary: Mapping[str, Any], directory: Path) -> str:
     def said(value: float | None, pattern: str = "{:.3f}") -> str:
         return "-" if value is None else pattern.format(value)
 
-    times, factor = summary["round_seconds"], summary["factor"]
+    times = summary["round_seconds"]
+    pace = f" (×{said(summary['factor'], '{:.0f}')})" if summary["level"] == "L0" else ""
+    pace += "" if summary["finished"] else ", interrupted"
+    real = f"{summary['real_seconds']:.1f} s{pace}"
     pairs = [
-        ("played", f"{summary['seconds']:.0f} s of {summary['peers']} peers in {summary['real_seconds']:.1f} s"
-                   (f" (×{said(factor, '{:.0f}')})" if summary["level"] == "L0" else "") + ("" if summary["finished"] else ", interrupted")),
+        ("played", f"{summary['seconds']:.0f} s of {summary['peers']} peers in {real}"),
         ("rounds", f"{summary['rounds']}, one in {said(times['median'], '{:.1f}')} s"
                    f" (95 %: {said(times['p95'], '{:.1f}')} s)"),
         ("loss", f"{said(summary['loss_first'])} → {said(summary['loss_last'])}"),
