@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,6 +17,10 @@ MAX_ITEMS = 8
 MAX_QUEUE = 4096
 
 
+SKIPS = 16
+"""Items that may be passed over in one message because they are too long for what is left of it."""
+
+
 @dataclass(slots=True)
 class _News:
     item: bytes
@@ -28,6 +33,8 @@ class Broadcast:
 
     def __init__(self) -> None:
         self._news: dict[Subject, _News] = {}
+        # (told, -order, subject), the next one first; an entry whose news are gone or were told since is void.
+        self._queue: list[tuple[int, int, Subject]] = []
         self._count = 0
 
     def __len__(self) -> int:
@@ -35,10 +42,13 @@ class Broadcast:
 
     def add(self, subject: Subject, item: bytes) -> None:
         self._count += 1
-        self._news.pop(subject, None)
         self._news[subject] = _News(item, self._count)
+        self._push(subject)
         if len(self._news) > MAX_QUEUE:
             del self._news[max(self._news, key=lambda key: (self._news[key].told, -self._news[key].order))]
+        if len(self._queue) > 2 * len(self._news) + SKIPS:
+            self._queue = [entry for entry in self._queue if self._valid(entry)]
+            heapq.heapify(self._queue)
 
     def forget(self, subject: Subject) -> None:
         self._news.pop(subject, None)
@@ -46,13 +56,32 @@ class Broadcast:
     def take(self, budget: int, most: int, times: int) -> list[bytes]:
         """At most `most` items of at most `budget` bytes together; one that was told `times` times is dropped."""
         chosen: list[bytes] = []
-        for subject, news in sorted(self._news.items(), key=lambda entry: (entry[1].told, -entry[1].order)):
-            if len(chosen) >= most:
-                break
+        later: list[Subject] = []
+        skipped = 0
+        while self._queue and len(chosen) < most and skipped < SKIPS:
+            entry = heapq.heappop(self._queue)
+            if not self._valid(entry):
+                continue
+            subject = entry[2]
+            news = self._news[subject]
             if len(news.item) <= budget:
                 budget -= len(news.item)
                 chosen.append(news.item)
                 news.told += 1
-                if news.told >= times:
-                    del self._news[subject]
+            else:
+                skipped += 1
+            if news.told < times:
+                later.append(subject)
+            else:
+                del self._news[subject]
+        for subject in later:
+            self._push(subject)
         return chosen
+
+    def _push(self, subject: Subject) -> None:
+        news = self._news[subject]
+        heapq.heappush(self._queue, (news.told, -news.order, subject))
+
+    def _valid(self, entry: tuple[int, int, Subject]) -> bool:
+        news = self._news.get(entry[2])
+        return news is not None and (news.told, -news.order) == entry[:2]

@@ -44,21 +44,32 @@ class Members:
         self.events: list[Event] = []
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
         self._docket = Docket(preset)
-        self._view = View.of(0, [record.peer_id])
+        self._view: View | None = View.of(0, [record.peer_id])
         self._others: list[PeerId] = []
+        self._views = 0
         self._suspects: dict[PeerId, Member] = {}
 
     def live(self) -> list[PeerId]:
         """The others in the view, sorted."""
+        self.view()
         return list(self._others)
 
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else is in the view."""
+        return not any(member.live for member in self.table.values())
+
     def view(self) -> View:
+        if self._view is None:
+            # Made when it is asked for: in a rush of joins there are many changes between two looks.
+            live = [peer for peer, member in self.table.items() if member.live]
+            self._view = View.of(self._views, [self.me, *live])
+            self._others = [peer for peer in self._view.peers if peer != self.me]
         return self._view
 
     def _renew_view(self) -> None:
-        live = [peer for peer, member in self.table.items() if member.live]
-        self._view = View.of(self._view.number + 1, [self.me, *live])
-        self._others = [peer for peer in self._view.peers if peer != self.me]
+        self._views += 1
+        self._view = None
 
     # --- words of a peer about itself
 

@@ -114,10 +114,10 @@ class Roster:
 
     def learn(self, record: PeerRecord, now: float) -> None:
         """Take in a checked record from a Welcome or Hello."""
-        alone = len(self.view) == 1
+        alone = self._members.alone
         if self._members.accept(record, now):
             self._rotation.insert(record.peer_id)
-        if alone and len(self.view) > 1:
+        if alone and not self._members.alone:
             self._push_pull_at = now
 
     def update(self, addresses: tuple[str, ...], now: float) -> None:
