@@ -85,7 +85,7 @@ def play(
 def _command(named: str, seed: int, level: str, options: Mapping[str, object]) -> str:
     words = ["thinwire", "sim", named, "--seed", str(seed)]
     for name, value in options.items():
-        words += [f"--{name}", str(value)] if value is not None else []
+        words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)] if value is not None else []
     return shlex.join([*words, *{"L1": ["--real"], "L2": ["--namespaces"]}.get(level, [])])
 
 
