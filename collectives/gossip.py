@@ -211,6 +211,8 @@ class Pair:
     # --- the partner's side
 
     def _take_ready(self, sender: PeerId, ready: Ready) -> None:
+        if self.ours is not None and not self._answered:
+            self._outbox.control(sender, self.ours)  # it may not have been there yet when we said so
         self._answered = True
         if self.meeting is not None or self._refused:
             if not self.met:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from statistics import median, median_low
 
@@ -50,6 +50,9 @@ from thinwire.swarm.protocol import (
 
 EARLY = 64
 """Announcements kept for rounds to come, one of each peer."""
+
+GREETED = 64
+"""Peers that are told when we have a state: those who wait for others to begin with."""
 
 ASKED = 4
 """Peers that are asked for their round when a partner says that it is past ours."""
@@ -128,6 +131,7 @@ class GossipSession:
         self._asked: frozenset[PeerId] = frozenset()
         self._asked_at = -MAX_PATIENCE
         self._past: Pair | None = None
+        self._present: set[PeerId] = set()
         self.current = self._next_round()
         presence.handler = self
 
@@ -204,9 +208,9 @@ class GossipSession:
         return max(TICK, SLACK * self._trained)
 
     @property
-    def ready(self) -> tuple[PeerId, ...]:
-        """Peers that may be partners."""
-        return self.roster.view.peers
+    def ready(self) -> Collection[PeerId]:
+        """Peers that have a state, as far as they have told us."""
+        return self._present
 
     def waiting_for(self) -> tuple[PeerId, ...]:
         """Whom the round in progress waits for."""
@@ -240,6 +244,8 @@ class GossipSession:
         else:
             self._held_up = True
         self._hurried = False
+        for peer in () if self._entered else self._some(GREETED):
+            self._outbox.control(peer, Behind(self.replica.round))
         self._entered = True
         self.behind.clear()
         self._claims.clear()
@@ -290,6 +296,7 @@ class GossipSession:
         self._states.done(peer)
         self._early.pop(peer, None)
         self._claims.pop(peer, None)
+        self._present.discard(peer)
         self.stats.pop(peer, None)
         for pair in (self._past, self.current):
             if pair is not None:
@@ -333,6 +340,7 @@ class GossipSession:
         message, current = frame.message, self.current
         if isinstance(message, Ready):
             self.stats[peer] = (message.loss, message.speed, number)
+            self._present.add(peer)
             self._states.done(peer, number)
             if not self._entered:
                 return self._outbox.control(peer, Decline(number, 0, "no state yet"))
@@ -362,6 +370,7 @@ class GossipSession:
     def _hear_round(self, peer: PeerId, round: int) -> None:
         """A peer says which round it has made last."""
         pair = self.current
+        self._present.add(peer)
         if peer == pair.partner and pair.ours is not None and pair.meeting is None:
             pair.heard()
             if round >= pair.round:

@@ -25,7 +25,7 @@ from .session import Session
 class Method:
     """The parts of one method."""
 
-    replica: Callable[..., Replica]
+    replica: type[Replica]
     session: Callable[..., Any]
     rounds: Callable[..., Any]
     codec: Callable[[Manifest], Any]

@@ -147,6 +147,7 @@ class Reporter:
             round=replica.round,
             rounds=peer.manifest.run.rounds,
             digest=replica.digest.hex(),
+            alike=replica.alike,
             loss=self.loss,
             tokens_per_second=self.speed,
             bytes_up=up,

@@ -29,8 +29,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     `process` and `process_started` (seconds since 1970, as the system tells it) name the process for ever, which a
     process number alone does not. `phase` is one word: starting, joining, training, exchanging, waiting, leaving, done.
-    `fp32_bytes` is what synchronous data parallelism in fp32 would have sent up for the same steps. `alarm` is what a
-    person should look at, such as a checkpoint that cannot be written.
+    `alike` is whether the digests of all peers in one round are equal. `fp32_bytes` is what synchronous data parallelism in
+    fp32 would have sent up for the same steps. `alarm` is what a person should look at, such as a checkpoint that cannot be
+    written.
     """
 
     process: int
@@ -47,6 +48,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     rounds: int = 0
     digest: str = ""
+    alike: bool = True
     loss: float | None = None
     tokens_per_second: float = 0.0
     bytes_up: int = 0

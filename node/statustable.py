@@ -38,7 +38,10 @@ def summary(status: Status, wall: float) -> Text:
         ("up", up),
         ("down", bytes_text(status.bytes_down)),
         ("sync", f"{status.sync_seconds:.1f} s a round"),
-        ("digest", status.digest[:16] or "-"),
+        (
+            "digest",
+            (status.digest[:16] or "-") + ("" if status.alike else " (of this replica alone: each differs a little)"),
+        ),
         ("reachable", ", ".join(status.addresses) or "-"),
         ("checkpoint", status.checkpoint or "-"),
         ("process", f"{status.process}, said this {max(0.0, wall - status.wall):.0f} s ago"),

@@ -105,7 +105,9 @@ def lines(verdict: Verdict) -> list[tuple[str, str]]:
         *([("late joiner", _newcomer(verdict.newcomer))] if verdict.newcomer else []),
         (
             "same weights",
-            f"digest {proof.final[:16]}… on all {proof.live} live replicas after round {proof.round}; equal in all "
+            f"no: with this outer method each of the {proof.live} live replicas is a little different"
+            if not proof.alike
+            else f"digest {proof.final[:16]}… on all {proof.live} live replicas after round {proof.round}; equal in all "
             f"{proof.rounds} rounds ({proof.digests} digests compared)"
             if proof.holds
             else "NOT PROVED: " + ("; ".join(proof.differences) or "the live replicas did not end together"),

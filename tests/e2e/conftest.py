@@ -39,6 +39,7 @@ shards = 16
 [inner]
 batch = 2
 [outer]
+method = "{method}"
 steps = {steps}
 [exchange]
 grace = 5.0
@@ -190,13 +191,16 @@ class Daemon:
 class Machine:
     """Daemons in one directory, of one manifest and one text."""
 
-    def __init__(self, path: Path, *, rounds: int = 0, steps: int = 30, min_peers: int = 1, seed: int = 1) -> None:
+    def __init__(
+        self, path: Path, *, rounds: int = 0, steps: int = 30, min_peers: int = 1, seed: int = 1, method: str = "diloco"
+    ) -> None:
         path.mkdir(exist_ok=True)
         self.path = path
         self.daemons: dict[str, Daemon] = {}
         self._passed: dict[str, int] = {}
         self.manifest = path / "run.toml"
-        self.manifest.write_text(MANIFEST.format(rounds=rounds, steps=steps, min_peers=min_peers, seed=seed))
+        text = MANIFEST.format(rounds=rounds, steps=steps, min_peers=min_peers, seed=seed, method=method)
+        self.manifest.write_text(text)
         self.text = path / "text.txt"
         draw = random.Random(0)
         self.text.write_text(" ".join(draw.choice(["lorem", "ipsum", "dolor", "sit", "amet"]) for _ in range(20_000)))
@@ -247,7 +251,7 @@ def machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
     """Makes machines; ends all their daemons."""
     made: list[Machine] = []
 
-    def make(**settings: int) -> Machine:
+    def make(**settings: Any) -> Machine:
         made.append(Machine(tmp_path / f"m{len(made)}", **settings))
         return made[-1]
 

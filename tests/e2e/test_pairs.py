@@ -1,0 +1,18 @@
+"""Two daemons of a run whose peers average in pairs."""
+
+from __future__ import annotations
+
+
+def test_a_run_of_pairs_from_its_beginning_to_its_end(machine):
+    here = machine(rounds=6, steps=20, method="noloco")
+    founder = here.found("founder", "--wait-for", 2)
+    other = here.join("other", founder.invite())
+    assert (founder.exit(), other.exit()) == (0, 0)
+    for daemon in (founder, other):
+        rounds = daemon.of("round")
+        assert rounds[-1]["round"] == 6 and any(event["contributors"] == 2 for event in rounds)
+        assert rounds[-1]["loss"] < 4.0  # from 5.5
+    met = all(event["contributors"] == 2 for daemon in (founder, other) for event in daemon.of("round"))
+    ends = {daemon.of("left", round=6)[-1]["digest"] for daemon in (founder, other)}
+    assert not met or len(ends) == 1  # two are everybody: while they meet they stay equal
+    assert not founder.of("alarm") and not other.of("alarm")
