@@ -214,12 +214,12 @@ class SimNet:
 
     def _arrive(self, pipe: Pipe) -> None:
         """The first byte of a bulk packet arrives."""
-        packet = pipe.flying.popleft()  # not an argument: of events at one moment any may come first
+        packet = pipe.flying.pop(0)  # not an argument: of events at one moment any may come first
         pipe.sink.downlink.take(pipe, packet)
 
     def _control(self, pipe: Pipe) -> None:
         """The last byte of a control packet arrives."""
-        packet = pipe.flying.popleft()
+        packet = pipe.flying.pop(0)
         pipe.sink.downlink.charge(packet)
         pipe.arrived.append(packet)
         self.hand_over(pipe)
@@ -239,7 +239,7 @@ class SimNet:
             return
         now, links = self.loop.time(), pipe.sink.links
         while pipe.arrived and pipe.arrived[0].done <= now and links.get(source) is pipe.link:
-            packet = pipe.arrived.popleft()
+            packet = pipe.arrived.pop(0)
             try:
                 frame = self._received(pipe, packet)
             except FrameError as error:
