@@ -263,6 +263,10 @@ class Agreement:
         """Peers with a live link, and ourselves."""
         return self._electorate.live
 
+    def able_without(self, peers: Collection[PeerId]) -> bool:
+        """Whether the other members, wherever they are, could commit this round."""
+        return self._electorate.enough(set(self.terms.members).difference(peers))
+
     def waiting_for(self) -> tuple[PeerId, ...]:
         """Members that we can reach and that are not ready yet (what a round waits for before it opens)."""
         return self._electorate.waiting_for(self.ready)

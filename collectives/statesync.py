@@ -87,6 +87,7 @@ async def fetch_state(
     patience: float,
     newer_than: int = -1,
     voices: Collection[PeerId] = (),
+    believed: Callable[[Collection[PeerId]], bool] | None = None,
     partial: Partial | None = None,
 ) -> Fetched | Foreign | None:
     """The agreed state of the last committed round, or None when nobody offered one that enough agree on (try again).
@@ -95,8 +96,9 @@ async def fetch_state(
     `have` are the hashes of the chunks that are here, `nbytes` the state's size: both follow from the layout. `patience`
     is how many seconds offers are waited for, and the unit of STALL. `newer_than`:
     when they agree on a round up to this one, it is of no use.
-    `voices`: those whose agreement counts, when not everybody's does. `partial` is what earlier tries have left, and gets what
-    this one leaves.
+    `voices`: those whose agreement counts, when not everybody's does. `believed`: we know that we are behind; then offers of no
+    use are no dissent, and this tells whether those who make another offer are enough. `partial` is what earlier tries have
+    left, and gets what this one leaves.
     """
     partial = Partial() if partial is None else partial
     found = await _offers(list(peers), send, inbox, patience)
@@ -105,8 +107,11 @@ async def fetch_state(
     if found and not offers:
         others = {peer: offer for peer, (offer, _) in found.items()}
         return Foreign(others[agreed[0]].nbytes) if (agreed := _agreed(others)) else None
-    chosen = _agreed({peer: offer for peer, (offer, _) in offers.items() if not voices or peer in voices})
-    if not chosen or offers[chosen[0]][0].round <= newer_than:
+    counting = {peer: offer for peer, (offer, _) in offers.items() if not voices or peer in voices}
+    if believed is not None:
+        counting = {peer: offer for peer, offer in counting.items() if offer.round > newer_than}
+    chosen = _agreed(counting)
+    if not chosen or offers[chosen[0]][0].round <= newer_than or not (believed is None or believed(chosen)):
         return None
     offer, hashes = offers[chosen[0]]
     needed = [index for index, found in enumerate(hashes) if index >= len(have) or have[index] != found]

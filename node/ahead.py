@@ -67,9 +67,23 @@ class Ahead:
         for what in (self._seen, self._claims, self._asked):
             what.pop(peer, None)
 
-    def beyond_reach(self, round: int, voices: Collection[PeerId], moved: float, patience: float) -> bool:
-        """Whether most of `voices` say that they are past `round`, our last, and nobody has helped us on since."""
-        if 2 * sum(self._claims.get(peer, 0) > round for peer in voices) <= len(voices):
+    def beyond_reach(
+        self,
+        round: int,
+        voices: Collection[PeerId],
+        moved: float,
+        patience: float,
+        able: Callable[[Collection[PeerId]], bool] = lambda without: True,
+    ) -> bool:
+        """Whether the swarm is past `round`, our last, and nobody has helped us on since.
+
+        It is when most of `voices` say so, or when those who do not say so can commit nothing without those who do: whether
+        they can, `able` tells. Else half of a swarm would wait for ever for the half that has gone on, and so would all for
+        the one that was left of a quorum.
+        """
+        past = {peer for peer, claim in self._claims.items() if claim > round}
+        most = 2 * sum(peer in past for peer in voices) > len(voices)
+        if not most and (not past or able(past)):
             self._since = None
             return False
         if self._since is None:

@@ -306,7 +306,8 @@ class Session:
                 self._outbox.control(peer, Ask(fly.round, 0))
         # Once the verdict is known only its results may be lacking, and they are not waited for for ever.
         patience = self.patience * (1 if fly.agreement.commit is None else 2)
-        if self._ahead.beyond_reach(self.replica.round, others, fly.moved, patience):
+        able = fly.agreement.able_without
+        if self._ahead.beyond_reach(self.replica.round, others, fly.moved, patience, able):
             self.behind.set()
             if fly.agreement.commit is None:
                 fly.agreement.overtaken()
@@ -326,10 +327,18 @@ class Session:
 
         When somebody said that we are behind, only a later round will do.
         """
-        oldest = self.replica.round + self.behind.is_set()
+        behind, voices, able = self.behind.is_set(), self._voices(), self.current.agreement.able_without
         self.behind.clear()
+
+        def believed(past: Collection[PeerId]) -> bool:
+            return 2 * len(set(past) & set(voices)) > len(voices) or not able(past)
+
         fetched = await self._states.fetch(
-            self.live, patience=self.patience, newer_than=oldest - 1, voices=self._voices()
+            self.live,
+            patience=self.patience,
+            newer_than=self.replica.round - (not behind),
+            voices=voices,
+            believed=believed if behind else None,
         )
         if isinstance(fetched, Foreign):
             self.foreign = fetched

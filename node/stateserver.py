@@ -97,7 +97,13 @@ class StateServer:
             self._older = None
 
     async def fetch(
-        self, peers: Collection[PeerId], *, patience: float, newer_than: int, voices: Collection[PeerId]
+        self,
+        peers: Collection[PeerId],
+        *,
+        patience: float,
+        newer_than: int,
+        voices: Collection[PeerId],
+        believed: Callable[[Collection[PeerId]], bool] | None = None,
     ) -> Fetched | Foreign | None:
         """The state that these peers agree on, see `fetch_state`."""
         self._mail, self.offered = asyncio.Queue(), False
@@ -112,6 +118,7 @@ class StateServer:
                 patience=patience,
                 newer_than=newer_than,
                 voices=voices,
+                believed=believed,
                 partial=self._partial,
             )
         finally:

@@ -78,3 +78,23 @@ def test_everybody_is_asked_when_nothing_comes(here):
     assert not here.ahead.inquire(3, 0.0, 2.0)
     here.now += 2.1
     assert not here.ahead.inquire(3, here.now - 1.0, 2.0) and here.ahead.inquire(3, here.now - 2.0, 2.0)
+
+
+def test_few_claims_are_believed_when_the_others_can_do_nothing_without_them(here):
+    """Half of the members that froze in a partition, or all but the last one of a quorum, would wait for ever."""
+    here.ahead.claimed(ANN, 9)
+    here.now += 10
+    asked = []
+
+    def able(without):
+        asked.append(set(without))
+        return False
+
+    everybody = (ANN, BEN, CAT)
+    assert not here.ahead.beyond_reach(3, everybody, 0.0, 2.0, lambda without: True)
+    assert not here.ahead.beyond_reach(3, everybody, 0.0, 2.0, able)
+    here.now += 2.1
+    assert here.ahead.beyond_reach(3, everybody, 0.0, 2.0, able)
+    assert asked[-1] == {ANN}
+    here.ahead.begin(9)
+    assert not here.ahead.beyond_reach(9, everybody, 0.0, 2.0, able), "when nobody says anything nothing is believed"

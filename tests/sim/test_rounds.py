@@ -306,6 +306,26 @@ def test_minority_freezes_and_heals(swarm):
     clock.run(main(), seed=6, limit=4000)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_even_halves_heal(swarm, seed):
+    """One half goes on, the one with the distinguished member, and many rounds; the other half has no majority against it."""
+
+    async def main():
+        s = swarm(8, rounds=16, seed=seed)
+        ids = {i: node.id for i, node in s.nodes.items()}
+
+        def split(node):
+            s.net.partition([[ids[i] for i in (0, 1, 3, 6)], [ids[i] for i in (2, 4, 5, 7)]])
+            clock.current().call_later(20.0, s.net.heal)
+
+        s.fail_at(0, 4, "announce", split)
+        s.start()
+        await s.finish(limit=400)
+        s.check()
+
+    clock.run(main(), seed=seed, limit=4000)
+
+
 def test_same_seed_same_trace(swarm):
     def once(seed):
         async def main():
