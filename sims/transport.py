@@ -26,7 +26,8 @@ CONTROL_WINDOW = 256
 class SimTransport:
     """One peer's transport. `uplink.rate` and `downlink.rate` are bytes/s (None: unlimited), `traffic` counts its bytes.
 
-    `loss` and `jitter` are those of its own link, `wall` is its clock in unix seconds. The record shown at the gates of others is the last own record given to `learn`, else that of the last `meet`.
+    `loss` and `jitter` are those of its own link, `wall` is its clock in unix seconds. The record shown at the gates of
+    others is the last own record given to `learn`, else that of the last `meet`.
     """
 
     def __init__(
