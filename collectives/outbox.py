@@ -25,11 +25,11 @@ class Lane:
         transport: Transport,
         peer: PeerId,
         unreachable: Callable[[PeerId], None],
-        failed: Callable[[BaseException], None],
+        ended: Callable[[Lane, BaseException | None], None],
         longest: int,
     ) -> None:
-        self._transport, self._peer, self._unreachable, self._failed = transport, peer, unreachable, failed
-        self._longest = longest
+        self.peer = peer
+        self._transport, self._unreachable, self._over, self._longest = transport, unreachable, ended, longest
         self._urgent: deque[Frame] = deque()
         self._later: deque[Frame] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -38,20 +38,17 @@ class Lane:
         """Queue a frame; `later` ones (what a peer asked for) go when no other waits."""
         if len(self._urgent) + len(self._later) >= self._longest:
             self.clear()
-            self._unreachable(self._peer)
-            return
-        resting = self._task is None or self._task.done()
-        if resting and not self._urgent and not self._later and self._transport.offer(self._peer, frame):
+            self._unreachable(self.peer)
             return
         (self._later if later else self._urgent).append(frame)
-        if resting:
+        if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._drain())
             self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._failed(error)
+        if task is self._task or error is not None:
+            self._over(self, error)
 
     @property
     def later(self) -> int:
@@ -70,9 +67,9 @@ class Lane:
     async def _drain(self) -> None:
         while self._urgent or self._later:
             frame = self._urgent.popleft() if self._urgent else self._later.popleft()
-            if not await self._transport.send(self._peer, frame):
+            if not await self._transport.send(self.peer, frame):
                 self.clear()
-                self._unreachable(self._peer)
+                self._unreachable(self.peer)
 
     async def close(self) -> None:
         """Stop sending."""
@@ -98,11 +95,11 @@ class Outbox:
 
     def control(self, to: PeerId, message: Message) -> None:
         """Queue a control message."""
-        self._lane(self._control, to, WORDS).put(Frame(message))
+        self._put(self._control, to, WORDS, Frame(message))
 
     def bulk(self, to: PeerId, frame: Frame, *, later: bool = False) -> None:
         """Queue a frame with a payload; the payload must not change before it is sent."""
-        self._lane(self._bulk, to, LONGEST).put(frame, later=later)
+        self._put(self._bulk, to, LONGEST, frame, later=later)
 
     def later(self, to: PeerId) -> int:
         """How many frames to a peer wait that may go later."""
@@ -123,8 +120,12 @@ class Outbox:
             if peer in lanes:
                 lanes[peer].clear()
 
-    def _fail(self, error: BaseException) -> None:
-        if not self.failure.done():
+    def _ended(self, lane: Lane, error: BaseException | None) -> None:
+        """A lane has nothing left to send: peers come and go, so that it is not kept."""
+        for lanes in (self._control, self._bulk):
+            if lanes.get(lane.peer) is lane:
+                del lanes[lane.peer]
+        if error is not None and not self.failure.done():
             self.failure.set_exception(error)
 
     async def close(self) -> None:
@@ -133,7 +134,9 @@ class Outbox:
         for lane in (*self._control.values(), *self._bulk.values()):
             await lane.close()
 
-    def _lane(self, lanes: dict[PeerId, Lane], to: PeerId, longest: int) -> Lane:
+    def _put(self, lanes: dict[PeerId, Lane], to: PeerId, longest: int, frame: Frame, *, later: bool = False) -> None:
         if to not in lanes:
-            lanes[to] = Lane(self._transport, to, self._unreachable, self._fail, longest)
-        return lanes[to]
+            if self._transport.offer(to, frame):
+                return
+            lanes[to] = Lane(self._transport, to, self._unreachable, self._ended, longest)
+        lanes[to].put(frame, later=later)

@@ -180,3 +180,25 @@ def test_nothing_is_sent_after_close():
         assert wire.sent == []
 
     play(story)
+
+
+def test_a_lane_is_kept_only_while_something_waits():
+    """Peers come and go; what was used to reach them must not stay. Order holds from one lane to the next."""
+
+    async def work():
+        wire = Wire()
+        outbox = Outbox(wire)
+        for turn in range(3):
+            for number in range(20):
+                for peer in (A, B):
+                    outbox.control(peer, Behind(100 * turn + number))
+                if number % 7 == 0:
+                    await asyncio.sleep(0)
+            while outbox._control:
+                await asyncio.sleep(0)
+        for peer in (A, B):
+            told = [message.round for message in wire.heard(peer)]
+            assert told == [100 * turn + number for turn in range(3) for number in range(20)]
+        await outbox.close()
+
+    clock.run(work(), seed=0)

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import asyncio
 
+import blake3
 import numpy as np
 import pytest
 from thinwire.collectives.statesync import IN_FLIGHT
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Ballot, Behind, Chunk, Fetch, Open, Prepare, Promise, StateAsk
+from thinwire.swarm.protocol import (
+    Ballot,
+    Behind,
+    Chunk,
+    Fetch,
+    Open,
+    Prepare,
+    Promise,
+    Ready,
+    Record,
+    Result,
+    StateAsk,
+    Vote,
+)
 
 
 async def _with_stranger(swarm, say, *, rounds=6, seed=0):
@@ -112,6 +126,147 @@ def test_who_asks_and_does_not_read_piles_up_little(swarm):
             await asyncio.sleep(0.001)
         lane = victim.session._outbox._bulk[liar.id]
         assert len(lane._urgent) + len(lane._later) <= len(past.grid) + 2 * IN_FLIGHT + 2
-        assert len(victim.session._outbox._control[liar.id]._urgent) < 100
+        control = victim.session._outbox._control
+        assert liar.id not in control or len(control[liar.id]._urgent) < 100
 
     clock.run(main(), seed=3)
+
+
+def _zeros(session, index):
+    """A chunk of nothing, validly encoded."""
+    size = session.grid.size(index)
+    out = np.zeros(session.codec.nbytes(size), np.uint8)
+    session.codec.encode(np.zeros(size, np.float32), out)
+    return out.data
+
+
+def _miserly(session):
+    """Keeps its chunks to itself."""
+    bulk = session._outbox.bulk
+    session._outbox.bulk = lambda to, frame, **more: (
+        None if isinstance(frame.message, Chunk) else bulk(to, frame, **more)
+    )
+
+
+def _announces_anew(s, liar):
+    """It sends no chunk, and announces again whenever somebody prepares a ballot."""
+    session = liar.session
+    _miserly(session)
+    routed = session.routed
+
+    def hear(peer, frame):
+        current = session.current
+        if isinstance(frame.message, Prepare) and frame.message.round == current.round and current.exchange._source:
+            current.announce(current.exchange._source, weight=100, loss=1.0, speed=1.0)
+        routed(peer, frame)
+
+    session.routed = hear
+
+
+def _trickles(s, liar):
+    """It sends no chunk that it owes; but twice a second one of an announcement that nobody waits for."""
+    session = liar.session
+    _miserly(session)
+    payload = _zeros(session, 0)
+
+    async def talk():
+        attempt = 10**6 + session.current.attempt
+        while True:
+            await asyncio.sleep(0.5)
+            attempt += 1
+            current = session.current
+            terms, hashes = current.agreement.terms, blake3.blake3(payload).digest() * len(session.grid)
+            ready = Ready(current.round, 0, attempt, terms.base, terms.plan, 100, hashes, True, 1.0, 1.0)
+            for index in (0, 1, 2, 3) if current.agreement.opened is not None else ():
+                await liar.transport.send(s.nodes[index].id, Frame(ready))
+                await liar.transport.send(s.nodes[index].id, Frame(Chunk(current.round, 0, attempt, 0), payload))
+
+    liar.tasks.append(asyncio.get_running_loop().create_task(talk()))
+
+
+def _asks_for_ever(s, liar):
+    """It asks everybody for promises with higher and higher ballots, three times a second, and leads nothing."""
+
+    async def talk():
+        while True:
+            await asyncio.sleep(0.3)
+            for index in (0, 1, 2, 3):
+                current = s.nodes[index].session.current
+                ballot = Ballot(current.agreement._acceptor.promised.term + 1, liar.id)
+                await liar.transport.send(s.nodes[index].id, Frame(Prepare(current.round, 0, ballot)))
+
+    liar.tasks.append(asyncio.get_running_loop().create_task(talk()))
+
+
+def _equivocates(s, liar):
+    """It tells every other peer other results of its chunks, signs them both, and does not vote."""
+    session, box = liar.session, liar.session._outbox
+    bulk, control = box.bulk, box.control
+    half = {s.nodes[0].id, s.nodes[2].id}
+
+    def lie_bulk(to, frame, *, later=False):
+        if isinstance(frame.message, Result) and to in half:
+            frame = Frame(frame.message, _zeros(session, frame.message.index))
+        bulk(to, frame, later=later)
+
+    def lie_control(to, message):
+        if isinstance(message, Record) and to in half:
+            hashes = b"".join(blake3.blake3(_zeros(session, index)).digest() for index in message.indices)
+            message = Record(message.round, message.fragment, message.ballot, message.indices, hashes)
+        if not isinstance(message, Vote):
+            control(to, message)
+
+    box.bulk, box.control = lie_bulk, lie_control
+
+
+@pytest.mark.parametrize("lie", [_announces_anew, _trickles, _asks_for_ever, _equivocates])
+def test_one_liar_among_five_members_does_not_stop_the_rounds(swarm, lie):
+    async def main():
+        s = swarm(5, rounds=4)
+        lie(s, s.nodes[4])
+        s.start()
+        await s.finish([0, 1, 2, 3])
+        s.check([0, 1, 2, 3])
+
+    clock.run(main(), seed=1)
+
+
+def test_chunks_of_strangers_take_no_room_from_those_that_overtake_the_open(swarm):
+    """Two strangers announce and send all they have to everybody before the round opens; nobody else is left out for it."""
+
+    async def main():
+        s = swarm(6, rounds=8, latency=0.15)
+        s.start()
+        liars = [s.join(9), s.join(10)]
+        await asyncio.sleep(1.0)
+        for liar in liars:
+            liar.tasks[1].cancel()
+        session = liars[0].session
+        payloads = [_zeros(session, index) for index in range(len(session.grid))]
+        hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)
+
+        async def talk(liar):
+            told = set()
+            while True:
+                await asyncio.sleep(0.05)
+                for index in range(6):
+                    current = s.nodes[index].session.current
+                    terms, to = current.agreement.terms, s.nodes[index].id
+                    if (index, current.round) in told or current.agreement.opened is not None:
+                        continue
+                    told.add((index, current.round))
+                    ready = Ready(current.round, 0, 1, terms.base, terms.plan, 0, hashes, True, 1.0, 1.0)
+                    await liar.transport.send(to, Frame(ready))
+                    for number, payload in enumerate(payloads):
+                        await liar.transport.send(to, Frame(Chunk(current.round, 0, 1, number), payload))
+
+        mouths = [asyncio.get_running_loop().create_task(talk(liar)) for liar in liars]
+        await s.finish(list(range(6)))
+        for mouth in mouths:
+            mouth.cancel()
+        s.check(list(range(6)))
+        for index in range(6):
+            for missing in s.nodes[index].missing.values():
+                assert "chunk missing" not in missing.values()
+
+    clock.run(main(), seed=1)
