@@ -63,7 +63,7 @@ class GossipRounds:
             read, weight = session.replica.own, 0
             payloads = await self._work(lambda: self._encode(read))
         hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)
-        meeting = await session.exchange(payloads, hashes, weight=weight, loss=loss, speed=speed)
+        meeting = await session.average(payloads, hashes=hashes, weight=weight, loss=loss, speed=speed)
         if meeting.theirs:
             meeting = await self._screen(payloads, meeting)
         return await whole(self._commit(read, payloads, meeting, weight))

@@ -126,7 +126,8 @@ class GossipSession:
         self._began_at = now()
         self._late: deque[float] = deque(maxlen=LATE_ROUNDS)
         self._hurried = False
-        self._held_up = not self._entered
+        self._held_up = self._hasty = not self._entered
+        self._usually = 0.0
         self._claims: dict[PeerId, int] = {}
         self._asked: frozenset[PeerId] = frozenset()
         self._asked_at = -MAX_PATIENCE
@@ -137,10 +138,12 @@ class GossipSession:
 
     # --- rounds
 
-    async def exchange(
-        self, source: Sequence[Buffer], hashes: bytes, *, weight: int, loss: float, speed: float
+    async def average(
+        self, source: Sequence[Buffer], *, weight: int, loss: float, speed: float, hashes: bytes | None = None
     ) -> Meeting:
-        """Exchange these encoded chunks with the partner of the round; a pair of one when that comes to nothing."""
+        """Average these encoded chunks with the partner of the round; a pair of one when that comes to nothing."""
+        if hashes is None:
+            hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
         pair, now = self.current, self._now()
         took = now - self._began_at
         if not self._hurried or took > self._trained:
@@ -192,16 +195,13 @@ class GossipSession:
     def _keeps_waiting(self) -> bool:
         """Whether the partner has waited long enough for who is usually late, was last, or has been held up by another."""
         pair = self.current
-        if pair.ours is not None or not self._entered:
-            return False
-        usual = median(self._late) if self._late else 0.0
-        if not self._held_up and (not self._late or max(usual, self._late[-1]) <= self._slack):
+        if not self._hasty or pair.ours is not None or not self._entered:
             return False
         if pair.theirs is not None or pair.refused:
             # A partner that has waited in vain is not to be met any more; the next may be.
             return self._now() > pair.theirs_at + self._slack
         # Two that are always late would wait for each other for ever, while all others go on.
-        return usual > self._slack and self._now() > self._began_at + 1.5 * self._trained
+        return self._usually > self._slack and self._now() > self._began_at + 1.5 * self._trained
 
     @property
     def _slack(self) -> float:
@@ -244,6 +244,8 @@ class GossipSession:
         else:
             self._held_up = True
         self._hurried = False
+        self._usually = median(self._late) if self._late else 0.0
+        self._hasty = self._held_up or bool(self._late and max(self._usually, self._late[-1]) > self._slack)
         for peer in () if self._entered else self._some(GREETED):
             self._outbox.control(peer, Behind(self.replica.round))
         self._entered = True
