@@ -54,29 +54,35 @@ def examine(
     *,
     seed: int | None = None,
     preset: Preset = WAN,
+    stall: float | None = None,
     shrink: bool = True,
     rerun: bool = False,
     command: Command = lambda seed, faults: f"thinwire sim FILE --seed {seed}",
 ) -> Finding | None:
     """Run one seed. None when no oracle has anything to say; `rerun` runs it twice and compares the traces."""
-    run = simulate(scenario, seed=seed, preset=preset, first=True)
+
+    def play(faults: Sequence[Fault] | None = None) -> Run:
+        chosen = None if faults is None else tuple(faults)
+        return simulate(scenario, seed=seed, faults=chosen, preset=preset, stall=stall, first=True)
+
+    run = play()
     if not run.violations and rerun:
-        again = simulate(scenario, seed=seed, preset=preset, first=True)
+        again = play()
         if again.trace != run.trace:
             detail = f"{run.trace[:16]}, then {again.trace[:16]}"
             run = replace(run, violations=(Violation(run.ended, "trace", WORLD, detail),))
             shrink = False
     if not run.violations:
         return None
-    faults = shrunk(scenario, run, preset) if shrink else run.faults
-    last = simulate(scenario, seed=seed, faults=faults, preset=preset, first=True) if shrink else run
+    faults = shrunk(run, play) if shrink else run.faults
+    last = play(faults) if shrink else run
     violations = last.violations or run.violations
     return Finding(
         run.scenario.seed, violations, faults, len(run.faults), command(run.scenario.seed, faults if shrink else None)
     )
 
 
-def shrunk(scenario: Scenario, run: Run, preset: Preset) -> tuple[Fault, ...]:
+def shrunk(run: Run, play: Callable[[Sequence[Fault]], Run]) -> tuple[Fault, ...]:
     """As few of the faults of a failed run as still break the same oracle's promise (Zeller's delta debugging, 1999)."""
     wanted = run.violations[0].oracle
     tries = 0
@@ -84,8 +90,7 @@ def shrunk(scenario: Scenario, run: Run, preset: Preset) -> tuple[Fault, ...]:
     def fails(faults: Sequence[Fault]) -> bool:
         nonlocal tries
         tries += 1
-        again = simulate(scenario, seed=run.scenario.seed, faults=tuple(faults), preset=preset, first=True)
-        return any(violation.oracle == wanted for violation in again.violations)
+        return any(violation.oracle == wanted for violation in play(faults).violations)
 
     # What had not begun yet cannot matter.
     faults = [fault for fault in run.faults if fault.at <= run.violations[0].at]

@@ -13,14 +13,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from thinwire.sims import liars
 from thinwire.sims.driver import Finding, examine
-from thinwire.sims.faults import KINDS, Fault
+from thinwire.sims.faults import KINDS, QUIET, Fault, draw
 from thinwire.sims.regions import MBIT, REGIONS
 from thinwire.sims.scenario import PeerSpec, Scenario
 from thinwire.swarm.preset import LAN, Preset
 
 PEERS = 50
-SECONDS = 40.0
+SECONDS = 32.0
+WILD = 15.0
+"""Seconds after which nothing goes wrong any more."""
+
+STALL = 14.0
+"""Seconds without a round that are too many when nothing is wrong."""
+
 PARAMETERS = 1500
 
 PACE: Preset = replace(
@@ -61,14 +68,14 @@ def trial(seed: int, peers: int = PEERS) -> Scenario:
             index,
             f"peer-{index}",
             rng.choice(regions),
-            step_seconds=rng.uniform(0.5, 0.6),
+            step_seconds=rng.uniform(0.8, 0.9),
             up=rng.choice((20, 50, 300)) * MBIT,
             down=300 * MBIT,
-            join=0.0 if not index else 0.05 if index < peers - 2 else rng.uniform(5.0, 20.0),
+            join=0.0 if not index else 0.05 if index < peers - 2 else rng.uniform(5.0, 15.0),
         )
         for index in range(peers)
     )
-    kinds = rng.sample(sorted(KINDS), MIXED)
+    mix = {kind: rng.choice((4.0, 8.0, 16.0)) for kind in rng.sample(sorted(KINDS), MIXED)}
     return Scenario(
         name="trial",
         seed=seed,
@@ -78,7 +85,7 @@ def trial(seed: int, peers: int = PEERS) -> Scenario:
         parameters=PARAMETERS,
         jitter=0.2,
         loss=rng.choice((0.0, 0.0, 0.005)),
-        mix={kind: rng.choice((2.0, 4.0, 8.0)) for kind in kinds},
+        faults=draw(seed, mix, peers, WILD / QUIET, liars=sorted(liars.KINDS)),
         interval=SECONDS,
     )
 
@@ -90,7 +97,7 @@ def command(seed: int, faults: Sequence[Fault] | None = None) -> str:
 
 def check(seed: int, peers: int = PEERS, *, shrink: bool = True, rerun: bool = False) -> Finding | None:
     """Run one seed; None when all is well."""
-    return examine(trial(seed, peers), preset=PACE, shrink=shrink, rerun=rerun, command=command)
+    return examine(trial(seed, peers), preset=PACE, stall=STALL, shrink=shrink, rerun=rerun, command=command)
 
 
 def main(words: Sequence[str]) -> int:

@@ -65,11 +65,13 @@ def simulate(
     faults: tuple[Fault, ...] | None = None,
     watch: Watch | None = None,
     preset: Preset = WAN,
+    stall: float | None = None,
     first: bool = False,
 ) -> Run:
     """Play a scenario. `seed` and `faults` (all of them, drawn ones too) replace the scenario's own.
 
-    watch: called after each sample. preset: the membership's pace. first: stop at the first violation. What goes wrong in the
+    watch: called after each sample. preset: the membership's pace. stall: seconds without a
+    round that are too many when nothing is wrong. first: stop at the first violation. What goes wrong in the
     swarm is a Violation, not an exception.
     """
     scenario = scenario.with_(seed=seed, faults=faults)
@@ -86,7 +88,7 @@ def simulate(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
         async def main() -> None:
-            holder.append(SimWorld(scenario, journal, watch, preset, first, folder))
+            holder.append(SimWorld(scenario, journal, watch, preset, stall, first, folder))
             await holder[0].play()
 
         violations: list[Violation] = []
@@ -104,7 +106,14 @@ class SimWorld:
     """See the module; made inside `clock.run`."""
 
     def __init__(
-        self, scenario: Scenario, journal: Journal, watch: Watch | None, preset: Preset, first: bool, folder: Path
+        self,
+        scenario: Scenario,
+        journal: Journal,
+        watch: Watch | None,
+        preset: Preset,
+        stall: float | None,
+        first: bool,
+        folder: Path,
     ) -> None:
         self.scenario, self.journal, self.seed, self.preset = scenario, journal, scenario.seed, preset
         self.loop = clock.current()
@@ -139,7 +148,7 @@ class SimWorld:
             self.tell,
             preset=preset,
             settle=30 * preset.probe_period,
-            pause=30.0 + 3 * (slowest + self.manifest.exchange.grace),
+            pause=stall or 30.0 + 3 * (slowest + self.manifest.exchange.grace),
             window=WINDOW,
         )
         self._misfortune = Misfortune(self.net, self.machines)
