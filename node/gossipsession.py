@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from statistics import median, median_low
 
 import blake3
 import msgspec
 from thinwire.collectives import pairing
 from thinwire.collectives.gossip import Meeting, Pair
 from thinwire.collectives.halves import Halves
-from thinwire.collectives.series import MAX_PATIENCE
 from thinwire.collectives.shards import Grid
-from thinwire.collectives.statesync import LAST_ROUND, Fetched, Foreign
+from thinwire.collectives.statesync import Fetched, Foreign
 from thinwire.compression.codec import Buffer
+from thinwire.node.inquiry import ASKED, Inquiry
+from thinwire.node.pace import Pace
 from thinwire.node.paired import PairedReplica
 from thinwire.node.presence import TICK, Emit, Presence
 from thinwire.node.session import finite
@@ -54,26 +53,14 @@ EARLY = 64
 GREETED = 64
 """Peers that are told when we have a state: those who wait for others to begin with."""
 
-ASKED = 4
-"""Peers that are asked for their round when a partner says that it is past ours."""
-
 SOURCES = 4
 """Peers that are asked for their state, one after the other, before we wait."""
-
-LATE_ROUNDS = 5
-"""Rounds over which it is judged how long others wait for us, and we for them."""
-
-SLACK = 0.1
-"""Part of the time of our inner steps by which a partner may be kept waiting every time."""
-
-LONGEST_WAIT = 16.0
-"""Most times the seconds of our inner steps that a partner is waited for, however much faster we are than others."""
 
 
 class GossipSession:
     """See the module. The presence's handler; call `advance` after the replica has made its step.
 
-    `patience`: seconds for an answer or for progress; adapts to what exchanges take. `probation` means nothing: nobody votes.
+    `patience`: least seconds for an answer or for progress. `probation` means nothing: nobody votes.
     """
 
     def __init__(
@@ -95,7 +82,6 @@ class GossipSession:
         self.me = identity.peer_id
         self.presence, self.roster, self.live = presence, presence.roster, presence.live
         self.replica, self.codec, self.grid = replica, codec, grid
-        self.patience, self._floor = patience, patience
         self.behind = asyncio.Event()
         """Set when most have gone on so far without us that a state must be fetched."""
         self.foreign: Foreign | None = None
@@ -122,15 +108,8 @@ class GossipSession:
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._early: dict[PeerId, Frame] = {}
         self._drawn: tuple[bytes, int, PeerId | None] = (b"", -1, None)
-        self._trained = 0.0
-        self._began_at = now()
-        self._late: deque[float] = deque(maxlen=LATE_ROUNDS)
-        self._hurried = False
-        self._held_up = self._hasty = not self._entered
-        self._usually = 0.0
-        self._claims: dict[PeerId, int] = {}
-        self._asked: frozenset[PeerId] = frozenset()
-        self._asked_at = -MAX_PATIENCE
+        self._pace = Pace(now, patience=patience, entered=self._entered)
+        self._inquiry = Inquiry(now)
         self._past: Pair | None = None
         self._present: set[PeerId] = set()
         self.current = self._next_round()
@@ -144,44 +123,21 @@ class GossipSession:
         """Average these encoded chunks with the partner of the round; a pair of one when that comes to nothing."""
         if hashes is None:
             hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
-        pair, now = self.current, self._now()
-        took = now - self._began_at
-        if not self._hurried or took > self._trained:
-            self._trained = 0.7 * self._trained + 0.3 * took if self._trained else took
+        pair, deadline = self.current, self._pace.train()
         if pair.theirs is None or pair.partner not in self.roster.view:
             pair.choose(self._draw())
         if pair.partner is not None and pair.partner in self._early:
             self.routed(pair.partner, self._early.pop(pair.partner))
         self._phase("announce")
-        pair.announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=self._deadline())
+        pair.announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
         meeting = await pair.wait()
-        self._learn(pair, meeting)
+        self._pace.learn(pair, meeting)
         return meeting
 
-    def _deadline(self) -> float:
-        """Seconds to wait for a partner that is there: as long as we trained, or twice what others have let us wait.
-
-        The longest wait but one counts, so that nobody's alone does.
-        """
-        waits = sorted(-late for late in self._late)
-        usual = waits[-2] if len(waits) > 1 else 0.0
-        return max(self.patience, min(LONGEST_WAIT * self._trained, max(self._trained, 2 * usual)))
-
-    def _learn(self, pair: Pair, meeting: Meeting) -> None:
-        """What this meeting says about how long others wait for us (seconds, less than zero: we for them)."""
-        late, now = pair.ours_at - pair.theirs_at, self._now()
-        if meeting.theirs:
-            took = now - max(pair.ours_at, pair.theirs_at)
-            self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
-        elif meeting.reason == "late":
-            late = pair.ours_at - now
-        elif meeting.reason == "ahead" or self._hurried:
-            late = self._trained
-        elif not pair.theirs_at:
-            return  # nobody has waited for anybody
-        # With fewer steps we were in time, and with all of them would not have been.
-        self._late.append(max(late, 2 * self._slack) if self._hurried else late)
-        self._held_up = meeting.reason == "late"
+    @property
+    def patience(self) -> float:
+        """Seconds for an answer or for progress."""
+        return self._pace.patience
 
     def refuse(self, reason: str) -> None:
         """Nothing of the partner's in this round: what it sent is not to be used."""
@@ -190,22 +146,7 @@ class GossipSession:
     @property
     def overtaken(self) -> bool:
         """Whether inner steps should end here: a state must be fetched, or the partner waits for who is always late."""
-        return self.behind.is_set() or self._keeps_waiting()
-
-    def _keeps_waiting(self) -> bool:
-        """Whether the partner has waited long enough for who is usually late, was last, or has been held up by another."""
-        pair = self.current
-        if not self._hasty or pair.ours is not None or not self._entered:
-            return False
-        if pair.theirs is not None or pair.refused:
-            # A partner that has waited in vain is not to be met any more; the next may be.
-            return self._now() > pair.theirs_at + self._slack
-        # Two that are always late would wait for each other for ever, while all others go on.
-        return self._usually > self._slack and self._now() > self._began_at + 1.5 * self._trained
-
-    @property
-    def _slack(self) -> float:
-        return max(TICK, SLACK * self._trained)
+        return self.behind.is_set() or self._pace.keeps_waiting(self.current)
 
     @property
     def ready(self) -> Collection[PeerId]:
@@ -241,18 +182,12 @@ class GossipSession:
         self._past = done if self.replica.round == done.round else None
         if self._past is not None:
             self._phase("commit")
-        else:
-            self._held_up = True
-        self._hurried = False
-        self._usually = median(self._late) if self._late else 0.0
-        self._hasty = self._held_up or bool(self._late and max(self._usually, self._late[-1]) > self._slack)
+        self._pace.begin(elsewhere=self._past is None)
         for peer in () if self._entered else self._some(GREETED):
             self._outbox.control(peer, Behind(self.replica.round))
         self._entered = True
         self.behind.clear()
-        self._claims.clear()
         self.current = self._next_round()
-        self._began_at = self._now()
         self._outbox.begin(self.current.round)
         self.roster.progress = self.replica.round
         self._states.resume()
@@ -297,7 +232,7 @@ class GossipSession:
         """See Handler."""
         self._states.done(peer)
         self._early.pop(peer, None)
-        self._claims.pop(peer, None)
+        self._inquiry.lost(peer)
         self._present.discard(peer)
         self.stats.pop(peer, None)
         for pair in (self._past, self.current):
@@ -332,10 +267,10 @@ class GossipSession:
         """See Handler."""
         self.current.tick()
         self._states.ticked()
-        if self._asked and self._now() > self._asked_at + self.patience:
+        if self._inquiry.due:
             self._judge()
-        if self._keeps_waiting():
-            self._hurried = True
+        if self._pace.keeps_waiting(self.current):
+            self._pace.hurried = True
             self.on_commit()
 
     def _route_round(self, peer: PeerId, frame: Frame, number: int) -> None:
@@ -378,27 +313,17 @@ class GossipSession:
             if round >= pair.round:
                 pair.fail("ahead", tell=False)
                 self._ask_around(peer, round)
-        elif peer in self._asked:
-            self._claims[peer] = round
-            if len(self._claims) > len(self._asked):
-                self._judge()
+        elif self._inquiry.answer(peer, round):
+            self._judge()
 
     def _ask_around(self, peer: PeerId, round: int) -> None:
-        if self._now() < self._asked_at + self.patience or self.behind.is_set():
-            return
-        self._asked_at, self._claims = self._now(), {peer: round}
-        others = [one for one in self._some(ASKED + 1) if one != peer][:ASKED]
-        self._asked = frozenset(others)
-        for one in others:
+        for one in self._inquiry.open(peer, round, self._some(ASKED + 1), self.patience):
             self._outbox.control(one, Ask(self.current.round, 0))
-        if not others:
+        if self._inquiry.complete:
             self._judge()
 
     def _judge(self) -> None:
-        """One partner that is past our round may be anything; when most are, we are late."""
-        self._asked = frozenset()
-        rounds = [round for round in self._claims.values() if round < LAST_ROUND]
-        if rounds and median_low(rounds) > self.replica.round:
+        if self._inquiry.close() > self.replica.round:
             self.behind.set()
             self.on_commit()
 
