@@ -17,7 +17,7 @@ MAX_ITEMS = 8
 MAX_QUEUE = 4096
 
 
-SKIPS = 16
+SKIPS = 3
 """Items that may be passed over in one message because they are too long for what is left of it."""
 
 
@@ -46,7 +46,7 @@ class Broadcast:
         self._push(subject)
         if len(self._news) > MAX_QUEUE:
             del self._news[max(self._news, key=lambda key: (self._news[key].told, -self._news[key].order))]
-        if len(self._queue) > 2 * len(self._news) + SKIPS:
+        if len(self._queue) > 2 * len(self._news) + 64:
             self._queue = [entry for entry in self._queue if self._valid(entry)]
             heapq.heapify(self._queue)
 
