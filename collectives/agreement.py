@@ -98,7 +98,7 @@ class Agreement:
         opened = self.opened
         if opened is None or self.commit is not None or not self.witness or not self._acceptor.vote(opened, digest):
             return
-        self._moved = now
+        self._patient(opened.ballot.leader, now)
         vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, name_of(opened), digest)
         if opened.ballot.leader == self.me:
             self._hear_vote(self.me, vote, self._sign(vote), now)
@@ -192,7 +192,7 @@ class Agreement:
         if known is None or message.attempt > known.attempt:
             self.ready[sender] = message
             if known is not None:
-                self._candidate.complaints.forgive(sender)
+                self._candidate.hear_again(sender)
             if not message.witness and sender in self.terms.members:
                 self._electorate.gone.add(sender)
             self._differ |= message.base != self.terms.base
@@ -212,29 +212,36 @@ class Agreement:
         return too_few or (self._quorum_since is not None and ready < members)
 
     def _hear_open(self, sender: PeerId, message: Open, now: float) -> None:
-        if not self._acceptor.follows(sender, message):
-            return
         if self.opened is not None and message.ballot <= self.opened.ballot:
+            return
+        if not self._acceptor.follows(sender, message, now):
             return
         self._acceptor.promised = message.ballot
         self._candidate.yield_to_others()
-        self.opened, self._moved = message, now
+        self.opened = message
+        self._patient(sender, now)
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
-        if not self.witness or not self._acceptor.heeds(sender, message):
+        if not self.witness or not self._acceptor.heeds(sender, message, now):
             return
-        promise, self._moved = self._acceptor.promise(message.ballot), now
+        promise = self._acceptor.promise(message.ballot)
+        self._patient(sender, now)
         self._candidate.seen()
         mine = self.ready.get(self.me)
         if mine is not None:
             self._out.append((sender, mine))
         self._out.append((sender, promise))
 
+    def _patient(self, leader: PeerId, now: float) -> None:
+        """Patience with a leader starts again, unless it has begun so many ballots that only data counts."""
+        if self._acceptor.trusts(leader):
+            self._moved = now
+
     def _hear_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
         if self.opened is None:
             return
-        counts, self.commit = self._candidate.hear_vote(sender, message, signature, self.opened)
-        if counts:
+        news, self.commit = self._candidate.hear_vote(sender, message, signature, self.opened)
+        if news:
             self._moved = now
         if self.commit is not None:
             self._out.append((None, self.commit))
@@ -280,7 +287,8 @@ class Agreement:
         turn = order.index(self.me) if self.me in order else len(order)
         if self.opened is not None or self._acceptor.promised.term > 1:
             stuck = self._moved + (2 + turn) * self._candidate.growth * patience
-            return stuck if leader in electorate.live else min(stuck, self._moved + turn * patience)
+            waits = leader in electorate.live and self._acceptor.trusts(leader)
+            return stuck if waits else min(stuck, self._moved + turn * patience)
         ready = electorate.live & self.ready.keys()
         if orphaned:
             if self.me not in ready:
@@ -302,9 +310,10 @@ class Agreement:
     # --- leading
 
     def _prepare(self, now: float) -> None:
-        if not self.witness or self._candidate.rests(now):
+        ballot = self._candidate.next(self._acceptor.promised, now) if self.witness else None
+        if ballot is None:
             return
-        ballot, self._moved = Ballot(max(self._acceptor.promised.term, 1) + 1, self.me), now
+        self._moved = now
         self._candidate.prepare(self._acceptor.promise(ballot), now)
         self._out.append((None, Prepare(self.terms.round, self.terms.fragment, ballot)))
         self._try_open(now)

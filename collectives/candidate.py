@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
+from thinwire.collectives.acceptor import BALLOTS, LAST_TERM, rest
 from thinwire.collectives.complaints import Complaints
 from thinwire.collectives.electorate import Electorate
-from thinwire.collectives.proposal import GONE, adopt, fit, name_of, propose, sound
+from thinwire.collectives.proposal import GONE, Choice, adopt, choices, fit, name_of, propose, sound
 from thinwire.swarm.protocol import Ballot, Blame, Commit, Digest, Open, PeerId, Promise, Proof, Ready, Vote
 
 FORSAKEN = 10
 """Patiences for which a silent member is waited for that may know of a verdict by the votes of dead ones."""
 
-BALLOTS = 4
-"""Ballots of one round that may follow each other at once: for deaths and complaints of an ordinary bad moment."""
-
 GROWTH = 4.0
 """What the waiting for a stuck leader grows to, when ballot after ballot comes to nothing; it doubles from ballot to ballot."""
-
-REST = 8.0
-"""Patiences that a leader waits at most between two of its own ballots; a quarter of one at first, and twice that each time."""
 
 
 class Candidate:
@@ -39,6 +34,7 @@ class Candidate:
         self._rested = 0.0
         self._since = 0.0
         self._doubted_since: float | None = None
+        self._tried: set[Digest] = set()
 
     @property
     def preparing(self) -> bool:
@@ -48,12 +44,7 @@ class Candidate:
     @property
     def growth(self) -> float:
         """How much longer than usual a stuck leader is waited for."""
-        return min(GROWTH, 2.0**self._many)
-
-    @property
-    def _many(self) -> int:
-        """Ballots of this round beyond the ordinary, no more than count: a round may see thousands, and powers grow."""
-        return max(0, min(self._ballots - BALLOTS, 16))
+        return min(GROWTH, 2.0 ** max(0, min(self._ballots - BALLOTS, 16)))
 
     def leads(self, opened: Open | None) -> bool:
         """Whether the open ballot is ours, and we have not begun another."""
@@ -77,15 +68,15 @@ class Candidate:
         """Lead the first ballot, which needs no promises but our own."""
         self.ballot, self._promises = promise.ballot, {self._electorate.me: promise}
 
-    def rests(self, now: float) -> bool:
-        """Whether it is too early for another ballot of ours."""
-        return now < self._rested
+    def next(self, promised: Ballot, now: float) -> Ballot | None:
+        """The ballot to begin after the one that we have promised; None when it is too early, or numbers have run out."""
+        term = max(promised.term, 1) + 1
+        return Ballot(term, self._electorate.me) if now >= self._rested and term <= LAST_TERM else None
 
     def prepare(self, promise: Promise, now: float) -> None:
         """Begin a ballot, with our own promise."""
         self._ballots += 1
-        rest = min(REST, 0.125 * 2.0**self._many) if self._many else 0.0
-        self._rested = now + rest * self._terms.patience
+        self._rested = now + rest(self._ballots) * self._terms.patience
         self.first(promise)
         self.urged, self._since = False, now
         self._asked, self._guests = self._electorate.live - {self._electorate.me}, set()
@@ -104,22 +95,33 @@ class Candidate:
             self._guests.add(sender)
 
     def hear_vote(self, sender: PeerId, message: Vote, signature: bytes, opened: Open) -> tuple[bool, Commit | None]:
-        """Count a vote for the open ballot: whether it counts, and the verdict when a quorum agrees."""
+        """Count a vote for the open ballot: whether it is a new one, and the verdict when a quorum agrees."""
         if self.ballot != message.ballot or opened.ballot != message.ballot:
             return False, None
         if sender not in opened.alive or message.opened != name_of(opened):
             return False, None
+        news = sender not in self._votes
         self._votes[sender] = (message.digest, signature)
         same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}
         if not self._electorate.suffice(same, opened):
-            return True, None
-        return True, Commit(opened, message.digest, tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same)))
+            return news, None
+        return news, Commit(opened, message.digest, tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same)))
 
     def hear_blame(self, sender: PeerId, message: Blame, opened: Open) -> None:
         """Take a complaint about a ballot of ours."""
         if opened.ballot.leader == self._electorate.me and message.ballot == opened.ballot:
             news = self.complaints.hear(sender, message, opened, lambda peers: self._electorate.suffice(peers, opened))
             self.urged |= news and self.leads(opened)
+
+    def hear_again(self, sender: PeerId) -> None:
+        """A peer has announced another contribution."""
+        left = [
+            peer for peer, ready in self._ready.items() if ready.weight > 0 and peer not in self.complaints.rejected
+        ]
+        if len(left) < self._terms.min_peers:
+            self.complaints.pardon()
+        else:
+            self.complaints.forgive(sender)
 
     def propose(self, before: Open | None, now: float) -> Open | None:
         """What to open, as soon as those have answered who must. Steps back when no quorum answers in time."""
@@ -154,14 +156,31 @@ class Candidate:
             self._doubted_since = now
         return now >= self._doubted_since + FORSAKEN * self._terms.patience
 
-    def _may_be_chosen(self, adopted: Open, promises: Mapping[PeerId, Promise]) -> bool:
-        """Whether a verdict on a voted value is possible: those who report a vote for it, and those who say nothing, a quorum.
+    def _bound(self, found: Sequence[Choice], promises: Collection[PeerId]) -> Choice | None:
+        """The choice that we must make: of what was voted for the latest on which a verdict is possible.
 
-        If it is not, the choice is free: one voter whose results nobody can use must not hold the round for ever.
+        That is, those who report a vote for it, and those who say nothing, would be a quorum. Was there a verdict, then all
+        later ballots were about the same, and this finds it. If none is possible the choice is free: one voter whose
+        results nobody can use must not hold the round for ever.
         """
-        voters = {p for p, m in promises.items() if m.voted is not None and m.digest == adopted.adopted}
-        possible, present = voters | (set(self._terms.members) - set(promises)), tuple(self._electorate.live)
-        return self._electorate.enough(possible, (), present) or self._electorate.enough(possible, None, present)
+        silent, present = set(self._terms.members) - set(promises), tuple(self._electorate.live)
+        for choice in found:
+            possible = silent.union(choice.voters)
+            if self._electorate.enough(possible, (), present) or self._electorate.enough(possible, None, present):
+                return choice
+        return None
+
+    def _untried(self, found: Sequence[Choice]) -> Choice | None:
+        """When the choice is free, but votes differ about the results of the same contributors: what most have voted for.
+
+        An owner has told them different results, and would again; so they fetch those of some. Each is tried once.
+        """
+        for choice in sorted(found, key=lambda c: -len(c.voters)):
+            same = [other for other in found if other.opened.contributors == choice.opened.contributors]
+            if len(same) > 1 and choice.digest not in self._tried:
+                self._tried.add(choice.digest)
+                return choice
+        return None
 
     def _proposal(
         self, ballot: Ballot, present: set[PeerId], promises: dict[PeerId, Promise], before: Open | None
@@ -175,9 +194,10 @@ class Candidate:
         idle |= set(before.idle) if before is not None else set()
         if idle.issuperset(able):
             idle.clear()  # they may be better by now
-        adopted = adopt(ballot, terms, able, promises, excluded, idle=idle)
-        if adopted is not None and self._may_be_chosen(adopted, promises):
-            return adopted
+        found = choices(promises)
+        choice = self._bound(found, promises) or self._untried(found)
+        if choice is not None:
+            return adopt(ballot, terms, able, choice, excluded, idle=idle)
         known = {*able, *excluded, *rejected}
         for peer in before.group if before is not None else terms.members:
             if peer not in known:

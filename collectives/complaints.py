@@ -3,7 +3,8 @@
 A word against another cannot be checked by a third: their link may be cut, or either may lie. So the first word against a
 contributor costs both of them only the chunks they own (they stay in the round, and their contributions in the mean); the
 chunk in question goes to an owner that can tell, and only a second owner's word, or what the leader has seen itself, puts the
-contribution out. Who lacks results is brought up to date by those who have them once the round has committed; only when
+contribution out. A new contribution is judged anew, once: who is out again stays out, or it could go on like that for ever,
+and the round with it. Who lacks results is brought up to date by those who have them once the round has committed; only when
 it cannot commit without those who complain are the chunks moved to other owners.
 """
 
@@ -29,11 +30,20 @@ class Complaints:
         self._words: dict[PeerId, set[PeerId]] = {}
         self._unserved: dict[PeerId, set[PeerId]] = {}
         self._ballot: Ballot | None = None
+        self._forgiven: set[PeerId] = set()
 
     def forgive(self, peer: PeerId) -> None:
-        """A peer contributes anew."""
-        self.rejected.pop(peer, None)
-        self._words.pop(peer, None)
+        """A peer contributes anew: what was said against it is forgotten, but only once."""
+        if peer not in self._forgiven and (peer in self.rejected or peer in self._words):
+            self._forgiven.add(peer)
+            self.rejected.pop(peer, None)
+            self._words.pop(peer, None)
+
+    def pardon(self) -> None:
+        """So many are out that no round could be: whatever was said of contributions is forgotten."""
+        self.rejected.clear()
+        self._words.clear()
+        self._forgiven.clear()
 
     def hear(self, accuser: PeerId, blame: Blame, opened: Open, suffice: Callable[[Collection[PeerId]], bool]) -> bool:
         """Take a complaint about a ballot that we lead; True when the next ballot would be another one because of it.

@@ -175,7 +175,7 @@ class Exchange:
             if self._fits(frame) and not self.complete:
                 self._early.put(sender, frame)
         elif isinstance(message, Chunk):
-            self._take_chunk(sender, message, frame.payload)
+            self._take_chunk(sender, message, frame)
         elif isinstance(message, Record):
             self._take_record(sender, message)
         else:
@@ -190,23 +190,31 @@ class Exchange:
 
     # --- owning chunks
 
-    def _take_chunk(self, sender: PeerId, message: Chunk, payload: Buffer) -> None:
+    def _take_chunk(self, sender: PeerId, message: Chunk, frame: Frame) -> None:
         ready = self.agreement.ready[sender]
         if message.attempt != ready.attempt or message.index >= len(self.grid) or self.agreement.commit is not None:
             return
         key, index, held = (sender, message.attempt), message.index, self._contributions
-        mine = index < len(self.owners) and self.owners[index] == self.me
-        # A chunk may come before the Open that makes it ours; of such we hold no more than one fragment, and one of each peer.
-        spare = len(held) < 2 * len(self.grid) + len(self.agreement.ready)
-        if held.has(key, index) or not (mine or spare):
+        if held.has(key, index):
             return
-        reason = held.take(key, index, payload, ready.hashes[32 * index : 32 * index + 32])
+        if not self._awaits(key, index):
+            # It may have overtaken the Open that asks us for it. In the stash nobody takes the room of another.
+            if self._fits(frame):
+                self._early.put(sender, frame)
+            return
+        reason = held.take(key, index, frame.payload, ready.hashes[32 * index : 32 * index + 32])
         if reason:
             self.agreement.accuse(sender, reason, self._now())
             return
         self._progress()
         self._reduce(index)
         self._record()
+
+    def _awaits(self, key: tuple[PeerId, int], index: int) -> bool:
+        """Whether the ballot in progress asks this contributor to send us this chunk; no other is progress."""
+        if self.opened is None or self.owners[index] != self.me:
+            return False
+        return any((entry.peer, entry.attempt) == key for entry in self.opened.contributors)
 
     def _reduce(self, index: int) -> None:
         opened = self.opened
@@ -267,7 +275,8 @@ class Exchange:
         # Of all results anybody may speak, when it is what was settled.
         whole = record.indices == tuple(range(count)) and blake3.blake3(record.hashes).digest() == self.results.wanted
         for at, index in enumerate(record.indices):
-            if whole or self.owners[index] == sender:
+            # Of an owner the first word counts: with a new one every moment it could seem busy for ever.
+            if whole or (self.owners[index] == sender and not self.results.signed(index)):
                 self.results.sign(index, record.hashes[32 * at : 32 * at + 32])
         self.check()
 

@@ -60,7 +60,10 @@ def gone_in(opened: Open) -> set[PeerId]:
 
 
 def sound(opened: Open, terms: Terms) -> bool:
-    """Structure of an Open: of this round, sorted, no duplicates, alive within the group, an owner left, weights bounded."""
+    """Structure of an Open: of this round, sorted, no duplicates, alive within the group, an owner left, weights bounded.
+
+    A free choice has its contributors in the group; one that is not free names who holds its results.
+    """
     peers = [contribution.peer for contribution in opened.contributors]
     return (
         (opened.round, opened.fragment) == (terms.round, terms.fragment)
@@ -68,6 +71,8 @@ def sound(opened: Open, terms: Terms) -> bool:
         and len(opened.contributors) >= terms.min_peers
         and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, opened.idle, peers))
         and set(opened.alive) <= set(opened.group)
+        and (opened.adopted is not None or set(peers) <= set(opened.group))
+        and (opened.adopted is None) == (not opened.sources)
         and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
     )
 
@@ -126,28 +131,46 @@ def propose(
     return Open(terms.round, terms.fragment, ballot, group, alive, contributors, out, None, (), _resting(idle, alive))
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What some have voted for: the results called `digest` of the contributors of `opened`, the highest such ballot.
+
+    `voters`: who says so, sorted; they hold every one of these results.
+    """
+
+    opened: Open
+    digest: Digest
+    voters: tuple[PeerId, ...]
+
+
+def choices(promises: Mapping[PeerId, Promise]) -> list[Choice]:
+    """What has been voted for, by these promises: the highest ballot first, of one ballot what most have voted for.
+
+    Of one ballot there are two only when somebody lies: an owner that told two peers different results, or a voter.
+    """
+    found: dict[tuple[tuple[Contribution, ...], Digest], list[tuple[PeerId, Open]]] = {}
+    for peer, promise in promises.items():
+        if promise.voted is not None and promise.digest is not None:
+            found.setdefault((promise.voted.contributors, promise.digest), []).append((peer, promise.voted))
+    listed = [
+        Choice(max((opened for _, opened in votes), key=lambda o: o.ballot), digest, tuple(sorted(p for p, _ in votes)))
+        for (_, digest), votes in found.items()
+    ]
+    return sorted(listed, key=lambda c: (c.opened.ballot, len(c.voters), c.digest), reverse=True)
+
+
 def adopt(
     ballot: Ballot,
     terms: Terms,
     able: tuple[PeerId, ...],
-    promises: Mapping[PeerId, Promise],
+    choice: Choice,
     excluded: Mapping[PeerId, str],
     *,
     idle: Collection[PeerId],
-) -> Open | None:
-    """No free choice: the contributors of the highest ballot that was voted for. None when nothing was."""
-    votes = [(promise.voted, promise.digest) for promise in promises.values() if promise.voted is not None]
-    if not votes:
-        return None
-    old, digest = max(votes, key=lambda vote: vote[0].ballot)
-    sources = tuple(
-        sorted(
-            peer
-            for peer, promise in promises.items()
-            if promise.voted is not None and promise.voted.contributors == old.contributors
-        )
-    )
-    alive = able or sources
+) -> Open:
+    """No free choice: the contributors and the results that were voted for, to be fetched from those who voted for them."""
+    old = choice.opened
+    alive = able or choice.voters
     group = tuple(sorted({*alive, *old.group[: MAX_GROUP - len(alive)]}))
     out = _listed({entry.peer: entry.reason for entry in old.excluded} | dict(excluded))
     return Open(
@@ -158,8 +181,8 @@ def adopt(
         alive,
         old.contributors,
         out,
-        digest,
-        sources,
+        choice.digest,
+        choice.voters,
         _resting(idle, alive),
     )
 

@@ -28,12 +28,9 @@ class Results:
 
     def clear(self) -> None:
         """Begin anew: other contributors, other results."""
-        self.wanted = None
-        self._signed: list[Digest | None] = [None] * len(self._grid)
-        self._drop()
-
-    def _drop(self) -> None:
         count = len(self._grid)
+        self.wanted = None
+        self._signed: list[Digest | None] = [None] * count
         self.chunks: list[Buffer | None] = [None] * count
         self._hashes: list[Digest | None] = [None] * count
         self.missing = count
@@ -72,10 +69,10 @@ class Results:
             self.missing += 1
 
     def settle(self, digest: Digest) -> None:
-        """All results together are `digest`: if those that are here are others, none of them is of use."""
-        self.wanted = digest
+        """All results together are `digest`: if those that are here are others, neither they nor their owners' words count."""
         if self.digest not in (None, digest):
-            self._drop()
+            self.clear()
+        self.wanted = digest
 
     def put(self, index: int, chunk: Buffer) -> None:
         """Our own result of a chunk that we own."""

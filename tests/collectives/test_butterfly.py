@@ -340,7 +340,7 @@ def test_who_was_left_out_of_the_round_fetches_the_results(seat):
         Ballot(3, OTHER),
         (LEADER, OTHER),
         (LEADER, OTHER),
-        tuple(Contribution(peer, 1, 10) for peer in IDS),
+        tuple(Contribution(peer, 1, 10) for peer in (LEADER, OTHER)),
         (),
         None,
         (),

@@ -82,6 +82,26 @@ def test_new_contribution_is_judged_anew():
     assert bench.say(CAT, BEN) and not bench.complaints.rejected
 
 
+def test_a_peer_is_forgiven_once():
+    """Who announces before every ballot and never sends what it announced is out for good."""
+    bench = Bench(4)
+    for reason in ("chunk missing", "hash"):
+        bench.say(LEADER, BEN, reason)
+        assert bench.complaints.rejected == {BEN: reason}
+        for _ in range(3):
+            bench.complaints.forgive(CAT)
+        if reason != "hash":
+            bench.complaints.forgive(BEN)
+            assert not bench.complaints.rejected
+    for _ in range(3):
+        bench.complaints.forgive(BEN)
+        bench.next()
+    assert bench.complaints.rejected == {BEN: "hash"}
+    assert bench.say(LEADER, CAT, "norm") and bench.complaints.rejected == {BEN: "hash", CAT: "norm"}
+    bench.complaints.forgive(CAT)
+    assert bench.complaints.rejected == {BEN: "hash"}, "it had not been forgiven anything"
+
+
 @pytest.mark.parametrize("accuser", [EVE, bytes([9]) * 32])
 def test_who_takes_no_part_has_no_word(accuser):
     bench = Bench(4)
