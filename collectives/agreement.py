@@ -4,7 +4,8 @@ Results of a round are a pure function of its contributors and of what they anno
 one value only: the list of contributors. That is single-decree Paxos (Lamport 1998) with three departures: the first leader
 is known beforehand (rendezvous ranking of the last round's members) and needs no first phase for term 1; an acceptor votes
 only when it holds every result, so that a vote is also a promise to serve them; and members known to be gone leave the
-quorum (see `quorum`).
+quorum (see `quorum`). Two things keep liars from holding a round: of each peer only so many ballots are heeded
+(`acceptor`), and when no verdict is possible on what was voted for, the choice is free (`candidate`).
 
     Ready      everyone -> everyone    what I will send, before I send it
     Open       leader -> everyone      these contribute; owners follow from (group, alive)
@@ -50,7 +51,7 @@ class Agreement:
 
     Feed it `announce`, `hear`, `reach`, `lost`, `progress`, `complete`, `accuse` and `tick`; after each call send what `take`
     returns ((peer or None for everyone reachable, message) pairs) and look at `opened`, `commit` and `diverged`.
-    `sign(message)` and `verify(peer, message, signature)` are the identity's.
+    `sign(message)` and `verify(peer, message, signature)` are the identity's. `idle`: who is to own no chunks from the start.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Agreement:
         live: Collection[PeerId],
         gone: Collection[PeerId] = (),
         witness: bool = True,
+        idle: Collection[PeerId] = (),
     ) -> None:
         self.me, self.terms = me, terms
         self.opened: Open | None = None
@@ -73,7 +75,7 @@ class Agreement:
         self.witness = witness
         self._sign = sign
         self._electorate = Electorate(me, terms, live, gone)
-        self._candidate = Candidate(self._electorate, self.ready)
+        self._candidate = Candidate(self._electorate, self.ready, idle)
         self._proofs = Proofs(verify)
         self._acceptor = Acceptor(terms)
         self._quorum_since: float | None = None

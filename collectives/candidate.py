@@ -20,11 +20,11 @@ GROWTH = 4.0
 class Candidate:
     """See the module. `ballot` is the one that we lead or prepare, None while another leads."""
 
-    def __init__(self, electorate: Electorate, ready: Mapping[PeerId, Ready]) -> None:
+    def __init__(self, electorate: Electorate, ready: Mapping[PeerId, Ready], idle: Collection[PeerId] = ()) -> None:
         self.ballot: Ballot | None = None
         self.urged = False
         """Whether something has happened that calls for a new ballot."""
-        self.complaints = Complaints()
+        self.complaints = Complaints(idle)
         self._electorate, self._ready, self._terms = electorate, ready, electorate.terms
         self._promises: dict[PeerId, Promise] | None = None
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
@@ -194,6 +194,9 @@ class Candidate:
         idle |= set(before.idle) if before is not None else set()
         if idle.issuperset(able):
             idle.clear()  # they may be better by now
+        fresh = set(able) - set(terms.members)
+        if 2 * len(fresh) <= len(able) and not (idle | fresh).issuperset(able):
+            idle |= fresh  # whether they do what they should is not known yet
         found = choices(promises)
         choice = self._bound(found, promises) or self._untried(found)
         if choice is not None:

@@ -22,10 +22,10 @@ UNSERVED = ("result", "result missing")
 class Complaints:
     """One round's, at one peer, which counts them when it leads. Bounded by the square of the group."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle: Collection[PeerId] = ()) -> None:
         self.rejected: dict[PeerId, str] = {}
         """Contributions that are out, each with its reason."""
-        self.idle: set[PeerId] = set()
+        self.idle: set[PeerId] = set(idle)
         """Peers that are to own no chunks."""
         self._words: dict[PeerId, set[PeerId]] = {}
         self._unserved: dict[PeerId, set[PeerId]] = {}

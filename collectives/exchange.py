@@ -61,6 +61,16 @@ class Exchange:
         self._sent: set[tuple[PeerId, int]] = set()
         self._early = Stash(2 * len(grid) + MAX_GROUP, 2 * len(grid) + 8)
         self._recorded: Ballot | None = None
+        self._first: Open | None = None
+        self._contradicted: set[PeerId] = set()
+
+    @property
+    def failed(self) -> set[PeerId]:
+        """Who owned chunks when the round first opened here and does no more, or signed for others than what was settled."""
+        first, last = self._first, self.opened
+        if first is None or last is None:
+            return set()
+        return set(first.alive).difference(first.idle, set(last.alive).difference(last.idle)) | self._contradicted
 
     @property
     def complete(self) -> bool:
@@ -99,6 +109,7 @@ class Exchange:
     def open(self, opened: Open) -> None:
         """A ballot opens: send what is owed to its owners, do what is ours."""
         self.opened, self.moved = opened, self._now()
+        self._first = self._first or opened
         key = blake3.blake3(msgspec.msgpack.encode(opened.contributors)).digest()
         self._keys[opened.ballot] = key
         if key != self._key:
@@ -275,9 +286,12 @@ class Exchange:
         # Of all results anybody may speak, when it is what was settled.
         whole = record.indices == tuple(range(count)) and blake3.blake3(record.hashes).digest() == self.results.wanted
         for at, index in enumerate(record.indices):
+            found = record.hashes[32 * at : 32 * at + 32]
+            if whole and self.results.denies(index, found):
+                self._contradicted.add(self.owners[index])
             # Of an owner the first word counts: with a new one every moment it could seem busy for ever.
             if whole or (self.owners[index] == sender and not self.results.signed(index)):
-                self.results.sign(index, record.hashes[32 * at : 32 * at + 32])
+                self.results.sign(index, found)
         self.check()
 
     def check(self) -> None:

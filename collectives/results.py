@@ -31,6 +31,7 @@ class Results:
         count = len(self._grid)
         self.wanted = None
         self._signed: list[Digest | None] = [None] * count
+        self._refuted: list[Digest | None] = [None] * count
         self.chunks: list[Buffer | None] = [None] * count
         self._hashes: list[Digest | None] = [None] * count
         self.missing = count
@@ -59,7 +60,11 @@ class Results:
 
     def unsign(self, index: int) -> None:
         """Whoever signed for this chunk owns it no more."""
-        self._signed[index] = None
+        self._signed[index] = self._refuted[index] = None
+
+    def denies(self, index: int, settled: Digest) -> bool:
+        """Whether the owner of this chunk has signed for another result than what was settled."""
+        return bool({self._signed[index], self._refuted[index]} - {None, settled})
 
     def sign(self, index: int, digest: Digest) -> None:
         """The word of a chunk's owner; a result that differs from it is dropped."""
@@ -71,7 +76,9 @@ class Results:
     def settle(self, digest: Digest) -> None:
         """All results together are `digest`: if those that are here are others, neither they nor their owners' words count."""
         if self.digest not in (None, digest):
+            said = self._signed
             self.clear()
+            self._refuted = said
         self.wanted = digest
 
     def put(self, index: int, chunk: Buffer) -> None:

@@ -15,6 +15,7 @@ from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
 from thinwire.collectives.shards import Grid
+from thinwire.collectives.standing import Standing
 from thinwire.collectives.stash import Stash
 from thinwire.compression.codec import Codec
 from thinwire.swarm.frame import sign_message, verify_message
@@ -75,6 +76,7 @@ class Series:
         self._live, self._key_of, self._phase = live, key_of, phase
         self._usual: dict[int, float] = {}
         self._pool = Pool()
+        self._standing = Standing()
 
     def begin(
         self, terms: Terms, grid: Grid, *, gone: Collection[PeerId], witness: bool = True, attempt: int = 0
@@ -90,6 +92,7 @@ class Series:
             live=self._live,
             gone=gone,
             witness=witness,
+            idle=self._standing.resting(terms.round),
         )
         return Butterfly(
             agreement,
@@ -116,6 +119,8 @@ class Series:
         finally:
             wait.cancel()
             behind.cancel()
+        if outcome.commit is not None:
+            self._standing.settle(outcome.commit.opened, fly.exchange.failed)
         if outcome.commit is not None and fly.opened_at is not None:
             took = self._now() - max(began, fly.opened_at)
             self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from thinwire.collectives import candidate
 from thinwire.collectives.acceptor import LAST_TERM, LEAP
 from thinwire.collectives.agreement import Agreement, Terms
-from thinwire.collectives.proposal import name_of
+from thinwire.collectives.proposal import choices, name_of
 from thinwire.swarm.protocol import (
     Ask,
     Ballot,
@@ -431,6 +431,54 @@ def test_ballots_of_one_who_asks_without_end_do_not_keep_the_others_from_theirs(
     world.check()
 
 
+def _split_votes(*votes):
+    """Peer 1 of five leads a second ballot, and the others (0, 2, 3, 4) promise with such digests of the first; none: None."""
+    peer, ids = _led(n=5)
+    peer.hear(ids[0], opened := _open(ids, ids[0]), b"", 0.0)
+    begun = None
+    for at in range(1, 60):
+        peer.tick(at / 2)
+        begun = begun or next((m for _, m in peer.take() if isinstance(m, Prepare)), None)
+        if begun:
+            break
+    for other, voted in zip((ids[0], *ids[2:]), votes, strict=True):
+        if voted != "silent":
+            promise = Promise(5, 0, begun.ballot, opened if voted else None, voted)
+            peer.hear(other, promise, b"", at / 2)
+    peer.tick(at / 2 + 5.0)
+    return peer.opened, ids
+
+
+A, B = bytes([65]) * 32, bytes([66]) * 32
+
+
+def test_results_that_most_voted_for_are_fetched_when_votes_differ():
+    """No verdict is possible; a free choice would end as the last one did, for the owner that lies would do it again."""
+    opened, ids = _split_votes(A, B, B, None)
+    assert opened.ballot.leader == ids[1] and opened.adopted == B and opened.sources == (ids[2], ids[3])
+
+
+def test_votes_on_which_no_verdict_is_possible_leave_the_choice_free():
+    opened, ids = _split_votes(None, A, None, None)
+    assert opened.ballot.leader == ids[1] and opened.adopted is None
+
+
+def test_value_on_which_a_verdict_is_possible_is_kept():
+    opened, ids = _split_votes(A, A, None, "silent")
+    assert opened.ballot.leader == ids[1] and opened.adopted == A and opened.sources == (ids[0], ids[2])
+
+
+def test_invented_later_vote_does_not_hide_a_possible_verdict():
+    ids = [name(i) for i in range(5)]
+    first, invented = _open(ids, ids[0]), _open(ids, ids[4], 7)
+    promises = {peer: Promise(5, 0, Ballot(9, ids[1]), first, A) for peer in ids[:3]}
+    promises[ids[4]] = Promise(5, 0, Ballot(9, ids[1]), invented, B)
+    peer, _ = _led(n=5)
+    found = choices(promises)
+    assert [choice.digest for choice in found] == [B, A]
+    assert peer._candidate._bound(found, promises).digest == A
+
+
 def test_terms_do_not_run_out():
     """However far somebody drives them up: the next candidate's still fits a message, or it does not begin."""
     peer, ids = _led()
@@ -512,6 +560,9 @@ def test_open_of_the_leader_is_followed():
         (0, {"alive": (name(0), name(9))}),  # not in the group
         (0, {"contributors": (Contribution(name(0), 1, 101),)}),  # more than the manifest allows
         (0, {"contributors": (Contribution(name(0), 1, 0),)}),
+        (0, {"contributors": (Contribution(name(9), 1, 10),)}),  # takes no part
+        (0, {"sources": (name(1),)}),  # of what?
+        (0, {"adopted": bytes(32)}),  # from whom?
         (0, {"contributors": (Contribution(name(0), 1, 10), Contribution(name(0), 2, 10))}),
     ],
 )

@@ -287,6 +287,38 @@ def test_record_of_what_one_does_not_own_is_not_believed(seat, record):
     assert len(seat.tray.of(Vote)) == 1 and seat.blamed() == []
 
 
+def test_owner_that_changes_its_word_is_no_progress(seat):
+    """With a Record and a Result that fits it, and then others, an owner could seem busy for ever."""
+    first, second = (bytes(4 * GRID.size(0)), np.ones(GRID.size(0), np.float32).tobytes())
+    for at in range(100):
+        seat.now = float(at)
+        chunk = (first, second)[at % 2]
+        seat.hear(LEADER, Record(1, 0, FIRST, (0,), hashes_of([chunk])))
+        seat.hear(LEADER, Result(1, 0, FIRST, 0), chunk)
+    assert seat.fly.moved == 0.0 and bytes(seat.fly.results[0]) == first
+
+
+def test_chunk_that_nobody_waits_for_is_no_progress(seat):
+    for attempt in range(2, 50):
+        seat.now = float(attempt)
+        seat.hear(OTHER, ready(seat.sources[OTHER], attempt))
+        seat.chunk(OTHER, 2, attempt=attempt)
+    assert seat.fly.moved == 0.0
+    seat.chunk(LEADER, 2)
+    assert seat.fly.moved == seat.now
+
+
+def test_who_lost_its_chunks_or_signed_for_others_than_what_was_settled_has_failed(seat):
+    seat.finish()
+    assert not seat.fly.exchange.failed
+    others = payloads(9)
+    right = [seat.mean(index) for index in range(4)]
+    digest = blake3.blake3(hashes_of(right + others[4:])).digest()
+    seat.open(ballot=Ballot(2, LEADER), adopted=digest, sources=(LEADER,), idle=(LEADER,))
+    seat.hear(LEADER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes_of(right + others[4:])))
+    assert seat.fly.exchange.failed == {LEADER, OTHER}
+
+
 def test_no_vote_before_every_owner_has_signed(seat):
     for peer in (LEADER, OTHER):
         for index in (2, 3):

@@ -270,3 +270,38 @@ def test_chunks_of_strangers_take_no_room_from_those_that_overtake_the_open(swar
                 assert "chunk missing" not in missing.values()
 
     clock.run(main(), seed=1)
+
+
+def test_who_only_announces_costs_few_rounds_their_time(swarm):
+    """It is let in, takes part without a contribution, owns chunks and sends nothing: soon it is given none."""
+
+    async def main():
+        s = swarm(4, rounds=20, patience=1.0)
+        s.start()
+        liar = s.join(9)
+        await asyncio.sleep(1.0)
+        liar.tasks[1].cancel()
+        told = set()
+
+        async def talk():
+            while True:
+                await asyncio.sleep(0.05)
+                for index in range(4):
+                    current = s.nodes[index].session.current
+                    terms = current.agreement.terms
+                    if (index, current.round) not in told and current.agreement.opened is None:
+                        told.add((index, current.round))
+                        ready = Ready(current.round, 0, 1, terms.base, terms.plan, 0, b"", True, 1.0, 1.0)
+                        await liar.transport.send(s.nodes[index].id, Frame(ready))
+
+        mouth = asyncio.get_running_loop().create_task(talk())
+        await s.finish([0, 1, 2, 3])
+        mouth.cancel()
+        s.check([0, 1, 2, 3])
+        opened = [
+            fields["round"] for _, name, fields in s.nodes[0].log if name == "phase" and fields["phase"] == "open"
+        ]
+        again = {number for number in opened if opened.count(number) > 1}
+        assert 1 <= len(again) <= 5, "four or so of twenty"
+
+    clock.run(main(), seed=1)
