@@ -21,11 +21,11 @@ from thinwire.sims.scenario import PeerSpec, Scenario
 from thinwire.swarm.preset import LAN, Preset
 
 PEERS = 50
-SECONDS = 32.0
-WILD = 15.0
+SECONDS = 25.0
+WILD = 10.0
 """Seconds after which nothing goes wrong any more."""
 
-STALL = 14.0
+STALL = 12.0
 """Seconds without a round that are too many when nothing is wrong."""
 
 PARAMETERS = 1500
@@ -71,11 +71,11 @@ def trial(seed: int, peers: int = PEERS) -> Scenario:
             step_seconds=rng.uniform(0.8, 0.9),
             up=rng.choice((20, 50, 300)) * MBIT,
             down=300 * MBIT,
-            join=0.0 if not index else 0.05 if index < peers - 2 else rng.uniform(5.0, 15.0),
+            join=0.0 if not index else 0.05 if index < peers - 2 else rng.uniform(4.0, 10.0),
         )
         for index in range(peers)
     )
-    mix = {kind: rng.choice((4.0, 8.0, 16.0)) for kind in rng.sample(sorted(KINDS), MIXED)}
+    mix = {kind: rng.choice((6.0, 12.0, 24.0)) for kind in rng.sample(sorted(KINDS), MIXED)}
     return Scenario(
         name="trial",
         seed=seed,

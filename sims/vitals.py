@@ -82,7 +82,7 @@ class Vitals:
         if frontier > self._frontier:
             self._frontier, self._moved_at = frontier, now
         if now > self._quiet_since + self._settle:
-            self._rosters(running)
+            self._rosters(running, now)
         if now <= self._quiet_since:
             self._start = frontier
         elif frontier >= self._start + ROUNDS and self._oracles.together:
@@ -97,7 +97,9 @@ class Vitals:
                 self._tell("progress", machine.index, "does not get in")
                 self._quiet_since = now
 
-    def _skewed(self, machine: Machine) -> bool:
+    def _excused(self, machine: Machine, now: float) -> bool:
+        if now <= self._touched.get(machine.index, -self._settle) + self._settle:
+            return True
         return abs(machine.clocks.wall() - machine.clocks.now() - EPOCH) > SKEW
 
     def _bans(self, machine: Machine, process: Process) -> None:
@@ -108,14 +110,14 @@ class Vitals:
             if peer in self._ids:
                 self._tell("banned", machine.index, f"peer {self._ids[peer]} is banned")
 
-    def _rosters(self, running: list[Machine]) -> None:
+    def _rosters(self, running: list[Machine], now: float) -> None:
         there = {m.identity.peer_id for m in self._machines if m.process is not None and m.process.ready}
         for machine in running:
             process = machine.process
-            if process is None or self._skewed(machine):
+            if process is None or self._excused(machine, now):
                 continue
             seen = set(process.peer.session.roster.view.peers)
-            skewed = {m.identity.peer_id for m in self._machines if self._skewed(m)}
+            skewed = {m.identity.peer_id for m in self._machines if self._excused(m, now)}
             coming = {m.identity.peer_id for m in self._machines if m.process is not None and not m.process.ready}
             if (seen ^ there) - skewed - coming:
                 ghosts, unseen = len(seen - there - coming), len(there - seen - skewed)

@@ -147,7 +147,7 @@ class SimWorld:
             self.oracles,
             self.tell,
             preset=preset,
-            settle=30 * preset.probe_period,
+            settle=24 * preset.probe_period,
             pause=stall or 30.0 + 3 * (slowest + self.manifest.exchange.grace),
             window=WINDOW,
         )

@@ -1,0 +1,100 @@
+"""Whole swarms under faults from a seed: no oracle may have anything to say. See docs/simulation.md.
+
+`make soak` runs many more of them. Seeds are shared out among processes: each is a world of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from thinwire.sims import seeds
+from thinwire.sims.driver import examine, fault_text
+from thinwire.sims.faults import Fault
+from thinwire.sims.world import simulate
+
+SEEDS = 200
+TOGETHER = 10
+"""Seeds in one test."""
+
+SOAK = 20_000
+SOAKED = 100
+
+
+def _failure(seed: int) -> str:
+    found = seeds.check(seed)
+    return found.text if found is not None else ""
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(min(4, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, TOGETHER))
+def test_seeds(processes: ProcessPoolExecutor, first: int) -> None:
+    failed = list(filter(None, processes.map(_failure, range(first, first + TOGETHER))))
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(SEEDS, SOAK, SOAKED))
+def test_many_seeds(processes: ProcessPoolExecutor, first: int) -> None:
+    failed = list(filter(None, processes.map(_failure, range(first, first + SOAKED))))
+    assert not failed, "\n".join(failed)
+
+
+_TRACES = """
+import sys, torch
+torch.set_num_threads(int(sys.argv[1]))
+from thinwire.sims.seeds import PACE, trial
+from thinwire.sims.world import simulate
+for peers, seed in ((5, 11), (24, 12)):
+    print(simulate(trial(seed, peers), preset=PACE).trace)
+"""
+
+
+def test_a_rerun_has_the_same_trace_for_any_hash_seed_and_number_of_threads() -> None:
+    """Frames as bytes (few peers) and by reference (many)."""
+    found = set()
+    for hashing, threads in (("0", "1"), ("1", "4"), ("random", "2")):
+        env = {**os.environ, "PYTHONHASHSEED": hashing, "OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads}
+        done = subprocess.run([sys.executable, "-c", _TRACES, threads], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.add(done.stdout)
+    assert len(found) == 1
+    assert len(set(found.pop().split())) == 2
+
+
+def test_a_failing_seed_says_what_it_takes_and_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many faults that do no harm and one that does, with a promise that this one breaks, the one is left."""
+    scenario = seeds.trial(3, 6)
+    harmless = tuple(Fault(2.0 + at, "reset", (at % 6, (at + 1) % 6)) for at in range(6))
+    wanted = Fault(5.25, "kill", (2,))
+    monkeypatch.setattr("thinwire.sims.world.SimWorld.ended", _fragile)
+    found = examine(
+        scenario.with_(faults=(*harmless, wanted)), preset=seeds.PACE, command=lambda seed, faults: f"see {seed}"
+    )
+    assert found is not None and found.faults == (wanted,) and found.drawn == 7
+    assert found.violations[0].oracle == "caps" and "see 3" in found.text and fault_text(wanted) in found.text
+    assert eval(fault_text(wanted), {"Fault": Fault}) == wanted  # noqa: S307 - what is printed can be pasted
+    assert examine(scenario.with_(faults=harmless), preset=seeds.PACE, rerun=True) is None
+
+
+def _fragile(self, machine, reason, failure):
+    self.oracles.ended(machine.index)
+    if reason == "killed":
+        self.tell("caps", machine.index, "one was killed")
+
+
+def test_faults_can_be_given_and_replace_those_of_the_seed() -> None:
+    scenario = seeds.trial(3, 4)
+    calm = simulate(scenario, faults=(), preset=seeds.PACE)
+    assert calm.faults == () and not calm.violations
+    assert calm.trace != simulate(scenario, seed=4, faults=(), preset=seeds.PACE).trace
