@@ -127,7 +127,7 @@ class Candidate:
         """What to open, as soon as those have answered who must. Steps back when no quorum answers in time."""
         ballot, promises, electorate = self.ballot, self._promises, self._electorate
         assert ballot is not None and promises is not None
-        present = set(self._ready)
+        present, late = set(self._ready), False
         if ballot.term > 1:
             # After a loss even those who are not ready are asked: the swarm may have gone on without us, and they would know.
             awaited = (self._asked & electorate.live) - electorate.gone
@@ -142,6 +142,8 @@ class Candidate:
         opened = self._proposal(ballot, present & electorate.live, promises, before)
         if opened is not None:
             self._promises, self._votes = None, {}
+        elif late:
+            self.yield_to_others()  # others may be here by now
         return opened
 
     def _vouched(self, promises: Collection[PeerId], now: float) -> bool:
@@ -205,4 +207,9 @@ class Candidate:
         for peer in before.group if before is not None else terms.members:
             if peer not in known:
                 excluded[peer] = "late" if peer in live else "silent"
-        return propose(ballot, terms, able, self._ready, excluded, rejected=rejected, idle=idle, before=before)
+        for old in (before, None):
+            opened = propose(ballot, terms, able, self._ready, excluded, rejected=rejected, idle=idle, before=old)
+            if opened is not None:
+                return opened
+        self.complaints.pardon()  # too few are left who contribute, of that group and of all
+        return None
