@@ -135,6 +135,10 @@ class Agreement:
             self._candidate.urged |= self._candidate.leads(self.opened)
         self.tick(now)
 
+    def passed(self, peer: PeerId) -> None:
+        """A peer says that it has gone on to a later round."""
+        self._candidate.past.add(peer)
+
     def overtaken(self) -> None:
         """The swarm has left this round behind: have no more part in it."""
         self.diverged = True

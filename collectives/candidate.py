@@ -25,6 +25,8 @@ class Candidate:
         self.urged = False
         """Whether something has happened that calls for a new ballot."""
         self.complaints = Complaints(idle)
+        self.past: set[PeerId] = set()
+        """Who says that this round is over."""
         self._electorate, self._ready, self._terms = electorate, ready, electorate.terms
         self._promises: dict[PeerId, Promise] | None = None
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
@@ -149,14 +151,18 @@ class Candidate:
     def _vouched(self, promises: Collection[PeerId], now: float) -> bool:
         """Whether one of these would know of any verdict there is: the gone may have voted for one that a silent peer has.
 
-        So more than half of all members must have answered, or all that are left; after FORSAKEN patiences any quorum will do.
+        So more than half of all members must have answered, or all that are left; after FORSAKEN patiences any quorum will do,
+        but while a member is here that says that it is past this round: to be stuck until it helps is better than to part.
         """
         left = set(self._terms.members) - self._electorate.gone - set(promises)
         if not left or self._electorate.enough(promises, ()):
             return True
         if self._doubted_since is None:
             self._doubted_since = now
-        return now >= self._doubted_since + FORSAKEN * self._terms.patience
+        return (
+            now >= self._doubted_since + FORSAKEN * self._terms.patience
+            and not left & self.past & self._electorate.live
+        )
 
     def _bound(self, found: Sequence[Choice], promises: Collection[PeerId]) -> Choice | None:
         """The choice that we must make: of what was voted for the latest on which a verdict is possible.

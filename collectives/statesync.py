@@ -1,6 +1,7 @@
 """How a joiner or a straggler gets the state of the last committed round: from many peers at once, each chunk checked.
 
-Several members offer the hashes of their state's chunks; enough of them must agree on one digest. Then only chunks that
+Several peers offer the hashes of their state's chunks; enough of them must agree on one digest, of all that were asked and not
+only of those that answer first: who applies a round answers when it is done with it. Then only chunks that
 differ from what is here are fetched, a few at a time from every source that offered that digest; a source that sends a wrong
 chunk is not asked again, one that has no more of it is left out. Equal states cost nothing but the offers. What has been
 fetched when a try fails is of use to the next one (`Partial`), as far as the chunks are the same.
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import blake3
@@ -31,10 +33,13 @@ IN_FLIGHT = 4
 """Chunks asked of one source at a time: enough to fill its link, little to lose with it."""
 
 STALL = 5
-"""Patiences that a source may take for one chunk."""
+"""Patiences that a source may take for one chunk, and that offers are waited for while they are too few."""
 
 AGED = 5
 """With this many offers two thirds must agree; with fewer more than half, and all that speak of the same round."""
+
+LEAP = 2**20
+"""Rounds that a member can have missed: from one that is far ahead of all others there would be no way back."""
 
 LAST_ROUND = 2**32 - 2
 """No round from here on: the next one's number would not fit a message."""
@@ -67,6 +72,13 @@ class Foreign:
 
 Offers = dict[PeerId, tuple[StateOffer, tuple[Digest, ...]]]
 
+Believed = Callable[[Collection[PeerId]], bool]
+"""Whether the common word of these peers is to be believed."""
+
+Agreed = Callable[[Mapping[PeerId, StateOffer], Collection[PeerId]], tuple[PeerId, ...] | None]
+"""Whose common offer is to be believed, of those that were made; nobody's when they contradict each other, and None when more
+should be heard first. The second argument is who has answered, whatever it said."""
+
 
 def state_digest(round: int, layout: Digest, members: Sequence[PeerId], hashes: Sequence[Digest]) -> Digest:
     """One digest for a round's state: blake3 over round, layout, member ids and the hashes of the state's chunks."""
@@ -77,7 +89,7 @@ def state_digest(round: int, layout: Digest, members: Sequence[PeerId], hashes: 
 
 
 async def fetch_state(
-    peers: Iterable[PeerId],
+    peers: Collection[PeerId],
     send: Callable[[PeerId, Message], None],
     inbox: asyncio.Queue[tuple[PeerId, Frame]],
     *,
@@ -86,32 +98,34 @@ async def fetch_state(
     nbytes: int,
     patience: float,
     newer_than: int = -1,
-    voices: Collection[PeerId] = (),
-    believed: Callable[[Collection[PeerId]], bool] | None = None,
+    believed: Believed | None = None,
     partial: Partial | None = None,
 ) -> Fetched | Foreign | None:
     """The agreed state of the last committed round, or None when nobody offered one that enough agree on (try again).
     Foreign when those who answered agree on the state of another model.
 
     `have` are the hashes of the chunks that are here, `nbytes` the state's size: both follow from the layout. `patience`
-    is how many seconds offers are waited for, and the unit of STALL. `newer_than`:
-    when they agree on a round up to this one, it is of no use.
-    `voices`: those whose agreement counts, when not everybody's does. `believed`: we know that we are behind; then offers of no
-    use are no dissent, and this tells whether those who make another offer are enough. `partial` is what earlier tries have
-    left, and gets what this one leaves.
+    is how many seconds all offers are waited for, and the unit of STALL. Rounds up to `newer_than` are of no use.
+    `believed` tells whether those who make one offer are enough; offers of no use are no dissent then. Without it, a
+    newcomer's way, more than half of those who may have a state must have answered, and agree. `partial` is what earlier
+    tries have left, and gets what this one leaves.
     """
     partial = Partial() if partial is None else partial
-    found = await _offers(list(peers), send, inbox, patience)
     ours = (layout, nbytes)
-    offers = {peer: one for peer, one in found.items() if (one[0].layout, one[0].nbytes) == ours}
-    if found and not offers:
-        others = {peer: offer for peer, (offer, _) in found.items()}
-        return Foreign(others[agreed[0]].nbytes) if (agreed := _agreed(others)) else None
-    counting = {peer: offer for peer, (offer, _) in offers.items() if not voices or peer in voices}
-    if believed is not None:
-        counting = {peer: offer for peer, offer in counting.items() if offer.round > newer_than}
-    chosen = _agreed(counting)
-    if not chosen or offers[chosen[0]][0].round <= newer_than or not (believed is None or believed(chosen)):
+
+    def agreed(found: Mapping[PeerId, StateOffer], answered: Collection[PeerId]) -> tuple[PeerId, ...] | None:
+        if believed is not None:
+            return _believed(found, newer_than, believed, ours) or None
+        might = len(peers) - (len(answered) - len(found))
+        own = {peer: offer for peer, offer in found.items() if (offer.layout, offer.nbytes) == ours}
+        return _agreed(own or found) if 2 * len(found) > might else None
+
+    offers, chosen = await _offers(peers, send, inbox, patience, agreed)
+    if not chosen:
+        return None
+    if (offers[chosen[0]][0].layout, offers[chosen[0]][0].nbytes) != ours:
+        return Foreign(offers[chosen[0]][0].nbytes)
+    if offers[chosen[0]][0].round <= newer_than:
         return None
     offer, hashes = offers[chosen[0]]
     needed = [index for index, found in enumerate(hashes) if index >= len(have) or have[index] != found]
@@ -171,36 +185,56 @@ async def fetch_state(
 
 
 async def _offers(
-    peers: list[PeerId],
+    peers: Collection[PeerId],
     send: Callable[[PeerId, Message], None],
     inbox: asyncio.Queue[tuple[PeerId, Frame]],
     patience: float,
-) -> Offers:
-    """What is offered, as far as it fits together, by peer."""
+    agreed: Agreed,
+) -> tuple[Offers, tuple[PeerId, ...]]:
+    """What is offered, as far as it fits together, and who makes the offer that is to be believed."""
     for peer in peers:
         send(peer, StateAsk())
     found: Offers = {}
     answered: set[PeerId] = set()
-    try:
-        async with asyncio.timeout(patience):
-            while not answered.issuperset(peers):
-                peer, frame = await inbox.get()
-                offer, raw = frame.message, bytes(frame.payload) if isinstance(frame.message, StateOffer) else b""
-                if not isinstance(offer, StateOffer) or peer not in peers:
-                    continue
-                answered.add(peer)
-                hashes = tuple(raw[at : at + 32] for at in range(0, len(raw), 32))
-                whole = len(raw) == 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES)
-                # Without members it is the state of a peer that looks for one itself, and no round's outcome.
-                if (
-                    whole
-                    and offer.members
-                    and state_digest(offer.round, offer.layout, offer.members, hashes) == offer.digest
-                ):
-                    found[peer] = (offer, hashes)
-    except TimeoutError:
-        pass
-    return found
+
+    async def listen() -> None:
+        """Until all have answered."""
+        while not answered.issuperset(peers):
+            peer, frame = await inbox.get()
+            offer, raw = frame.message, bytes(frame.payload) if isinstance(frame.message, StateOffer) else b""
+            if not isinstance(offer, StateOffer) or peer not in peers:
+                continue
+            answered.add(peer)
+            hashes = tuple(raw[at : at + 32] for at in range(0, len(raw), 32))
+            whole = len(raw) == 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES)
+            # Without members it is the state of a peer that looks for one itself, and no round's outcome.
+            if (
+                whole
+                and offer.members
+                and state_digest(offer.round, offer.layout, offer.members, hashes) == offer.digest
+            ):
+                found[peer] = (offer, hashes)
+
+    for _ in range(STALL):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await listen()
+        chosen = agreed({peer: offer for peer, (offer, _) in found.items()}, answered)
+        if chosen is not None or not answered or answered.issuperset(peers):
+            break
+    return found, chosen or ()
+
+
+def _believed(
+    offers: Mapping[PeerId, StateOffer], newer_than: int, believed: Believed, ours: tuple[Digest, int]
+) -> tuple[PeerId, ...]:
+    """Peers whose common offer of a state like `ours` is later than `newer_than` and believed, sorted."""
+    same: dict[tuple[int, Digest], list[PeerId]] = {}
+    for peer, offer in offers.items():
+        if newer_than < offer.round < min(newer_than + LEAP, LAST_ROUND) and (offer.layout, offer.nbytes) == ours:
+            same.setdefault((offer.round, offer.digest), []).append(peer)
+    able = [(len(peers), round, sorted(peers)) for (round, _), peers in same.items() if believed(peers)]
+    return tuple(max(able)[2]) if able else ()
 
 
 def _agreed(offers: Mapping[PeerId, StateOffer]) -> tuple[PeerId, ...]:

@@ -50,9 +50,9 @@ class Ahead:
         self._asked[peer] = self._now()
         return True
 
-    def inquire(self, round: int, moved: float, patience: float) -> bool:
-        """Whether to ask everybody, because somebody is past `round`, our last, and nothing has come for a patience."""
-        past = any(one > round for one in self._claims.values()) or any(one > round + 1 for one in self._seen.values())
+    def inquire(self, round: int, voices: Collection[PeerId], moved: float, patience: float) -> bool:
+        """Whether to ask all voices, because one of them is past `round`, our last, and nothing has come for a patience."""
+        past = any(self._claims.get(one, 0) > round or self._seen.get(one, 0) > round + 1 for one in voices)
         if not past or self._now() < max(moved, self._inquired) + patience:
             return False
         self._inquired = self._now()

@@ -351,7 +351,7 @@ class GossipSession:
         self._offered = False
         foreign: Foreign | None = None
         for peer in self._some(SOURCES):
-            fetched = await self._states.fetch([peer], patience=self.patience, newer_than=oldest - 1, voices=())
+            fetched = await self._states.fetch([peer], patience=self.patience, newer_than=oldest - 1)
             self._offered |= self._states.offered
             if isinstance(fetched, Foreign):
                 foreign = fetched

@@ -1,14 +1,21 @@
-"""Rounds that are over and whose results somebody still wants: who missed some, and who follows from an older state."""
+"""Rounds that are over: their results while somebody wants them, who missed some or follows from an older state, and verdicts.
+
+A verdict is small and proves itself to those who were members before that round, so it is kept for longer: one peer that
+has it keeps others, which were cut off, from deciding that round anew when nobody else is left.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
 from thinwire.collectives.butterfly import Butterfly
-from thinwire.swarm.protocol import PeerId
+from thinwire.swarm.protocol import Commit, PeerId
 
 MOST_ROUNDS = 8
 """Rounds that are kept at most. Who needs longer for one round than the swarm for this many would not keep up anyway."""
+
+MOST_VERDICTS = 64
+"""Verdicts that are kept at most."""
 
 FOLLOWED_SECONDS = 15.0
 """How long somebody counts as following after the last question about a round that is over."""
@@ -25,6 +32,7 @@ class History:
         self._limit, self._now = limit, now
         self._rounds: dict[int, Butterfly] = {}
         self._followers: dict[PeerId, float] = {}
+        self._verdicts: dict[int, Commit] = {}
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -37,14 +45,22 @@ class History:
     def add(self, done: Butterfly) -> None:
         """A round has been committed and applied."""
         self._rounds[done.round] = done
+        if done.agreement.commit is not None:
+            self._verdicts[done.round] = done.agreement.commit
+            self._verdicts.pop(done.round - MOST_VERDICTS, None)
 
     def get(self, round: int) -> Butterfly | None:
         """The round with this number, if it is kept."""
         return self._rounds.get(round)
 
+    def verdict(self, round: int) -> Commit | None:
+        """How the round with this number ended, if it is not too long ago."""
+        return self._verdicts.get(round)
+
     def clear(self) -> None:
         """Our state does not come of these rounds any more."""
         self._rounds.clear()
+        self._verdicts.clear()
 
     def follow(self, peer: PeerId) -> None:
         """A peer asks about a round that is over."""

@@ -36,6 +36,7 @@ from thinwire.swarm.protocol import (
     Digest,
     Fetch,
     PeerId,
+    Prepare,
     Ready,
     StateAsk,
     StateChunk,
@@ -105,7 +106,7 @@ class Session:
         self._plan = blake3.blake3(
             msgspec.msgpack.encode([replica.layout, codec.spec, grid.total, grid.chunk, manifest.exchange.aggregation])
         ).digest()
-        self.current = self._next_round()
+        self.current = self._next_round(self._life)
         presence.handler = self
 
     # --- rounds
@@ -176,18 +177,20 @@ class Session:
         self._states.hold()
 
     def advance(self) -> None:
-        """The replica has a new state: begin the next round."""
-        done = self.current
-        if self.replica.round == done.round:
+        """The replica has a new state: begin the next round, or the same one anew when the state of the last was fetched."""
+        done, lost, attempt = self.current, set[PeerId](), self._life
+        if self.replica.round == done.round and done.complete:
             lost = done.lost_after_open
             self._history.add(done)
             self._probation = max(0, self._probation - 1)
         else:
-            lost = set[PeerId]()
             self._history.clear()
+        if self.replica.round + 1 == done.round and self._states.entered:
+            # What we promised in it is forgotten, so we have no say in it any more; and our next announcement is a later one.
+            self._probation, attempt, lost = max(1, self._probation), done.attempt, done.lost_after_open
         self._gone = {peer: number for peer, number in self._gone.items() if peer in lost and number == done.round}
         self.behind.clear()
-        self.current = self._next_round()
+        self.current = self._next_round(attempt)
         self._outbox.begin(self.current.round)
         for peer in self._ahead.begin(self.current.round):
             self._outbox.control(peer, Ask(self.current.round, 0))
@@ -202,7 +205,7 @@ class Session:
         """Become a member of the next round without contributing to it (unless a contribution follows in time)."""
         self.current.announce((), weight=0, loss=0.0, speed=0.0)
 
-    def _next_round(self) -> Butterfly:
+    def _next_round(self, attempt: int) -> Butterfly:
         exchange = self.manifest.exchange
         terms = Terms(
             self.replica.round + 1,
@@ -216,7 +219,7 @@ class Session:
             grace=exchange.grace,
         )
         witness = self._probation == 0
-        return self._series.begin(terms, self.grid, gone=self._gone, witness=witness, attempt=self._life)
+        return self._series.begin(terms, self.grid, gone=self._gone, witness=witness, attempt=attempt)
 
     def _phase(self, round: int, name: str) -> None:
         self._emit("phase", {"round": round, "phase": name})
@@ -238,6 +241,7 @@ class Session:
         self._states.done(peer)
         self._history.done(peer)
         self._ahead.lost(peer)
+        self.stats.pop(peer, None)
         if gone:
             self._gone[peer] = self.current.round
         self.current.lost(peer, gone=gone)
@@ -249,6 +253,8 @@ class Session:
             self._states.routed(peer, frame)
         elif isinstance(message, Behind):
             self._ahead.claimed(peer, message.round)
+            if message.round >= self.current.round:
+                self.current.agreement.passed(peer)
             self._look_ahead()
         else:
             self._route_round(peer, frame)
@@ -272,6 +278,7 @@ class Session:
             if isinstance(message, Commit):
                 # Not every verdict can be believed afterwards: who was gone then may be here now.
                 self._ahead.claimed(peer, number)
+                self.current.agreement.passed(peer)
             if isinstance(message, Ready):
                 self._history.done(peer)
                 self._history.prune(self.current, self.live, read=self._states.read)
@@ -293,6 +300,9 @@ class Session:
                 self._history.follow(peer)
         else:
             self.strays += 1
+            verdict = self._history.verdict(number)
+            if verdict is not None and isinstance(frame.message, Ready | Ask | Prepare):
+                self._outbox.control(peer, verdict)
             if frame.signature:
                 self._outbox.control(peer, Behind(self.replica.round))
 
@@ -300,8 +310,11 @@ class Session:
         """Fetch the state when the swarm has gone on without us so far that nobody helps us to follow."""
         if self.behind.is_set() or self._ahead.silent:
             return
-        fly, others = self.current, self._voices() or sorted(self.live)
-        if self._ahead.inquire(self.replica.round, fly.moved, self.patience):
+        fly, others = self.current, self._voices()
+        if not others and self._sovereign:
+            return
+        others = others or sorted(self.live)
+        if self._ahead.inquire(self.replica.round, others, fly.moved, self.patience):
             for peer in others:
                 self._outbox.control(peer, Ask(fly.round, 0))
         # Once the verdict is known only its results may be lacking, and they are not waited for for ever.
@@ -314,8 +327,15 @@ class Session:
                 fly.pump()
 
     def _voices(self) -> list[PeerId]:
-        """Members of our last round that are still here: what they say of the swarm counts."""
-        return [p for p in self.replica.members if p != self.me and p not in self._gone and self.roster.alive(p)]
+        """Who is still here of the last round that we know of, ours or the one whose verdict we have: what they say counts."""
+        commit = self.current.agreement.commit
+        members = self.replica.members if commit is None else commit.opened.alive
+        return [p for p in members if p != self.me and p not in self._gone and self.roster.alive(p)]
+
+    @property
+    def _sovereign(self) -> bool:
+        """Whether our last round is ours to continue: when no other member of it is left, no stranger's word replaces it."""
+        return self._states.entered and self.me in self.replica.members
 
     @property
     def alone(self) -> bool:
@@ -329,16 +349,17 @@ class Session:
         """
         behind, voices, able = self.behind.is_set(), self._voices(), self.current.agreement.able_without
         self.behind.clear()
+        if self._sovereign and not voices:
+            return None
 
-        def believed(past: Collection[PeerId]) -> bool:
-            return 2 * len(set(past) & set(voices)) > len(voices) or not able(past)
+        def believed(those: Collection[PeerId]) -> bool:
+            return 2 * len(set(those) & set(voices)) > len(voices) or (behind and not able(those))
 
         fetched = await self._states.fetch(
             self.live,
             patience=self.patience,
             newer_than=self.replica.round - (not behind),
-            voices=voices,
-            believed=believed if behind else None,
+            believed=believed if voices else None,
         )
         if isinstance(fetched, Foreign):
             self.foreign = fetched

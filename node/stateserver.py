@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from thinwire.collectives.outbox import Outbox
-from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Fetched, Foreign, Partial, fetch_state
+from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Believed, Fetched, Foreign, Partial, fetch_state
 from thinwire.node.outer import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
@@ -36,7 +36,8 @@ class StateServer:
     """
 
     def __init__(self, replica: Replica, outbox: Outbox, now: Callable[[], float], *, entered: bool) -> None:
-        self._entered = entered
+        self.entered = entered
+        """Whether this peer is part of the swarm."""
         self._replica, self._outbox, self._now = replica, outbox, now
         self._snapshot: _Snapshot | None = None
         self._older: _Snapshot | None = None
@@ -57,7 +58,7 @@ class StateServer:
 
     def resume(self) -> None:
         """The replica is whole again: answer those who asked meanwhile."""
-        self._held, self._entered = False, True
+        self._held, self.entered = False, True
         self._partial = Partial()
         waiting, self._waiting = sorted(self._waiting), set()
         for peer in waiting:
@@ -102,8 +103,7 @@ class StateServer:
         *,
         patience: float,
         newer_than: int,
-        voices: Collection[PeerId],
-        believed: Callable[[Collection[PeerId]], bool] | None = None,
+        believed: Believed | None = None,
     ) -> Fetched | Foreign | None:
         """The state that these peers agree on, see `fetch_state`."""
         self._mail, self.offered = asyncio.Queue(), False
@@ -117,7 +117,6 @@ class StateServer:
                 nbytes=self._replica.state.nbytes,
                 patience=patience,
                 newer_than=newer_than,
-                voices=voices,
                 believed=believed,
                 partial=self._partial,
             )
@@ -128,7 +127,7 @@ class StateServer:
         replica, snapshot = self._replica, self._snapshot
         if self._outbox.later(peer) > 2 * IN_FLIGHT:
             return  # it has not even read what it asked for before
-        if not self._entered:
+        if not self.entered:
             nothing = StateOffer(replica.round, replica.digest, replica.layout, replica.state.nbytes, ())
             self._outbox.bulk(peer, Frame(nothing), later=True)
             return

@@ -7,7 +7,7 @@ import asyncio
 import blake3
 import numpy as np
 import pytest
-from thinwire.collectives.statesync import IN_FLIGHT, STALL, Partial, fetch_state, state_digest
+from thinwire.collectives.statesync import IN_FLIGHT, LEAP, STALL, Partial, fetch_state, state_digest
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import CHUNK_BYTES, StateAsk, StateChunk, StateOffer
@@ -221,3 +221,50 @@ def test_chunks_that_nobody_asked_for_are_ignored():
     pusher, good = Pusher(NEW), Source(NEW)
     fetched, _ = fetch([pusher, good], OLD)
     assert whole(fetched, OLD) == NEW
+
+
+def most(*voices):
+    """More than half of these."""
+    return lambda peers: 2 * len(set(peers) & set(voices)) > len(voices)
+
+
+@pytest.mark.parametrize("believed", [None, most(*PEERS[:3])])
+def test_the_first_answer_is_not_taken_for_all(believed):
+    """The honest ones apply a round, and answer when they are done with it; the liar has nothing to wait for."""
+    liar = Source(state(5), round=900)
+    sources = [Source(NEW, delay=2.5 * PATIENCE), Source(NEW, delay=2.7 * PATIENCE), liar]
+    fetched, _ = fetch(sources, OLD, believed=believed)
+    assert whole(fetched, OLD) == NEW and not liar.asked
+    mute = [Source(NEW, mute=True), Source(NEW, mute=True), liar]
+    fetched, seconds = fetch(mute, OLD, believed=believed)
+    assert fetched is None and not liar.asked and seconds <= STALL * PATIENCE + 0.1
+
+
+def test_who_has_nothing_is_not_waited_for():
+    """A founder and two newcomers like us, which have no state of any round."""
+    newcomers = [Source(OLD), Source(OLD)]
+    for one in newcomers:
+        one.offer = StateOffer(0, state_digest(0, LAYOUT, (), one.hashes), LAYOUT, SIZE, ())
+    fetched, _ = fetch([*newcomers, Source(NEW, delay=1.5 * PATIENCE)], OLD)
+    assert whole(fetched, OLD) == NEW
+
+
+def test_strangers_and_rounds_of_no_use_are_no_dissent():
+    believed = most(*PEERS[:3])
+    sources = [
+        Source(NEW, round=7),
+        Source(NEW, round=7),
+        Source(OLD, round=3),
+        *(Source(OLD, round=9) for _ in range(3)),
+    ]
+    fetched, _ = fetch(sources, OLD, believed=believed, newer_than=3)
+    assert whole(fetched, OLD) == NEW and fetched.offer.round == 7
+    sources[:2] = Source(OLD, round=3), Source(OLD, round=3)
+    assert fetch(sources, OLD, believed=believed, newer_than=3)[0] is None
+
+
+def test_a_round_far_beyond_all_is_refused():
+    """From there a member would never come back: everything the others say would be of the past."""
+    for round, good in ((3 + LEAP, False), (2 + LEAP, True)):
+        sources = [Source(NEW, round=round), Source(NEW, round=round)]
+        assert (fetch(sources, OLD, believed=most(*PEERS[:2]), newer_than=3)[0] is not None) == good

@@ -71,13 +71,23 @@ def test_next_round_begins_with_asking_those_who_are_past_it(here):
     assert here.ahead.begin(4) == [ANN] and here.ahead.begin(5) == []
 
 
+def test_a_strangers_claim_starts_no_questions(here):
+    here.ahead.claimed(CAT, 10**6)
+    here.ahead.seen(CAT, 10**6, 2.0)
+    assert not here.ahead.inquire(3, (ANN, BEN), 0.0, 2.0)
+    here.ahead.seen(BEN, 5, 2.0)
+    assert here.ahead.inquire(3, (ANN, BEN), 0.0, 2.0)
+
+
 def test_everybody_is_asked_when_nothing_comes(here):
-    assert not here.ahead.inquire(3, 0.0, 2.0), "nobody is ahead"
+    assert not here.ahead.inquire(3, (ANN, BEN), 0.0, 2.0), "nobody is ahead"
     here.ahead.claimed(ANN, 4)
-    assert here.ahead.inquire(3, 0.0, 2.0)
-    assert not here.ahead.inquire(3, 0.0, 2.0)
+    assert here.ahead.inquire(3, (ANN, BEN), 0.0, 2.0)
+    assert not here.ahead.inquire(3, (ANN, BEN), 0.0, 2.0)
     here.now += 2.1
-    assert not here.ahead.inquire(3, here.now - 1.0, 2.0) and here.ahead.inquire(3, here.now - 2.0, 2.0)
+    assert not here.ahead.inquire(3, (ANN, BEN), here.now - 1.0, 2.0) and here.ahead.inquire(
+        3, (ANN, BEN), here.now - 2.0, 2.0
+    )
 
 
 def test_few_claims_are_believed_when_the_others_can_do_nothing_without_them(here):

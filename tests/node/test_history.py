@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from thinwire.node.history import FOLLOWED_SECONDS, MOST_ROUNDS, History
+from thinwire.node.history import FOLLOWED_SECONDS, MOST_ROUNDS, MOST_VERDICTS, History
 
 ANN, BEN, CAT = (bytes([n]) * 32 for n in (1, 2, 3))
 
@@ -75,3 +75,12 @@ def test_never_more_than_some_rounds_and_bytes():
     huge = Shelf(1000)
     huge.fill(2, nbytes=4000)
     assert huge.prune(fly(3), read=True) == [2], "the last one whatever it is"
+
+
+def test_verdicts_are_kept_for_longer_than_results(shelf):
+    shelf.fill(MOST_VERDICTS + 3)
+    shelf.prune(fly(MOST_VERDICTS + 4))
+    kept = [round for round in range(MOST_VERDICTS + 9) if shelf.history.verdict(round) is not None]
+    assert kept == list(range(4, MOST_VERDICTS + 4))
+    shelf.history.clear()
+    assert shelf.history.verdict(5) is None, "it is not our history any more"

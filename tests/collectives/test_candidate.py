@@ -1,0 +1,35 @@
+"""Whom a candidate waits for before it opens a ballot of its own."""
+
+import pytest
+from thinwire.collectives.candidate import FORSAKEN, Candidate
+from thinwire.collectives.electorate import Electorate
+from thinwire.collectives.proposal import Terms
+from thinwire.swarm.protocol import Ballot, Promise, Ready
+
+IDS = [bytes([n]) * 32 for n in range(5)]
+ME = IDS[3]
+TERMS = Terms(5, 0, tuple(IDS), bytes(32), bytes(32), patience=2.0)
+
+
+@pytest.mark.parametrize("linked", [True, False])
+@pytest.mark.parametrize("past", [True, False])
+def test_two_of_five_go_on_without_the_third_unless_it_is_here_and_past_the_round(linked, past):
+    """Two are dead, and may have voted; the third one that is left may know of it, and promises nothing."""
+    live = {ME, IDS[4]} | ({IDS[0]} if linked else set())
+    ready = {peer: Ready(5, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0) for peer in (ME, IDS[4])}
+    candidate = Candidate(Electorate(ME, TERMS, live, IDS[1:3]), ready)
+    candidate.past |= {IDS[0]} if past else set()
+    ballot, opened = Ballot(2, ME), None
+    for patiences in range(FORSAKEN + 4):
+        now = 2.0 * patiences
+        if not candidate.preparing:
+            candidate.prepare(Promise(5, 0, ballot, None, None), now)
+            candidate.hear_promise(IDS[4], Promise(5, 0, ballot, None, None), counts=True)
+        opened = candidate.propose(None, now + 0.1)
+        if opened is None:
+            opened = candidate.propose(None, now + 2.1)
+        if opened is not None:
+            break
+    assert (opened is None) == (linked and past)
+    if opened is not None:
+        assert opened.alive == (ME, IDS[4]) and patiences >= FORSAKEN - 2
