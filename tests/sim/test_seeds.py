@@ -18,8 +18,8 @@ from thinwire.sims.driver import examine, fault_text
 from thinwire.sims.faults import Fault
 from thinwire.sims.world import simulate
 
-SEEDS = 200
-TOGETHER = 10
+SEEDS = 80
+TOGETHER = 5
 """Seeds in one test."""
 
 SOAK = 20_000
