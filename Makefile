@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DATA ?=
 FOLDERS := swarm compression collectives node sims
 
-.PHONY: demo test lint soak bench clean
+.PHONY: demo test trial lint soak bench clean
 
 # The checkout is installed in place. setuptools' editable finder cannot serve compression/ (it has no __init__.py), so a
 # folder of links, which mypy reads too, stands in front of it.
@@ -25,6 +25,10 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest
+
+# What continuous integration plays besides: the simulated swarms of `make test`, and more of them.
+trial: $(VENV)/ready
+	$(BIN)/python -m pytest -m trial
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
 from thinwire.sims import seeds
@@ -18,7 +19,10 @@ from thinwire.sims.driver import examine, fault_text
 from thinwire.sims.faults import Fault
 from thinwire.sims.world import simulate
 
-SEEDS = 80
+SEEDS = 60
+TRIAL = 200
+"""Seeds with `make trial`, which continuous integration runs, the first ones included."""
+
 TOGETHER = 5
 """Seeds in one test."""
 
@@ -37,16 +41,21 @@ def processes() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, TOGETHER))
-def test_seeds(processes: ProcessPoolExecutor, first: int) -> None:
-    failed = list(filter(None, processes.map(_failure, range(first, first + TOGETHER))))
-    assert not failed, "\n".join(failed)
+def _portions(begin: int, end: int, step: int, *marks: pytest.MarkDecorator) -> list[Any]:
+    return [pytest.param(range(first, first + step), id=str(first), marks=marks) for first in range(begin, end, step)]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("first", range(SEEDS, SOAK, SOAKED))
-def test_many_seeds(processes: ProcessPoolExecutor, first: int) -> None:
-    failed = list(filter(None, processes.map(_failure, range(first, first + SOAKED))))
+@pytest.mark.timeout(900)  # a seed that fails is shrunk
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        *_portions(0, SEEDS, TOGETHER),
+        *_portions(SEEDS, TRIAL, TOGETHER, pytest.mark.trial),
+        *_portions(TRIAL, SOAK, SOAKED, pytest.mark.soak),
+    ],
+)
+def test_seeds(processes: ProcessPoolExecutor, numbers: range) -> None:
+    failed = list(filter(None, processes.map(_failure, numbers)))
     assert not failed, "\n".join(failed)
 
 
