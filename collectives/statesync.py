@@ -75,9 +75,9 @@ Offers = dict[PeerId, tuple[StateOffer, tuple[Digest, ...]]]
 Believed = Callable[[Collection[PeerId]], bool]
 """Whether the common word of these peers is to be believed."""
 
-Agreed = Callable[[Mapping[PeerId, StateOffer], Collection[PeerId]], tuple[PeerId, ...] | None]
+Agreed = Callable[[Mapping[PeerId, StateOffer], Collection[PeerId], bool], tuple[PeerId, ...] | None]
 """Whose common offer is to be believed, of those that were made; nobody's when they contradict each other, and None when more
-should be heard first. The second argument is who has answered, whatever it said."""
+should be heard first. The second argument is who has answered, whatever it said; the third, whether no more will be heard."""
 
 
 def state_digest(round: int, layout: Digest, members: Sequence[PeerId], hashes: Sequence[Digest]) -> Digest:
@@ -107,18 +107,21 @@ async def fetch_state(
     `have` are the hashes of the chunks that are here, `nbytes` the state's size: both follow from the layout. `patience`
     is how many seconds all offers are waited for, and the unit of STALL. Rounds up to `newer_than` are of no use.
     `believed` tells whether those who make one offer are enough; offers of no use are no dissent then. Without it, a
-    newcomer's way, more than half of those who may have a state must have answered, and agree. `partial` is what earlier
-    tries have left, and gets what this one leaves.
+    newcomer's way, more than half of those who may have a state must have answered, and agree; after STALL patiences those who
+    have answered will do. `partial` is what earlier tries have left, and gets what this one leaves.
     """
     partial = Partial() if partial is None else partial
     ours = (layout, nbytes)
 
-    def agreed(found: Mapping[PeerId, StateOffer], answered: Collection[PeerId]) -> tuple[PeerId, ...] | None:
+    def agreed(
+        found: Mapping[PeerId, StateOffer], answered: Collection[PeerId], late: bool
+    ) -> tuple[PeerId, ...] | None:
         if believed is not None:
             return _believed(found, newer_than, believed, ours) or None
         might = len(peers) - (len(answered) - len(found))
         own = {peer: offer for peer, offer in found.items() if (offer.layout, offer.nbytes) == ours}
-        return _agreed(own or found) if 2 * len(found) > might else None
+        # Who is silent to the end has no state: it may still look for one, as we do, and must not keep us from ours.
+        return _agreed(own or found) if 2 * len(found) > might or late else None
 
     offers, chosen = await _offers(peers, send, inbox, patience, agreed)
     if not chosen:
@@ -215,11 +218,11 @@ async def _offers(
             ):
                 found[peer] = (offer, hashes)
 
-    for _ in range(STALL):
+    for turn in range(STALL):
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await listen()
-        chosen = agreed({peer: offer for peer, (offer, _) in found.items()}, answered)
+        chosen = agreed({peer: offer for peer, (offer, _) in found.items()}, answered, turn == STALL - 1)
         if chosen is not None or not answered or answered.issuperset(peers):
             break
     return found, chosen or ()

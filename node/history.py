@@ -53,9 +53,12 @@ class History:
         """The round with this number, if it is kept."""
         return self._rounds.get(round)
 
-    def verdict(self, round: int) -> Commit | None:
-        """How the round with this number ended, if it is not too long ago."""
-        return self._verdicts.get(round)
+    def verdict(self, round: int, peer: PeerId) -> Commit | None:
+        """How a round ended that is not too long over, for a peer that had a say in it. To others it proves nothing; a newcomer
+        is better off with the word that it is behind: then it does not wait for results that nobody has any more.
+        """
+        before = self._verdicts.get(round - 1)
+        return self._verdicts.get(round) if before is None or peer in before.opened.alive else None
 
     def clear(self) -> None:
         """Our state does not come of these rounds any more."""

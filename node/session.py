@@ -102,6 +102,8 @@ class Session:
         # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._stash = self._series.stash
+        self._committed = False
+        """Whether a round was committed here in this life."""
         self._history = History(replica.state.nbytes, now)
         self._plan = blake3.blake3(
             msgspec.msgpack.encode([replica.layout, codec.spec, grid.total, grid.chunk, manifest.exchange.aggregation])
@@ -181,6 +183,7 @@ class Session:
         done, lost, attempt = self.current, set[PeerId](), self._life
         if self.replica.round == done.round and done.complete:
             lost = done.lost_after_open
+            self._committed = True
             self._history.add(done)
             self._probation = max(0, self._probation - 1)
         else:
@@ -300,7 +303,7 @@ class Session:
                 self._history.follow(peer)
         else:
             self.strays += 1
-            verdict = self._history.verdict(number)
+            verdict = self._history.verdict(number, peer)
             if verdict is not None and isinstance(frame.message, Ready | Ask | Prepare):
                 self._outbox.control(peer, verdict)
             if frame.signature:
@@ -334,8 +337,11 @@ class Session:
 
     @property
     def _sovereign(self) -> bool:
-        """Whether our last round is ours to continue: when no other member of it is left, no stranger's word replaces it."""
-        return self._states.entered and self.me in self.replica.members
+        """Whether our last round is ours to continue: when no other member of it is left, no stranger's word replaces it.
+
+        Not so what a checkpoint brought: the swarm may have gone on without us, and all who were there then may be gone.
+        """
+        return self._committed and self.me in self.replica.members
 
     @property
     def alone(self) -> bool:

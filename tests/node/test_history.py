@@ -80,7 +80,8 @@ def test_never_more_than_some_rounds_and_bytes():
 def test_verdicts_are_kept_for_longer_than_results(shelf):
     shelf.fill(MOST_VERDICTS + 3)
     shelf.prune(fly(MOST_VERDICTS + 4))
-    kept = [round for round in range(MOST_VERDICTS + 9) if shelf.history.verdict(round) is not None]
+    kept = [round for round in range(MOST_VERDICTS + 9) if shelf.history.verdict(round, ANN) is not None]
     assert kept == list(range(4, MOST_VERDICTS + 4))
+    assert shelf.history.verdict(9, CAT) is None, "who had no say in it"
     shelf.history.clear()
-    assert shelf.history.verdict(5) is None, "it is not our history any more"
+    assert shelf.history.verdict(5, ANN) is None, "it is not our history any more"

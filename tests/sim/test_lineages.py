@@ -76,7 +76,7 @@ def test_who_asks_about_a_round_of_long_ago_gets_its_verdict(swarm):
             await asker.transport.send(answerer.id, Frame(message))
         await s.finish()
         verdicts = [one for one in heard if isinstance(one, Commit) and one.opened.round == 3]
-        assert verdicts == 2 * [answerer.session._history.verdict(3)]
+        assert verdicts == 2 * [answerer.session._history.verdict(3, asker.id)]
         assert sum(isinstance(one, Behind) for one in heard) == 2
 
     clock.run(main(), seed=2)
