@@ -22,7 +22,7 @@ KINDS: Mapping[str, str] = {
     "isolate": "one peer is cut off from everybody for `seconds`",
     "clog": "bytes between the first and the second of `peers` stop for `seconds`, then go on; nothing is lost",
     "swizzle-clog": "`peers` are clogged one after the other, and unclogged in another order, within `seconds`",
-    "loss": "for `seconds` every packet is lost with probability `amount`",
+    "loss": "for `seconds` a packet from or to `peers` (none named: any packet) is lost with probability `amount`",
     "half-open": "the first of `peers` lost its link to the second, which does not know yet; it learns after `seconds`",
     "reset": "the link between two peers is reset",
     "slow-close": "the link between two peers closes, and what was on its way still takes `seconds` to arrive",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -150,11 +151,14 @@ class Misfortune:
         return True
 
     def _lose(self, fault: Fault) -> bool:
-        self._net.loss += fault.amount
+        self._net.lose(self._lossy(fault), fault.amount, fault.until if fault.seconds else math.inf)
         return True
 
     def _keep(self, fault: Fault) -> None:
-        self._net.loss = max(0.0, self._net.loss - fault.amount)
+        self._net.keep(self._lossy(fault), fault.amount, fault.until)
+
+    def _lossy(self, fault: Fault) -> list[bytes]:
+        return self._ids(fault) or [machine.identity.peer_id for machine in self._machines]
 
     def _linked(self, fault: Fault) -> bool:
         return all(peer in self._net.peers for peer in self._ids(fault)[:2])

@@ -8,7 +8,7 @@ breaks when the cut lasts. Control and bulk are separate streams that share a pe
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
 from typing import TypeVarTuple, Unpack
 
@@ -74,6 +74,7 @@ class SimNet:
         self.peers: dict[PeerId, SimTransport] = {}
         self.places: dict[str, SimTransport] = {}
         self.loss = loss
+        self.lossy: dict[PeerId, list[tuple[float, float]]] = {}
         self.holds = Holds(self, patience)
         self.relays: dict[Pair, str] = {}
         self._rng = random.Random(seed)
@@ -160,6 +161,18 @@ class SimNet:
             self.peers[a].lose(link, "closed")
             self.at(self.loop.time() + seconds, other.lose, link, "closed by the peer")
 
+    def lose(self, peers: Iterable[PeerId], amount: float, until: float) -> None:
+        """Until then a packet from or to these peers is lost with probability `amount`, whatever else may lose it."""
+        for peer in peers:
+            self.lossy.setdefault(peer, []).append((until, amount))
+
+    def keep(self, peers: Iterable[PeerId], amount: float, until: float) -> None:
+        """The end of what `lose` began with the same arguments."""
+        for peer in peers:
+            self.lossy[peer].remove((until, amount))
+            if not self.lossy[peer]:
+                del self.lossy[peer]
+
     def relay(self, a: PeerId, b: PeerId, how: str) -> None:
         """Somebody between two peers spoils frames: `how` is "corrupt", "duplicate", "reorder", or "" for an end of it."""
         for pair in ((a, b), (b, a)):
@@ -184,13 +197,22 @@ class SimNet:
         a, b = self.peers[sender], self.peers[receiver]
         if a.jitter or b.jitter:
             delay += (a.jitter + b.jitter) * self._rng.expovariate(1.0)
-        loss = self.loss + a.loss + b.loss
-        if loss:
-            timeout, loss = max(0.2, 3 * base), min(loss, 0.9)
-            while self._rng.random() < loss:
+        if self.loss or a.loss or b.loss or self.lossy:
+            timeout, now = max(0.2, 3 * base), self.loop.time()
+            while self._rng.random() < self._loss(a, b, now + delay):
                 delay += timeout
                 timeout = min(2 * timeout, 60.0)
         return delay
+
+    def _loss(self, a: SimTransport, b: SimTransport, when: float) -> float:
+        """The probability that a packet between two peers is lost at that moment, as far as it is known now."""
+        kept = (1.0 - self.loss) * (1.0 - a.loss) * (1.0 - b.loss)
+        if self.lossy:
+            first = self.lossy.get(a.peer_id, [])
+            for until, amount in first + [one for one in self.lossy.get(b.peer_id, []) if one not in first]:
+                if when < until:
+                    kept *= 1.0 - amount
+        return 1.0 - kept
 
     def depart(self, pipe: Pipe, packet: Packet, seconds: float) -> None:
         """The first byte leaves now, the last one after `seconds`, or later where one connection is slower than that."""

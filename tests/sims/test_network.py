@@ -353,3 +353,23 @@ def test_traces_are_equal_for_any_hash_seed() -> None:
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1]
     assert len(set(outputs[0].split(","))) == 3
+
+
+def test_what_loses_packets_touches_its_peers_alone_and_ends_in_time() -> None:
+    """A retransmission after the end gets through: time-outs do not double for ever because of what is long over."""
+
+    async def main() -> tuple[list[float], list[float], list[float]]:
+        net = SimNet(5)
+        a, b, c, d = (peer.peer_id for peer in _swarm(net, 4))
+        net.lose((a, b), 0.6, until=2.0)
+        net.lose((a,), 0.6, until=2.0)
+        named = [net.delay(a, c) for _ in range(500)] + [net.delay(d, b) for _ in range(500)]
+        others = [net.delay(c, d) for _ in range(100)]
+        net.keep((a,), 0.6, until=2.0)
+        net.keep((a, b), 0.6, until=2.0)
+        return named, others, [net.delay(a, b) for _ in range(100)]
+
+    named, others, after = clock.run(main(), seed=1)
+    assert 2.0 < max(named) < 4.0  # the time-out that is running at the end is waited for
+    assert sum(delay > 0.1 for delay in named) > 500
+    assert max(others) == max(after) == min(named)
