@@ -90,9 +90,9 @@ class GossipRounds:
             entries.append(Contribution(partner, meeting.attempt, meeting.weight))
         entries.sort(key=lambda entry: entry.peer)
         members = tuple(entry.peer for entry in entries)
-        session.applying()
-        await self._work(
-            lambda: replica.step(read, mine, others, session.grid, session.codec, members=members, pull=self._pull)
+        await session.change(
+            self._work,
+            lambda: replica.step(read, mine, others, session.grid, session.codec, members=members, pull=self._pull),
         )
         missing = {partner: meeting.reason} if partner is not None and not others else {}
         # The record of a round that two have settled between them: it needs no votes.

@@ -28,7 +28,7 @@ from thinwire.node.paired import PairedReplica
 from thinwire.node.presence import TICK, Emit, Presence
 from thinwire.node.session import finite
 from thinwire.node.stateserver import StateServer
-from thinwire.node.waiting import Work
+from thinwire.node.waiting import Result, Work
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity, short
 from thinwire.swarm.manifest import Manifest
@@ -171,9 +171,9 @@ class GossipSession:
         """An event about this peer."""
         self._emit(name, {"peer": self.me.hex(), "detail": detail})
 
-    def applying(self) -> None:
-        """The replica is about to change in another thread: hold back offers of its state until `advance`."""
-        self._states.hold()
+    async def change(self, work: Work, how: Callable[[], Result]) -> Result:
+        """Let `how` change the replica where `work` computes: its state is not offered until `advance`."""
+        return await self._states.change(work, how)
 
     def advance(self) -> None:
         """The replica has a new state: begin the next round."""
@@ -366,8 +366,7 @@ class GossipSession:
 
     async def install(self, fetched: Fetched, work: Work) -> None:
         """Make what `newer` gave the replica's state; then comes `advance`."""
-        self._states.hold()
-        changed = await work(lambda: self.replica.install(fetched))
+        changed = await self.change(work, lambda: self.replica.install(fetched))
         self._emit(
             "synced",
             {

@@ -100,8 +100,8 @@ class Rounds:
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:
         """Apply a commit, whole: whoever cancels `sync` on the way waits for it."""
         session, replica = self._session, self._session.replica
-        session.applying()
-        await self._work(
+        await session.change(
+            self._work,
             lambda: replica.apply(
                 outcome.results,
                 session.grid,
@@ -110,7 +110,7 @@ class Rounds:
                 lr=self._outer.lr,
                 momentum=self._outer.momentum,
                 nesterov=self._outer.nesterov,
-            )
+            ),
         )
         await self._adopt()
 

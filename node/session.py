@@ -24,7 +24,7 @@ from thinwire.node.history import History
 from thinwire.node.outer import Replica
 from thinwire.node.presence import TICK, Emit, Presence
 from thinwire.node.stateserver import StateServer
-from thinwire.node.waiting import Work
+from thinwire.node.waiting import Result, Work
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity, short
 from thinwire.swarm.manifest import Manifest
@@ -174,9 +174,9 @@ class Session:
         """An event about this peer."""
         self._emit(name, {"peer": self.me.hex(), "detail": detail})
 
-    def applying(self) -> None:
-        """The replica is about to change in another thread: hold back offers of its state until `advance`."""
-        self._states.hold()
+    async def change(self, work: Work, how: Callable[[], Result]) -> Result:
+        """Let `how` change the replica where `work` computes: its state is not offered until `advance`."""
+        return await self._states.change(work, how)
 
     def advance(self) -> None:
         """The replica has a new state: begin the next round, or the same one anew when the state of the last was fetched."""
@@ -378,8 +378,7 @@ class Session:
 
     async def install(self, fetched: Fetched, work: Work) -> None:
         """Make what `newer` gave the replica's state; then comes `advance`."""
-        self._states.hold()
-        changed = await work(lambda: self.replica.install(fetched))
+        changed = await self.change(work, lambda: self.replica.install(fetched))
         self._emit(
             "synced",
             {

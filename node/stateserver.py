@@ -10,6 +10,7 @@ import numpy as np
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Believed, Fetched, Foreign, Partial, fetch_state
 from thinwire.node.outer import Replica
+from thinwire.node.waiting import Result, Work
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
@@ -48,16 +49,25 @@ class StateServer:
         self.offered = False
         """Whether the last `fetch` found anybody who has a state, whatever it was worth."""
 
-    def hold(self) -> None:
-        """The replica is about to change, perhaps in another thread: offer nothing until `resume`."""
+    async def change(self, work: Work, how: Callable[[], Result]) -> Result:
+        """Let `how` change the replica where `work` computes: nothing is offered until `resume`.
+
+        What somebody still reads is copied first, there too: it may be much.
+        """
         self._held, snapshot = True, self._snapshot
         if snapshot is not None and not snapshot.readers:
-            self._snapshot = None
-        elif snapshot is not None and not snapshot.copied:
-            snapshot.raw, snapshot.copied = memoryview(bytearray(snapshot.raw)), True
+            self._snapshot = snapshot = None
+
+        def change() -> Result:
+            if snapshot is not None and not snapshot.copied:
+                snapshot.raw, snapshot.copied = memoryview(bytearray(snapshot.raw)), True
+            return how()
+
+        changed: Result = await work(change)
+        return changed
 
     def resume(self) -> None:
-        """The replica is whole again: answer those who asked meanwhile."""
+        """After `change` the replica is whole again: answer those who asked meanwhile."""
         self._held, self.entered = False, True
         self._partial = Partial()
         waiting, self._waiting = sorted(self._waiting), set()

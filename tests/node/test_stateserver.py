@@ -3,9 +3,11 @@
 import asyncio
 
 import numpy as np
+import pytest
 from thinwire.collectives.statesync import IN_FLIGHT
 from thinwire.node.outer import Replica
 from thinwire.node.stateserver import SNAPSHOT_SECONDS, StateServer
+from thinwire.node.waiting import at_once
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import CHUNK_BYTES, StateAsk, StateChunk, StateFetch, StateOffer
 
@@ -50,16 +52,23 @@ class Server:
 
     def step(self):
         """A round commits."""
-        self.server.hold()
+        change(self.server, self._step)
+        self.server.resume()
+
+    def _step(self):
         self.replica.state += 1.0
         self.replica.round += 1
         self.replica.seal()
-        self.server.resume()
 
     def copies(self):
         """Bytes that are held besides the replica."""
         found = [one for one in (self.server._snapshot, self.server._older) if one is not None]
         return sum(one.raw.nbytes for one in found if not np.shares_memory(np.frombuffer(one.raw), self.replica.state))
+
+
+def change(server, how):
+    with pytest.raises(StopIteration):
+        server.change(at_once, how).send(None)
 
 
 def run(work):
@@ -158,10 +167,28 @@ def test_asking_again_and_again_is_not_answered_while_answers_wait():
 def test_while_the_replica_changes_nothing_is_offered():
     def work():
         here = Server()
-        here.server.hold()
-        here.server.routed(ANN, Frame(StateAsk()))
+        change(here.server, lambda: here.server.routed(ANN, Frame(StateAsk())))
         assert not here.outbox.sent
         here.server.resume()
         assert [to for to, _ in here.outbox.sent] == [ANN]
+
+    run(work)
+
+
+def test_the_copy_is_made_where_computing_is_allowed():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        jobs = []
+
+        async def later(job):
+            jobs.append(job)
+
+        with pytest.raises(StopIteration):
+            here.server.change(later, here._step).send(None)
+        assert here.copies() == 0
+        before = bytes(here.replica.chunk(0))
+        jobs[0]()
+        assert here.copies() == here.replica.state.nbytes and bytes(here.fetch(ANN, 0)) == before
 
     run(work)
