@@ -31,6 +31,7 @@ class History:
     def __init__(self, limit: int, now: Callable[[], float]) -> None:
         self._limit, self._now = limit, now
         self._rounds: dict[int, Butterfly] = {}
+        self._sizes: dict[int, int] = {}
         self._followers: dict[PeerId, float] = {}
         self._verdicts: dict[int, Commit] = {}
 
@@ -40,11 +41,11 @@ class History:
     @property
     def nbytes(self) -> int:
         """Bytes of all results that are kept."""
-        return sum(one.nbytes for one in self._rounds.values())
+        return sum(self._sizes[number] for number in self._rounds)
 
     def add(self, done: Butterfly) -> None:
         """A round has been committed and applied."""
-        self._rounds[done.round] = done
+        self._rounds[done.round], self._sizes[done.round] = done, done.nbytes
         if done.agreement.commit is not None:
             self._verdicts[done.round] = done.agreement.commit
             self._verdicts.pop(done.round - MOST_VERDICTS, None)
@@ -63,6 +64,7 @@ class History:
     def clear(self) -> None:
         """Our state does not come of these rounds any more."""
         self._rounds.clear()
+        self._sizes.clear()
         self._verdicts.clear()
 
     def follow(self, peer: PeerId) -> None:
@@ -92,6 +94,7 @@ class History:
         for number in sorted(self._rounds)[:-1]:
             if len(self._rounds) > MOST_ROUNDS or self.nbytes > self._limit:
                 del self._rounds[number]
+        self._sizes = {number: self._sizes[number] for number in self._rounds}
 
 
 def _superseded(last: Butterfly, current: Butterfly, live: Collection[PeerId]) -> bool:
