@@ -189,8 +189,11 @@ class Butterfly:
         self.agreement.tick(now)
         exchange, committed = self.exchange, self.agreement.commit is not None
         opened, results = exchange.opened, exchange.results
-        if results.wanted is not None and results.missing and now >= max(self._repairs.at, exchange.moved) + patience:
-            self._repair()
+        if results.wanted is not None and results.missing:
+            # Those who have them go on to the next round, and keep them no longer than that takes.
+            hurry = patience / 4 if committed and not self._repairs.tries else patience
+            if now >= max(self._repairs.at, exchange.moved) + hurry:
+                self._repair()
         if committed and results.missing and now >= exchange.moved + ORPHANED * patience and not self._sources():
             self._void()
         elif opened is not None and not committed and results.missing and now >= exchange.moved + patience:

@@ -191,7 +191,7 @@ class Exchange:
             self._take_record(sender, message)
         else:
             assert isinstance(message, Result)
-            self._take_result(sender, message, frame.payload)
+            self._take_result(sender, message, frame)
 
     def _fits(self, frame: Frame) -> bool:
         """Whether a frame can be of this round's grid, as far as its lengths tell."""
@@ -267,12 +267,14 @@ class Exchange:
 
     # --- receiving results
 
-    def _take_result(self, sender: PeerId, message: Result, payload: Buffer) -> None:
+    def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
         index = message.index
         if index >= len(self.grid) or self.results.chunks[index] is not None:
             return
-        taken = self.results.take(index, payload, from_owner=sender == self.owners[index])
-        if taken:
+        taken = self.results.take(index, frame.payload, from_owner=sender == self.owners[index])
+        if taken is None and self.results.wanted is not None:
+            self._early.put(sender, frame)  # it has overtaken the Record that vouches for it
+        elif taken:
             self._progress()
             self.check()
         elif taken is False:
@@ -292,6 +294,8 @@ class Exchange:
             # Of an owner the first word counts: with a new one every moment it could seem busy for ever.
             if whole or (self.owners[index] == sender and not self.results.signed(index)):
                 self.results.sign(index, found)
+        if whole:
+            self._replay()
         self.check()
 
     def check(self) -> None:

@@ -393,6 +393,38 @@ def test_who_was_left_out_of_the_round_fetches_the_results(seat):
     assert [bytes(result) for result in seat.fly.results] == [seat.mean(i) for i in range(6)]
 
 
+def test_results_that_overtake_the_record_which_vouches_for_them_are_kept(seat):
+    """Records travel with the control messages, results on streams of their own; who asked for them must not ask again."""
+    group = (LEADER, OTHER)
+    entries = tuple(Contribution(peer, 1, 10) for peer in group)
+    opened = Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ())
+    seat.hear(LEADER, _commit(opened, seat))
+    hashes = b"".join(blake3.blake3(seat.mean(i)).digest() for i in range(6))
+    seat.hear(OTHER, Result(1, 0, opened.ballot, 1), seat.mean(1)[:-4] + bytes(4))
+    for index in range(6):
+        seat.hear(LEADER, Result(1, 0, opened.ballot, index), seat.mean(index))
+    seat.hear(LEADER, Record(1, 0, opened.ballot, tuple(range(6)), hashes))
+    assert seat.fly.complete
+    assert [bytes(result) for result in seat.fly.results] == [seat.mean(i) for i in range(6)]
+
+
+def test_who_has_the_verdict_asks_for_lost_results_while_others_still_have_them(seat):
+    """Its patience may be longer than the next round of the others takes, after which they keep these results no more."""
+    opened = seat.opened
+    for index in (0, 1, 4):
+        owner = seat.fly.exchange.owners[index]
+        seat.hear(owner, Result(1, 0, opened.ballot, index), seat.mean(index))
+    seat.hear(LEADER, _commit(opened, seat))
+    assert not seat.fly.complete and not seat.tray.of(Fetch)
+    seat.now += 0.3 * seat.fly.agreement.terms.patience
+    seat.fly.tick()
+    missing = [index for _, message, _ in seat.tray.of(Fetch) for index in message.indices]
+    assert sorted(missing) == seat.fly.exchange.results.lacks() != []
+    seat.now += 0.3 * seat.fly.agreement.terms.patience
+    seat.fly.tick()
+    assert not seat.tray.of(Fetch)
+
+
 def test_results_are_served_to_who_missed_them_and_only_the_right_ones(seat):
     seat.finish()
     seat.tray.sent.clear()
