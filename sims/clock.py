@@ -58,6 +58,11 @@ class _Handle(asyncio.Handle):
         self._cancelled, self._repr, self._source_traceback = False, None, None
 
 
+def _unasked(task: asyncio.Task[Any]) -> bool:
+    """Whether a task has failed and nobody has asked for its exception."""
+    return task.done() and not task.cancelled() and bool(getattr(task, "_log_traceback", False))
+
+
 class SimLoop(asyncio.AbstractEventLoop):
     """Event loop in virtual time, starting at 0 seconds.
 
@@ -157,7 +162,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _unheeded(self) -> BaseException | None:
         """The exception of a finished task that nobody has asked for: most often the reason why others wait in vain."""
         for task in self._tasks:
-            if task.done() and not task.cancelled() and getattr(task, "_log_traceback", False):
+            if _unasked(task):
                 return task.exception()
         return None
 
@@ -228,7 +233,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Task[Any]:
         self._check()
         if len(self._tasks) > self._prune_at:
-            self._tasks = [task for task in self._tasks if not task.done()]
+            self._tasks = [task for task in self._tasks if not task.done() or _unasked(task)]
             self._prune_at = 2 * len(self._tasks) + 256
         task = asyncio.Task(coro, loop=self, name=name, context=context, **options)
         self._tasks.append(task)

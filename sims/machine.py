@@ -186,7 +186,7 @@ class Process:
         except HintedError as error:
             if self.alive:
                 again = not isinstance(error, DuplicateKey)
-                self._end(f"{type(error).__name__}: {error}", None)
+                self._end(f"{type(error).__name__}: {error}", error)
                 if again:
                     world.net.at(world.loop.time() + AGAIN_SECONDS, machine.boot)
         except Exception as error:  # whatever it is, the world has to hear of it

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from thinwire.collectives.outbox import LONGEST
+from thinwire.node.duties import DuplicateKey
 from thinwire.sims.machine import Machine, Process
 from thinwire.sims.network import EPOCH
 from thinwire.sims.oracles import Oracles, Tell
 from thinwire.sims.transport import CONTROL_WINDOW
 from thinwire.swarm.broadcast import MAX_QUEUE
+from thinwire.swarm.errors import HintedError
 from thinwire.swarm.preset import Preset
 from thinwire.swarm.protocol import PeerId
 
@@ -21,6 +23,9 @@ LOOK_SECONDS = 1.0
 
 ROUNDS = 3
 """Rounds after which all are in step again."""
+
+ARRIVAL = 90.0
+"""Seconds after a fault in which who is looking for the swarm may give up."""
 
 SKEW = 100.0
 """Seconds that a wall clock may be off before its peer's records are not to be believed any more."""
@@ -49,6 +54,7 @@ class Vitals:
         self._settle, self._pause, self._window = settle, pause, window
         self._doubt = preset.suspicion_stretch * preset.suspicion_min(len(machines)) + 4 * preset.probe_period
         self._touched: dict[int, float] = {}
+        self._changed: dict[int, float] = {}
         self._quiet_since = self._moved_at = 0.0
         self._start = self._frontier = 0
 
@@ -56,6 +62,20 @@ class Vitals:
         """These peers are not what they should be until then."""
         for index in peers:
             self._touched[index] = max(self._touched.get(index, 0.0), until)
+
+    def change(self, peers: Iterable[int], now: float) -> None:
+        """These peers come or go, which takes the others a moment to learn. It is no excuse for being thought dead."""
+        for index in peers:
+            self._changed[index] = now
+
+    def excuses(self, machine: Machine, failure: BaseException, now: float) -> bool:
+        """Whether a peer may give up, with a word of what is wrong: when a fault has kept it from the others.
+
+        That another has its key is never true here.
+        """
+        if not isinstance(failure, HintedError) or isinstance(failure, DuplicateKey):
+            return False
+        return now <= self._touched.get(machine.index, -ARRIVAL) + ARRIVAL
 
     def disturb(self, until: float) -> None:
         """Something happens, until then, that takes the swarm time to get over."""
@@ -98,9 +118,13 @@ class Vitals:
                 self._quiet_since = now
 
     def _excused(self, machine: Machine, now: float) -> bool:
-        if now <= self._touched.get(machine.index, -self._settle) + self._settle:
+        if now <= self._last(machine) + self._settle:
             return True
         return abs(machine.clocks.wall() - machine.clocks.now() - EPOCH) > SKEW
+
+    def _last(self, machine: Machine) -> float:
+        """When something has last befallen this machine."""
+        return max(self._touched.get(machine.index, -self._settle), self._changed.get(machine.index, -self._settle))
 
     def _bans(self, machine: Machine, process: Process) -> None:
         states, transport = process.peer.session.roster.states(), process.transport
@@ -126,7 +150,7 @@ class Vitals:
     def _lockstep(self, running: list[Machine], frontier: int, now: float) -> None:
         for machine in running:
             process = machine.process
-            if process is None or now <= self._touched.get(machine.index, -self._settle) + self._settle / 4:
+            if process is None or now <= self._last(machine) + self._settle / 4:
                 continue
             at = process.peer.replica.round
             if frontier - max(at, self._start) > ROUNDS:

@@ -204,7 +204,7 @@ class SimWorld:
         self._changed([machine.index])
 
     def _changed(self, peers: list[int]) -> None:
-        self.vitals.touch(peers, self.loop.time())
+        self.vitals.change(peers, self.loop.time())
         self.vitals.disturb(self.loop.time())
 
     def _begin(self, fault: Fault) -> None:
@@ -307,7 +307,7 @@ class SimWorld:
         self.journal.event(now, machine.index, "down", {"reason": reason})
         self.oracles.ended(machine.index)
         self._changed([machine.index])
-        if failure is not None and machine.index in self._honest:
+        if failure is not None and machine.index in self._honest and not self.vitals.excuses(machine, failure, now):
             self.tell("crash", machine.index, _told(failure))
 
 

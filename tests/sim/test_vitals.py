@@ -1,0 +1,83 @@
+"""What the simulation must notice of a single peer among many that are well."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from thinwire.node.duties import DuplicateKey
+from thinwire.node.life import Life
+from thinwire.node.rounds import Rounds
+from thinwire.sims import seeds
+from thinwire.sims.clock import HOST
+from thinwire.sims.faults import Fault
+from thinwire.sims.world import simulate
+from thinwire.swarm.errors import HintedError
+
+ONE = 3
+"""The peer that something is wrong with."""
+
+
+def _play(peers, **changes):
+    return simulate(seeds.trial(3, peers).with_(**changes), preset=seeds.PACE, stall=seeds.STALL, first=True).violations
+
+
+def _ends_with(monkeypatch, error):
+    run = Life.run
+
+    async def short(self):
+        if HOST.get() != ONE:
+            return await run(self)
+        task = asyncio.create_task(run(self))
+        await asyncio.sleep(2.0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise error
+
+    monkeypatch.setattr(Life, "run", short)
+
+
+@pytest.mark.parametrize("error", [HintedError("I give up", "do not"), DuplicateKey("somebody has my key", "nobody")])
+def test_a_peer_that_gives_up_without_a_reason_is_a_failure(monkeypatch, error):
+    _ends_with(monkeypatch, error)
+    (found,) = _play(8, faults=())
+    assert (found.oracle, found.peer) == ("crash", ONE) and str(error) in found.detail
+
+
+def test_a_peer_that_makes_no_rounds_any_more_is_noticed_in_every_trial(monkeypatch):
+    sync = Rounds.sync
+
+    async def stuck(self, **given):
+        if HOST.get() == ONE and self._session.replica.round >= 2:
+            await asyncio.Event().wait()
+        return await sync(self, **given)
+
+    monkeypatch.setattr(Rounds, "sync", stuck)
+    for seed in (0, 1):
+        found = simulate(seeds.trial(seed), preset=seeds.PACE, stall=seeds.STALL, first=True).violations
+        assert found and (found[0].oracle, found[0].peer) == ("lockstep", ONE)
+
+
+def test_the_error_of_a_helper_that_nobody_awaits_is_noticed_among_many_tasks(monkeypatch):
+    run, kept = Life.run, []
+
+    async def helper():
+        raise RuntimeError("a bug in the background")
+
+    async def helped(self):
+        kept.append(asyncio.create_task(helper()))
+        return await run(self)
+
+    monkeypatch.setattr(Life, "run", helped)
+    (found,) = _play(12, duration=6.0)
+    assert found.oracle == "crash" and "a bug in the background" in found.detail
+
+
+def test_who_cannot_get_in_because_of_a_fault_may_give_up():
+    """It says why, and tries again; the others go on."""
+    away = seeds.trial(3, 6).with_(faults=(), duration=100.0)
+    isolated = simulate(
+        away.with_(faults=(Fault(0.2, "isolate", (5,), 75.0),)), preset=seeds.PACE, stall=seeds.STALL, first=True
+    )
+    reasons = [event.fields["reason"] for event in isolated.journal.events if event.name == "down" and event.peer == 5]
+    assert reasons[0] != "the end" and not isolated.violations
