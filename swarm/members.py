@@ -153,7 +153,9 @@ class Members:
     # --- words of and about ourselves
 
     def publish(self, now: float) -> None:
-        """Issue a new record of ours, if one is due."""
+        """Issue a new record of ours, if one is due, or the one we have is worth nothing."""
+        if self.own.unbelievable and not self.own.due:
+            self.own.answer(now, 0)
         if self.own.publish(now):
             self._spread(self.own.record)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from .identity import Identity
-from .record import PeerRecord
+from .record import SKEW, PeerRecord
 
 FOREIGN_LIMIT = 3
 """Records in our name, from our address but not by us, before we believe that somebody else uses our key."""
@@ -32,6 +32,12 @@ class OwnRecord:
     def due(self) -> bool:
         """A new record is on its way."""
         return self.publish_at < math.inf
+
+    @property
+    def unbelievable(self) -> bool:
+        """Whether others cannot believe it when their clocks are as ours: it was issued while our clock was wrong."""
+        age = self._wall() - self.record.issued
+        return not -SKEW <= age <= self.record.ttl + SKEW
 
     def answer(self, now: float, above: int) -> None:
         """A record with a sequence above `above` and all before shall follow, as soon as the rate allows."""

@@ -14,7 +14,7 @@ from thinwire.swarm.identity import Identity
 from thinwire.swarm.preset import LAN, LOCAL, WAN, Preset
 from thinwire.swarm.probe import Prober
 from thinwire.swarm.protocol import Ack, Chunk, Gossip, Nack, PeerId, Ping, PingRequest, PushPull
-from thinwire.swarm.record import PeerRecord
+from thinwire.swarm.record import PeerRecord, RecordError
 from thinwire.swarm.roster import Roster
 from thinwire.swarm.rumor import Accusation, Departure
 from thinwire.swarm.suspicion import Awareness
@@ -600,6 +600,25 @@ def test_messages_keep_their_limits_with_the_longest_records() -> None:
     asked = PushPull(False, (rumor.announce(long[3]),))
     for _, message in roster.handle(NAMES[3], asked, 12.0) + roster.tick(12.0) + roster.tick(14.0):
         encode(Frame(message), IDENTITIES[0], RUN)
+
+
+def test_a_record_issued_while_the_clock_was_wrong_is_replaced_when_it_is_right_again() -> None:
+    """What is said about us names the record before it, which counts as refuted: nobody would ever ask for another."""
+    wall = [EPOCH]
+    roster = Roster(
+        IDENTITIES[0], record(0), run_id=RUN, preset=WAN, rng=random.Random(1), now=0.0, wall=lambda: wall[0]
+    )
+    roster.learn(record(1), 0.0)
+    wall[0] += 2000
+    roster.handle(NAMES[1], Gossip((_accuse(1, 0, roster.record.sequence),)), 1.0)
+    wrong = roster.record
+    with pytest.raises(RecordError, match="in the future"):
+        PeerRecord.parse(wrong.wire, run_id=RUN, now=EPOCH)
+    wall[0] -= 2000
+    for second in range(2, 30):
+        roster.tick(float(second))
+    assert roster.record.sequence == wrong.sequence + 1  # one is enough
+    assert PeerRecord.parse(roster.record.wire, run_id=RUN, now=EPOCH) == roster.record
 
 
 def test_one_with_an_old_record_of_ours_gets_the_new_one() -> None:
