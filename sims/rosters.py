@@ -16,11 +16,11 @@ from thinwire.swarm.roster import Roster
 
 RUN = b"r" * 32
 EPOCH = 1_750_000_000
-IDENTITIES = [Identity.generate(i.to_bytes(32, "big")) for i in range(64)]
+IDENTITIES = [Identity.generate(i.to_bytes(32, "big")) for i in range(1024)]
 
 
 def record(index: int, sequence: int = 1, port: int = 4000, issued: int = EPOCH) -> PeerRecord:
-    address = f"10.0.0.{index + 1}:{port}"
+    address = f"10.0.{index // 250}.{index % 250 + 1}:{port}"
     return PeerRecord.create(IDENTITIES[index], run_id=RUN, addresses=(address,), sequence=sequence, issued=issued)
 
 

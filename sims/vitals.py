@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from thinwire.collectives.outbox import LONGEST
 from thinwire.node.duties import DuplicateKey
+from thinwire.node.peer import Refused
 from thinwire.sims.machine import Machine, Process
 from thinwire.sims.network import EPOCH
 from thinwire.sims.oracles import Oracles, Tell
@@ -69,13 +70,15 @@ class Vitals:
             self._changed[index] = now
 
     def excuses(self, machine: Machine, failure: BaseException, now: float) -> bool:
-        """Whether a peer may give up, with a word of what is wrong: when a fault has kept it from the others.
+        """Whether a peer may give up, with a word of what is wrong: when a fault has kept it from the others, or a wrong clock
+        has one of them refuse it.
 
         That another has its key is never true here.
         """
         if not isinstance(failure, HintedError) or isinstance(failure, DuplicateKey):
             return False
-        return now <= self._touched.get(machine.index, -ARRIVAL) + ARRIVAL
+        refused = isinstance(failure, Refused) and any(map(_skewed, self._machines))
+        return refused or now <= self._touched.get(machine.index, -ARRIVAL) + ARRIVAL
 
     def disturb(self, until: float) -> None:
         """Something happens, until then, that takes the swarm time to get over."""
@@ -120,7 +123,7 @@ class Vitals:
     def _excused(self, machine: Machine, now: float) -> bool:
         if now <= self._last(machine) + self._settle:
             return True
-        return abs(machine.clocks.wall() - machine.clocks.now() - EPOCH) > SKEW
+        return _skewed(machine)
 
     def _last(self, machine: Machine) -> float:
         """When something has last befallen this machine."""
@@ -176,3 +179,8 @@ class Vitals:
         for name, (size, limit) in sizes.items():
             if size > limit:
                 self._tell("caps", machine.index, f"{name}: {size} of {limit}")
+
+
+def _skewed(machine: Machine) -> bool:
+    """Whether its wall clock is so wrong that others do not believe its records."""
+    return abs(machine.clocks.wall() - machine.clocks.now() - EPOCH) > SKEW
