@@ -99,15 +99,15 @@ class Machine:
         self.process: Process | None = None
         self.lives = 0
         self.lie = spec.liar
-        self.frozen = False
+        self.frozen = self.gone = False
 
     @property
     def up(self) -> bool:
         return self.process is not None
 
     def boot(self) -> None:
-        """Start a process, unless one runs."""
-        if self.process is None:
+        """Start a process, unless one runs or the peer has left for good."""
+        if self.process is None and not self.gone:
             self.lives += 1
             self.process = Process(self)
             self.world.booted(self)
@@ -125,7 +125,8 @@ class Machine:
         self.world.ended(self, reason, None)
 
     def leave(self) -> None:
-        """Ask the process to leave well."""
+        """Ask the process to leave well, and start none any more."""
+        self.gone = True
         if self.process is not None and self.process.life is not None:
             self.process.life.stop()
 

@@ -56,6 +56,7 @@ class Vitals:
         self._doubt = preset.suspicion_stretch * preset.suspicion_min(len(machines)) + 4 * preset.probe_period
         self._touched: dict[int, float] = {}
         self._changed: dict[int, float] = {}
+        self._told: dict[int, float] = {}
         self._quiet_since = self._moved_at = 0.0
         self._start = self._frontier = 0
 
@@ -116,9 +117,10 @@ class Vitals:
             self._moved_at = now
         for machine in self._honest:
             process = machine.process
-            if process is not None and not process.ready and now > self._quiet_since + self._pause:
+            since = max(self._quiet_since, self._told.get(machine.index, 0.0))
+            if process is not None and not process.ready and now > since + self._pause:
                 self._tell("progress", machine.index, "does not get in")
-                self._quiet_since = now
+                self._told[machine.index] = now
 
     def _excused(self, machine: Machine, now: float) -> bool:
         if now <= self._last(machine) + self._settle:

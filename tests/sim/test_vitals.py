@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from thinwire.node.duties import DuplicateKey
@@ -81,3 +82,11 @@ def test_who_cannot_get_in_because_of_a_fault_may_give_up():
     )
     reasons = [event.fields["reason"] for event in isolated.journal.events if event.name == "down" and event.peer == 5]
     assert reasons[0] != "the end" and not isolated.violations
+
+
+def test_who_is_down_when_it_should_leave_does_not_come_back():
+    scenario = seeds.trial(3, 6).with_(faults=(Fault(6.0, "restart", (2,), 4.0),))
+    peers = tuple(replace(peer, leave=8.0 if peer.index == 2 else None) for peer in scenario.peers)
+    run = simulate(replace(scenario, peers=peers), preset=seeds.PACE, stall=seeds.STALL, first=True)
+    assert [event.at for event in run.journal.events if event.peer == 2 and event.name == "up"] == [0.05]
+    assert not run.violations
