@@ -54,6 +54,7 @@ class Vitals:
         self._ids = {machine.identity.peer_id: machine.index for machine in self._honest}
         self._settle, self._pause, self._window = settle, pause, window
         self._doubt = preset.suspicion_stretch * preset.suspicion_min(len(machines)) + 4 * preset.probe_period
+        self._round = len(machines) * preset.probe_period
         self._touched: dict[int, float] = {}
         self._changed: dict[int, float] = {}
         self._told: dict[int, float] = {}
@@ -141,16 +142,21 @@ class Vitals:
 
     def _rosters(self, running: list[Machine], now: float) -> None:
         there = {m.identity.peer_id for m in self._machines if m.process is not None and m.process.ready}
+        skewed = {m.identity.peer_id for m in self._machines if self._excused(m, now)}
+        coming = {m.identity.peer_id for m in self._machines if m.process is not None and not m.process.ready}
+        fallen = {m.identity.peer_id: self._changed.get(m.index, 0.0) for m in self._machines if not m.up}
         for machine in running:
             process = machine.process
             if process is None or self._excused(machine, now):
                 continue
             seen = set(process.peer.session.roster.view.peers)
-            skewed = {m.identity.peer_id for m in self._machines if self._excused(m, now)}
-            coming = {m.identity.peer_id for m in self._machines if m.process is not None and not m.process.ready}
-            if (seen ^ there) - skewed - coming:
-                ghosts, unseen = len(seen - there - coming), len(there - seen - skewed)
-                self._tell("roster", machine.index, f"{unseen} peers are missing, {ghosts} are ghosts")
+            came = self._changed.get(machine.index, 0.0)
+            # Who came after a death may have heard of the dead from one that did not know, and has to find out by itself.
+            new = now <= came + self._round + self._settle
+            unknown = {peer for peer, at in fallen.items() if new and at < came}
+            ghosts, unseen = seen - there - skewed - coming - unknown, there - seen - skewed
+            if ghosts or unseen:
+                self._tell("roster", machine.index, f"{len(unseen)} peers are missing, {len(ghosts)} are ghosts")
 
     def _lockstep(self, running: list[Machine], frontier: int, now: float) -> None:
         for machine in running:
