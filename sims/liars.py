@@ -1,4 +1,7 @@
-"""Peers that lie. A liar is a real peer whose session is changed in one respect; everything else it does is honest."""
+"""Peers that lie. A liar is a real peer whose session is changed in one respect; everything else it does is honest.
+
+In a run of pairs (NoLoCo) each kind is the nearest that there is. A lie that fails is a mistake of ours: the simulation ends.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,27 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.gossip import Meeting
 from thinwire.collectives.outcome import Outcome
+from thinwire.node.gossipsession import GossipSession
 from thinwire.node.session import Session
+from thinwire.sims.clock import current
 from thinwire.sims.machine import Process
+from thinwire.swarm.errors import HintedError
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Behind, Blame, Message, PeerId, Ready, Result
+from thinwire.swarm.protocol import Behind, Blame, Decline, Message, PeerId, Ready, Result
 
 KINDS: Mapping[str, str] = {
     "hash": "sends chunks that are not those it announced",
     "nan": "announces and sends values that are not numbers",
     "huge": "announces and sends its update a million times as long",
     "flip": "announces and sends its update with the sign turned",
-    "zero": "announces and sends nothing but zeros",
+    "zero": "announces and sends an update of nothing but zeros",
     "boast": "claims a thousand times the tokens that it has trained on",
-    "base": "announces another base than its own: a state that nobody has",
-    "equivocate": "sends other results of its chunks to every second peer than it signs for",
-    "blame": "complains about everybody, all the time",
+    "base": "announces another base than its own: a state that nobody has; in pairs another plan of the exchange",
+    "equivocate": "sends other results of its chunks to every second peer than it signs for; in pairs announces other attempts "
+    "than it sends",
+    "blame": "complains about everybody, all the time; in pairs declines everybody",
     "behind": "tells everybody that the swarm has long gone on",
     "silent": "announces and sends nothing more",
 }
@@ -37,11 +44,25 @@ CRY_SECONDS = 0.5
 
 def corrupt(process: Process, kind: str) -> None:
     """Make the peer of a process, which is ready, lie from now on. Raises KeyError for a kind that there is not."""
+    end = process._end
+
+    def told(reason: str, failure: BaseException | None) -> None:
+        if failure is not None and not isinstance(failure, HintedError):
+            _fail(failure)
+        end(reason, failure)
+
+    process._end = told  # type: ignore[method-assign]
     _LIES[kind](process)
 
 
-def _session(process: Process) -> Session:
-    return process.peer.session
+def _fail(error: BaseException) -> None:
+    """End the simulation, as an error in a callback does."""
+    current().call_exception_handler({"exception": error})
+
+
+def _session(process: Process) -> Session | GossipSession:
+    session: Session | GossipSession = process.peer.session
+    return session
 
 
 def _announce(process: Process, change: Callable[[NDArray[np.uint8]], None], *, openly: bool = True) -> None:
@@ -49,7 +70,7 @@ def _announce(process: Process, change: Callable[[NDArray[np.uint8]], None], *, 
     session = _session(process)
     average = session.average
 
-    async def lying(source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any) -> Outcome:
+    async def lying(source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any) -> Outcome | Meeting:
         changed = []
         for chunk in source:
             payload = np.frombuffer(bytes(chunk), np.uint8).copy()
@@ -57,22 +78,29 @@ def _announce(process: Process, change: Callable[[NDArray[np.uint8]], None], *, 
             changed.append(payload.data)
         return await average(changed, hashes=None if openly else hashes, **rest)
 
-    session.average = lying  # type: ignore[method-assign]
+    session.average = lying  # type: ignore[method-assign, assignment]
 
 
 def _values(process: Process, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> None:
     """Change the values of an update, honestly encoded and announced."""
     session = _session(process)
-    codec, cut = session.codec, session.grid
-    index = 0
+    cut, index = session.grid, 0
 
     def turn(payload: NDArray[np.uint8]) -> None:
         nonlocal index
-        size = cut.size(index % len(cut))
+        start, stop = cut.span(index % len(cut))
         index += 1
-        values = np.empty(size, np.float32)
+        values, base = np.empty(stop - start, np.float32), np.zeros(stop - start, np.float32)
+        if isinstance(session, GossipSession):
+            # Of the two halves the update; where one is enough it is the parameters, not how far they have moved.
+            codec = session.codec.fast
+            payload = payload[: codec.nbytes(values.size)]
+            if session.codec.slow is None:
+                base[:] = session.replica.theta[start:stop]
+        else:
+            codec = session.codec
         codec.decode(payload.data, values)
-        codec.encode(np.ascontiguousarray(change(values), np.float32), payload)
+        codec.encode(np.ascontiguousarray(change(values - base) + base, np.float32), payload)
 
     _announce(process, turn)
 
@@ -91,10 +119,10 @@ def _boast(process: Process) -> None:
     session = _session(process)
     average = session.average
 
-    async def lying(source: Sequence[Any], *, weight: int, **rest: Any) -> Outcome:
+    async def lying(source: Sequence[Any], *, weight: int, **rest: Any) -> Outcome | Meeting:
         return await average(source, weight=1000 * weight, **rest)
 
-    session.average = lying  # type: ignore[method-assign]
+    session.average = lying  # type: ignore[method-assign, assignment]
 
 
 def _outgoing(process: Process, change: Callable[[PeerId, Message], Message]) -> None:
@@ -105,12 +133,22 @@ def _outgoing(process: Process, change: Callable[[PeerId, Message], Message]) ->
 
 
 def _other_base(to: PeerId, message: Message) -> Message:
+    if isinstance(message, Ready) and not any(message.base):  # as in pairs, where it means nothing
+        return msgspec.structs.replace(message, plan=bytes(32))
     if isinstance(message, Ready):
         return msgspec.structs.replace(message, base=bytes(32))
     return message
 
 
+def _other_attempt(to: PeerId, message: Message) -> Message:
+    if isinstance(message, Ready):
+        return msgspec.structs.replace(message, attempt=message.attempt + 1)
+    return message
+
+
 def _equivocate(process: Process) -> None:
+    if isinstance(_session(process), GossipSession):
+        return _outgoing(process, _other_attempt)
     outbox = process.peer.presence.outbox
     bulk = outbox.bulk
 
@@ -124,21 +162,32 @@ def _equivocate(process: Process) -> None:
     outbox.bulk = lying  # type: ignore[method-assign]
 
 
-def _cry(process: Process, words: Callable[[Agreement], Sequence[Message]]) -> None:
+def _cry(process: Process, words: Callable[[Session | GossipSession], Sequence[Message]]) -> None:
     """Say something to everybody again and again, for as long as the process lives."""
 
     async def cry() -> None:
         while process.alive:
             await asyncio.sleep(CRY_SECONDS)
             session = _session(process)
-            for message in words(session.current.agreement):
-                for peer in sorted(session.live):
-                    session.presence.outbox.control(peer, message)
+            try:
+                for message in words(session):
+                    for peer in sorted(session.live):
+                        session.presence.outbox.control(peer, message)
+            except Exception as error:
+                _fail(error)
+                raise
 
     process.others.append(asyncio.get_running_loop().create_task(cry()))
 
 
-def _complaints(agreement: Agreement) -> list[Message]:
+def _round(session: Session | GossipSession) -> int:
+    return session.current.round if isinstance(session, GossipSession) else session.current.agreement.terms.round
+
+
+def _complaints(session: Session | GossipSession) -> list[Message]:
+    if isinstance(session, GossipSession):
+        return [Decline(_round(session), 0, "a liar")]
+    agreement = session.current.agreement
     opened, terms = agreement.opened, agreement.terms
     if opened is None:
         return []
@@ -161,6 +210,6 @@ _LIES: dict[str, Callable[[Process], None]] = {
     "base": lambda process: _outgoing(process, _other_base),
     "equivocate": _equivocate,
     "blame": lambda process: _cry(process, _complaints),
-    "behind": lambda process: _cry(process, lambda agreement: [Behind(agreement.terms.round + 1000)]),
+    "behind": lambda process: _cry(process, lambda session: [Behind(_round(session) + 1000)]),
     "silent": _silence,
 }

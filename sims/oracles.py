@@ -12,19 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregate import GROWTH, NORM_LIMIT, RULES
-from thinwire.collectives.halves import halves
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.shards import grid
 from thinwire.compression import registry
 from thinwire.compression.codec import Floats
 from thinwire.compression.kernels import outer_step
-from thinwire.node.paired import PairedReplica, Pull
+from thinwire.sims.pairs import Pairs
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import Commit, Digest, PeerId
 
 ORACLES: Mapping[str, str] = {
     "agreement": "no two honest peers that live have different states after one round",
-    "aggregate": "the new state is, bit for bit, the outer step on the mean of what the contributors had announced",
+    "aggregate": "the new state is the outer step on the mean of what the contributors had announced, bit for bit where all "
+    "have the same",
+    "mean": "two that have met move the mean of their replicas as DiLoCo would: what one is pushed, the other is pulled",
     "bound": "with liars among the contributors, the aggregate is as near to the honest mean as the clipping promises",
     "weight": "a contribution counts with the tokens that went into it, and never with more than the manifest allows",
     "finite": "no honest peer has a parameter that is not finite",
@@ -85,7 +86,7 @@ class Oracles:
         self._manifest, self._honest, self._tell = manifest, honest, tell
         self._codec = registry.parse(manifest.exchange.codec)
         self._rule = RULES[manifest.exchange.aggregation]
-        self._pairs = manifest.outer.method == "noloco"
+        self.pairs = Pairs(manifest, honest, tell) if manifest.outer.method == "noloco" else None
         self._claims: dict[int, dict[Digest, dict[int, None]]] = {}
         self._states: dict[Digest, _State] = {}
         self._at: dict[int, tuple[int, Digest]] = {}
@@ -97,19 +98,25 @@ class Oracles:
     @property
     def together(self) -> bool:
         """Whether all are meant to be in one round with one state."""
-        return not self._pairs
+        return self.pairs is None
 
     # --- what happens
 
     def encoded(self, peer: PeerId, round: int, attempt: int, theta: Floats, trained: int) -> None:
         """A peer is about to announce what is between the swarm's state and `theta`, trained on so many tokens."""
+        if not np.isfinite(theta).all():
+            return  # it must not be sent; what is sent in its place is not this
         self._sent[peer, round, attempt] = _Sent(theta.copy(), trained)
+        if self.pairs is not None:
+            self.pairs.encoded(peer, round, attempt, theta)
 
     def installed(self, index: int, round: int, digest: Digest, state: Floats) -> None:
         """A peer has a state that it did not compute: its first, or a fetched one."""
         self._drop_claims(index)
         self._at[index] = (round, digest)
         self._claim(index, round, digest)
+        if self.pairs is not None:
+            self.pairs.installed(index, state)
         half = state.size // 2
         self._states.setdefault(digest, _State(round, state[:half].copy(), state[half:].copy()))
         self.frontier = max(self.frontier, round)
@@ -118,6 +125,8 @@ class Oracles:
         """A process is gone, and what it knew with it."""
         self._drop_claims(index)
         self._at.pop(index, None)
+        if self.pairs is not None:
+            self.pairs.ended(index)
 
     def committed(self, index: int, round: int, digest: Digest, state: Floats, outcome: Outcome) -> None:
         """An honest peer has applied a round."""
@@ -134,6 +143,8 @@ class Oracles:
         if old is not None and outcome.commit is not None and not new.checked and old.round + 1 == round:
             new.checked = True
             self._check(index, old, new, outcome.commit)
+        if self.pairs is not None and outcome.commit is not None:
+            self.pairs.committed(index, round, state, outcome.commit)
         if round > self.frontier:
             self.frontier = round
             self._forget(round - KEPT)
@@ -141,7 +152,7 @@ class Oracles:
     # --- judgement
 
     def _claim(self, index: int, round: int, digest: Digest) -> None:
-        if self._pairs:
+        if self.pairs is not None:
             return  # replicas differ, and should
         claims = self._claims.setdefault(round, {})
         claims.setdefault(digest, {})[index] = None
@@ -171,9 +182,9 @@ class Oracles:
                 self._tell("weight", self._honest[entry.peer], detail)
         known = [one for one in sent if one is not None]
         weights = [entry.weight for entry in entries]
-        if self._pairs:
-            self._check_pair(index, old, new, known if len(known) == len(entries) else [])
-        elif len(known) == len(entries) and all(entry.peer in self._honest for entry in entries):
+        if self.pairs is not None:
+            return
+        if len(known) == len(entries) and all(entry.peer in self._honest for entry in entries):
             theta, momentum = self._next(old, known, weights)
             if theta.tobytes() != new.theta.tobytes() or momentum.tobytes() != new.momentum.tobytes():
                 away = float(np.abs(theta - new.theta).max())
@@ -185,22 +196,6 @@ class Oracles:
                 if one is not None and entry.peer in self._honest
             ]
             self._bound(index, old, new, honest, sum(weights))
-
-    def _check_pair(self, index: int, old: _State, new: _State, sent: Sequence[_Sent]) -> None:
-        """The step on what two, or one, had trained; where a codec loses something, only of one: it has sent nothing."""
-        outer = self._manifest.outer
-        how = halves(self._codec.spec, lr=outer.lr, gamma=outer.gamma)
-        if not sent or (len(sent) > 1 and (how.slow is not None or not how.exact)):
-            return
-        replica, cut = PairedReplica(bytes(32), old.theta, ()), grid(old.theta.size, how)
-        replica.momentum[:] = old.momentum
-        reads = [_reader(one.theta) for one in sent]
-        payloads = [list(replica.offer(read, cut, how)) for read in reads]
-        pull = Pull(outer.momentum, outer.lr, outer.gamma)
-        replica.step(reads[0], payloads[0], payloads[1:], cut, how, members=(), pull=pull)
-        if replica.theta.tobytes() != new.theta.tobytes() or replica.momentum.tobytes() != new.momentum.tobytes():
-            away = float(np.abs(replica.theta - new.theta).max())
-            self._tell("aggregate", index, f"round {new.round}: off by up to {away:.3g}")
 
     def _next(self, old: _State, sent: Sequence[_Sent], weights: Sequence[int]) -> tuple[Floats, Floats]:
         """The state after the outer step on what these contributors sent, in peer-id order."""
@@ -236,10 +231,3 @@ class Oracles:
         slack = SLACK * self._longest * (1 + len(deltas)) + 1e-3 * limit
         if not away <= limit + slack:
             self._tell("bound", index, f"round {new.round}: {away:.3g} from the honest mean, the limit is {limit:.3g}")
-
-
-def _reader(theta: Floats) -> Callable[[int, int, Floats], None]:
-    def read(start: int, stop: int, out: Floats) -> None:
-        out[:] = theta[start:stop]
-
-    return read

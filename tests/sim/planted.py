@@ -1,4 +1,5 @@
-"""Ten mistakes of the kinds that such systems have had, put into the product from outside. Test-only: see test_planted.py.
+"""Mistakes of the kinds that such systems have had, put into the product from outside. Test-only: ten for test_planted.py, and
+four in runs of pairs for test_gossip.py.
 
 Each function takes a pytest MonkeyPatch and plants one mistake.
 """
@@ -7,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.contributions import Contributions
 from thinwire.collectives.exchange import Exchange
 from thinwire.collectives.reducer import Reducer
 from thinwire.collectives.series import Series
 from thinwire.node.life import Life
+from thinwire.node.paired import PairedReplica
 from thinwire.node.rounds import Rounds
 from thinwire.node.session import Session
 from thinwire.sims.machine import Clocks
@@ -156,3 +159,57 @@ PLANTED = [
     weight_from_the_wire,
     clock_jump,
 ]
+
+
+def partner_counted_twice(patch):
+    """What the partner sent is in the mean two times."""
+    step = PairedReplica.step
+    patch.setattr(
+        PairedReplica,
+        "step",
+        lambda self, read, mine, others, *a, **k: step(self, read, mine, [*others, *others], *a, **k),
+    )
+
+
+def error_feedback_dropped(patch):
+    """What the codec leaves out is forgotten."""
+    step = PairedReplica.step
+
+    def forgetful(self, *a, **k):
+        step(self, *a, **k)
+        self.residual = np.zeros_like(self.residual)
+
+    patch.setattr(PairedReplica, "step", forgetful)
+
+
+def pull_left_out(patch):
+    """Partners average their steps, and nothing draws them together."""
+    step = PairedReplica.step
+
+    def loose(self, *a, pull, **k):
+        step(self, *a, pull=replace(pull, gamma=0.0), **k)
+
+    patch.setattr(PairedReplica, "step", loose)
+
+
+def pulled_from_the_exact_place(patch):
+    """Each is drawn from where it is, and not from where the other was told that it is: the pulls do not cancel."""
+    step = PairedReplica.step
+
+    def exact(self, read, mine, others, grid, halves, *, members, pull):
+        before = self.theta.copy()
+        step(self, read, mine, others, grid, halves, members=members, pull=pull)
+        if others and halves.slow is not None:
+            for index in range(len(grid)):
+                start, stop = grid.span(index)
+                told = np.empty(stop - start, np.float32)
+                halves.slow.decode(halves.split(mine[index], stop - start)[1], told)
+                moved = np.float32(pull.gamma) * (told - before[start:stop]) / 2
+                self.momentum[start:stop] += moved
+                self.theta[start:stop] += moved
+            self.seal()
+
+    patch.setattr(PairedReplica, "step", exact)
+
+
+PLANTED_IN_PAIRS = [partner_counted_twice, error_feedback_dropped, pull_left_out, pulled_from_the_exact_place]

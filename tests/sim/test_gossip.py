@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from thinwire.collectives import pairing
-from thinwire.sims import clock
+from thinwire.node.gossipsession import GossipSession
+from thinwire.sims import clock, liars, pairseeds
+from thinwire.sims.faults import Fault
+from thinwire.sims.pairs import Pairs
+from thinwire.sims.seeds import PACE, STALL
+from thinwire.sims.world import simulate
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import Behind, Chunk, Decline, Fetch
+
+_spec = importlib.util.spec_from_file_location("planted", Path(__file__).with_name("planted.py"))
+planted = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(planted)
 
 RUN = bytes(range(32))
 NOLOCO = 'method = "noloco"\n'
@@ -194,3 +207,132 @@ def test_strangers_to_the_round_get_nothing_and_change_nothing(swarm):
             assert not node.session.behind.is_set()
 
     clock.run(main(), seed=5)
+
+
+# --- full peers, with faults and oracles
+
+
+def pairs(codec, gamma=0.7, *, faults=(), peers=8, seed=3, seconds=25.0):
+    """A run of pairs with a codec and faults of one's own."""
+    manifest = pairseeds._MANIFEST.format(codec=codec, gamma=gamma)
+    return replace(pairseeds.trial_of_pairs(seed, peers), manifest=manifest).with_(faults=faults, duration=seconds)
+
+
+def play(scenario):
+    return simulate(scenario, preset=PACE, stall=STALL, first=True)
+
+
+@pytest.fixture
+def judges(monkeypatch):
+    """The judges of the simulations of a test."""
+    made, init = [], Pairs.__init__
+
+    def kept(self, *rest):
+        init(self, *rest)
+        made.append(self)
+
+    monkeypatch.setattr(Pairs, "__init__", kept)
+    return made
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        *([seed] for seed in range(6)),
+        *(pytest.param(range(first, first + 6), marks=pytest.mark.trial) for first in range(6, 48, 6)),
+        *(pytest.param(range(first, first + 100), marks=pytest.mark.soak) for first in range(100, 2000, 100)),
+    ],
+    ids=lambda numbers: str(numbers[0]),
+)
+@pytest.mark.timeout(900)
+def test_seeds_of_pairs(numbers, judges):
+    """Every oracle looks on, and nobody has anything to say."""
+    found = [failure.text for seed in numbers if (failure := pairseeds.check(seed)) is not None]
+    assert not found, "\n".join(found)
+    assert all(judge.met > 40 for judge in judges), "nothing was judged"
+
+
+def test_the_seeds_of_pairs_have_all_that_pairs_can_send():
+    manifests = {pairseeds.trial_of_pairs(seed).manifest for seed in range(48)}
+    assert len(manifests) == len(pairseeds.CODECS) * len(pairseeds.GAMMAS)
+
+
+@pytest.mark.parametrize(
+    "plant, codec",
+    [
+        *((plant, "int8(block=256)") for plant in planted.PLANTED_IN_PAIRS),
+        (planted.partner_counted_twice, "fp32"),
+        (planted.pull_left_out, "fp32"),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_a_mistake_in_pairs_is_found(plant, codec, monkeypatch):
+    plant(monkeypatch)
+    told = Counter(violation.oracle for violation in simulate(pairs(codec, 0.4), preset=PACE, stall=STALL).violations)
+    assert told["aggregate"] and set(told) <= {"aggregate", "mean"}
+    # What both sides do alike to each other, the mean of the two does not notice.
+    alike = plant in (planted.partner_counted_twice, planted.pull_left_out)
+    assert bool(told["mean"]) != alike
+
+
+# What partners say of the kind, apart from being late; the others go unnoticed, within the bound.
+SAID = {
+    "hash": "hash", "nan": "not finite", "huge": "norm", "boast": "announcement", "base": "plan", "behind": "ahead",
+    "silent": "stalled", "equivocate": "stalled", "blame": "declined: a liar",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8(block=256)"])
+@pytest.mark.parametrize("kind", sorted(liars.KINDS))
+def test_a_liar_in_a_run_of_pairs_lies_and_breaks_no_promise(kind, codec, monkeypatch):
+    run = play(pairs(codec, peers=6, faults=(Fault(4.0, "liar", (3,), 14.0, 0.0, kind),)))
+    assert not run.violations
+    downs = [fields["reason"] for fields in (e.fields for e in run.journal.events if e.name == "down" and e.peer == 3)]
+    assert downs[0] == "a liar is restarted"
+    name = Identity.generate((3).to_bytes(32, "big")).peer_id.hex()[:8]
+    rounds = [dict(e.fields) for e in run.journal.events if e.name == "round" and e.peer != 3 and 5 < e.at < 18]
+    said = Counter(dict(fields.get("missing") or {}).get(name) for fields in rounds)
+    if kind in SAID:
+        assert said[SAID[kind]] >= 1
+    else:
+        assert not said.keys() & (set(SAID.values()) - {"ahead"})
+        assert any(peer.startswith(name) for fields in rounds for peer in fields["members"])
+
+
+@pytest.mark.parametrize(
+    "kind, gamma, codec", [("zero", 0.7, "fp32"), ("flip", 0.7, "fp32"), ("flip", 0.4, "fp32"), ("zero", 0.4, "int8(block=64)")]
+)  # fmt: skip
+def test_the_update_is_what_a_liar_changes(kind, gamma, codec, monkeypatch):
+    """And not the parameters, where these are what travels. At first all go the same way: to the optimum."""
+    sent, average = {}, GossipSession.average
+
+    async def watched(self, source, **rest):
+        cut, how = self.grid, self.codec
+        parts = []
+        for index, chunk in enumerate(source):
+            values = np.empty(cut.size(index), np.float32)
+            how.fast.decode(how.split(chunk, values.size)[0], values)
+            parts.append(values)
+        moved = np.concatenate(parts) - (self.replica.theta if how.slow is None else 0)
+        sent.setdefault(self.me, []).append(moved)
+        return await average(self, source, **rest)
+
+    monkeypatch.setattr(GossipSession, "average", watched)
+    scenario = pairs(codec, gamma, peers=6, seconds=6.0)
+    peers = tuple(replace(peer, liar=kind if peer.index == 3 else "") for peer in scenario.peers)
+    play(replace(scenario, peers=peers))
+    liar = Identity.generate((3).to_bytes(32, "big")).peer_id
+    first = {peer: moved[0] for peer, moved in list(sent.items())[:4]}  # the others come later
+    honest = np.mean([moved for peer, moved in first.items() if peer != liar], axis=0)
+    along = float(np.dot(first[liar], honest) / np.dot(honest, honest))
+    assert along == pytest.approx(0.0, abs=1e-6) if kind == "zero" else -1.5 < along < -0.2
+
+
+def test_an_error_in_a_lie_is_a_violation(monkeypatch):
+    """Lies are our own code: one that fails does not go for one that is told."""
+    monkeypatch.setattr(liars, "_complaints", lambda session: session.nothing)
+    monkeypatch.setitem(liars._LIES, "blame", lambda process: liars._cry(process, liars._complaints))
+    monkeypatch.setitem(liars._LIES, "flip", lambda process: liars._values(process, lambda values: values.nothing))
+    for kind in ("blame", "flip"):
+        run = play(pairs("fp32", peers=6, faults=(Fault(4.0, "liar", (3,), 14.0, 0.0, kind),)))
+        assert [violation.oracle for violation in run.violations] == ["crash"] and "nothing" in run.violations[0].detail
