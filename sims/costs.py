@@ -28,7 +28,7 @@ def gather_bytes(parameters: float, bits: float, peers: int) -> float:
 
 
 def pair_bytes(parameters: float, bits: float) -> float:
-    """Two peers exchange one vector (NoLoCo, arXiv:2506.10911, with γ = β)."""
+    """Two peers exchange one vector (NoLoCo, arXiv:2506.10911, with γ = β and an exact codec); `pairtime` has ours."""
     return parameters * bits / 8
 
 

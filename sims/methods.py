@@ -1,18 +1,18 @@
 """Ways to train together, as a plan compares them: what one exchange moves, how long it takes, how much peers compute.
 
-"DiLoCo" is the round of this version and comes from `roundtime`. The others are first estimates: bytes over the slowest link
-that they meet, latencies, and the lanes of `utilisation` where computing hides the exchange.
+"DiLoCo" and "gossip" are the rounds of this version and come from `roundtime` and `pairtime`. The others are first estimates:
+bytes over the slowest link that they meet, latencies, and the lanes of `utilisation` where computing hides the exchange.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
 
 import numpy as np
 from thinwire.compression.registry import parse as parse_codec
-from thinwire.sims.costs import SPARSE_BITS, butterfly_bytes, gather_bytes, pair_bytes
+from thinwire.sims.costs import SPARSE_BITS, butterfly_bytes, gather_bytes
+from thinwire.sims.pairtime import pair_time
 from thinwire.sims.question import Question
 from thinwire.sims.roundtime import Place, RoundTime, round_time
 from thinwire.sims.utilisation import FRAGMENT, Schedule, Workload, utilisation
@@ -61,6 +61,11 @@ def bits(question: Question, codec: str = "") -> float:
     return 8 * found.nbytes(1 << 19) / (1 << 19)
 
 
+def pair_bits(question: Question) -> float:
+    """Bits per parameter that one of a pair sends: with a codec that loses something, two vectors."""
+    return 8 * question.halves.nbytes(1 << 19) / (1 << 19)
+
+
 def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
     """Name -> schedule and bits per parameter through a peer's link in each direction, over all of one exchange."""
     peers, every, dense = question.peers, question.every, bits(question)
@@ -71,7 +76,7 @@ def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
         "streaming": (Schedule(every, streaming=True), around * dense),
         "streaming, overlapped": (Schedule(every, streaming=True, overlap=1), around * dense),
         "sparse": (Schedule(every), _sparse_bytes(8, peers, dense)[0]),
-        "gossip": (Schedule(every), dense),
+        "gossip": (Schedule(every), pair_bits(question)),
     }
 
 
@@ -90,6 +95,12 @@ def rounds(question: Question, every: int) -> RoundTime:
         grace=question.grace,
         quorum=question.quorum,
     )
+
+
+def pair_rounds(question: Question, every: int) -> RoundTime:
+    """The round of pairs of this version with H = `every`."""
+    kinds = [(machine.count, Place(machine.down, machine.up, every * machine.step)) for machine in question.machines]
+    return pair_time(question.parameters, question.halves, kinds, question.latency)
 
 
 def _slowest(question: Question) -> tuple[float, float]:
@@ -193,25 +204,15 @@ def _sparse(question: Question) -> Method:
 
 def _gossip(question: Question) -> Method:
     """Random pairs; nobody waits for a third."""
-    machines, peers = question.machines, question.peers
-    moved = pair_bytes(question.parameters, bits(question))
-    pairs = []
-    for a, b in combinations_with_replacement(machines, 2):
-        chance = a.count * (b.count if a is not b else a.count - 1) * (2 if a is not b else 1) / (peers * (peers - 1))
-        pairs.append((chance, a, b, moved / min(a.up, a.down, b.up, b.down) + 2 * question.latency))
-
-    def busy(every: int) -> float:
-        return sum(
-            chance * every * (a.step + b.step) / 2 / (every * max(a.step, b.step) + seconds)
-            for chance, a, b, seconds in pairs
-        )
-
+    once = pair_rounds(question, question.every)
+    payload = question.parameters * pair_bits(question) / 8
     return Method(
         "gossip",
-        "random pairs, no barrier, replicas stay a little apart",
+        "NoLoCo: random pairs, no barrier, replicas stay a little apart",
         100,
-        moved,
-        sum(chance * seconds for chance, _, _, seconds in pairs),
-        8.0 * question.parameters + 2 * moved,
-        busy,
+        once.sent,
+        once.exchange,
+        (8.0 if question.halves.exact else 12.0) * question.parameters + 2 * payload,
+        lambda every: pair_rounds(question, every).busy,
+        here=True,
     )

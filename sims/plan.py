@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from thinwire.collectives.shards import Sized
 from thinwire.compression.registry import parse as parse_codec
-from thinwire.sims.methods import Method, bits, bits_both_ways, methods, rounds
+from thinwire.sims.methods import Method, bits, bits_both_ways, methods, pair_bits, pair_rounds, rounds
 from thinwire.sims.pipelines import Pipeline, pipeline
 from thinwire.sims.question import PlanError, Question
 from thinwire.sims.roundtime import grids, largest_fragment
@@ -102,13 +103,15 @@ def plan(question: Question) -> Plan:
     model = question.parameters * 4.0 * (2 + question.moments)
     found = methods(question)
     rows = tuple(_row(question, method, model) for method in found)
-    now = rounds(question, question.every)
-    cut = grids(question.parameters, parse_codec(question.codec))
-    held = next(row.memory for row in rows if row.here)
+    paired = question.method == "noloco"
+    now = (pair_rounds if paired else rounds)(question, question.every)
+    how = _sized(question)
+    cut = grids(question.parameters, how)
+    held = next(row.memory for row in rows if row.method == ("gossip" if paired else "DiLoCo"))
     chain = pipeline(question, held)
     return Plan(
         question=question,
-        bits=bits(question),
+        bits=pair_bits(question) if paired else bits(question),
         round=Round(
             now.waiting,
             now.agreement,
@@ -131,6 +134,11 @@ def plan(question: Question) -> Plan:
     )
 
 
+def _sized(question: Question) -> Sized:
+    """What the chunks of the manifest's method are encoded with."""
+    return question.halves if question.method == "noloco" else parse_codec(question.codec)
+
+
 def _row(question: Question, method: Method, model: float) -> Row:
     every = min(question.every, method.trust) if method.trust == 1 else question.every
     by_h = [(h, method.busy(h)) for h in LADDER if method.trust > 1 or h == 1]
@@ -149,7 +157,10 @@ def _row(question: Question, method: Method, model: float) -> Row:
 
 
 def _best(question: Question, found: Sequence[Method], rows: Sequence[Row], chain: Pipeline | None) -> Best:
-    """The plainest method that computes enough with an H it is known to train well with; else what computes most."""
+    """The plainest method that computes enough with an H it is known to train well with; else what computes most.
+
+    Of those that a peer has the memory for. Where there are none it is the one that needs least, and `why` says so.
+    """
     fits = [row for row in rows if not question.memory or row.memory <= question.memory]
     if not fits and chain is not None:
         return Best(
@@ -158,14 +169,21 @@ def _best(question: Question, found: Sequence[Method], rows: Sequence[Row], chai
             chain.best.utilisation,
             f"the model does not fit one peer; {chain.stages} hold it together",
         )
+    if not fits:
+        least = min(rows, key=lambda row: row.memory)
+        room, taken = question.memory / (1 << 30), least.memory / (1 << 30)
+        why = f"none of them fits into {room:.3g} GiB; this one needs least, {taken:.3g} GiB"
+        return Best(least.method, least.every, least.utilisation, why)
     at = TARGETS.index(WANTED)
     trust = {method.name: method.trust for method in found}
-    for row in fits or rows:
+    for row in fits:
         every = row.reaching[at]
         if every is not None and every <= trust[row.method]:
             busy = next(method for method in found if method.name == row.method).busy(every)
             return Best(row.method, every, busy, f"the plainest that computes {100 * WANTED:.0f} % of the time")
-    most = max(((method, method.busy(method.trust)) for method in found), key=lambda pair: pair[1])
+    names = {row.method for row in fits}
+    able = [(method, method.busy(method.trust)) for method in found if method.name in names]
+    most = max(able, key=lambda pair: pair[1])
     why = f"nothing computes {100 * WANTED:.0f} % of the time with an H known to train well; this computes most"
     return Best(most[0].name, most[0].trust, most[1], why)
 
@@ -177,7 +195,7 @@ def _needs(question: Question) -> tuple[Need, ...]:
     result = []
     for name, (schedule, both_ways) in bits_both_ways(question).items():
         transfer = question.parameters / question.layers * both_ways / (MBITS * 1e6)
-        latency = (2 if name == "gossip" else 6) * question.latency
+        latency = (3 if name == "gossip" else 6) * question.latency
         result.append(
             Need(name, schedule.every, tuple(needed(utilisation(work, schedule, transfer, latency), MBITS, TARGETS)))
         )
@@ -192,10 +210,10 @@ def _notes(question: Question, late: int, fragments: int, held: float, chain: Pi
             "raise exchange.grace, or lower outer.steps"
         )
     if fragments > 1:
-        most = largest_fragment(parse_codec(question.codec))
+        most = largest_fragment(_sized(question))
         notes.append(f"this version averages at most {most:,} parameters at once; this model needs {fragments} parts")
-    if question.peers > MAX_GROUP:
-        notes.append(f"this version has at most {MAX_GROUP} peers in a round: more need gossip or groups")
+    if question.peers > MAX_GROUP and question.method != "noloco":
+        notes.append(f"this version has at most {MAX_GROUP} peers in a round: more need gossip (outer.method noloco)")
     if question.memory and held > question.memory:
         help_ = f"; {chain.stages} in a pipeline would" if chain else ""
         notes.append(f"one peer cannot hold the model, its optimizer and a round{help_}")

@@ -35,6 +35,9 @@ def _parts(plan: Plan, wide: bool) -> list[RenderableType]:
 def _facts(plan: Plan) -> Text:
     asked, now = plan.question, plan.round
     best, here = plan.best, plan.best_here
+    paired = asked.method == "noloco"
+    way, talk = ("pairs (NoLoCo)", "asking") if paired else ("DiLoCo", "agreeing")
+    spec = asked.halves.spec if paired else asked.codec
     facts = [
         ("model", f"{size_text(asked.parameters)} parameters, {asked.layers} layers of width {asked.width:,}"),
         ("peers", f"{_peers(asked)}, {asked.rtt * 1e3:g} ms round trip"),
@@ -43,10 +46,10 @@ def _facts(plan: Plan) -> Text:
             f"{bytes_text(plan.memory.model)} for model and optimizer, {bytes_text(plan.memory.rounds)} for rounds",
         ),
         ("", "(per peer, fp32, without activations)"),
-        ("round", f"DiLoCo, H = {asked.every}, {asked.codec}: {plan.bits:.4g} bits per parameter, {now.chunks} chunks"),
+        ("round", f"{way}, H = {asked.every}, {spec}: {plan.bits:.4g} bits per parameter, {now.chunks} chunks"),
         (
             "",
-            f"{seconds_text(now.computing)} computing + {seconds_text(now.agreement)} agreeing + {seconds_text(now.data)} data",
+            f"{seconds_text(now.computing)} computing + {seconds_text(now.agreement)} {talk} + {seconds_text(now.data)} data",
         ),
         ("", f"{bytes_text(now.sent)} sent and {bytes_text(now.received)} received per peer (mean)"),
         ("", f"peers compute {percent(now.utilisation)} of the time"),

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
+from thinwire.collectives.halves import Halves
+from thinwire.collectives.halves import halves as parse_halves
 from thinwire.compression.registry import SpecError
 from thinwire.compression.registry import parse as parse_codec
 from thinwire.sims.regions import ACCESS, MBIT
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.manifest import parse as parse_manifest
+from thinwire.swarm.settings import NOLOCO
 
 MAX_PEERS = 10_000
 """Most peers of a plan."""
@@ -46,7 +49,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     `tokens`: of one inner step of one peer, 0: unknown. `rtt`, `grace`: seconds. `every`: inner steps per round. `memory`:
     bytes that a peer has for training, 0: unknown; `moments`: how many values the inner optimizer keeps for a parameter.
-    `assumed` says what nobody gave.
+    `method`: the manifest's; `lr`, `gamma`: β and γ of pairs. `assumed` says what nobody gave.
     """
 
     name: str
@@ -58,6 +61,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     rtt: float
     every: int
     codec: str
+    method: str
+    lr: float
+    gamma: float
     grace: float
     quorum: float
     memory: float
@@ -67,6 +73,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def peers(self) -> int:
         return sum(machine.count for machine in self.machines)
+
+    @property
+    def halves(self) -> Halves:
+        """What one of a pair sends."""
+        return parse_halves(self.codec, lr=self.lr, gamma=self.gamma)
 
     @property
     def latency(self) -> float:
@@ -102,6 +113,7 @@ def question(
     assumed: list[str] = []
     settings = manifest or Manifest()
     inner, model = settings.inner, settings.model
+    paired = settings.outer.method == "noloco"
     size, deep, wide = _sizes(manifest, parameters, layers, width)
     if not deep:
         raise PlanError("the model's layers are not known", GIVE_SIZE)
@@ -135,6 +147,9 @@ def question(
         rtt=rtt / 1e3,
         every=every or settings.outer.steps,
         codec=spec,
+        method=settings.outer.method,
+        lr=settings.outer.lr if paired else NOLOCO["lr"],
+        gamma=settings.outer.gamma if paired else NOLOCO["gamma"],
         grace=settings.exchange.grace,
         quorum=settings.exchange.quorum,
         memory=(memory or 0.0) * (1 << 30),
@@ -191,7 +206,9 @@ def _machine(text: str, step: float) -> tuple[int, Machine]:
     match = _LINK.fullmatch(text.strip())
     kinds = ", ".join(ACCESS)
     wrong = PlanError(f"{text!r} is no link", f"it is DOWN/UP in Mbit/s, as 50/10 or 4x50/10, or one of {kinds}")
-    if match is None or (match["kind"] and match["kind"] not in ACCESS):
+    if match is None or match["count"] is not None and not int(match["count"]):
+        raise wrong
+    if match["kind"] and match["kind"] not in ACCESS:
         raise wrong
     try:
         own = float(match["step"] or step)

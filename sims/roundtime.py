@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import comb
 
 import msgspec
-from thinwire.collectives.shards import MIN_COUNT, Grid, grid
+from thinwire.collectives.shards import MIN_COUNT, Grid, Sized, grid
 from thinwire.compression.codec import Codec
 from thinwire.swarm.frame import HEADER_BYTES
 from thinwire.swarm.identity import SIGNATURE_BYTES
@@ -74,12 +74,12 @@ class RoundTime:
         return self.waiting + self.exchange
 
 
-def largest_fragment(codec: Codec) -> int:
+def largest_fragment(codec: Sized) -> int:
     """Parameters that one fragment can have at most."""
     return grid(MIN_COUNT << 19, codec).chunk * MAX_CHUNKS
 
 
-def grids(total: int, codec: Codec) -> list[Grid]:
+def grids(total: int, codec: Sized) -> list[Grid]:
     """The chunk grids of `total` parameters: one, or as few fragments of equal size as the limits of a grid allow."""
     count = max(1, -(-total // largest_fragment(codec)))
     size = max(1, -(-total // count))
@@ -144,8 +144,8 @@ def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _S
     ids = (_ID,) * peers
     opened = Open(_NUMBER, 0, ballot, ids, ids, (Contribution(_ID, _NUMBER, _NUMBER),) * peers, (), None, ())
     commit = Commit(opened, _ID, (Proof(_ID, bytes(64)),) * peers)
-    vote = _wire(Vote(_NUMBER, 0, ballot, _ID, _ID))
-    chunk, result = _wire(Chunk(_NUMBER, 0, _NUMBER, 500)), _wire(Result(_NUMBER, 0, ballot, 500))
+    vote = wire(Vote(_NUMBER, 0, ballot, _ID, _ID))
+    chunk, result = wire(Chunk(_NUMBER, 0, _NUMBER, 500)), wire(Result(_NUMBER, 0, ballot, 500))
     mean = most = scatter = last = 0.0
     ready = record = 0
     for cut in fragments:
@@ -158,13 +158,13 @@ def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _S
         most += (count - owned) * (payload + chunk) + owned * (peers - 1) * (payload + result)
         scatter += (count - owned) * (payload + chunk)
         last = (peers - 1) * (payload + result)
-        ready += _wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0))
+        ready += wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0))
         mine = tuple(range(500, 500 + -(-count // peers)))
-        record += _wire(Record(_NUMBER, 0, ballot, mine, bytes(32 * len(mine))))
-    led = len(fragments) * (_wire(opened) + _wire(commit))
+        record += wire(Record(_NUMBER, 0, ballot, mine, bytes(32 * len(mine))))
+    led = len(fragments) * (wire(opened) + wire(commit))
     return _Sizes(mean, most, scatter, last, ready, record, vote * len(fragments), led)
 
 
-def _wire(message: Message) -> int:
+def wire(message: Message) -> int:
     """Bytes of a message's frame without its payload."""
     return HEADER_BYTES + len(msgspec.msgpack.encode(message)) + (SIGNATURE_BYTES if message.signed else 0)

@@ -56,7 +56,9 @@ def test_less_on_the_wire_is_more_computing():
     found = {method.name: method.busy(50) for method in methods(asked())}
     assert list(found) == NAMES
     assert found["data parallel, fp32"] < found["DiLoCo"] < found["streaming, overlapped"]
-    assert found["DiLoCo"] < found["gossip"] < found["sparse"]
+    assert found["gossip"] < found["DiLoCo"] < found["sparse"]  # two vectors to one peer are more than 7/8 of two
+    exact = {method.name: method.busy(50) for method in methods(asked(codec="fp32"))}
+    assert exact["DiLoCo"] < exact["gossip"]
 
 
 @settings(max_examples=20, deadline=None)
@@ -88,10 +90,31 @@ def test_gossip_waits_for_one():
     peers = [machine for machine in own.machines for _ in range(machine.count)]
     expected = []
     for a, b in itertools.permutations(peers, 2):
-        seconds = 1e8 * 8.0625 / 8 / min(a.down, a.up, b.down, b.up) + 0.05
+        seconds = 2 * 1e8 * 8.0625 / 8 / min(a.down, a.up, b.down, b.up) + 3 * 0.025
         expected.append(20 * a.step / (20 * max(a.step, b.step) + seconds))
     gossip = named(methods(own), "gossip")
-    assert gossip.busy(20) == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+    assert gossip.busy(20) == pytest.approx(sum(expected) / len(expected), rel=1e-3)
+
+
+def test_a_pair_moves_what_its_codec_makes_of_it():
+    """One vector where γ = β and nothing is lost, otherwise two; the residual of what is lost is kept in memory."""
+    lossy, exact = (named(methods(asked(codec=codec)), "gossip") for codec in ("int8(block=256)", "fp32"))
+    assert lossy.moved == pytest.approx(2 * 1e8 * 8.0625 / 8, rel=1e-3)
+    assert exact.moved == pytest.approx(1e8 * 4, rel=1e-3)
+    assert (lossy.memory, exact.memory) == (12e8 + 4e8 * 8.0625 / 8, 16e8)
+
+
+def test_a_manifest_of_pairs_gets_the_round_of_pairs():
+    toml = b'[run]\nname = "x"\n[outer]\nmethod = "noloco"\nsteps = 50\ngamma = 0.4\n[exchange]\ncodec = "fp32"\n'
+    own = question(toml, "x.toml", parameters="100M", layers=12, step=1.0, links=["8x50/10"])
+    answer = plan(own)
+    gossip = next(row for row in answer.methods if row.method == "gossip")
+    assert gossip.here and answer.bits == 64.0
+    assert (answer.round.sent, answer.round.utilisation) == (gossip.moved, gossip.utilisation)
+    assert answer.round.sent == pytest.approx(8e8, rel=1e-3) and answer.round.agreement == 0.05
+    assert answer.memory.rounds + answer.memory.model == gossip.memory
+    many = question(toml, "x.toml", parameters="1M", layers=12, step=1.0, links=[f"{MAX_GROUP + 1}x50/10"])
+    assert not any(str(MAX_GROUP) in note for note in plan(many).notes)
 
 
 def test_production_figures_of_sparse_training():
@@ -136,6 +159,20 @@ class TestAdvice:
     def test_limits_of_this_version_are_said(self):
         notes = " ".join(plan(asked(parameters="1B", links=[f"{MAX_GROUP + 1}x50/10"])).notes)
         assert "536,870,912" in notes and str(MAX_GROUP) in notes
+
+    @pytest.mark.parametrize("memory", [20, 22, 24, 26, 28, 30, 33, 36, 40])
+    def test_what_does_not_fit_is_not_advised_without_a_word(self, memory):
+        answer = plan(asked(parameters="1.3B", layers=24, step=0.3, memory=float(memory), tokens=0))
+        for best, rows in (
+            (answer.best, answer.methods),
+            (answer.best_here, [row for row in answer.methods if row.here]),
+        ):
+            fitting = [row.method for row in rows if row.memory <= memory * 2**30]
+            if fitting:
+                assert best.method in fitting and "fits" not in best.why
+            else:
+                assert best.method == min(rows, key=lambda row: row.memory).method
+                assert f"none of them fits into {memory} GiB" in best.why
 
     def test_one_peer(self):
         with pytest.raises(PlanError, match="nobody"):
@@ -185,9 +222,26 @@ def run(capsys, *arguments):
 def test_command(capsys):
     code, out, err = run(capsys, ROOT / "examples" / "demo.toml", "--step", 0.05, "--link", "3xdsl", "--link", "fibre")
     assert code == 0 and err == []
-    for words in ("429k parameters", "3 × 50/10 Mbit/s", "best", "int8(block=256)", *NAMES):
+    for words in (
+        "429k parameters",
+        "round      DiLoCo",
+        "gossip *",
+        "3 × 50/10 Mbit/s",
+        "best",
+        "int8(block=256)",
+        *NAMES,
+    ):
         assert words in out
     assert max(map(len, out.splitlines())) <= 160
+
+
+def test_command_with_a_manifest_of_pairs(capsys, tmp_path):
+    path = tmp_path / "nl.toml"
+    path.write_text('[run]\nname = "x"\n[outer]\nmethod = "noloco"\n')
+    code, out, err = run(capsys, path, "--step", 1)
+    assert code == 0 and err == []
+    assert "round      pairs (NoLoCo), H = 50, int8(block=256)+int8(block=256): 16.12 bits per parameter" in out
+    assert "asking" in out and "agreeing" not in out
 
 
 def test_command_as_json(capsys):
@@ -205,6 +259,8 @@ def test_command_as_json(capsys):
         (["nowhere.toml"], "cannot read"),
         (["--parameters", "1B", "--layers", "x"], "--layers"),
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--link", "fast"], "50/10"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--link", "0x50/10"], "'0x50/10' is no link"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--link", "dsl", "--link", "00xdsl"], "'00xdsl'"),
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--rtt", "inf"], "finite"),
     ],
 )
