@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import blake3
+import numpy as np
 from thinwire.collectives.aggregate import outliers
 from thinwire.collectives.gossip import Meeting
 from thinwire.collectives.outcome import Outcome
@@ -69,12 +70,17 @@ class GossipRounds:
         return await whole(self._commit(read, payloads, meeting, weight))
 
     async def _screen(self, mine: list[memoryview], meeting: Meeting) -> Meeting:
-        """Leave out what is absurdly long."""
+        """Leave out what is absurdly long, beside our own or what was usual; who has neither, beside its momentum."""
         session, partner = self._session, meeting.partner
         assert partner is not None
         replica, grid, codec = session.replica, session.grid, session.codec
         ours, theirs = await self._work(lambda: replica.lengths([mine, meeting.theirs], grid, codec))
-        far, session.usual = outliers({session.me: ours, partner: theirs}, session.usual)
+        if not ours and not session.usual:
+            ours = await self._work(lambda: float(np.linalg.norm(replica.momentum)))
+        known = ours > 0 or session.usual > 0
+        far, session.usual = (
+            outliers({session.me: ours, partner: theirs}, session.usual) if known else ((partner,), 0.0)
+        )
         if partner not in far:
             return meeting
         session.refuse("norm")

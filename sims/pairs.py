@@ -176,8 +176,8 @@ class Pairs:
         """
         away = float(np.linalg.norm(new.delta - self._alpha * old.delta - self._beta * np.float32(0.5) * sent[0]))
         own = float(np.hypot(np.linalg.norm(sent[0]), np.linalg.norm(sent[1] - old.phi)))
-        # Who has nothing of its own, and has seen nothing yet, has nothing to measure others by.
-        longest = self._longest[index] = max(self._longest.get(index, 0.0), own) or float("inf")
+        own = own or float(np.linalg.norm(old.delta))  # who has not trained has its momentum to measure others by
+        longest = self._longest[index] = max(self._longest.get(index, 0.0), own)
         limit = float(self._beta + self._gamma) / 2 * (1 + NORM_LIMIT) * longest
         if not away <= limit:
             self._tell("bound", index, f"round {round}: {away:.3g} from the step alone, the limit is {limit:.3g}")

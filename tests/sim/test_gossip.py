@@ -176,6 +176,32 @@ def test_what_a_partner_sends_is_checked_and_named(swarm, lie, reason):
     clock.run(main(), seed=4)
 
 
+@pytest.mark.parametrize("moved", [False, True], ids=["founders", "with a momentum"])
+def test_who_has_not_trained_takes_no_absurd_value_either(swarm, moved):
+    """Newcomers end their first steps early, often before the first; they have nothing of their own to measure others by."""
+
+    async def main():
+        s = swarm(4, codec="fp32", outer=NOLOCO, rounds=6, size=20_000)
+        liar, *honest = s.nodes.values()
+        liar.spoil = lambda round, delta: delta * np.float32(1e15)
+        liar.rounds._screen = unscreened
+        for node in honest:
+            node.spoil = lambda round, delta: delta * np.float32(0)
+            node.replica.momentum[:] = 0.01 * moved
+            node.replica.seal()
+        s.start()
+        await s.finish([1, 2, 3])
+        assert all(np.abs(node.replica.theta).max() < 100 for node in honest)
+        assert any(node.missing[round].get(liar.id) == "norm" for node in honest for round in node.missing)
+        if moved:
+            assert all(met(node)[2] >= 1 for node in honest), "nobody averages with anybody"
+
+    async def unscreened(mine, meeting):
+        return meeting
+
+    clock.run(main(), seed=6)
+
+
 def test_strangers_to_the_round_get_nothing_and_change_nothing(swarm):
     """What somebody says who is not the partner: it is told so, and no more."""
 
