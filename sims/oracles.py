@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.aggregate import GROWTH, NORM_LIMIT, RULES
+from thinwire.collectives.aggregate import NORM_LIMIT, RULES
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.shards import grid
 from thinwire.compression import registry
@@ -42,7 +42,10 @@ ORACLES: Mapping[str, str] = {
 """Name -> what it asserts."""
 
 KEPT = 6
-"""Rounds whose states are kept for comparison."""
+"""Rounds whose states are kept for comparison; of digests all are."""
+
+USUAL = 40
+"""Rounds after which what was long once says nothing about the usual norm any more (aggregate.MEMORY to that power: 1.5 %)."""
 
 SLACK = 0.02
 """Part of the largest value by which two encodings may differ from what was encoded."""
@@ -91,7 +94,7 @@ class Oracles:
         self._states: dict[Digest, _State] = {}
         self._at: dict[int, tuple[int, Digest]] = {}
         self._sent: dict[tuple[PeerId, int, int], _Sent] = {}
-        self._longest = 0.0
+        self._longest: dict[int, NDArray[np.float64]] = {}
         self.frontier = 0
         """The latest round that an honest peer has applied."""
 
@@ -166,7 +169,6 @@ class Oracles:
                 holders.pop(index, None)
 
     def _forget(self, oldest: int) -> None:
-        self._claims = {round: claims for round, claims in self._claims.items() if round >= oldest}
         self._states = {digest: state for digest, state in self._states.items() if state.round >= oldest}
         self._sent = {key: sent for key, sent in self._sent.items() if key[1] >= oldest}
 
@@ -184,6 +186,8 @@ class Oracles:
         weights = [entry.weight for entry in entries]
         if self.pairs is not None:
             return
+        ours = [one for one, entry in zip(sent, entries, strict=True) if one is not None and entry.peer in self._honest]
+        self._measure(old, new.round, ours)
         if len(known) == len(entries) and all(entry.peer in self._honest for entry in entries):
             theta, momentum = self._next(old, known, weights)
             if theta.tobytes() != new.theta.tobytes() or momentum.tobytes() != new.momentum.tobytes():
@@ -196,6 +200,15 @@ class Oracles:
                 if one is not None and entry.peer in self._honest
             ]
             self._bound(index, old, new, honest, sum(weights))
+
+    def _measure(self, old: _State, round: int, honest: Sequence[_Sent]) -> None:
+        """How long the longest honest contribution to a round is, chunk by chunk."""
+        cut = grid(old.theta.size, self._codec)
+        starts = [cut.span(chunk)[0] for chunk in range(len(cut))]
+        squares = [np.add.reduceat(np.square(old.theta - one.theta, dtype=np.float64), starts) for one in honest]
+        if squares:
+            self._longest[round] = np.sqrt(np.max(squares, axis=0))
+            self._longest = {one: found for one, found in self._longest.items() if one > round - USUAL}
 
     def _next(self, old: _State, sent: Sequence[_Sent], weights: Sequence[int]) -> tuple[Floats, Floats]:
         """The state after the outer step on what these contributors sent, in peer-id order."""
@@ -218,16 +231,19 @@ class Oracles:
         return theta, momentum
 
     def _bound(self, index: int, old: _State, new: _State, honest: Sequence[tuple[_Sent, int]], total: int) -> None:
-        """The aggregate may be away from the honest mean by what liars within the norm limit can do."""
-        deltas = [(old.theta - one.theta, weight) for one, weight in honest]
-        share = sum(weight for _, weight in deltas)
+        """The aggregate may be away from the honest mean by what liars within the norm limit can do.
+
+        Chunks are screened one by one, against a usual norm that is no longer than the longest honest one.
+        """
+        share = sum(weight for _, weight in honest)
         if not share or not total:
             return
-        self._longest = max([self._longest, *(float(np.linalg.norm(delta)) for delta, _ in deltas)])
+        deltas = [(old.theta - one.theta, weight) for one, weight in honest]
+        longest = float(np.linalg.norm(np.max(list(self._longest.values()), axis=0)))
         mean = np.sum([delta * np.float32(weight / share) for delta, weight in deltas], axis=0)
         aggregate = new.momentum - np.float32(self._manifest.outer.momentum) * old.momentum
         away = float(np.linalg.norm(aggregate - mean))
-        limit = (1 - share / total) * (1 + GROWTH * NORM_LIMIT) * self._longest * len(deltas)
-        slack = SLACK * self._longest * (1 + len(deltas)) + 1e-3 * limit
+        limit = (1 - share / total) * (1 + NORM_LIMIT) * longest
+        slack = SLACK * longest * (1 + len(deltas)) + 1e-3 * limit
         if not away <= limit + slack:
             self._tell("bound", index, f"round {new.round}: {away:.3g} from the honest mean, the limit is {limit:.3g}")
