@@ -3,7 +3,7 @@
     python benchmarks/simulation.py              # fifty peers, and seeds of the trial
     python benchmarks/simulation.py --full       # and a thousand peers for ten minutes
 
-Fifty peers in ten regions that all average with all (DiLoCo, made-up model), in three settings: a round every 30 s and one every
+Fifty peers in ten regions that all average with all (DiLoCo, made-up model), in three settings: a round every 30 s and one each
 2.5 s at the pace of the internet, and the seeds that continuous integration plays (a round every 3.4 s, five times as many
 messages of membership, faults). CPU seconds are those of this process, all threads, system calls included; a real-time
 factor is virtual seconds by CPU seconds, the arrival of the peers included.

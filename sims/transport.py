@@ -39,6 +39,8 @@ class SimTransport:
         self.loss = self.jitter = 0.0
         self.wall = net.wall
         self.traffic = Traffic()
+        self.peaks = [0, 0]
+        """Most frames of control, and of bulk, that were in flight at a time in one pipe."""
         self.alive = True
         self.awake = asyncio.Event()
         self.awake.set()
@@ -85,6 +87,7 @@ class SimTransport:
         pipe, packet = self._pipe(link, frame), self._packer.pack(frame)
         if not await pipe.room(self._limit(pipe)):
             return False
+        self._fill(pipe)
         self.uplink.send(pipe, packet)
         return True
 
@@ -96,8 +99,13 @@ class SimTransport:
         if pipe.waiters or pipe.used >= self._limit(pipe):
             return False
         pipe.used += 1
+        self._fill(pipe)
         self.uplink.send(pipe, self._packer.pack(frame))
         return True
+
+    def _fill(self, pipe: Pipe) -> None:
+        if pipe.used > self.peaks[pipe.bulk]:
+            self.peaks[pipe.bulk] = pipe.used
 
     def _pipe(self, link: Link, frame: Frame) -> Pipe:
         return link.pipe(self, type(frame.message).payload > 0 and not frame.message.signed)

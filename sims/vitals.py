@@ -103,8 +103,8 @@ class Vitals:
         return abs(machine.clocks.wall() - machine.clocks.now() - EPOCH) > SKEW
 
     def _bans(self, machine: Machine, process: Process) -> None:
-        states, transport = process.peer.session.roster.states(), process.transport
-        banned = [peer for peer, state in states.items() if state == "banned"]
+        transport = process.transport
+        banned = sorted(process.peer.session.roster.banned)
         banned += list(transport.banned) if transport is not None else []
         for peer in banned:
             if peer in self._ids:
@@ -112,13 +112,16 @@ class Vitals:
 
     def _rosters(self, running: list[Machine], now: float) -> None:
         there = {m.identity.peer_id for m in self._machines if m.process is not None and m.process.ready}
+        coming = {m.identity.peer_id for m in self._machines if m.process is not None and not m.process.ready}
+        skewed = {m.identity.peer_id for m in self._machines if self._excused(m, now)}
+        everybody = tuple(sorted(there))
         for machine in running:
-            process = machine.process
-            if process is None or self._excused(machine, now):
+            if machine.process is None or machine.identity.peer_id in skewed:
                 continue
-            seen = set(process.peer.session.roster.view.peers)
-            skewed = {m.identity.peer_id for m in self._machines if self._excused(m, now)}
-            coming = {m.identity.peer_id for m in self._machines if m.process is not None and not m.process.ready}
+            view = machine.process.peer.session.roster.view
+            if view.peers == everybody:
+                continue
+            seen = set(view.peers)
             if (seen ^ there) - skewed - coming:
                 ghosts, unseen = len(seen - there - coming), len(there - seen - skewed)
                 self._tell("roster", machine.index, f"{unseen} peers are missing, {ghosts} are ghosts")
@@ -144,11 +147,9 @@ class Vitals:
                 if waiting > sizes.get("lane", (0, 0))[0]:
                     sizes["lane"] = (waiting, LONGEST)
         if process.transport is not None:
-            for link in process.transport.links.values():
-                for pipe in link.pipes:
-                    limit = self._window if pipe.bulk else CONTROL_WINDOW
-                    if pipe.used > limit:
-                        sizes["pipe"] = (pipe.used, limit)
+            for most, limit in zip(process.transport.peaks, (CONTROL_WINDOW, self._window), strict=True):
+                if most > limit:
+                    sizes["pipe"] = (most, limit)
         for name, (size, limit) in sizes.items():
             if size > limit:
                 self._tell("caps", machine.index, f"{name}: {size} of {limit}")
