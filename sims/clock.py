@@ -108,11 +108,12 @@ class SimLoop(asyncio.AbstractEventLoop):
     """
 
     def __init__(self, seed: int, *, explore: bool = True, max_callbacks: int = 1_000_000) -> None:
+        self.now = 0.0
+        """Virtual seconds; what `time` says, to be read only."""
         self.failure: BaseException | None = None
         self._rng = random.Random(seed)
         self._explore = explore
         self._max_callbacks = max_callbacks
-        self._now = 0.0
         # Handles have names for what they hold; types are not told of all of them.
         self._ready: list[Any] = []
         self._heap: list[tuple[float, float, int, Any]] = []
@@ -131,7 +132,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def record(self, *parts: bytes) -> None:
         """Add an event to the trace, with the time it happened at."""
-        lengths = _lengths(len(parts)).pack(self._now, len(parts), *map(len, parts))
+        lengths = _lengths(len(parts)).pack(self.now, len(parts), *map(len, parts))
         self._events += b"".join((lengths, *parts))
         if len(self._events) > EVENTS:
             self._hash_events()
@@ -158,11 +159,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Run callbacks until `until` is done. Raises a SimFailure."""
         ready, heap, frozen, heappop = self._ready, self._heap, self._frozen, heapq.heappop
         draw = self._rng.random if self._explore else None
-        now, window, ran = self._now, self._now + WINDOW, 0
+        now, window, ran = self.now, self.now + WINDOW, 0
         while not until.done():
             if not ready:
                 self._advance(limit)
-                now = self._now
+                now = self.now
                 if now > window:
                     window, ran = now + WINDOW, 0
             while heap and heap[0][0] <= now:
@@ -201,10 +202,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         while heap and heap[0][3]._cancelled:
             heapq.heappop(heap)
         if not heap:
-            self._give_up(Deadlock(f"nothing is scheduled at {self._now:.6f} s"))
+            self._give_up(Deadlock(f"nothing is scheduled at {self.now:.6f} s"))
         if heap[0][0] > limit:
             self._give_up(Overtime(f"not done after {limit} virtual seconds"))
-        self._now = max(self._now, heap[0][0])
+        self.now = max(self.now, heap[0][0])
 
     def _give_up(self, failure: SimFailure) -> NoReturn:
         raise failure from self._unheeded()
@@ -225,13 +226,13 @@ class SimLoop(asyncio.AbstractEventLoop):
             for task in leftovers:
                 task.cancel()
             for task in leftovers:
-                self.drive(task, self._now + 60.0)
+                self.drive(task, self.now + 60.0)
         return self._unheeded()
 
     # --- what asyncio needs
 
     def time(self) -> float:
-        return self._now
+        return self.now
 
     def call_soon(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
@@ -251,7 +252,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
@@ -16,8 +14,7 @@ UNSIGNED = bytes(SIGNATURE_BYTES)
 _size = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(slots=True, eq=False)
-class Packet:
+class Packet(msgspec.Struct, eq=False, gc=False):
     """A frame on its way: wire bytes with the payload beside them, or the Frame itself when encoding is off.
 
     `done` is when its last byte arrives, `number` its place among the packets of its pipe. `spoiled`: not as it was sent.

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from thinwire.collectives.outbox import LONGEST
+from thinwire.sims.link import CONTROL_WINDOW
 from thinwire.sims.machine import Machine, Process
 from thinwire.sims.network import EPOCH
 from thinwire.sims.oracles import Oracles, Tell
-from thinwire.sims.transport import CONTROL_WINDOW
 from thinwire.swarm.broadcast import MAX_QUEUE
 from thinwire.swarm.preset import Preset
 from thinwire.swarm.protocol import PeerId
