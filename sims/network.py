@@ -220,7 +220,7 @@ class SimNet:
             # Control does not wait for bulk, but delays it; one event is enough for that.
             rate = pipe.sink.downlink.rate
             pipe.last = packet.done = first + (max(seconds, packet.size / rate) if rate else seconds)
-            self.at(packet.done, self._control, pipe)
+            self.loop.call_at(packet.done, self._control, pipe, context=self.context)
 
     def _arrive(self, pipe: Pipe) -> None:
         """The first byte of a bulk packet arrives."""
