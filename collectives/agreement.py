@@ -170,10 +170,10 @@ class Agreement:
         if isinstance(message, Commit):
             if self.commit is None:
                 self._proofs.hear(message, self._electorate)
-        elif isinstance(message, Open | Prepare) and not counts:
+        elif not counts and isinstance(message, (Open, Prepare)):
             return  # only members lead, or a stranger could stop every round
         elif self.commit is not None:
-            if isinstance(message, Ready | Prepare | Blame | Ask):
+            if isinstance(message, (Ready, Prepare, Blame, Ask)):
                 self._out.append((sender, self.commit))
         elif isinstance(message, Ready):
             self._hear_ready(sender, message, now)

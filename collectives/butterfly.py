@@ -159,7 +159,7 @@ class Butterfly:
         message = frame.message
         if getattr(message, "fragment", self.fragment) != self.fragment:
             return
-        if isinstance(message, Chunk | Result | Record):
+        if isinstance(message, (Chunk, Result, Record)):
             self.exchange.take(sender, frame)
         elif isinstance(message, Fetch):
             self._serve(sender, message)

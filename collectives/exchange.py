@@ -170,8 +170,9 @@ class Exchange:
 
     def _replay(self) -> None:
         """Take again what came before the message that gives it a meaning."""
-        for sender, frame in self._early.take():
-            self.take(sender, frame)
+        if len(self._early):
+            for sender, frame in self._early.take():
+                self.take(sender, frame)
 
     def take(self, sender: PeerId, frame: Frame) -> None:
         """A Chunk, a Result or a Record."""
@@ -180,7 +181,7 @@ class Exchange:
             ready = self.agreement.ready.get(sender)
             waits = ready is None or message.attempt > ready.attempt
         else:
-            assert isinstance(message, Result | Record)
+            assert isinstance(message, (Result, Record))
             waits = not self._key or self._keys.get(message.ballot) != self._key
         if waits:
             if self._fits(frame) and not self.complete:
@@ -196,7 +197,7 @@ class Exchange:
     def _fits(self, frame: Frame) -> bool:
         """Whether a frame can be of this round's grid, as far as its lengths tell."""
         message, size = frame.message, memoryview(frame.payload).nbytes
-        index = message.index if isinstance(message, Chunk | Result) else 0
+        index = message.index if isinstance(message, (Chunk, Result)) else 0
         return index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(index))
 
     # --- owning chunks

@@ -109,7 +109,7 @@ class Outbox:
         """A round begins: what waits of those before the last one is of no more use to anybody."""
 
         def wanted(frame: Frame) -> bool:
-            return not isinstance(frame.message, Chunk | Result) or frame.message.round >= round - 1
+            return not isinstance(frame.message, (Chunk, Result)) or frame.message.round >= round - 1
 
         for lane in self._bulk.values():
             lane.keep(wanted)

@@ -21,6 +21,6 @@ def enough(
     `members` are in an order that all peers share. False when every member is gone: a newcomer, which never had a say, cannot
     tell a swarm that died from one that went on without it.
     """
-    base = [member for member in members if member not in gone]
-    have = sum(member in agreeing for member in base)
+    base = [member for member in members if member not in gone] if gone else members
+    have = len([member for member in base if member in agreeing])
     return have > fraction * len(base) or (fraction == 0.5 and 0 < 2 * have == len(base) and base[0] in agreeing)

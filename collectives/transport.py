@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord
@@ -29,8 +30,7 @@ class Contact:
     transport_key: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True, gc=False):
     """What `recv` yields: a checked frame from an authenticated peer, or (`frame` is None) the loss of its link."""
 
     peer: PeerId

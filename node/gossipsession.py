@@ -27,7 +27,7 @@ from thinwire.node.pace import Pace
 from thinwire.node.paired import PairedReplica
 from thinwire.node.presence import TICK, Emit, Presence
 from thinwire.node.session import finite
-from thinwire.node.stateserver import StateServer
+from thinwire.node.stateserver import STATE, StateServer
 from thinwire.node.waiting import Result, Work
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity, short
@@ -41,10 +41,6 @@ from thinwire.swarm.protocol import (
     Fetch,
     PeerId,
     Ready,
-    StateAsk,
-    StateChunk,
-    StateFetch,
-    StateOffer,
 )
 
 EARLY = 64
@@ -251,14 +247,14 @@ class GossipSession:
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""
         message = frame.message
-        if isinstance(message, StateAsk | StateFetch | StateOffer | StateChunk):
+        if isinstance(message, STATE):
             self._states.routed(peer, frame)
         elif isinstance(message, Behind):
             self._hear_round(peer, message.round)
         elif isinstance(message, Ask):
             if self._entered:
                 self._outbox.control(peer, Behind(self.replica.round))
-        elif isinstance(message, Ready | Fetch | Chunk | Decline):
+        elif isinstance(message, (Ready, Fetch, Chunk, Decline)):
             self._route_round(peer, frame, message.round)
         else:
             self.strays += 1

@@ -150,8 +150,10 @@ class Peer:
             return Refuse("busy", "still looking for the swarm; knock again")
         roster = self.presence.roster
         roster.learn(record, self.doors.now())
-        view = [peer for peer in roster.view.peers if peer not in (record.peer_id, self.identity.peer_id)]
-        chosen = self.doors.rng.sample(view, min(MAX_RECORDS, len(view)))
+        others = roster.others
+        if roster.alive(record.peer_id):
+            others.remove(record.peer_id)
+        chosen = self.doors.rng.sample(others, min(MAX_RECORDS, len(others)))
         records = tuple(known.wire for peer in chosen if (known := roster.record_of(peer)) is not None)
         return Welcome(
             roster.record.wire,

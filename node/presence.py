@@ -16,7 +16,7 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Ack, Gossip, Message, Nack, PeerId, Ping, PingRequest, PushPull
 from thinwire.swarm.roster import Roster
 
-MEMBERSHIP = (Ping, PingRequest, Ack, Nack, Gossip, PushPull)
+MEMBERSHIP = frozenset((Ping, PingRequest, Ack, Nack, Gossip, PushPull))
 TICK = 0.1
 """Seconds that a moment takes: well below every patience."""
 
@@ -79,8 +79,9 @@ class Presence:
             # The probe dials anew: whether the machine refuses tells a dead process from a broken connection.
             self._send(self.roster.lost(peer, self._now()))
             return
-        self._reach(peer)
-        if isinstance(arrival.frame.message, MEMBERSHIP):
+        if peer not in self.live:
+            self._reach(peer)
+        if type(arrival.frame.message) in MEMBERSHIP:
             self._send(self.roster.handle(peer, arrival.frame.message, self._now()))
             self._follow_roster()
         elif self.handler is not None:
@@ -115,7 +116,8 @@ class Presence:
     def _follow_roster(self) -> None:
         """Tell the transport and the handler what the roster has learned."""
         events = list(self.roster.events)
-        self.roster.events.clear()
+        if events:
+            self.roster.events.clear()
         for event in events:
             self._emit(event.kind, {"peer": event.peer.hex(), "detail": event.detail})
             record = self.roster.record_of(event.peer)

@@ -23,7 +23,7 @@ from thinwire.node.ahead import Ahead
 from thinwire.node.history import History
 from thinwire.node.outer import Replica
 from thinwire.node.presence import TICK, Emit, Presence
-from thinwire.node.stateserver import StateServer
+from thinwire.node.stateserver import STATE, StateServer
 from thinwire.node.waiting import Result, Work
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity, short
@@ -38,10 +38,6 @@ from thinwire.swarm.protocol import (
     PeerId,
     Prepare,
     Ready,
-    StateAsk,
-    StateChunk,
-    StateFetch,
-    StateOffer,
 )
 
 
@@ -252,7 +248,7 @@ class Session:
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""
         message = frame.message
-        if isinstance(message, StateAsk | StateFetch | StateOffer | StateChunk):
+        if isinstance(message, STATE):
             self._states.routed(peer, frame)
         elif isinstance(message, Behind):
             self._ahead.claimed(peer, message.round)
@@ -299,12 +295,12 @@ class Session:
         past = self._history.get(number)
         if past is not None:
             past.hear(peer, frame)
-            if isinstance(frame.message, Ready | Ask | Fetch):
+            if isinstance(frame.message, (Ready, Ask, Fetch)):
                 self._history.follow(peer)
         else:
             self.strays += 1
             verdict = self._history.verdict(number, peer)
-            if verdict is not None and isinstance(frame.message, Ready | Ask | Prepare):
+            if verdict is not None and isinstance(frame.message, (Ready, Ask, Prepare)):
                 self._outbox.control(peer, verdict)
             if frame.signature:
                 self._outbox.control(peer, Behind(self.replica.round))

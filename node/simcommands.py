@@ -31,7 +31,8 @@ def sim(
         int | None, typer.Option("--peers", metavar="N", min=1, max=10_000, help="So many, each group in proportion.")
     ] = None,
     duration: Annotated[
-        float | None, typer.Option("--duration", metavar="SECONDS", min=1, help="Of the scenario, not of waiting.")
+        float | None,
+        typer.Option("--duration", metavar="SECONDS", min=1, max=1e7, help="Of the scenario, not of waiting."),
     ] = None,
     faults: Annotated[
         Path | None, typer.Option("--faults", metavar="FILE", help="JSON list of faults, instead of the scenario's.")

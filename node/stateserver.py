@@ -14,6 +14,9 @@ from thinwire.node.waiting import Result, Work
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
+STATE = (StateAsk, StateFetch, StateOffer, StateChunk)
+"""Types of messages that are about the state."""
+
 SNAPSHOT_SECONDS = 15.0
 """How long the state of a round is kept for its readers after the last chunk was asked for."""
 

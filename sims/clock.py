@@ -8,12 +8,14 @@ no order either), so one test with many seeds explores many schedules.
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 import random
 import struct
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from functools import cache
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from blake3 import blake3
@@ -21,12 +23,26 @@ from blake3 import blake3
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+WINDOW = 1e-3
+"""Virtual seconds in which not too many callbacks may run."""
+
 COMPACT_AT = 4096
 """Cancelled timers that may lie in the heap before it is rebuilt."""
 
 
+RARE = (50_000, 20, 20)
+"""Thresholds of Python's search for cycles meanwhile: nearly all that a simulation makes stays, or is freed without it."""
+
+EVENTS = 1 << 16
+"""Bytes of the trace that may wait to be hashed together."""
+
 HOST: ContextVar[object] = ContextVar("HOST", default=None)
 """Whose process runs: set in the context of a peer's first task, inherited by all that it starts. See `SimLoop.freeze`."""
+
+
+@cache
+def _lengths(parts: int) -> struct.Struct:
+    return struct.Struct(f"<dH{parts}I")
 
 
 class SimFailure(Exception):
@@ -63,6 +79,31 @@ def _unasked(task: asyncio.Task[Any]) -> bool:
     return task.done() and not task.cancelled() and bool(getattr(task, "_log_traceback", False))
 
 
+class _Timer(asyncio.TimerHandle):
+    """As `_Handle`; `_scheduled` while it is in the heap."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: SimLoop,
+        context: Context | None,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop, self._callback, self._args, self._when = loop, callback, args, when
+        self._cancelled, self._repr, self._source_traceback, self._scheduled = False, None, None, True
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None  # type: ignore[assignment]  # what they hold may be large
+            if self._scheduled:
+                self._loop._timer_handle_cancelled(self)
+
+
 class SimLoop(asyncio.AbstractEventLoop):
     """Event loop in virtual time, starting at 0 seconds.
 
@@ -72,19 +113,20 @@ class SimLoop(asyncio.AbstractEventLoop):
     """
 
     def __init__(self, seed: int, *, explore: bool = True, max_callbacks: int = 1_000_000) -> None:
+        self.now = 0.0
+        """Virtual seconds; what `time` says, to be read only."""
         self.failure: BaseException | None = None
         self._rng = random.Random(seed)
         self._explore = explore
         self._max_callbacks = max_callbacks
-        self._now = 0.0
-        self._ready: list[asyncio.Handle] = []
-        self._heap: list[tuple[float, float, int, asyncio.TimerHandle]] = []
+        # Handles have names for what they hold; types are not told of all of them.
+        self._ready: list[Any] = []
+        self._heap: list[tuple[float, float, int, Any]] = []
         self._count = 0
         self._cancelled = 0
-        self._window = 0.0
-        self._in_window = 0
         self._thread = threading.get_ident()
         self._trace = blake3()
+        self._events = bytearray()
         self._frozen: dict[object, list[asyncio.Handle]] = {}
         self._closed = False
         # Strong references in order of creation: asyncio keeps only a weak set, whose order depends on addresses.
@@ -95,12 +137,19 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def record(self, *parts: bytes) -> None:
         """Add an event to the trace, with the time it happened at."""
-        lengths = struct.pack(f"<dH{len(parts)}I", self._now, len(parts), *map(len, parts))
-        self._trace.update(b"".join((lengths, *parts)))
+        lengths = _lengths(len(parts)).pack(self.now, len(parts), *map(len, parts))
+        self._events += b"".join((lengths, *parts))
+        if len(self._events) > EVENTS:
+            self._hash_events()
+
+    def _hash_events(self) -> None:
+        self._trace.update(self._events)
+        self._events.clear()
 
     @property
     def trace(self) -> str:
         """blake3 (hex) over all events so far; equal on a rerun with the same seed."""
+        self._hash_events()
         return str(self._trace.hexdigest())
 
     def freeze(self, host: object) -> None:
@@ -113,35 +162,42 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def drive(self, until: asyncio.Future[Any], limit: float) -> None:
         """Run callbacks until `until` is done. Raises a SimFailure."""
-        ready, draw, frozen, explore = self._ready, self._rng.random, self._frozen, self._explore
+        ready, heap, frozen, heappop = self._ready, self._heap, self._frozen, heapq.heappop
+        draw = self._rng.random if self._explore else None
+        now, window, ran = self.now, self.now + WINDOW, 0
         while not until.done():
-            heap = self._heap
             if not ready:
                 self._advance(limit)
-            while heap and heap[0][0] <= self._now:
-                timer = heapq.heappop(heap)[3]
+                now = self.now
+                if now > window:
+                    window, ran = now + WINDOW, 0
+            while heap and heap[0][0] <= now:
+                timer = heappop(heap)[3]
+                timer._scheduled = False
                 if not timer._cancelled:
                     ready.append(timer)
-            if self._now > self._window:
-                self._window, self._in_window = self._now + 1e-3, 0
-            self._in_window += 1
-            if self._in_window > self._max_callbacks:
-                self._give_up(Livelock(f"{self._max_callbacks} callbacks ran at {self._now:.6f} s"))
+            ran += 1
+            if ran > self._max_callbacks:
+                self._give_up(Livelock(f"{self._max_callbacks} callbacks ran at {now:.6f} s"))
             if not ready:
                 continue
-            if explore:
+            if draw is None:
+                handle = ready.pop(0)
+            else:
                 pick = int(draw() * len(ready))
                 ready[pick], ready[-1] = ready[-1], ready[pick]
                 handle = ready.pop()
-            else:
-                handle = ready.pop(0)
             if handle._cancelled:
                 continue
-            # Of its documented arguments a Handle keeps the context under this name only.
-            if frozen and (host := handle._context.get(HOST)) in frozen:  # type: ignore[attr-defined]
+            if frozen and (host := handle._context.get(HOST)) in frozen:
                 frozen[host].append(handle)
                 continue
-            handle._run()
+            try:  # as Handle._run, without a call: there is no debug mode here
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"exception": error})
             if self.failure is not None:
                 raise SimFailure(f"unhandled exception in a callback: {self.failure!r}") from self.failure
 
@@ -151,10 +207,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         while heap and heap[0][3]._cancelled:
             heapq.heappop(heap)
         if not heap:
-            self._give_up(Deadlock(f"nothing is scheduled at {self._now:.6f} s"))
+            self._give_up(Deadlock(f"nothing is scheduled at {self.now:.6f} s"))
         if heap[0][0] > limit:
             self._give_up(Overtime(f"not done after {limit} virtual seconds"))
-        self._now = max(self._now, heap[0][0])
+        self.now = max(self.now, heap[0][0])
 
     def _give_up(self, failure: SimFailure) -> NoReturn:
         raise failure from self._unheeded()
@@ -167,18 +223,21 @@ class SimLoop(asyncio.AbstractEventLoop):
         return None
 
     def cancel_leftovers(self) -> BaseException | None:
-        """Cancel every task that still runs and wait for it. Returns the exception of a task that nobody asked for."""
-        leftovers = [task for task in self._tasks if not task.done()]
-        for task in leftovers:
-            task.cancel()
-        for task in leftovers:
-            self.drive(task, self._now + 60.0)
+        """Cancel every task that still runs and wait for it. Returns the exception of a task that nobody asked for.
+
+        None may be left, not even of those that begin meanwhile: it would end as garbage of a later simulation, in its time.
+        """
+        while leftovers := [task for task in self._tasks if not task.done()]:
+            for task in leftovers:
+                task.cancel()
+            for task in leftovers:
+                self.drive(task, self.now + 60.0)
         return self._unheeded()
 
     # --- what asyncio needs
 
     def time(self) -> float:
-        return self._now
+        return self.now
 
     def call_soon(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
@@ -198,15 +257,16 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        self._check()
+        if self._closed:
+            self._check()
         if when != when:
             raise ValueError("a timer cannot be set to NaN")
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Timer(when, callback, args, self, context)
         self._count += 1
         tie = self._rng.random() if self._explore else 0.0
         heapq.heappush(self._heap, (when, tie, self._count, timer))
@@ -288,6 +348,9 @@ def run(
         raise RuntimeError("a simulation cannot run inside a running event loop")
     loop = SimLoop(seed, explore=explore, max_callbacks=max_callbacks)  # type: ignore[abstract]  # what it lacks raises
     asyncio._set_running_loop(loop)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*RARE)
+    gc.freeze()
     try:
         task = loop.create_task(main, name="main")
         try:
@@ -305,5 +368,7 @@ def run(
             raise SimFailure(f"a task failed and nobody asked: {unheeded!r}") from unheeded
         return result
     finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
         asyncio._set_running_loop(None)
         loop.close()

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from thinwire.sims.transport import SimTransport
 
 
+CONTROL_WINDOW = 256
+"""Control frames in flight per direction before `send` waits."""
+
+
 @dataclass(slots=True)
 class Traffic:
     """Bytes of one peer since the start: control and bulk, sent (when they leave) and received (when they arrive)."""
@@ -23,31 +27,25 @@ class Traffic:
     bulk_up: int = 0
     bulk_down: int = 0
 
-    def count(self, size: int, *, bulk: bool, up: bool) -> None:
-        match bulk, up:
-            case True, True:
-                self.bulk_up += size
-            case True, False:
-                self.bulk_down += size
-            case False, True:
-                self.control_up += size
-            case _:
-                self.control_down += size
-
 
 class Pipe:
     """One direction and plane of a link. `used` counts frames accepted by `send` and not yet taken by `recv`; `sent` and
-    `taken` number packets as they leave and as they arrive. `pair` are the ids of `source` and `sink`.
+    `taken` number packets as they leave and as they arrive. `pair` are the ids of `source` and `sink`, `latency` is what the
+    network says of them (one-way seconds), `rate` the bytes/s that one connection reaches (None: no bound), `limit` the
+    frames that `used` may come to.
     """
 
     __slots__ = (
-        "link", "source", "sink", "bulk", "pair", "used", "sent", "taken", "last",
+        "link", "source", "sink", "bulk", "pair", "latency", "rate", "limit", "used", "sent", "taken", "last",
         "queue", "flying", "waiting", "arrived", "waiters",
     )  # fmt: skip
 
-    def __init__(self, link: Link, source: SimTransport, sink: SimTransport, bulk: bool) -> None:
+    def __init__(self, net: SimNet, link: Link, source: SimTransport, sink: SimTransport, bulk: bool) -> None:
         self.link, self.source, self.sink, self.bulk = link, source, sink, bulk
         self.pair = (source.peer_id, sink.peer_id)
+        self.latency = net.latency(*self.pair)
+        self.rate = net.stream(*self.pair) if net.stream is not None else None
+        self.limit = net.window if bulk else CONTROL_WINDOW
         self.used = self.sent = self.taken = 0
         self.last = 0.0
         # Lists: an empty deque takes 600 bytes, and a thousand peers have two million pipes.
@@ -57,9 +55,9 @@ class Pipe:
         self.arrived: list[Packet] = []
         self.waiters: list[asyncio.Future[None]] = []
 
-    async def room(self, window: int) -> bool:
+    async def room(self) -> bool:
         """Wait for a place and take it; False when the link broke meanwhile."""
-        while self.used >= window and self.source.has(self.link):
+        while self.used >= self.limit and self.source.has(self.link):
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.waiters.append(waiter)
             try:
@@ -67,13 +65,20 @@ class Pipe:
             except asyncio.CancelledError:
                 self.wake(1)  # the place may have been given to us just before
                 raise
-        self.used += 1
+        self.take()
         return self.source.has(self.link)
+
+    def take(self) -> None:
+        """Take a place."""
+        self.used += 1
+        if self.used > self.source.peaks[self.bulk]:
+            self.source.peaks[self.bulk] = self.used
 
     def release(self) -> None:
         """Give one place back."""
         self.used -= 1
-        self.wake(1)
+        if self.waiters:
+            self.wake(1)
 
     def wake(self, count: int) -> None:
         while self.waiters and count:
@@ -98,9 +103,9 @@ def spoil(pipe: Pipe, how: str) -> None:
 class Link:
     """A connection between two peers. Each end holds it for as long as it believes it to be up."""
 
-    def __init__(self, a: SimTransport, b: SimTransport) -> None:
+    def __init__(self, net: SimNet, a: SimTransport, b: SimTransport) -> None:
         self.ends = (a, b)
-        self.pipes = [Pipe(self, x, y, bulk) for x, y in ((a, b), (b, a)) for bulk in (False, True)]
+        self.pipes = [Pipe(net, self, x, y, bulk) for x, y in ((a, b), (b, a)) for bulk in (False, True)]
 
     def pipe(self, source: SimTransport, bulk: bool) -> Pipe:
         return self.pipes[(0 if source is self.ends[0] else 2) + bulk]
@@ -130,16 +135,13 @@ class Uplink:
             if not self._pumping:
                 self._pump()
             return
-        now, seconds = self._net.loop.time(), self._seconds(packet)
-        self._control_busy = max(self._control_busy, now) + seconds
-        self._busy = max(self._busy, now) + seconds
+        now, seconds = self._net.loop.now, packet.size / self.rate if self.rate else 0.0
+        self._control_busy = (self._control_busy if self._control_busy > now else now) + seconds
+        self._busy = (self._busy if self._busy > now else now) + seconds
         self._net.depart(pipe, packet, self._control_busy - now)
 
-    def _seconds(self, packet: Packet) -> float:
-        return packet.size / self.rate if self.rate else 0.0
-
     def _pump(self) -> None:
-        now = self._net.loop.time()
+        now = self._net.loop.now
         while self._flows and now >= self._busy:
             pipe = self._flows.popleft()
             if not pipe.queue:  # its link broke
@@ -147,7 +149,7 @@ class Uplink:
             packet = pipe.queue.pop(0)
             if pipe.queue:
                 self._flows.append(pipe)
-            self._busy = now + self._seconds(packet)
+            self._busy = now + (packet.size / self.rate if self.rate else 0.0)
             self._net.depart(pipe, packet, self._busy - now)
         self._pumping = bool(self._flows)
         if self._pumping:
@@ -181,10 +183,11 @@ class Downlink:
     def charge(self, packet: Packet) -> None:
         """A packet of control has come in."""
         if self.rate:
-            self._busy = max(self._busy, self._net.loop.time()) + packet.size / self.rate
+            now = self._net.loop.now
+            self._busy = (self._busy if self._busy > now else now) + packet.size / self.rate
 
     def _pump(self) -> None:
-        now = self._net.loop.time()
+        now = self._net.loop.now
         while self._flows and now >= self._busy:
             pipe = self._flows.popleft()
             packet = pipe.waiting.pop(0)

@@ -50,14 +50,14 @@ class Clocks:
         self._loop, self._rate, self._base, self._since = loop, 1.0, 0.0, 0.0
 
     def now(self) -> float:
-        return self._base + (self._loop.time() - self._since) * self._rate
+        return self._base + (self._loop.now - self._since) * self._rate
 
     def wall(self) -> float:
         return EPOCH + self.now() + self.jump
 
     def drift(self, fraction: float) -> None:
         """From now on run fast by a fraction (slow when negative)."""
-        self._base, self._since = self.now(), self._loop.time()
+        self._base, self._since = self.now(), self._loop.now
         self._rate = 1.0 + fraction
 
 

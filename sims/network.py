@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
+from math import log
 from typing import TypeVarTuple, Unpack
 
 from thinwire.collectives.transport import Admit, Arrival
@@ -47,8 +48,9 @@ class SimNet:
     `window`: bulk frames in flight per direction before `send` waits. `patience`: seconds after which a link breaks that is
     cut or clogged. `deadline`: seconds after which a knock at a gate is given up. `encode`: False passes messages by
     reference, only votes signed (sizes are still counted), for large swarms. `stream`: bytes/s that one connection from a
-    sender to a receiver reaches at most (None or 0: as much as the links give). Transports have a `loss` and a `jitter`
-    (mean extra seconds) of their own, too. `corrupt`, when set, gets (sender, receiver, bytes) and returns what arrives.
+    sender to a receiver reaches at most (None or 0: as much as the links give); it and `latency` are asked when a link opens.
+    Transports have a `loss` and a `jitter` (mean extra seconds) of their own, too. `corrupt`, when set, gets (sender, receiver,
+    bytes) and returns what arrives.
     """
 
     def __init__(
@@ -191,15 +193,20 @@ class SimNet:
     # --- the way of a packet: uplink, latency, downlink, inbox
 
     def delay(self, sender: PeerId, receiver: PeerId) -> float:
-        """One-way seconds of one packet; lost transmissions add time-outs that double, as in TCP (RFC 6298)."""
-        base = self.latency(sender, receiver)
-        delay = base * (1.0 - self._jitter + self._jitter * self._rng.expovariate(1.0)) if self._jitter else base
-        a, b = self.peers[sender], self.peers[receiver]
+        """One-way seconds of one packet."""
+        return self._delay(self.latency(sender, receiver), self.peers[sender], self.peers[receiver])
+
+    def _delay(self, base: float, a: SimTransport, b: SimTransport) -> float:
+        """With chance; lost transmissions add time-outs that double, as in TCP (RFC 6298)."""
+        # What is exponentially distributed is computed here as by random.expovariate(1).
+        delay, draw = base, self._rng.random
+        if self._jitter:
+            delay = base * (1.0 - self._jitter + self._jitter * -log(1.0 - draw()))
         if a.jitter or b.jitter:
-            delay += (a.jitter + b.jitter) * self._rng.expovariate(1.0)
+            delay += (a.jitter + b.jitter) * -log(1.0 - draw())
         if self.loss or a.loss or b.loss or self.lossy:
             timeout, now = max(0.2, 3 * base), self.loop.time()
-            while self._rng.random() < self._loss(a, b, now + delay):
+            while draw() < self._loss(a, b, now + delay):
                 delay += timeout
                 timeout = min(2 * timeout, 60.0)
         return delay
@@ -217,22 +224,25 @@ class SimNet:
     def depart(self, pipe: Pipe, packet: Packet, seconds: float) -> None:
         """The first byte leaves now, the last one after `seconds`, or later where one connection is slower than that."""
         source, sink = pipe.pair
-        first = max(self.loop.time() + self.delay(source, sink), pipe.last)
-        if self.stream is not None and (rate := self.stream(source, sink)):
-            seconds = max(seconds, packet.size / rate)
-        pipe.last = packet.done = first + seconds
+        first = self.loop.now + self._delay(pipe.latency, self.peers[source], self.peers[sink])
+        if first < pipe.last:
+            first = pipe.last
+        if pipe.rate:
+            seconds = max(seconds, packet.size / pipe.rate)
         packet.number, pipe.sent = pipe.sent, pipe.sent + 1
-        pipe.source.traffic.count(packet.size, bulk=pipe.bulk, up=True)
         pipe.flying.append(packet)
-        if self.relays and (source, sink) in self.relays and self._rng.random() < SPOILED:
-            spoil(pipe, self.relays[(source, sink)])
+        if self.relays and pipe.pair in self.relays and self._rng.random() < SPOILED:
+            spoil(pipe, self.relays[pipe.pair])
         if pipe.bulk:
+            pipe.source.traffic.bulk_up += packet.size
+            pipe.last = packet.done = first + seconds
             self.at(first, self._arrive, pipe)
         else:
+            pipe.source.traffic.control_up += packet.size
             # Control does not wait for bulk, but delays it; one event is enough for that.
             rate = pipe.sink.downlink.rate
             pipe.last = packet.done = first + (max(seconds, packet.size / rate) if rate else seconds)
-            self.at(packet.done, self._control, pipe)
+            self.loop.call_at(packet.done, self._control, pipe, context=self.context)
 
     def _arrive(self, pipe: Pipe) -> None:
         """The first byte of a bulk packet arrives."""
@@ -249,7 +259,7 @@ class SimNet:
     def whole(self, pipe: Pipe, packet: Packet) -> None:
         """The last byte arrives when the packet says."""
         pipe.arrived.append(packet)
-        if packet.done <= self.loop.time():
+        if packet.done <= self.loop.now:
             self.hand_over(pipe)
         else:
             self.at(packet.done, self.hand_over, pipe)
@@ -259,7 +269,7 @@ class SimNet:
         source, sink = pipe.pair
         if self.holds.pairs and self.holds.held(source, sink):
             return
-        now, links = self.loop.time(), pipe.sink.links
+        now, links, traffic = self.loop.now, pipe.sink.links, pipe.sink.traffic
         while pipe.arrived and pipe.arrived[0].done <= now and links.get(source) is pipe.link:
             packet = pipe.arrived.pop(0)
             try:
@@ -267,7 +277,10 @@ class SimNet:
             except FrameError as error:
                 self.sever(pipe.sink, pipe.source, f"malformed frame: {error}")
                 return
-            pipe.sink.traffic.count(packet.size, bulk=pipe.bulk, up=False)
+            if pipe.bulk:
+                traffic.bulk_down += packet.size
+            else:
+                traffic.control_down += packet.size
             self.loop.record(source, sink, _MARKS[type(frame.message)], packet.wire, packet.payload)
             pipe.sink.accept(Arrival(source, frame), pipe)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import SIGNATURE_BYTES, Identity
-from thinwire.swarm.protocol import Message, Vote
+from thinwire.swarm.protocol import Ask, Vote
 
 UNSIGNED = bytes(SIGNATURE_BYTES)
 """In place of a signature that nobody looks at."""
@@ -16,8 +14,7 @@ UNSIGNED = bytes(SIGNATURE_BYTES)
 _size = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(slots=True, eq=False)
-class Packet:
+class Packet(msgspec.Struct, eq=False, gc=False):
     """A frame on its way: wire bytes with the payload beside them, or the Frame itself when encoding is off.
 
     `done` is when its last byte arrives, `number` its place among the packets of its pipe. `spoiled`: not as it was sent.
@@ -37,20 +34,24 @@ class Packer:
 
     def __init__(self, identity: Identity, run_id: bytes, *, encode: bool) -> None:
         self._identity, self._run_id, self._encode = identity, run_id, encode
-        self._last: Message | None = None
-        self._size, self._signature = 0, b""
+        self._last = Frame(Ask(0, 0))
+        self._size = 0
 
     def pack(self, frame: Frame) -> Packet:
         """A packet with a copy of the payload: the caller may reuse its buffer."""
-        message, payload = frame.message, bytes(memoryview(frame.payload))
+        message, payload = frame.message, frame.payload
+        if not isinstance(payload, bytes):
+            payload = bytes(memoryview(payload))
         if self._encode:
             wire = frames.encode(Frame(message, payload), self._identity, self._run_id)
             return Packet(wire, payload, None, len(wire) + len(payload))
-        if message is not self._last:  # most are sent to many
-            self._last, self._signature = message, b""
+        if message is not self._last.message:  # most are sent to many
+            signature = b""
             self._size = frames.HEADER_BYTES + len(_size(message)) + (SIGNATURE_BYTES if message.signed else 0)
             if isinstance(message, Vote):  # shown to others as a proof; of all else it matters only that it is signed
-                self._signature = frames.sign_message(message, b"", self._identity, self._run_id)
+                signature = frames.sign_message(message, b"", self._identity, self._run_id)
             elif message.signed:
-                self._signature = UNSIGNED
-        return Packet(b"", b"", Frame(message, payload, self._signature), self._size + len(payload))
+                signature = UNSIGNED
+            self._last = Frame(message, b"", signature)
+        shown = Frame(message, payload, self._last.signature) if payload else self._last
+        return Packet(b"", b"", shown, self._size + len(payload))

@@ -12,7 +12,7 @@ import msgspec
 from thinwire.swarm import manifest as manifests
 
 from . import regions
-from .faults import KINDS, Fault
+from .faults import ALONE, AMOUNTS, KINDS, PAIRS, Fault
 from .scenario import PeerSpec, Scenario
 from .scenariotables import MOST_PEERS, Group, Links, Misfortune, Top
 from .tables import Reader, ScenarioError, nearest
@@ -85,6 +85,7 @@ class _Scenario(Reader):
             peers += self._peers(group, ("peers", index), len(peers), {region for region, _ in paths})
         if not peers:
             raise self.error(("peers",), "there are no peers", "add a [[peers]] table")
+        self._distinct(groups, peers)
         if len(peers) > MOST_PEERS:
             raise self.error(("peers",), f"{len(peers)} peers are more than {MOST_PEERS}", "lower a count")
         if peers[0].join > 0:
@@ -99,26 +100,29 @@ class _Scenario(Reader):
             interval=top.interval,
             compute=top.compute,
             parameters=top.parameters,
-            manifest=self._manifest(top.manifest),
+            manifest=self._manifest(top),
             peers=tuple(peers),
             paths=paths,
             jitter=links.jitter,
             loss=links.loss,
-            faults=tuple(self._fault(value, ("faults", i), peers) for i, value in enumerate(top.faults)),
+            faults=tuple(
+                fault for i, value in enumerate(top.faults) for fault in self._faults(value, ("faults", i), peers, top)
+            ),
             mix=self._mix(top.random),
         )
 
     # --- parts
 
-    def _manifest(self, said: dict[str, Any] | str) -> str:
+    def _manifest(self, top: Top) -> str:
         place: Place = ("manifest",)
+        said = top.manifest
         try:
             if isinstance(said, str):
                 file = self.file.parent / said
                 text, name = file.read_text(encoding="utf-8"), str(file)
             else:
                 text, name = as_toml(said), "manifest"
-            manifests.parse(text, name)
+            found = manifests.parse(text, name)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text in UTF-8"
             raise self.error(place, f"manifest: cannot read {said}: {reason}", "name a run's TOML") from None
@@ -126,6 +130,9 @@ class _Scenario(Reader):
             match = re.match(r"manifest: (?:unknown table \[)?(\w+)(?:\.(\w+))?", str(error))
             where = (*place, *(part for part in match.groups() if part)) if match else place
             raise self.error(where, str(error), error.hint) from None
+        if top.compute == "torch" and found.model.kind == "custom":
+            where = (*place, "model", "kind")
+            raise self.error(where, "a model of one's own cannot be trained here", 'write compute = "stub"')
         return text
 
     def _peers(self, group: Group, place: Place, first: int, known: set[str]) -> list[PeerSpec]:
@@ -170,6 +177,21 @@ class _Scenario(Reader):
             )
             for i in range(group.count)
         ]
+
+    def _distinct(self, groups: list[Group], peers: list[PeerSpec]) -> None:
+        """Groups and peers have names of their own: a fault finds them by these."""
+        names = [group.name for group in groups]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise self.error(("peers", index, "name"), f"two groups are called {name!r}", "give one another name")
+        known = {name: index for index, name in enumerate(names)}
+        for peer in peers:
+            if known.get(peer.name, names.index(peer.group)) != names.index(peer.group):
+                raise self.error(
+                    ("peers", known[peer.name], "name"),
+                    f"{peer.name!r} is a peer of {peer.group!r}",
+                    "give one another name",
+                )
 
     def _scaled(self, groups: list[Group], wanted: int) -> list[Group]:
         """The same groups with `wanted` peers in all: largest remainders, at least one each."""
@@ -220,7 +242,8 @@ class _Scenario(Reader):
             raise self.error(("links", key), f"{key} differs with the direction", "make the matrix symmetric")
         return value
 
-    def _fault(self, value: object, place: Place, peers: list[PeerSpec]) -> Fault:
+    def _faults(self, value: object, place: Place, peers: list[PeerSpec], top: Top) -> list[Fault]:
+        """What befalls one peer befalls each of those named."""
         read = self.table(Misfortune, value, place)
         named: dict[str, tuple[int, ...]] = {}
         for peer in peers:
@@ -232,11 +255,16 @@ class _Scenario(Reader):
                 hint = nearest(one, named, "peers and groups: ")
                 raise self.error((*place, "peers"), f"there is no peer or group {one!r}", hint)
             chosen += [one] if isinstance(one, int) else named[one]
-        fault = read.fault(tuple(dict.fromkeys(chosen)))
-        if problem := _odd(fault, len(peers)):
-            key = "kind" if fault.kind not in KINDS else "detail" if problem[0].startswith("detail") else "peers"
-            raise self.error((*place, key), *problem)
-        return fault
+        if read.at > top.duration:
+            raise self.error((*place, "at"), "it comes after the end", f"duration is {top.duration:g}")
+        whole = tuple(dict.fromkeys(chosen))
+        split = [(one,) for one in whole] if read.kind in ALONE and whole else [whole]
+        faults = [read.fault(some) for some in split]
+        for fault in faults:
+            if problem := _odd(fault, len(peers)):
+                key = "kind" if fault.kind not in KINDS else problem[0].partition(":")[0]
+                raise self.error((*place, key if key in ("kind", "detail", "amount") else "peers"), *problem)
+        return faults
 
     def _mix(self, table: dict[str, Any]) -> dict[str, float]:
         for kind, rate in table.items():
@@ -257,9 +285,20 @@ def _odd(fault: Fault, peers: int) -> tuple[str, str] | None:
         return f"there is no peer {wrong[0]}", f"peers are 0 to {peers - 1}"
     if fault.kind == "liar" and (hint := _no_lie(fault.detail)):
         return f"detail: {fault.detail!r} is no way to lie", hint
-    least = 0 if fault.kind == "loss" else 2 if fault.kind in _PAIRS else 1
-    if len(fault.peers) < least:
-        return f"{fault.kind} concerns {least} peers at least", f"{fault.kind}: {KINDS[fault.kind]}"
+    means, named = f"{fault.kind}: {KINDS[fault.kind]}", len(set(fault.peers))
+    least = 0 if fault.kind == "loss" else 2 if fault.kind in PAIRS or fault.kind == "one-way" else 1
+    if named < least:
+        return f"{fault.kind} concerns {least} peers at least", means
+    most = 1 if fault.kind in ALONE else 2 if fault.kind in PAIRS else peers
+    if named > most:
+        return f"{fault.kind} concerns {most} {'peer' if most == 1 else 'peers'}, {named} are named", means
+    if fault.kind in ("partition", "isolate") and named == peers:
+        return f"{fault.kind} needs somebody on the other side", "leave out a peer"
+    if fault.kind not in AMOUNTS:
+        return (f"amount: {fault.kind} has none", "remove it") if fault.amount else None
+    low, high = AMOUNTS[fault.kind]
+    if not low <= fault.amount <= high or not fault.amount:
+        return f"amount: {fault.amount:g} is not from {low:g} to {high:g}, without 0", means
     return None
 
 
@@ -268,6 +307,3 @@ def _no_lie(kind: str) -> str:
     from .liars import KINDS as LIES
 
     return "" if kind in LIES else nearest(kind, LIES, "ways to lie: ")
-
-
-_PAIRS = {"one-way", "clog", "half-open", "reset", "slow-close", "corrupt", "duplicate", "reorder"}

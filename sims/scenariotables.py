@@ -16,7 +16,7 @@ _SECONDS = "a number of seconds"
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z", description=_NAME)]
 Seconds = Annotated[float, Meta(ge=0, le=1e7, description=_SECONDS)]
-Positive = Annotated[float, Meta(gt=0, le=1e7, description="a number of seconds above 0")]
+Positive = Annotated[float, Meta(ge=1e-3, le=1e7, description="a number of seconds from 0.001")]
 Rate = Annotated[float, Meta(gt=0, le=1e6, description="a number of Mbit/s above 0")]
 Part = Annotated[float, Meta(ge=0, lt=1, description="a fraction from 0 to below 1")]
 Milliseconds = Annotated[float, Meta(ge=0, le=60_000, description="a round trip in milliseconds")]

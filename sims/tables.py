@@ -37,7 +37,7 @@ class Reader:
     def table(self, kind: type[Kind], table: object, place: Place) -> Kind:
         """The table at `place`, checked. Raises ScenarioError."""
         if not isinstance(table, dict):
-            raise self.error(place, f"{_dotted(place)} is a table", f"write [{_dotted(place)}] on a line of its own")
+            raise self.error(place, f"{_dotted(place)} is a table", f"write {self._header(place)} on a line of its own")
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         values = {}
         for key, value in table.items():
@@ -56,6 +56,10 @@ class Reader:
             if field.required and field.name not in values:
                 raise self.error(place, f"{_dotted((*place, field.name))} is missing", f"add {field.name} = …")
         return kind(**values)
+
+    @staticmethod
+    def _header(place: Place) -> str:
+        return f"[[{_dotted(place)}]]" if isinstance(place[-1], int) else f"[{_dotted(place)}]"
 
     def error(self, place: Place, text: str, hint: str = "`thinwire sim new FILE` explains every key") -> ScenarioError:
         """What is wrong at `place`."""

@@ -13,14 +13,14 @@ from thinwire.sims.packets import Packer
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import VERSION, Hello, Message, PeerId, Refuse, Welcome
+from thinwire.swarm.protocol import NUMBERS, VERSION, Hello, Message, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord, RecordError
 
 if TYPE_CHECKING:
     from thinwire.sims.network import SimNet
 
-CONTROL_WINDOW = 256
-"""Control frames in flight per direction before `send` waits."""
+BULK = frozenset(kind for kind in NUMBERS if kind.payload > 0 and not kind.signed)
+"""Types of messages that travel on the bulk stream."""
 
 
 class SimTransport:
@@ -39,6 +39,8 @@ class SimTransport:
         self.loss = self.jitter = 0.0
         self.wall = net.wall
         self.traffic = Traffic()
+        self.peaks = [0, 0]
+        """Most frames of control, and of bulk, that were in flight at a time in one pipe."""
         self.alive = True
         self.awake = asyncio.Event()
         self.awake.set()
@@ -50,7 +52,7 @@ class SimTransport:
         self.banned: dict[PeerId, str] = {}
         self._opening: dict[PeerId, asyncio.Future[None]] = {}
         self._closed = False
-        self._mail = asyncio.Event()
+        self._mail: asyncio.Future[None] | None = None
         self._packer = Packer(identity, run_id, encode=net.encode)
         self._control: deque[tuple[Arrival, Pipe | None]] = deque()
         self._bulk: deque[tuple[Arrival, Pipe | None]] = deque()
@@ -82,8 +84,8 @@ class SimTransport:
         link = self.links.get(to)
         if link is None:
             return False
-        pipe, packet = self._pipe(link, frame), self._packer.pack(frame)
-        if not await pipe.room(self._limit(pipe)):
+        pipe, packet = link.pipe(self, type(frame.message) in BULK), self._packer.pack(frame)
+        if not await pipe.room():
             return False
         self.uplink.send(pipe, packet)
         return True
@@ -92,32 +94,25 @@ class SimTransport:
         link = self.links.get(to)
         if link is None or self._closed or not self.awake.is_set():
             return False
-        pipe = self._pipe(link, frame)
-        if pipe.waiters or pipe.used >= self._limit(pipe):
+        pipe = link.pipe(self, type(frame.message) in BULK)
+        if pipe.waiters or pipe.used >= pipe.limit:
             return False
-        pipe.used += 1
+        pipe.take()
         self.uplink.send(pipe, self._packer.pack(frame))
         return True
-
-    def _pipe(self, link: Link, frame: Frame) -> Pipe:
-        return link.pipe(self, type(frame.message).payload > 0 and not frame.message.signed)
-
-    def _limit(self, pipe: Pipe) -> int:
-        return self._net.window if pipe.bulk else CONTROL_WINDOW
 
     async def recv(self) -> Arrival:
         while True:
             if not self.awake.is_set():
                 await self.awake.wait()
             self._check()
-            for inbox in (self._control, self._bulk):
-                if inbox:
-                    arrival, pipe = inbox.popleft()
-                    if pipe is not None:
-                        pipe.release()
-                    return arrival
-            self._mail.clear()
-            await self._mail.wait()
+            if inbox := self._control or self._bulk:
+                arrival, pipe = inbox.popleft()
+                if pipe is not None:
+                    pipe.release()
+                return arrival
+            self._mail = self._net.loop.create_future()
+            await self._mail
 
     def drop(self, peer: PeerId, reason: str, *, ban: bool = False) -> None:
         if ban:
@@ -138,7 +133,12 @@ class SimTransport:
         if self.alive:
             self._closed = True
             self._end("closed by the peer")
-            self._mail.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        """There is something for who waits in `recv`."""
+        if self._mail is not None and not self._mail.done():
+            self._mail.set_result(None)
 
     # --- called by the network
 
@@ -148,7 +148,7 @@ class SimTransport:
 
     def accept(self, arrival: Arrival, pipe: Pipe) -> None:
         (self._bulk if pipe.bulk else self._control).append((arrival, pipe))
-        self._mail.set()
+        self._wake()
 
     def lose(self, link: Link, reason: str) -> None:
         """The link broke; known to this end from now on."""
@@ -157,7 +157,7 @@ class SimTransport:
             self._release(link)
             self._net.loop.record(b"lost", self.peer_id, peer, reason.encode())
             self._control.append((Arrival(peer, None, reason), None))
-            self._mail.set()
+            self._wake()
 
     def vanish(self) -> None:
         """Killed: nothing here goes on."""
@@ -181,7 +181,7 @@ class SimTransport:
         """Leave a link; the other end learns it one latency later: on a reset at once, else after what was sent."""
         other = link.other(self)
         self._release(link)
-        when = self._net.loop.time() + self._net.latency(self.peer_id, other.peer_id)
+        when = self._net.loop.now + self._net.latency(self.peer_id, other.peer_id)
         if reason != "reset":
             when = max([when, *(pipe.last + 1e-6 for pipe in link.pipes if pipe.source is self)])
         self._net.at(when, other.lose, link, reason)
@@ -209,7 +209,7 @@ class SimTransport:
                     return
                 if answer.code == "refused":
                     self._control.append((Arrival(to, None, REFUSED), None))
-                    self._mail.set()
+                    self._wake()
         finally:
             del self._opening[to]
             done.set_result(None)
@@ -260,11 +260,11 @@ class SimTransport:
     async def _cross(self, source: SimTransport, sink: SimTransport, message: Message | None = None) -> None:
         """Let one packet of a handshake travel; a cut holds it."""
         size = frames.HEADER_BYTES + len(msgspec.msgpack.encode(message)) if message else 0
-        source.traffic.count(size, bulk=False, up=True)
+        source.traffic.control_up += size
         await asyncio.sleep(self._net.delay(source.peer_id, sink.peer_id))
         while self._net.holds.cut(source.peer_id, sink.peer_id):
             await asyncio.sleep(0.1)
-        sink.traffic.count(size, bulk=False, up=False)
+        sink.traffic.control_down += size
 
     def _greet(self, hello: Hello, transport_key: bytes) -> Welcome | Refuse:
         """The gate: judge a stranger."""
@@ -295,7 +295,7 @@ class SimTransport:
                     return  # both knocked at the same time
                 end.lose(old, "replaced")
                 # An earlier life that still runs, with the same key, is cut off.
-                when = self._net.loop.time() + self._net.latency(end.peer_id, other.peer_id)
+                when = self._net.loop.now + self._net.latency(end.peer_id, other.peer_id)
                 self._net.at(when, old.other(end).lose, old, "closed by the peer")
-        link = Link(self, host)
+        link = Link(self._net, self, host)
         self.links[host.peer_id] = host.links[self.peer_id] = link

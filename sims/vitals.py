@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from thinwire.collectives.outbox import LONGEST
 from thinwire.node.duties import DuplicateKey
 from thinwire.node.peer import Refused
+from thinwire.sims.link import CONTROL_WINDOW
 from thinwire.sims.machine import Machine, Process
 from thinwire.sims.network import EPOCH
 from thinwire.sims.oracles import Oracles, Tell
-from thinwire.sims.transport import CONTROL_WINDOW
 from thinwire.swarm.broadcast import MAX_QUEUE
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.preset import Preset
@@ -133,8 +133,8 @@ class Vitals:
         return max(self._touched.get(machine.index, -self._settle), self._changed.get(machine.index, -self._settle))
 
     def _bans(self, machine: Machine, process: Process) -> None:
-        states, transport = process.peer.session.roster.states(), process.transport
-        banned = [peer for peer, state in states.items() if state == "banned"]
+        transport = process.transport
+        banned = sorted(process.peer.session.roster.banned)
         banned += list(transport.banned) if transport is not None else []
         for peer in banned:
             if peer in self._ids:
@@ -145,11 +145,14 @@ class Vitals:
         skewed = {m.identity.peer_id for m in self._machines if self._excused(m, now)}
         coming = {m.identity.peer_id for m in self._machines if m.process is not None and not m.process.ready}
         fallen = {m.identity.peer_id: self._changed.get(m.index, 0.0) for m in self._machines if not m.up}
+        everybody = tuple(sorted(there))
         for machine in running:
-            process = machine.process
-            if process is None or self._excused(machine, now):
+            if machine.process is None or machine.identity.peer_id in skewed:
                 continue
-            seen = set(process.peer.session.roster.view.peers)
+            view = machine.process.peer.session.roster.view
+            if view.peers == everybody:
+                continue
+            seen = set(view.peers)
             came = self._changed.get(machine.index, 0.0)
             # Who came after a death may have heard of the dead from one that did not know, and has to find out by itself.
             new = now <= came + self._round + self._settle
@@ -179,11 +182,9 @@ class Vitals:
                 if waiting > sizes.get("lane", (0, 0))[0]:
                     sizes["lane"] = (waiting, LONGEST)
         if process.transport is not None:
-            for link in process.transport.links.values():
-                for pipe in link.pipes:
-                    limit = self._window if pipe.bulk else CONTROL_WINDOW
-                    if pipe.used > limit:
-                        sizes["pipe"] = (pipe.used, limit)
+            for most, limit in zip(process.transport.peaks, (CONTROL_WINDOW, self._window), strict=True):
+                if most > limit:
+                    sizes["pipe"] = (most, limit)
         for name, (size, limit) in sizes.items():
             if size > limit:
                 self._tell("caps", machine.index, f"{name}: {size} of {limit}")

@@ -120,12 +120,11 @@ class SimWorld:
         self.violations: list[Violation] = []
         self.trace = ""
         self._watch, self._first, self._folder = watch, first, folder
-        self._indices: dict[PeerId, int] = {}
-        self._paths: dict[tuple[PeerId, PeerId], tuple[float, float | None]] = {}
+        indices: dict[PeerId, int] = {}
         self.net = SimNet(
             scenario.seed,
-            latency=lambda sender, receiver: self._path(sender, receiver)[0],
-            stream=lambda sender, receiver: self._path(sender, receiver)[1],
+            latency=lambda sender, receiver: scenario.latency(indices[sender], indices[receiver]),
+            stream=lambda sender, receiver: scenario.stream(indices[sender], indices[receiver]),
             jitter=scenario.jitter,
             loss=scenario.loss,
             window=WINDOW,
@@ -135,7 +134,7 @@ class SimWorld:
         self.manifest = self.signed.verify()
         self.run_id = self.manifest.run_id(_identity(0).public_key)
         self.machines = [Machine(self, spec, _identity(spec.index)) for spec in scenario.peers]
-        self._indices |= {machine.identity.peer_id: machine.index for machine in self.machines}
+        indices |= {machine.identity.peer_id: machine.index for machine in self.machines}
         lying = {fault.peers[0] for fault in scenario.faults if fault.kind == "liar"}
         honest = [m.index for m in self.machines if not m.spec.liar and m.index not in lying]
         self.oracles = Oracles(self.manifest, {self.machines[i].identity.peer_id: i for i in honest}, self.tell)
@@ -153,14 +152,6 @@ class SimWorld:
         )
         self._misfortune = Misfortune(self.net, self.machines)
         self._over = asyncio.Event()
-
-    def _path(self, sender: PeerId, receiver: PeerId) -> tuple[float, float | None]:
-        """One-way seconds and the bytes/s of one connection, remembered: they are asked for with every packet."""
-        found = self._paths.get((sender, receiver))
-        if found is None:
-            pair = self._indices[sender], self._indices[receiver]
-            found = self._paths[sender, receiver] = (self.scenario.latency(*pair), self.scenario.stream(*pair))
-        return found
 
     def tell(self, oracle: str, peer: int, detail: str) -> None:
         """A violation."""

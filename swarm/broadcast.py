@@ -56,26 +56,25 @@ class Broadcast:
     def take(self, budget: int, most: int, times: int) -> list[bytes]:
         """At most `most` items of at most `budget` bytes together; one that was told `times` times is dropped."""
         chosen: list[bytes] = []
-        later: list[Subject] = []
+        later: list[tuple[int, int, Subject]] = []
         skipped = 0
         while self._queue and len(chosen) < most and skipped < SKIPS:
-            entry = heapq.heappop(self._queue)
-            if not self._valid(entry):
-                continue
-            subject = entry[2]
-            news = self._news[subject]
-            if len(news.item) <= budget:
-                budget -= len(news.item)
+            told, order, subject = heapq.heappop(self._queue)
+            news = self._news.get(subject)
+            if news is None or news.told != told or news.order != -order:
+                continue  # void
+            if (size := len(news.item)) <= budget:
+                budget -= size
                 chosen.append(news.item)
                 news.told += 1
             else:
                 skipped += 1
             if news.told < times:
-                later.append(subject)
+                later.append((news.told, order, subject))
             else:
                 del self._news[subject]
-        for subject in later:
-            self._push(subject)
+        for entry in later:
+            heapq.heappush(self._queue, entry)
         return chosen
 
     def _push(self, subject: Subject) -> None:

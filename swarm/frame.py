@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import blake3
@@ -54,13 +53,15 @@ class UnknownType(FrameError):
         self.optional = optional
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """One message with its payload. `signature` is set on received control messages, for those that relay proofs."""
 
     message: Message
-    payload: Buffer = field(default=b"", repr=False)
+    payload: Buffer = b""
     signature: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Frame({self.message!r}, {nbytes(self.payload)} bytes)"
 
 
 class Header(NamedTuple):

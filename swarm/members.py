@@ -6,6 +6,7 @@ A record with a higher sequence brings back the suspected, the dead and the left
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable
 
 from . import rumor
@@ -41,6 +42,8 @@ class Members:
         self.table: dict[PeerId, Member] = {}
         self.wires: set[bytes] = set()
         self.behind: dict[PeerId, None] = {}
+        self.banned: dict[PeerId, None] = {}
+        """Whose state is "banned", in the order in which they were."""
         self.events: list[Event] = []
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
         self._docket = Docket(preset)
@@ -51,23 +54,33 @@ class Members:
 
     def live(self) -> list[PeerId]:
         """The others in the view, sorted."""
-        self.view()
         return list(self._others)
+
+    @property
+    def size(self) -> int:
+        """How many are in the view, us included."""
+        return len(self._others) + 1
 
     @property
     def alone(self) -> bool:
         """Whether nobody else is in the view."""
-        return not any(member.live for member in self.table.values())
+        return not self._others
 
     def view(self) -> View:
         if self._view is None:
             # Made when it is asked for: in a rush of joins there are many changes between two looks.
-            live = [peer for peer, member in self.table.items() if member.live]
-            self._view = View.of(self._views, [self.me, *live])
-            self._others = [peer for peer in self._view.peers if peer != self.me]
+            self._view = View.of(self._views, [self.me, *self._others])
         return self._view
 
-    def _renew_view(self) -> None:
+    def _enter(self, peer: PeerId) -> None:
+        """A peer is in the view from now on."""
+        insort(self._others, peer)
+        self._views += 1
+        self._view = None
+
+    def _exit(self, peer: PeerId) -> None:
+        """A peer that was in the view is not any more."""
+        del self._others[bisect_left(self._others, peer)]
         self._views += 1
         self._view = None
 
@@ -108,7 +121,7 @@ class Members:
 
     def _welcome(self, record: PeerRecord) -> bool:
         self._spread(record)
-        self._renew_view()
+        self._enter(record.peer_id)
         self.events.append(Event("joined", record.peer_id, ", ".join(record.addresses)))
         return True
 
@@ -124,7 +137,7 @@ class Members:
         member.void, member.note = departure.sequence, item
         self._broadcast.add(("record", departure.peer, departure.peer), item)
         if was_live:
-            self._renew_view()
+            self._exit(departure.peer)
         self.events.append(Event("left", departure.peer))
 
     def ban(self, member: Member, other: PeerRecord, now: float) -> None:
@@ -137,8 +150,9 @@ class Members:
         was_live, member.state, member.since = member.live, "banned", now
         member.note = rumor.prove(member.record, other)
         self._broadcast.add(("record", peer, peer), member.note)
+        self.banned[peer] = None
         if was_live:
-            self._renew_view()
+            self._exit(peer)
         self.events.append(Event("equivocation", peer, f"two records with sequence {other.sequence}"))
 
     def convict(self, one: PeerRecord, other: PeerRecord, now: float) -> None:
@@ -213,7 +227,7 @@ class Members:
 
     def _suspect(self, member: Member, now: float) -> Suspicion:
         if member.suspicion is None:
-            member.suspicion = Suspicion.begin(self._preset, len(self.view()), now)
+            member.suspicion = Suspicion.begin(self._preset, self.size, now)
             member.state, member.since = "suspect", now
             self._suspects[member.record.peer_id] = member
             self.events.append(Event("suspect", member.record.peer_id))
@@ -274,7 +288,7 @@ class Members:
         self._end_suspicion(member, now, refuted=False)
         member.state, member.since = "dead", now
         self._broadcast.forget(("record", peer, peer))
-        self._renew_view()
+        self._exit(peer)
         self.events.append(Event("dead", peer, detail))
 
     def _end_suspicion(self, member: Member, now: float, *, refuted: bool) -> None:

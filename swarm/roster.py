@@ -76,6 +76,16 @@ class Roster:
         return self._members.view()
 
     @property
+    def others(self) -> list[PeerId]:
+        """Who is in the view but ourselves, sorted."""
+        return self._members.live()
+
+    @property
+    def banned(self) -> list[PeerId]:
+        """Who has signed two records with one sequence."""
+        return list(self._members.banned)
+
+    @property
     def record(self) -> PeerRecord:
         """Our own current record."""
         return self._members.own.record
@@ -238,7 +248,7 @@ class Roster:
         return letters
 
     def _push_pull(self, now: float) -> Letters:
-        self._push_pull_at = now + self.preset.push_pull(len(self.view))
+        self._push_pull_at = now + self.preset.push_pull(self._members.size)
         self._answered.clear()
         self._intake.forget()
         for peer in self._members.purge(now):
@@ -274,7 +284,7 @@ class Roster:
         while sum(map(len, first)) > rest:
             first.pop()
         rest -= sum(map(len, first))
-        times = self.preset.retransmissions(len(self.view))
+        times = self.preset.retransmissions(self._members.size)
         return (*first, *self._news.take(rest, MAX_ITEMS - len(first), times))
 
     def _pages(self, now: float) -> Iterator[tuple[bytes, ...]]:
@@ -291,7 +301,7 @@ class Roster:
 
     def _table_items(self, now: float) -> Iterator[bytes]:
         yield rumor.announce(self.record)
-        recent = 2 * self.preset.push_pull(len(self.view)) + self.preset.gossip_to_dead
+        recent = 2 * self.preset.push_pull(self._members.size) + self.preset.gossip_to_dead
         for member in self._members.table.values():
             if member.live:
                 yield rumor.announce(member.record)

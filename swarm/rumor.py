@@ -16,6 +16,7 @@ from .record import PeerRecord, RecordError
 
 MAX_BYTES = 2048
 RECORD, ACCUSATION, DEPARTURE, PROOF = 1, 2, 3, 4
+_RECORD = bytes([RECORD])
 
 
 class Accusation(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -43,7 +44,7 @@ _decoders = {kind: msgspec.msgpack.Decoder(schema) for kind, schema in _KINDS.it
 
 def announce(record: PeerRecord) -> bytes:
     """The item that spreads a record."""
-    return bytes([RECORD]) + record.wire
+    return _RECORD + record.wire
 
 
 def sign(statement: Statement, identity: Identity, run_id: bytes) -> bytes:

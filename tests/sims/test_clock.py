@@ -229,3 +229,29 @@ def test_a_frozen_host_stands_still_and_comes_back_late() -> None:
         assert [when for name, when in seen if name == "a"] == [1.0, 2.0, 7.5, 8.5]
 
     clock.run(main(), seed=1)
+
+
+def test_what_begins_while_the_rest_ends_is_ended_too() -> None:
+    ended: list[str] = []
+
+    async def late() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append("late")
+
+    async def first() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            tasks.append(asyncio.create_task(late()))
+            await asyncio.sleep(1)
+            ended.append("first")
+
+    async def main() -> None:
+        tasks.append(asyncio.create_task(first()))
+        await asyncio.sleep(1)
+
+    tasks: list[asyncio.Task[None]] = []
+    clock.run(main(), seed=0)
+    assert ended == ["first", "late"] and all(task.done() for task in tasks)

@@ -33,7 +33,7 @@ leave = 50
 [[faults]]
 at = 10
 kind = "partition"
-peers = ["home", 3]
+peers = ["home"]
 seconds = 4
 [random]
 pause = 0.5
@@ -52,7 +52,7 @@ def test_what_a_file_says_is_what_is_played():
     home, late = read.peers[0], read.peers[3]
     assert (home.up, home.down, home.step_seconds) == (1.25e6, 6.25e6, 0.5)
     assert (late.up, late.down, late.join, late.leave, late.index) == (1e6, 2e6, 5.0, 50.0, 3)
-    assert read.faults == (Fault(10.0, "partition", (0, 1, 2, 3), 4.0),) and read.mix == {"pause": 0.5}
+    assert read.faults == (Fault(10.0, "partition", (0, 1, 2), 4.0),) and read.mix == {"pause": 0.5}
     assert manifest.parse(read.manifest).outer.steps == 4
     # Germany to Japan and back: 224 ms, 95 Mbit/s a connection, in both directions.
     assert read.latency(0, 1) == read.latency(1, 0) == 0.112 and read.stream(1, 0) == 95e6 / 8
@@ -99,7 +99,7 @@ region = ["home", "office"]
 
 
 def test_another_number_of_peers_keeps_the_proportions():
-    text = SMALL.replace('["home", 3]', '["home"]')
+    text = SMALL.replace('["home"]', '["home"]')
     for wanted, late in ((2, 1), (4, 1), (8, 2), (10, 3), (102, 26)):
         groups = [peer.group for peer in parse(text, peers=wanted).peers]
         assert len(groups) == wanted and groups.count("late") == late
@@ -113,9 +113,9 @@ def test_another_number_of_peers_keeps_the_proportions():
         ("region =", "regoin =", 8, "peers.regoin: unknown key", "did you mean 'region'?"),
         ('"Japan"', '"Jpan"', 8, "there is no region 'Jpan'", "did you mean 'Japan'?"),
         ('"dsl"', '"dls"', 9, "'dls' is no kind of link", "did you mean 'dsl'?"),
-        ("step = 0.5", "step = 0", 10, "peers.step: 0 is not a number of seconds above 0", "explains every key"),
+        ("step = 0.5", "step = 0", 10, "peers.step: 0 is not a number of seconds from 0.001", "explains every key"),
         ("step = 0.5", "step = nan", 10, "nan is not a finite number", ""),
-        ("step = 0.5", 'step = "fast"', 10, "'fast' is not a number of seconds above 0", ""),
+        ("step = 0.5", 'step = "fast"', 10, "'fast' is not a number of seconds from 0.001", ""),
         ("count = 3", "count = 0", 7, "peers.count: 0 is not a number of peers from 1 to 10000", ""),
         ("down_mbit = 16", 'access = "dsl"', 14, "a kind or rates of its own, not both", ""),
         ("down_mbit = 16", "", 13, "both up_mbit and down_mbit", "add the other"),
@@ -123,9 +123,9 @@ def test_another_number_of_peers_keeps_the_proportions():
         ("leave = 50", 'liar = "hugh"', 16, "'hugh' is no way to lie", "did you mean 'huge'?"),
         ('kind = "partition"', 'kind = "liar"\ndetail = "fip"', 20, "'fip' is no way to lie", "did you mean 'flip'?"),
         ("partition", "partiton", 19, "'partiton' is no kind of fault", "did you mean 'partition'?"),
-        ('["home", 3]', '["hom", 3]', 20, "there is no peer or group 'hom'", "did you mean 'home'?"),
-        ('["home", 3]', '["home", 4]', 20, "there is no peer 4", "peers are 0 to 3"),
-        ('["home", 3]', "[]", 20, "partition concerns 1 peers at least", ""),
+        ('["home"]', '["hom"]', 20, "there is no peer or group 'hom'", "did you mean 'home'?"),
+        ('["home"]', '["home", 4]', 20, "there is no peer 4", "peers are 0 to 3"),
+        ('["home"]', "[]", 20, "partition concerns 1 peers at least", ""),
         ("pause", "puase", 23, "'puase' is no kind of fault", "did you mean 'pause'?"),
         ("pause = 0.5", "pause = -1", 23, "-1 is not a number of faults per minute", ""),
         ("steps = 4", "stesp = 4", 4, "manifest: outer.stesp: unknown key", "did you mean 'steps'?"),
@@ -148,6 +148,24 @@ def test_another_number_of_peers_keeps_the_proportions():
         ("[random]", '[links]\nregions = ["a", "b"]\nrtt_ms = [[1, 2]]\n[random]', 24, "not 2 × 2", ""),
         ("[[faults]]", "[faults]", None, "", ""),
         ("at = 10", "", 17, "faults.at is missing", ""),
+        ("at = 10", "at = 61", 18, "it comes after the end", "duration is 60"),
+        ('["home"]', '["home", "late"]', 20, "partition needs somebody on the other side", "leave out"),
+        ('"partition"', '"reset"', 20, "reset concerns 2 peers, 3 are named", "the link between two"),
+        ("seconds = 4", "seconds = 4\namount = 2", 22, "partition has none", "remove it"),
+        ('"partition"', '"loss"\namount = 7.5', 20, "7.5 is not from 0 to 1", "is lost"),
+        ('"partition"', '"clock-drift"\namount = -5', 20, "-5 is not from -0.5 to 0.5", "run fast"),
+        ('"partition"', '"slow-disk"', 20, "0 is not from 0 to 1000, without 0", ""),
+        ('name = "late"', 'name = "home"', 12, "two groups are called 'home'", "another name"),
+        ('name = "late"', 'name = "home-2"', 12, "'home-2' is a peer of 'home'", "another name"),
+        (
+            "duration = 60",
+            'duration = 60\ncompute = "torch"\n[manifest.model]\nkind = "custom"',
+            5,
+            "of one's own",
+            "stub",
+        ),
+        ("step = 0.5", "step = 1e-9", 10, "1e-09 is not a number of seconds from 0.001", ""),
+        ("duration = 60", "duration = 60\ninterval = 1e-9", 3, "1e-09 is not a number of seconds from 0.001", ""),
     ],
 )
 def test_a_mistake_is_found_on_its_line(old, new, line, message, hint):
@@ -160,6 +178,17 @@ def test_a_mistake_is_found_on_its_line(old, new, line, message, hint):
     else:
         assert "line " in str(caught.value)  # of the TOML reader, or of the nearest table
     assert caught.value.exit_code == 2
+
+
+def test_what_befalls_one_peer_befalls_each_of_a_group():
+    read = parse(SMALL.replace('"partition"', '"pause"'))
+    assert read.faults == tuple(Fault(10.0, "pause", (index,), 4.0) for index in range(3))
+
+
+def test_peers_in_a_list_are_told_how_tables_of_peers_are_written():
+    with pytest.raises(ScenarioError) as caught:
+        parse("duration = 5\npeers = [3, {count = 1}]\n")
+    assert "write [[peers]] on a line" in caught.value.hint
 
 
 def test_files_that_are_not_there(tmp_path):
@@ -189,7 +218,13 @@ def test_a_list_of_faults(tmp_path):
     assert load_faults(file, 2) == (Fault(3.0, "pause", (1,), 2.0),)
     with pytest.raises(ScenarioError, match="fault 1: there is no peer 1"):
         load_faults(file, 1)
-    for wrong in ("", "{}", '[{"at": 3}]', '[{"at": 3, "kind": "pause", "speed": 1}]'):
+    for wrong in (
+        "",
+        "{}",
+        '[{"at": 3}]',
+        '[{"at": 3, "kind": "pause", "speed": 1}]',
+        '[{"at":3,"kind":"kill","peers":[0,1]}]',
+    ):
         file.write_text(wrong)
         with pytest.raises(ScenarioError):
             load_faults(file, 9)

@@ -1,0 +1,103 @@
+"""How fast a swarm is played in virtual time, on one core.
+
+    python benchmarks/simulation.py              # fifty peers, and seeds of the trial
+    python benchmarks/simulation.py --full       # and a thousand peers for ten minutes
+
+Fifty peers in ten regions that all average with all (DiLoCo, made-up model), in three settings: a round every 30 s and one each
+2.5 s at the pace of the internet, and the seeds that continuous integration plays (a round every 3.4 s, five times as many
+messages of membership, faults). CPU seconds are those of this process, all threads, system calls included; a real-time
+factor is virtual seconds by CPU seconds, the arrival of the peers included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from typing import Any
+
+import machine
+from thinwire.sims import seeds
+from thinwire.sims.regions import MBIT, REGIONS
+from thinwire.sims.scenario import PeerSpec, Scenario
+from thinwire.sims.scenariofile import load
+from thinwire.sims.world import Run, simulate
+
+PEERS = 50
+SEEDS = (0, 1, 2, 3, 5, 8)
+MANIFEST = """
+[run]
+name = "figures"
+[outer]
+steps = {steps}
+"""
+
+
+def main() -> None:
+    """Parse the options, measure, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="also a thousand peers for ten virtual minutes")
+    parser.add_argument("--peers", type=int, default=1000, help="how many peers --full plays")
+    options = parser.parse_args()
+    simulate(seeds.trial(0, 4), preset=seeds.PACE)  # what is imported and compiled once
+    report: dict[str, Any] = {"machine": machine.describe()}
+    rows = []
+    for name, steps, duration in (("30 s", 30.0, 600.0), ("2.5 s", 2.5, 120.0)):
+        seconds, run = spent(swarm(int(4 * steps), duration))
+        report[f"factor_rounds_{name.replace(' ', '')}"] = round(duration / seconds, 1)
+        rows.append((f"{PEERS} peers, a round every {name}", f"{duration / seconds:.0f} × real time", rounds(run)))
+    trials = [spent(seeds.trial(seed), preset=seeds.PACE, stall=seeds.STALL, first=True)[0] for seed in SEEDS]
+    report["seconds_per_seed"] = round(sum(trials) / len(trials), 2)
+    report["factor_trial"] = round(seeds.SECONDS * len(trials) / sum(trials), 1)
+    rows.append(
+        (f"a seed of the trial ({PEERS} peers, {seeds.SECONDS:.0f} s)", f"{report['seconds_per_seed']} CPU s", "")
+    )
+    if options.full:
+        scenario = load("thousand-peers-gossip", peers=options.peers)
+        began = time.monotonic()
+        seconds, run = spent(scenario)
+        wall, peak = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        report["gossip"] = {
+            "peers": options.peers,
+            "wall": round(wall),
+            "cpu": round(seconds),
+            "peak_gib": round(peak, 2),
+        }
+        what = f"{options.peers} peers, {scenario.duration:.0f} s of gossip"
+        rows.append((what, f"{wall:.0f} s ({seconds:.0f} CPU s), {peak:.1f} GiB at most", rounds(run)))
+    print(f"\n{report['machine']}\n")
+    print("| what | figure | |\n|---|---|---|")
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print("\n" + json.dumps(report))
+
+
+def swarm(steps: int, duration: float) -> Scenario:
+    """Full peers on cable, with `steps` inner steps of 0.25 s a round."""
+    peers = tuple(
+        PeerSpec(index, f"peer-{index}", REGIONS[index % len(REGIONS)], 0.25, 20 * MBIT, 200 * MBIT, join=0.02 * index)
+        for index in range(PEERS)
+    )
+    manifest = MANIFEST.format(steps=steps)
+    return Scenario("figures", 1, duration, manifest, peers, parameters=1500, jitter=0.2, interval=10.0)
+
+
+def spent(scenario: Scenario, **options: Any) -> tuple[float, Run]:
+    """CPU seconds that a simulation takes. Raises RuntimeError when an oracle has something to say."""
+    before = time.process_time()
+    run = simulate(scenario, **options)
+    seconds = time.process_time() - before
+    if run.violations:
+        raise RuntimeError(str(run.violations[0]))
+    return seconds, run
+
+
+def rounds(run: Run) -> str:
+    """How many rounds a peer has made."""
+    last = [one.round for one in run.journal.samples[-1].peers if one is not None]
+    return f"{sum(last) / len(last):.0f} rounds each"
+
+
+if __name__ == "__main__":
+    main()
