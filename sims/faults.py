@@ -38,22 +38,6 @@ KINDS: Mapping[str, str] = {
 }
 """Kind -> what happens."""
 
-ALONE = frozenset({
-    "kill", "restart", "pause", "clock-jump", "clock-drift", "slow-disk", "bit-rot", "no-space", "liar",
-})  # fmt: skip
-"""Kinds that befall one peer: a fault for each of several."""
-
-PAIRS = frozenset({"clog", "half-open", "reset", "slow-close", "corrupt", "duplicate", "reorder"})
-"""Kinds that befall the link between two peers."""
-
-AMOUNTS: Mapping[str, tuple[float, float]] = {
-    "loss": (0.0, 1.0),
-    "clock-jump": (-1e8, 1e8),
-    "clock-drift": (-0.5, 0.5),
-    "slow-disk": (0.0, 1e3),
-}
-"""Kind that has an amount -> its range."""
-
 QUIET = 0.75
 """Part of a run after which nothing goes wrong any more, so that what is right has time to show."""
 

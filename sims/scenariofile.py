@@ -12,7 +12,8 @@ import msgspec
 from thinwire.swarm import manifest as manifests
 
 from . import regions
-from .faults import ALONE, AMOUNTS, KINDS, PAIRS, Fault
+from .faultrules import ALONE, no_lie, odd
+from .faults import KINDS, Fault
 from .scenario import PeerSpec, Scenario
 from .scenariotables import MOST_PEERS, Group, Links, Misfortune, Top
 from .tables import Reader, ScenarioError, nearest
@@ -20,6 +21,8 @@ from .tomltext import Place, as_toml, lines_of
 
 SHIPPED = Path(__file__).parent / "scenarios"
 _LARGEST = 1 << 16
+_BYTES = 24
+"""Of one parameter of one peer: its own, the swarm's, momentum, what is sent and what comes, and what oracles keep."""
 
 
 def shipped() -> dict[str, Path]:
@@ -56,7 +59,7 @@ def load_faults(file: Path, peers: int) -> tuple[Fault, ...]:
     except msgspec.MsgspecError as error:
         raise ScenarioError(f"{file}: {error}", 'write [{"at": 60, "kind": "kill", "peers": [3]}]') from None
     for number, fault in enumerate(faults, start=1):
-        if problem := _odd(fault, peers):
+        if problem := odd(fault, peers):
             raise ScenarioError(f"{file}: fault {number}: {problem[0]}", problem[1])
     return faults
 
@@ -86,6 +89,7 @@ class _Scenario(Reader):
         if not peers:
             raise self.error(("peers",), "there are no peers", "add a [[peers]] table")
         self._distinct(groups, peers)
+        self._held(top, len(peers))
         if len(peers) > MOST_PEERS:
             raise self.error(("peers",), f"{len(peers)} peers are more than {MOST_PEERS}", "lower a count")
         if peers[0].join > 0:
@@ -156,7 +160,7 @@ class _Scenario(Reader):
             if home not in known:
                 hint = nearest(home, sorted(known), "regions: ")
                 raise self.error((*place, "region"), f"there is no region {home!r}", hint)
-        if group.liar and (hint := _no_lie(group.liar)):
+        if group.liar and (hint := no_lie(group.liar)):
             raise self.error((*place, "liar"), f"{group.liar!r} is no way to lie", hint)
         if group.leave is not None and group.leave <= group.join:
             raise self.error((*place, "leave"), "a peer leaves after it has joined", f"join is {group.join:g}")
@@ -177,6 +181,18 @@ class _Scenario(Reader):
             )
             for i in range(group.count)
         ]
+
+    def _held(self, top: Top, peers: int) -> None:
+        """What peers with a made-up model hold has to fit this machine."""
+        import psutil
+
+        needed, there = top.parameters * peers * _BYTES, psutil.virtual_memory().total
+        if top.compute == "stub" and needed > there:
+            raise self.error(
+                ("parameters",),
+                f"{peers} peers of {top.parameters} parameters take {needed >> 30} GiB, this machine has {there >> 30}",
+                "lower parameters or the peers",
+            )
 
     def _distinct(self, groups: list[Group], peers: list[PeerSpec]) -> None:
         """Groups and peers have names of their own: a fault finds them by these."""
@@ -261,7 +277,7 @@ class _Scenario(Reader):
         split = [(one,) for one in whole] if read.kind in ALONE and whole else [whole]
         faults = [read.fault(some) for some in split]
         for fault in faults:
-            if problem := _odd(fault, len(peers)):
+            if problem := odd(fault, len(peers)):
                 key = "kind" if fault.kind not in KINDS else problem[0].partition(":")[0]
                 raise self.error((*place, key if key in ("kind", "detail", "amount") else "peers"), *problem)
         return faults
@@ -274,36 +290,3 @@ class _Scenario(Reader):
             if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1e4:
                 raise self.error(("random", kind), f"{rate!r} is not a number of faults per minute", "0.5, for example")
         return {kind: float(rate) for kind, rate in table.items()}
-
-
-def _odd(fault: Fault, peers: int) -> tuple[str, str] | None:
-    """What is wrong with a fault in a swarm of `peers`, and what would do."""
-    if fault.kind not in KINDS:
-        return f"{fault.kind!r} is no kind of fault", nearest(fault.kind, KINDS, "kinds: ")
-    wrong = [index for index in fault.peers if not 0 <= index < peers]
-    if wrong:
-        return f"there is no peer {wrong[0]}", f"peers are 0 to {peers - 1}"
-    if fault.kind == "liar" and (hint := _no_lie(fault.detail)):
-        return f"detail: {fault.detail!r} is no way to lie", hint
-    means, named = f"{fault.kind}: {KINDS[fault.kind]}", len(set(fault.peers))
-    least = 0 if fault.kind == "loss" else 2 if fault.kind in PAIRS or fault.kind == "one-way" else 1
-    if named < least:
-        return f"{fault.kind} concerns {least} peers at least", means
-    most = 1 if fault.kind in ALONE else 2 if fault.kind in PAIRS else peers
-    if named > most:
-        return f"{fault.kind} concerns {most} {'peer' if most == 1 else 'peers'}, {named} are named", means
-    if fault.kind in ("partition", "isolate") and named == peers:
-        return f"{fault.kind} needs somebody on the other side", "leave out a peer"
-    if fault.kind not in AMOUNTS:
-        return (f"amount: {fault.kind} has none", "remove it") if fault.amount else None
-    low, high = AMOUNTS[fault.kind]
-    if not low <= fault.amount <= high or not fault.amount:
-        return f"amount: {fault.amount:g} is not from {low:g} to {high:g}, without 0", means
-    return None
-
-
-def _no_lie(kind: str) -> str:
-    """ "" for a way to lie, else a hint. Loaded when it is asked for: liars are real peers, with all that these load."""
-    from .liars import KINDS as LIES
-
-    return "" if kind in LIES else nearest(kind, LIES, "ways to lie: ")

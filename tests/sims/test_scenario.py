@@ -154,7 +154,7 @@ def test_another_number_of_peers_keeps_the_proportions():
         ("seconds = 4", "seconds = 4\namount = 2", 22, "partition has none", "remove it"),
         ('"partition"', '"loss"\namount = 7.5', 20, "7.5 is not from 0 to 1", "is lost"),
         ('"partition"', '"clock-drift"\namount = -5', 20, "-5 is not from -0.5 to 0.5", "run fast"),
-        ('"partition"', '"slow-disk"', 20, "0 is not from 0 to 1000, without 0", ""),
+        ('"partition"', '"slow-disk"', 17, "0 is not from 0 to 1000, without 0", ""),
         ('name = "late"', 'name = "home"', 12, "two groups are called 'home'", "another name"),
         ('name = "late"', 'name = "home-2"', 12, "'home-2' is a peer of 'home'", "another name"),
         (
@@ -164,6 +164,7 @@ def test_another_number_of_peers_keeps_the_proportions():
             "of one's own",
             "stub",
         ),
+        ("duration = 60", "duration = 60\nparameters = 1_000_000_000\n[links]\n", 3, "this machine has", "lower"),
         ("step = 0.5", "step = 1e-9", 10, "1e-09 is not a number of seconds from 0.001", ""),
         ("duration = 60", "duration = 60\ninterval = 1e-9", 3, "1e-09 is not a number of seconds from 0.001", ""),
     ],
