@@ -50,9 +50,9 @@ def command(seed: int, faults: Sequence[Fault] | None = None) -> str:
     return f"python -m thinwire.sims.pairseeds {seed}"
 
 
-def check(seed: int, peers: int = PEERS, *, shrink: bool = True) -> Finding | None:
+def check(seed: int, *, shrink: bool = True) -> Finding | None:
     """Run one seed; None when all is well."""
-    return examine(trial_of_pairs(seed, peers), preset=PACE, stall=STALL, shrink=shrink, command=command)
+    return examine(trial_of_pairs(seed), preset=PACE, stall=STALL, shrink=shrink, command=command)
 
 
 def main(words: Sequence[str]) -> int:
