@@ -60,4 +60,4 @@ class Electorate:
     def order(self, leader: PeerId) -> list[PeerId]:
         """Members that are here, in the order in which they replace `leader`, who is the first when it is here."""
         order = [peer for peer in self.terms.members if peer in self.live]
-        return [leader, *(peer for peer in order if peer != leader)] if leader in self.live else order
+        return [leader, *[peer for peer in order if peer != leader]] if leader in self.live else order

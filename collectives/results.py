@@ -35,6 +35,7 @@ class Results:
         self.chunks: list[Buffer | None] = [None] * count
         self._hashes: list[Digest | None] = [None] * count
         self.missing = count
+        self._digest: Digest | None = None
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +45,9 @@ class Results:
     @property
     def digest(self) -> Digest | None:
         """Digest of all results, None while one is missing."""
-        return None if self.missing else digest_of(self._hashes)
+        if self._digest is None and not self.missing:
+            self._digest = digest_of(self._hashes)
+        return self._digest
 
     def lacks(self) -> list[int]:
         """Chunks whose result is missing."""
@@ -71,7 +74,7 @@ class Results:
         self._signed[index] = digest
         if self._hashes[index] not in (None, digest):
             self._hashes[index], self.chunks[index] = None, None
-            self.missing += 1
+            self._changed(1)
 
     def settle(self, digest: Digest) -> None:
         """All results together are `digest`: if those that are here are others, neither they nor their owners' words count."""
@@ -84,7 +87,7 @@ class Results:
     def put(self, index: int, chunk: Buffer) -> None:
         """Our own result of a chunk that we own."""
         self.chunks[index], self._hashes[index] = chunk, blake3.blake3(chunk).digest()
-        self.missing -= 1
+        self._changed(-1)
 
     def take(self, index: int, chunk: Buffer, *, from_owner: bool) -> bool | None:
         """Keep a result: True when it is one, False when it cannot be right, None when nobody vouches for it."""
@@ -98,5 +101,9 @@ class Results:
         if signed not in (None, found):
             return False
         self.chunks[index], self._hashes[index] = chunk, found
-        self.missing -= 1
+        self._changed(-1)
         return True
+
+    def _changed(self, missing: int) -> None:
+        self.missing += missing
+        self._digest = None

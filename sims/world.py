@@ -187,6 +187,8 @@ class SimWorld:
                 pass
         self._sample()
         self.trace = self.loop.trace
+        for transport in self.net.peers.values():
+            transport.links.clear()  # nobody is to hear of the end of another
         for machine in self.machines:
             machine.kill("the end", crash=False)
 

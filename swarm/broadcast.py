@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -33,8 +33,8 @@ class Broadcast:
 
     def __init__(self) -> None:
         self._news: dict[Subject, _News] = {}
-        # (told, -order, subject), the next one first; an entry whose news are gone or were told since is void.
-        self._queue: list[tuple[int, int, Subject]] = []
+        # By how often they were told: (order, subject), the next one last. Void when there are no such news, or newer ones.
+        self._levels: list[list[tuple[int, Subject]]] = [[]]
         self._count = 0
 
     def __len__(self) -> int:
@@ -43,12 +43,13 @@ class Broadcast:
     def add(self, subject: Subject, item: bytes) -> None:
         self._count += 1
         self._news[subject] = _News(item, self._count)
-        self._push(subject)
+        self._levels[0].append((self._count, subject))
         if len(self._news) > MAX_QUEUE:
             del self._news[max(self._news, key=lambda key: (self._news[key].told, -self._news[key].order))]
-        if len(self._queue) > 2 * len(self._news) + 64:
-            self._queue = [entry for entry in self._queue if self._valid(entry)]
-            heapq.heapify(self._queue)
+        if sum(map(len, self._levels)) > 2 * len(self._news) + 64:
+            self._levels = [
+                [entry for entry in level if self._valid(told, *entry)] for told, level in enumerate(self._levels)
+            ]
 
     def forget(self, subject: Subject) -> None:
         self._news.pop(subject, None)
@@ -56,31 +57,30 @@ class Broadcast:
     def take(self, budget: int, most: int, times: int) -> list[bytes]:
         """At most `most` items of at most `budget` bytes together; one that was told `times` times is dropped."""
         chosen: list[bytes] = []
-        later: list[tuple[int, int, Subject]] = []
+        later: list[tuple[int, tuple[int, Subject]]] = []
         skipped = 0
-        while self._queue and len(chosen) < most and skipped < SKIPS:
-            told, order, subject = heapq.heappop(self._queue)
-            news = self._news.get(subject)
-            if news is None or news.told != told or news.order != -order:
-                continue  # void
-            if (size := len(news.item)) <= budget:
-                budget -= size
-                chosen.append(news.item)
-                news.told += 1
-            else:
-                skipped += 1
-            if news.told < times:
-                later.append((news.told, order, subject))
-            else:
-                del self._news[subject]
-        for entry in later:
-            heapq.heappush(self._queue, entry)
+        for level in self._levels:
+            while level and len(chosen) < most and skipped < SKIPS:
+                entry = level.pop()
+                news = self._news.get(entry[1])
+                if news is None or news.order != entry[0]:
+                    continue
+                if (size := len(news.item)) <= budget:
+                    budget -= size
+                    chosen.append(news.item)
+                    news.told += 1
+                else:
+                    skipped += 1
+                if news.told < times:
+                    later.append((news.told, entry))
+                else:
+                    del self._news[entry[1]]
+        for told, entry in later:
+            if told == len(self._levels):
+                self._levels.append([])
+            insort(self._levels[told], entry)
         return chosen
 
-    def _push(self, subject: Subject) -> None:
-        news = self._news[subject]
-        heapq.heappush(self._queue, (news.told, -news.order, subject))
-
-    def _valid(self, entry: tuple[int, int, Subject]) -> bool:
-        news = self._news.get(entry[2])
-        return news is not None and (news.told, -news.order) == entry[:2]
+    def _valid(self, told: int, order: int, subject: Subject) -> bool:
+        news = self._news.get(subject)
+        return news is not None and news.told == told and news.order == order

@@ -36,7 +36,7 @@ class Intake:
         for item in items:
             kind = item[0] if item else 0
             if kind == rumor.RECORD:
-                record = self._record(source, item[1:], now)
+                record = self._record(source, item, now)
                 if record is not None and self._members.accept(record, now):
                     joined.append(record.peer_id)
             elif kind == rumor.PROOF:
@@ -55,11 +55,11 @@ class Intake:
             self._budgets[source] = Bucket(VERIFY_RATE_SOURCE, depth, depth, now)
         return self._budgets[source].take(now) and self._budget.take(now)
 
-    def _record(self, source: PeerId, wire: bytes, now: float) -> PeerRecord | None:
-        if wire in self._members.wires or not self._affordable(source, now):
+    def _record(self, source: PeerId, item: bytes, now: float) -> PeerRecord | None:
+        if item in self._members.items or not self._affordable(source, now):
             return None
         try:
-            return PeerRecord.parse(wire, run_id=self._run_id, now=self._wall())
+            return PeerRecord.parse(item[1:], run_id=self._run_id, now=self._wall())
         except RecordError:
             return None
 

@@ -40,7 +40,8 @@ class Members:
         self.me = identity.peer_id
         self.own = OwnRecord(identity, record, preset.refute_period, wall)
         self.table: dict[PeerId, Member] = {}
-        self.wires: set[bytes] = set()
+        self.items: set[bytes] = set()
+        """The items that spread the records we have: nothing new."""
         self.behind: dict[PeerId, None] = {}
         self.banned: dict[PeerId, None] = {}
         """Whose state is "banned", in the order in which they were."""
@@ -105,7 +106,7 @@ class Members:
         if record.sequence <= max(member.void, member.record.sequence):
             return False
         was, moved = member.state, record.addresses != member.record.addresses
-        self.wires.discard(member.record.wire)
+        self.items.discard(rumor.announce(member.record))
         self._end_suspicion(member, now, refuted=True)
         member.record, member.note = record, b""
         if was != "alive":
@@ -126,8 +127,9 @@ class Members:
         return True
 
     def _spread(self, record: PeerRecord) -> None:
-        self.wires.add(record.wire)
-        self._broadcast.add(("record", record.peer_id, record.peer_id), rumor.announce(record))
+        item = rumor.announce(record)
+        self.items.add(item)
+        self._broadcast.add(("record", record.peer_id, record.peer_id), item)
 
     def depart(self, departure: Departure, item: bytes, now: float) -> None:
         """Take in a checked departure."""
@@ -146,7 +148,7 @@ class Members:
         if member.state == "banned":
             return
         self._end_suspicion(member, now, refuted=False)
-        self.wires.add(other.wire)
+        self.items.add(rumor.announce(other))
         was_live, member.state, member.since = member.live, "banned", now
         member.note = rumor.prove(member.record, other)
         self._broadcast.add(("record", peer, peer), member.note)
@@ -317,5 +319,5 @@ class Members:
             if member.state in ("dead", "left") and now - member.since > self._preset.tombstone
         ]
         for peer in old:
-            self.wires.discard(self.table.pop(peer).record.wire)
+            self.items.discard(rumor.announce(self.table.pop(peer).record))
         return old

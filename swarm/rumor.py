@@ -6,6 +6,7 @@ One byte of kind, then: a PeerRecord ("I am here"); an accusation ("I cannot rea
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
@@ -16,7 +17,6 @@ from .record import PeerRecord, RecordError
 
 MAX_BYTES = 2048
 RECORD, ACCUSATION, DEPARTURE, PROOF = 1, 2, 3, 4
-_RECORD = bytes([RECORD])
 
 
 class Accusation(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +44,12 @@ _decoders = {kind: msgspec.msgpack.Decoder(schema) for kind, schema in _KINDS.it
 
 def announce(record: PeerRecord) -> bytes:
     """The item that spreads a record."""
-    return _RECORD + record.wire
+    return _announced(record.wire)
+
+
+@lru_cache(maxsize=8192)
+def _announced(wire: bytes) -> bytes:
+    return bytes([RECORD]) + wire  # one for all who pass it on
 
 
 def sign(statement: Statement, identity: Identity, run_id: bytes) -> bytes:
