@@ -32,7 +32,7 @@ class Method:
 
 
 METHODS: Mapping[str, Method] = {
-    "diloco": Method(Replica, Session, Rounds, lambda manifest: registry.parse(manifest.exchange.codec)),
+    "diloco": Method(Replica, Session, Rounds, lambda manifest: registry.dense(manifest.exchange.codec)),
     "noloco": Method(
         PairedReplica,
         GossipSession,

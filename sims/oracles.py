@@ -83,7 +83,7 @@ class Oracles:
 
     def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
         self._manifest, self._honest, self._tell = manifest, honest, tell
-        self._codec = registry.parse(manifest.exchange.codec)
+        self._codec = registry.dense(manifest.exchange.codec)
         self._rule = RULES[manifest.exchange.aggregation]
         self._pairs = manifest.outer.method == "noloco"
         self._claims: dict[int, dict[Digest, dict[int, None]]] = {}

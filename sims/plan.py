@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from thinwire.compression.registry import parse as parse_codec
+from thinwire.compression.registry import dense as dense_codec
 from thinwire.sims.methods import Method, bits, bits_both_ways, methods, rounds
 from thinwire.sims.pipelines import Pipeline, pipeline
 from thinwire.sims.question import PlanError, Question
@@ -103,7 +103,7 @@ def plan(question: Question) -> Plan:
     found = methods(question)
     rows = tuple(_row(question, method, model) for method in found)
     now = rounds(question, question.every)
-    cut = grids(question.parameters, parse_codec(question.codec))
+    cut = grids(question.parameters, dense_codec(question.codec))
     held = next(row.memory for row in rows if row.here)
     chain = pipeline(question, held)
     return Plan(
@@ -192,7 +192,7 @@ def _notes(question: Question, late: int, fragments: int, held: float, chain: Pi
             "raise exchange.grace, or lower outer.steps"
         )
     if fragments > 1:
-        most = largest_fragment(parse_codec(question.codec))
+        most = largest_fragment(dense_codec(question.codec))
         notes.append(f"this version averages at most {most:,} parameters at once; this model needs {fragments} parts")
     if question.peers > MAX_GROUP:
         notes.append(f"this version has at most {MAX_GROUP} peers in a round: more need gossip or groups")

@@ -12,7 +12,7 @@ from thinwire.collectives.averager import Averager
 from thinwire.collectives.transport import Contact
 from thinwire.collectives.wire import ZmqTransport
 from thinwire.compression import kernels
-from thinwire.compression.registry import parse
+from thinwire.compression.registry import dense
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import VERSION, Hello, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord
@@ -66,7 +66,7 @@ async def main(options: dict) -> None:
         RUN,
         transport,
         keys={peer.peer_id: peer.public_key for peer in everyone},
-        codec=parse(options["codec"]),
+        codec=dense(options["codec"]),
         now=asyncio.get_running_loop().time,
     )
     running = asyncio.create_task(averager.run())
