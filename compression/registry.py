@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 from thinwire.compression.codec import Codec
 from thinwire.compression.quantize import Fp32, Int8
+from thinwire.compression.sparse import INDICES, LEVELS, Sparse
 
 
 class Named(Protocol):
@@ -41,6 +42,7 @@ class Entry:
 CODECS: dict[str, Entry] = {
     "fp32": Entry(Fp32),
     "int8": Entry(Int8, ("block",)),
+    "topk": Entry(Sparse, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
 }
 
 _STAGE = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")

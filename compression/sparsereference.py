@@ -1,0 +1,141 @@
+"""The arithmetic of the sparse codec in plain numpy: slow, readable, and equal to the kernels bit for bit (a test holds it).
+
+Where the two could disagree, this file is right. All bit streams are least significant bit first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.compression.chunks import Section
+from thinwire.compression.codec import Floats
+
+Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+Shorts = NDArray[np.uint16]
+
+ROUNDS = 6
+FIRST, LAST = 3, 8
+
+
+def select(section: Section, values: Floats, k: int) -> Shorts:
+    """Local indices of the largest magnitudes of each chunk, ascending, one chunk after the other; of equal magnitudes the
+    lower index, of padding none. values: the section's elements, flat.
+    """
+    # The magnitude's bits order as it does; padding is below every real element, zero ones too.
+    keys = np.where(mask(section), (section.cut(values).view(np.uint32) & 0x7FFFFFFF).astype(np.int64) + 1, 0)
+    order = np.argsort(-keys, axis=1, kind="stable")
+    keep = section.keep(k)
+    return np.concatenate([np.sort(order[i, :n]) for i, n in enumerate(keep)]).astype(np.uint16)
+
+
+def mask(section: Section) -> NDArray[np.bool_]:
+    """(count, side²): which entries are not padding."""
+    return section.cut(np.ones(section.size, np.float32)) > 0
+
+
+def pick(section: Section, values: Floats, indices: Shorts, k: int) -> Floats:
+    """The elements at local indices."""
+    keep = section.keep(k)
+    return section.cut(values)[np.repeat(np.arange(keep.size), keep), indices]
+
+
+def half(x: np.float64) -> np.float16:
+    """The nearest fp16 by way of float32, at most the largest finite one. x ≥ 0."""
+    return np.float16(min(np.float32(x), np.float32(65504)))
+
+
+def codebook(values: Floats, levels: int) -> tuple[np.float16, np.float16]:
+    """Two levels (lo, hi) for the magnitudes by six rounds of Lloyd's algorithm; for levels = 1 twice their mean.
+
+    Sums are of integers, the magnitudes in units of 2**-30 of the power of two above the largest: so no order of summation,
+    number of threads or kind of device can change them.
+    """
+    magnitudes = np.abs(values).astype(np.float64)
+    exponent = int(np.frexp(magnitudes.max())[1])
+    units = np.ldexp(magnitudes, 30 - exponent).astype(np.int64)
+    total, count = int(units.sum()), units.size
+    mean = np.float64(total) / np.float64(count)
+    lo, hi = (mean, mean) if levels == 1 else (np.float64(0.8) * mean, np.float64(1.5) * mean)
+    for _ in range(ROUNDS if levels == 2 else 0):
+        above = units > np.floor((lo + hi) / 2)
+        upper, n = int(units[above].sum()), int(above.sum())
+        if n:
+            hi = np.float64(upper) / np.float64(n)
+        if count - n:
+            lo = np.float64(total - upper) / np.float64(count - n)
+    return half(np.ldexp(lo, exponent - 30)), half(np.ldexp(hi, exponent - 30))
+
+
+def codes(values: Floats, lo: np.float16, hi: np.float16, levels: int) -> Bytes:
+    """Two levels: 2·(v > 0) + (|v| > (lo + hi)/2). One level: v > 0. All in float32."""
+    positive = (values > 0).astype(np.uint8)
+    if levels == 1:
+        return positive
+    middle = (np.float32(lo) + np.float32(hi)) * np.float32(0.5)
+    return 2 * positive + (np.abs(values) > middle).astype(np.uint8)
+
+
+def gaps(section: Section, indices: Shorts, k: int) -> Ints:
+    """Index minus the one before, minus one; the first of a chunk follows on −1."""
+    before: Ints = np.concatenate([[-1], indices[:-1].astype(np.int64)])
+    before[np.cumsum(section.keep(k))[:-1]] = -1
+    result: Ints = indices.astype(np.int64) - before - 1
+    return result
+
+
+def parameter(gaps: Ints) -> int:
+    """The Rice parameter of fewest bits, of equal ones the smallest."""
+    bits = [b * gaps.size + int((gaps >> b).sum()) for b in range(FIRST, LAST + 1)]
+    return FIRST + int(np.argmin(bits))
+
+
+def pack(values: NDArray[np.unsignedinteger] | Ints, width: int) -> bytes:
+    """Values of `width` bits each, zero bits to the end of the last byte."""
+    bits = (values.astype(np.int64)[:, None] >> np.arange(width)) & 1
+    return np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little").tobytes()
+
+
+def unpack(stream: bytes, width: int, count: int) -> Ints:
+    """The inverse of `pack`."""
+    bits = np.unpackbits(np.frombuffer(stream, np.uint8), count=width * count, bitorder="little")
+    values: Ints = bits.reshape(count, width).astype(np.int64) @ (1 << np.arange(width, dtype=np.int64))
+    return values
+
+
+def unary(values: Ints) -> bytes:
+    """Each value as so many ones and a zero; zero bits to the end of the last byte."""
+    bits = np.ones(values.size + int(values.sum()), np.uint8)
+    bits[np.cumsum(values + 1) - 1] = 0
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def from_unary(stream: bytes, bits: int) -> Ints:
+    """The inverse of `unary`; ones that no zero ends are left out."""
+    zeros = np.flatnonzero(np.unpackbits(np.frombuffer(stream, np.uint8), count=bits, bitorder="little") == 0)
+    return np.diff(zeros, prepend=-1) - 1
+
+
+def from_gaps(section: Section, gaps: Ints, k: int) -> Ints:
+    """The inverse of `gaps`; an index may lie outside of its chunk when the gaps come from a stranger."""
+    keep = section.keep(k)
+    sums = np.cumsum(gaps + 1)
+    before = np.concatenate([[0], sums[np.cumsum(keep)[:-1] - 1]])
+    indices: Ints = sums - np.repeat(before, keep) - 1
+    return indices
+
+
+def inside(section: Section, indices: Ints, k: int) -> bool:
+    """Whether every index belongs to a real element of its chunk."""
+    if indices.max() >= section.side**2:
+        return False
+    keep = section.keep(k)
+    return bool(mask(section)[np.repeat(np.arange(keep.size), keep), indices].all())
+
+
+def scatter(section: Section, indices: Shorts, values: Floats, k: int, elements: Floats, scale: float) -> Floats:
+    """elements + scale·values at the indices, each operation rounded to float32. elements: the section's, flat."""
+    keep = section.keep(k)
+    chunks = section.cut(elements)
+    chunks[np.repeat(np.arange(keep.size), keep), indices] += np.float32(scale) * values
+    return section.join(chunks)
