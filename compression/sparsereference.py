@@ -133,9 +133,18 @@ def inside(section: Section, indices: Ints, k: int) -> bool:
     return bool(mask(section)[np.repeat(np.arange(keep.size), keep), indices].all())
 
 
+def positions(section: Section, indices: Shorts, k: int) -> Ints:
+    """Where in the section's elements local indices stand."""
+    keep = section.keep(k)
+    chunk = np.repeat(np.arange(keep.size), keep)
+    row = chunk // section.across * section.side + indices // section.side
+    column = chunk % section.across * section.side + indices % section.side
+    where: Ints = row * section.cols + column
+    return where
+
+
 def scatter(section: Section, indices: Shorts, values: Floats, k: int, elements: Floats, scale: float) -> Floats:
     """elements + scale·values at the indices, each operation rounded to float32. elements: the section's, flat."""
-    keep = section.keep(k)
-    chunks = section.cut(elements)
-    chunks[np.repeat(np.arange(keep.size), keep), indices] += np.float32(scale) * values
-    return section.join(chunks)
+    result = elements.copy()
+    result[positions(section, indices, k)] += np.float32(scale) * values
+    return result
