@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from thinwire.compression.codec import Codec
+from thinwire.compression.demo import Demo
 from thinwire.compression.quantize import Fp32, Int8
 from thinwire.compression.sparse import INDICES, LEVELS, Sparse
 
@@ -43,6 +44,7 @@ CODECS: dict[str, Entry] = {
     "fp32": Entry(Fp32),
     "int8": Entry(Int8, ("block",)),
     "topk": Entry(Sparse, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
+    "demo": Entry(Demo, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
 }
 
 _STAGE = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
