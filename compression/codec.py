@@ -50,8 +50,8 @@ class Codec(Protocol):
         """Exact size in bytes of the payload of n elements."""
         ...
 
-    def encode(self, x: Floats, out: NDArray[np.uint8]) -> None:
-        """Encode x (n elements) into out (exactly nbytes(n) bytes).
+    def encode(self, x: Floats, out: NDArray[np.uint8], seed: int = 0) -> None:
+        """Encode x (n elements) into out (exactly nbytes(n) bytes). `seed`, 64 bits, decides what a codec leaves to chance.
 
         Raises ValueError for arrays that do not fit, CodecError("not finite") where the payload cannot say NaN or infinity.
         """

@@ -13,7 +13,8 @@ from typing import Protocol, cast
 
 from thinwire.compression.codec import Codec
 from thinwire.compression.demo import Demo
-from thinwire.compression.quantize import Fp32, Int8
+from thinwire.compression.floats import Fp32, bf16, fp16
+from thinwire.compression.quantize import Int3, Int4, Int8
 from thinwire.compression.sparse import INDICES, LEVELS, Sparse
 
 
@@ -40,9 +41,15 @@ class Entry:
     kind: str = "dense"
 
 
+_INTEGERS = ("block", "asymmetric", "stochastic")
+
 CODECS: dict[str, Entry] = {
     "fp32": Entry(Fp32),
-    "int8": Entry(Int8, ("block",)),
+    "fp16": Entry(fp16),
+    "bf16": Entry(bf16),
+    "int8": Entry(Int8, _INTEGERS),
+    "int4": Entry(Int4, _INTEGERS),
+    "int3": Entry(Int3, _INTEGERS),
     "topk": Entry(Sparse, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
     "demo": Entry(Demo, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
 }

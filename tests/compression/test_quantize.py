@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from thinwire.compression import reference
 from thinwire.compression.codec import Codec, CodecError
-from thinwire.compression.quantize import Fp32, Int8
+from thinwire.compression.floats import Fp32
+from thinwire.compression.quantize import Int8
 
 CODECS: list[Codec] = [Fp32(), Int8(), Int8(16), Int8(100)]
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from thinwire.compression.quantize import Fp32, Int8
+from thinwire.compression.floats import Fp32
+from thinwire.compression.quantize import Int8
 from thinwire.compression.registry import CODECS, Entry, SpecError, dense, parse
 
 
@@ -15,6 +16,8 @@ def test_specs_parse_to_codecs() -> None:
 
 def test_a_spec_spells_out_what_was_parsed() -> None:
     assert parse("int8").spec == "int8(block=256)"
+    assert parse("int4(stochastic=1,asymmetric=1)").spec == "int4(block=256,asymmetric=1,stochastic=1)"
+    assert parse("int3(asymmetric=0)") == parse("int3") != parse("int3(asymmetric=1)")
     for name in CODECS:
         assert parse(parse(name).spec) == parse(name)
 
@@ -22,12 +25,15 @@ def test_a_spec_spells_out_what_was_parsed() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("int9", "int8(block=…)"),
+        ("int9", "int8(block=…"),
         ("", "fp32"),
-        ("int8(blok=3)", "int8(block=…)"),
+        ("int8(blok=3)", "int8(block=…"),
         ("int8(block=-1)", "block"),
         ("int8(block=3)", "16"),
         ("int8(block=99999999)", "65536"),
+        ("int4(block=20)", "multiple of 8"),
+        ("int3(asymmetric=2)", "asymmetric must be 0 or 1"),
+        ("int8(stochastic=yes)", "it is written"),
         ("int8(block=64,block=32)", "block"),
         ("int8(64)", "block=…"),
         ("fp32(block=64)", "fp32"),
@@ -71,5 +77,5 @@ def test_stages_come_in_order_and_may_be_left_out(staged: None) -> None:
 
 def test_only_dense_codecs_are_given_to_who_averages_flat_chunks(staged: None) -> None:
     assert dense("int8(block=64)") == Int8(64)
-    with pytest.raises(SpecError, match="not for dense averages; those are: fp32, int8"):
+    with pytest.raises(SpecError, match="not for dense averages; those are: fp32, fp16, .*int3"):
         dense("staged")
