@@ -68,9 +68,9 @@ class Plane(ABC):
         return commit is not None and self.results.digest == commit.digest
 
     @property
-    def early(self) -> int:
-        """Frames that wait for what gives them a meaning."""
-        return len(self._early)
+    def early(self) -> tuple[int, int]:
+        """Frames that wait for what gives them a meaning, and how many they may be."""
+        return len(self._early), self._early.total
 
     def contribute(self, source: Sequence[Buffer], attempt: int) -> None:
         """Our own encoded chunks, and the number of their announcement."""

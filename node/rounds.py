@@ -129,7 +129,7 @@ class Rounds:
 
 def mismatch(replica: Replica, foreign: Foreign) -> ManifestMismatch:
     """What is wrong when the swarm offers the state of another model."""
-    ours, theirs = replica.theta.size, foreign.nbytes // 8
+    ours, theirs = replica.theta.size, foreign.nbytes // (4 * replica.vectors)
     differ = (
         f"the swarm's model has {theirs} trainable parameters, the one here has {ours}"
         if ours != theirs

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import blake3
 import msgspec
 import numpy as np
 from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.gather import room
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
 from thinwire.collectives.series import STASH, Series, round_of
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched, Foreign
-from thinwire.compression.codec import Buffer, Codec
+from thinwire.compression.codec import Buffer
 from thinwire.node.ahead import Ahead
 from thinwire.node.history import History
 from thinwire.node.outer import Replica
@@ -60,7 +62,7 @@ class Session:
         *,
         presence: Presence,
         replica: Replica,
-        codec: Codec,
+        codec: Any,
         grid: Grid,
         now: Callable[[], float],
         emit: Emit,
@@ -82,6 +84,7 @@ class Session:
             key_of=self._key_of,
             patience=patience,
             phase=self._phase,
+            gathers=manifest.exchange.collective == "gather",
         )
         self.behind = self._series.behind
         """Set when the swarm is so far ahead that the state must be fetched."""
@@ -156,8 +159,7 @@ class Session:
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """What is held for later, and how much it may be."""
-        early = self.current.exchange._early
-        return {"stash": (len(self._stash), STASH), "early": (len(early), 2 * len(self.grid) + MAX_GROUP)}
+        return {"stash": (len(self._stash), STASH), "early": self.current.exchange.early}
 
     async def pause(self) -> None:
         """Wait before something is tried again: a patience, less when nobody was here to try it with and somebody comes."""
@@ -219,6 +221,7 @@ class Session:
             fraction=exchange.quorum,
             min_peers=exchange.min_peers,
             max_weight=self.manifest.max_weight,
+            room=room(self.grid) if exchange.collective == "gather" else MAX_GROUP,
             grace=exchange.grace,
         )
         witness = self._probation == 0

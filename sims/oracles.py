@@ -18,6 +18,7 @@ from thinwire.collectives.shards import grid
 from thinwire.compression import registry
 from thinwire.compression.codec import Floats
 from thinwire.compression.kernels import outer_step
+from thinwire.node.methods import METHODS
 from thinwire.node.paired import PairedReplica, Pull
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import Commit, Digest, PeerId
@@ -83,7 +84,11 @@ class Oracles:
 
     def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
         self._manifest, self._honest, self._tell = manifest, honest, tell
-        self._codec = registry.dense(manifest.exchange.codec)
+        method = manifest.outer.method
+        self._vectors = METHODS[method].replica.vectors
+        # What a replica sends of its own memory nobody else can compute; that all compute the same of it is "agreement".
+        self._known = method in ("diloco", "noloco")
+        self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
         self._rule = RULES[manifest.exchange.aggregation]
         self._pairs = manifest.outer.method == "noloco"
         self._claims: dict[int, dict[Digest, dict[int, None]]] = {}
@@ -110,8 +115,8 @@ class Oracles:
         self._drop_claims(index)
         self._at[index] = (round, digest)
         self._claim(index, round, digest)
-        half = state.size // 2
-        self._states.setdefault(digest, _State(round, state[:half].copy(), state[half:].copy()))
+        cut = state.size // self._vectors
+        self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
         self.frontier = max(self.frontier, round)
 
     def ended(self, index: int) -> None:
@@ -128,8 +133,8 @@ class Oracles:
             self._tell("twice", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}")
         self._at[index] = (round, digest)
         self._claim(index, round, digest)
-        half = state.size // 2
-        new = self._states.setdefault(digest, _State(round, state[:half].copy(), state[half:].copy()))
+        cut = state.size // self._vectors
+        new = self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
         old = self._states.get(before[1]) if before is not None else None
         if old is not None and outcome.commit is not None and not new.checked and old.round + 1 == round:
             new.checked = True
@@ -171,6 +176,8 @@ class Oracles:
                 self._tell("weight", self._honest[entry.peer], detail)
         known = [one for one in sent if one is not None]
         weights = [entry.weight for entry in entries]
+        if not self._known:
+            return
         if self._pairs:
             self._check_pair(index, old, new, known if len(known) == len(entries) else [])
         elif len(known) == len(entries) and all(entry.peer in self._honest for entry in entries):

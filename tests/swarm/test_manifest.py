@@ -13,7 +13,7 @@ from thinwire.swarm.manifest import (
     parse,
     sign,
 )
-from thinwire.swarm.settings import Exchange, Inner, Model, Outer, steady
+from thinwire.swarm.settings import FOREIGN, Exchange, Inner, Model, Outer, steady
 
 AUTHOR = Identity.generate(b"1" * 32)
 FULL = """
@@ -70,7 +70,7 @@ def test_everything_can_be_set_and_keeps_its_type():
         ours, theirs = getattr(manifest, table), getattr(default, table)
         for field in ours.__struct_fields__:
             assert type(getattr(ours, field)) is type(getattr(theirs, field)), (table, field)
-            if field not in ("kind", "method", "collective", "aggregation", "gamma"):
+            if field not in ("kind", "method", "collective", "aggregation", *FOREIGN["diloco"]):
                 assert getattr(ours, field) != getattr(theirs, field), (table, field)
     assert manifest.model == Model(layers=2, width=64, heads=2, context=32, mlp=4.0, tied=False)
     assert manifest.inner.betas == (0.8, 0.99)
