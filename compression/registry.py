@@ -14,6 +14,7 @@ from typing import Protocol, cast
 from thinwire.compression.codec import Codec
 from thinwire.compression.demo import Demo
 from thinwire.compression.floats import Fp32, bf16, fp16
+from thinwire.compression.lowrank import PowerSGD
 from thinwire.compression.quantize import Int3, Int4, Int8
 from thinwire.compression.sparse import INDICES, LEVELS, Sparse
 
@@ -32,7 +33,8 @@ class Entry:
     """`make` is called with the parameters and the stages as keywords; ValueError from it is the manifest's mistake.
 
     parameters: names of the integers it takes. stages: for each `|`, in order, a keyword and the names that it may have.
-    kind: "dense" is a `codec.Codec` of flat chunks; "tensor" needs the shapes; "rows" is for activations.
+    kind: "dense" is a `codec.Codec` of flat chunks; "tensor" needs the shapes; "factors" is two
+    dense averages that depend on each other (lowrank.py); "rows" is for activations.
     """
 
     make: Callable[..., Named]
@@ -52,6 +54,7 @@ CODECS: dict[str, Entry] = {
     "int3": Entry(Int3, _INTEGERS),
     "topk": Entry(Sparse, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
     "demo": Entry(Demo, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
+    "powersgd": Entry(PowerSGD, ("rank",), (), "factors"),
 }
 
 _STAGE = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
