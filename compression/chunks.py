@@ -40,6 +40,7 @@ class Section:
     cols: int
     tail: int
     side: int
+    vector: bool
 
     @property
     def size(self) -> int:
@@ -73,6 +74,23 @@ class Section:
     def keep(self, k: int) -> NDArray[np.int64]:
         """(count,): entries a top-k of k per full chunk keeps in each chunk, in proportion to its real elements, at least 1."""
         return np.maximum(1, np.rint(k * self.real / self.side**2)).astype(np.int64)
+
+    def geometry(self, k: int) -> NDArray[np.int64]:
+        """For kernels: rows, cols, tail, side, down, across, and what `keep` says of a block that is last neither down nor
+        across, last across, last down, last in both.
+        """
+        high, wide = self.rows - self.side * (self.down - 1), self.cols - self.side * (self.across - 1)
+        corner = high * wide - self.cols + self.tail
+        real = np.array([self.side * self.side, self.side * wide, high * self.side, corner])
+        keep = np.maximum(1, np.rint(k * real / self.side**2))
+        shape = [self.rows, self.cols, self.tail, self.side, self.down, self.across]
+        return np.array([*shape, *keep], np.int64)
+
+    def kept(self, k: int) -> int:
+        """Entries a top-k keeps in all chunks."""
+        geometry = self.geometry(k)
+        right, bottom = self.across - 1, self.down - 1
+        return int(geometry[6:] @ [right * bottom, bottom, right, 1])
 
     def gather(self, flat: Floats) -> Floats:
         """The elements, flat: a view for a matrix, a copy for the vector."""
@@ -136,7 +154,7 @@ class Chunks:
             span = (position, position + size)
             if size and len(shape) >= 2:
                 cols = size // shape[0]
-                sections.append(Section(name, (span,), shape[0], cols, cols, side))
+                sections.append(Section(name, (span,), shape[0], cols, cols, side, False))
             elif size:
                 vectors.append(span)
             position += size
@@ -144,7 +162,8 @@ class Chunks:
         if vectors:
             length = sum(stop - start for start, stop in vectors)
             rows = -(-length // side)
-            sections.append(Section(VECTORS, tuple(vectors), rows, side, length - (rows - 1) * side, side))
+            tail = length - (rows - 1) * side
+            sections.append(Section(VECTORS, tuple(vectors), rows, side, tail, side, True))
         for section in sections:
             if section.count * chunk >= MAX_TENSOR:
                 raise ValueError(f"{section.name} has {section.size} elements, more than a payload can say")

@@ -14,14 +14,17 @@ sections all of whose elements are kept, `empty` exactly for those whose values 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression import sparsereference as reference
+from thinwire.compression import entropy, sparsify, streamkernels
 from thinwire.compression.chunks import Chunks, Section
 from thinwire.compression.codec import Buffer, CodecError, Floats
+from thinwire.compression.parallel import Team
+from thinwire.compression.sparsereference import FIRST, LAST
 
 HEADER = struct.Struct("<BBHHI")
 FIXED, RICE, DENSE, EMPTY = range(4)
@@ -32,6 +35,24 @@ CAP = 65504.0
 """The largest level a payload can say: the largest finite fp16."""
 
 
+BIG = 1 << 22
+"""Elements of a section from which on threads share it; smaller ones are worked on by one each."""
+
+T = TypeVar("T")
+Streams: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]
+"""Unary, low bits, values."""
+
+
+class Header(NamedTuple):
+    """What comes before a section's streams; lo, hi: bits of fp16."""
+
+    mode: int
+    rice: int
+    lo: int
+    hi: int
+    unary_bits: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """What is sent of one section. Rice, fixed: `indices` (local, ascending in each chunk) and `codes`, one entry each;
@@ -39,13 +60,13 @@ class Part:
     """
 
     mode: int
-    rice: int
-    lo: float
-    hi: float
-    unary_bits: int
-    indices: NDArray[np.uint16]
-    codes: NDArray[np.uint8]
-    halves: NDArray[np.uint16]
+    rice: int = 0
+    lo: float = 0.0
+    hi: float = 0.0
+    unary_bits: int = 0
+    indices: NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
+    codes: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    halves: NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,16 +80,19 @@ class Selected:
     def scatter(self, out: Floats, scale: float = 1.0, threads: int = 1) -> None:
         """out += scale·v̂ on the entries that are there, in float32. out: the model's flat vector."""
         self.chunks.check(out)
-        for section, part in zip(self.chunks.sections, self.parts, strict=True):
-            if part.mode == EMPTY:
-                continue
-            elements = section.gather(out)
-            if part.mode == DENSE:
-                result = elements + np.float32(scale) * self.values(part)
-            else:
-                result = reference.scatter(section, part.indices, self.values(part), self.codec.k, elements, scale)
-            np.copyto(elements, result)
-            section.put(elements, out)
+        with Team(threads) as team:
+            for section, part in zip(self.chunks.sections, self.parts, strict=True):
+                if part.mode == EMPTY:
+                    continue
+                elements = section.gather(out)
+                if part.mode == DENSE:
+                    elements += np.float32(scale) * self.values(part)
+                else:
+                    levels = np.float32(scale) * self.codec.levels(part.lo, part.hi)
+                    given = (part.indices, part.codes, levels, section.geometry(self.codec.k))
+                    cuts = team.ranges(section.count, sparsify.CHUNKS)
+                    team.each(streamkernels.scatter, [(*given, a, b, elements) for a, b in cuts])
+                section.put(elements, out)
 
     def values(self, part: Part) -> Floats:
         """v̂ of each entry: what every receiver rebuilds."""
@@ -113,14 +137,14 @@ class Sparse:
 
     def dense(self, section: Section) -> bool:
         """Whether all elements of a section are kept."""
-        return int(section.keep(self.k).sum()) == section.size
+        return section.kept(self.k) == section.size
 
     def bound(self, chunks: Chunks) -> int:
         """Bytes of the largest payload of this layout."""
         self._fit(chunks)
         total = 0
         for section in chunks.sections:
-            kept = int(section.keep(self.k).sum())
+            kept = section.kept(self.k)
             total += HEADER.size
             if kept == section.size:
                 total += 2 * kept
@@ -135,7 +159,9 @@ class Sparse:
         """Choose what to send of the accumulator a (the model's flat vector). Raises CodecError when a value is not finite."""
         self._fit(chunks)
         chunks.check(a)
-        return Selected(self, chunks, tuple(self._part(section, section.gather(a)) for section in chunks.sections))
+        with Team(threads) as team:
+            parts = _shared(self._part, [(section, section.gather(a)) for section in chunks.sections], team)
+        return Selected(self, chunks, tuple(parts))
 
     def nbytes(self, selected: Selected) -> int:
         """Exact size of the payload."""
@@ -143,89 +169,98 @@ class Sparse:
 
     def encode(self, selected: Selected, threads: int = 1) -> bytes:
         """The payload."""
-        payload = b"".join(self._written(s, p) for s, p in zip(selected.chunks.sections, selected.parts, strict=True))
-        assert len(payload) == self.nbytes(selected)
-        return payload
+        out = np.empty(self.nbytes(selected), np.uint8)
+        jobs, at = [], 0
+        for section, part in zip(selected.chunks.sections, selected.parts, strict=True):
+            stop = at + HEADER.size + sum(self._lengths(part))
+            jobs.append((section, part, out[at:stop]))
+            at = stop
+        with Team(threads) as team:
+            _shared(self._write, jobs, team)
+        return out.tobytes()
 
     def decode(self, payload: Buffer, chunks: Chunks, cap: float = CAP, threads: int = 1) -> Selected:
-        """What a payload says. Lengths and headers are all checked before anything is allocated, and what is allocated is a
-        small multiple of the bytes present. Raises CodecError, naming the tensor, for anything that `encode` does not write
-        for this layout, a level above `cap` included.
+        """What a payload says. All lengths, headers and counts are checked before anything is allocated, and what is allocated
+        is a small multiple of the bytes present. Raises CodecError, naming the tensor, for anything that `encode` does not
+        write for this layout, a level above `cap` included.
         """
         self._fit(chunks)
-        view = memoryview(payload).cast("B")
-        parts = [self._read(section, header, streams) for section, header, streams in self._opened(view, chunks, cap)]
-        return Selected(self, chunks, tuple(parts))
+        opened = self._opened(payload, chunks, cap)
+        with Team(threads) as team:
+            return Selected(self, chunks, tuple(team.each(self._read, opened)))
 
     def _fit(self, chunks: Chunks) -> None:
         if chunks.chunk != self.chunk:
             raise ValueError(f"{self.spec} on chunks of {chunks.chunk}")
 
-    def _part(self, section: Section, values: Floats) -> Part:
-        if not np.isfinite(values).all():
-            raise CodecError(f"{section.name}: a value is not finite", "not finite")
-        none, nothing = np.zeros(0, np.uint16), np.zeros(0, np.uint8)
-        empty = Part(EMPTY, 0, 0.0, 0.0, 0, none, nothing, none)
+    def _part(self, section: Section, values: Floats, team: Team) -> Part:
         if self.dense(section):
+            if not np.isfinite(values).all():
+                raise CodecError(f"{section.name}: a value is not finite", "not finite")
             halves = np.clip(values, -CAP, CAP).astype(np.float16)
-            return Part(DENSE, 0, 0.0, 0.0, 0, none, nothing, halves.view(np.uint16)) if halves.any() else empty
-        indices = reference.select(section, values, self.k)
-        kept = reference.pick(section, values, indices, self.k)
-        lo, hi = reference.codebook(kept, self.width)
+            return Part(DENSE, halves=halves.view(np.uint16)) if halves.any() else Part(EMPTY)
+        indices, chosen = sparsify.choose(section, values, self.k, team)
+        lo, hi = sparsify.codebook(chosen, self.width, team)
         if hi == 0:
-            return empty
-        codes = reference.codes(kept, lo, hi, self.width)
+            return Part(EMPTY)
+        codes = sparsify.codes(chosen, lo, hi, self.width, team)
         if self.indices == "fixed":
-            return Part(FIXED, 0, float(lo), float(hi), 0, indices, codes, none)
-        gaps = reference.gaps(section, indices, self.k)
-        rice = reference.parameter(gaps)
-        return Part(RICE, rice, float(lo), float(hi), gaps.size + int((gaps >> rice).sum()), indices, codes, none)
+            return Part(FIXED, 0, lo, hi, 0, indices, codes)
+        rice, unary_bits = entropy.parameter(entropy.gaps(section, indices, self.k, team), team)
+        return Part(RICE, rice, lo, hi, unary_bits, indices, codes)
 
     def _lengths(self, part: Part) -> tuple[int, int, int]:
         """Bytes of the three streams."""
-        low = 12 if part.mode == FIXED else part.rice
         count = part.indices.size
-        return (part.unary_bits + 7) // 8, (low * count + 7) // 8, (self.width * count + 7) // 8 + 2 * part.halves.size
+        low = entropy.length(count, entropy.FIXED_WIDTH if part.mode == FIXED else part.rice)
+        return entropy.length(part.unary_bits, 1), low, entropy.length(count, self.width) + 2 * part.halves.size
 
-    def _written(self, section: Section, part: Part) -> bytes:
-        lo, hi = (int(np.float16(x).view(np.uint16)) for x in (part.lo, part.hi))
-        header = HEADER.pack(part.mode, part.rice, lo, hi, part.unary_bits)
+    def _write(self, section: Section, part: Part, out: NDArray[np.uint8], team: Team) -> None:
+        lo, hi = (int(np.float16(level).view(np.uint16)) for level in (part.lo, part.hi))
+        HEADER.pack_into(out.data, 0, part.mode, part.rice, lo, hi, part.unary_bits)
+        unary, low, values = _split(out[HEADER.size :], self._lengths(part))
         if part.mode == RICE:
-            gaps = reference.gaps(section, part.indices, self.k)
-            low = reference.unary(gaps >> part.rice) + reference.pack(gaps, part.rice)
+            gaps = entropy.gaps(section, part.indices, self.k, team)
+            entropy.write_rice(gaps, part.rice, part.unary_bits, unary, low, team)
+        elif part.mode == FIXED:
+            entropy.write_fixed(part.indices, low, team)
+        if part.mode == DENSE:
+            values[:] = part.halves.astype("<u2").view(np.uint8)
         else:
-            low = reference.pack(part.indices, 12)
-        return header + low + reference.pack(part.codes, self.width) + part.halves.astype("<u2").tobytes()
+            entropy.write_codes(part.codes, self.width, values, team)
 
-    def _opened(
-        self, payload: memoryview, chunks: Chunks, cap: float
-    ) -> Iterator[tuple[Section, tuple[int, int, int, int, int], list[memoryview]]]:
-        """For each section its header, checked, and its streams, of the right lengths; the payload ends with the last."""
+    def _opened(self, payload: Buffer, chunks: Chunks, cap: float) -> list[tuple[Section, Header, Streams]]:
+        """For each section its header and streams, all checked but for what the indices and the dense values say."""
+        raw = np.frombuffer(payload, np.uint8)
+        # One type of array, whatever the buffer: the kernels are compiled for it alone.
+        raw.flags.writeable = False
         opened, at = [], 0
         for section in chunks.sections:
-            if len(payload) - at < HEADER.size:
+            if raw.size - at < HEADER.size:
                 raise CodecError(f"{section.name}: the payload ends before its header", "length")
-            header = HEADER.unpack_from(payload, at)
+            header = Header(*HEADER.unpack_from(raw.data, at))
             at += HEADER.size
-            streams = []
-            for length in self._expected(section, header, cap):
-                if len(payload) - at < length:
-                    raise CodecError(f"{section.name}: the payload ends within its streams", "length")
-                streams.append(payload[at : at + length])
-                at += length
-            opened.append((section, header, streams))
-        if at != len(payload):
-            raise CodecError(f"payload of {len(payload)} bytes, expected {at}", "length")
-        return iter(opened)
+            bits = self._expected(section, header, cap)
+            lengths = tuple(entropy.length(each, 1) for each in bits)
+            if raw.size - at < sum(lengths):
+                raise CodecError(f"{section.name}: the payload ends within its streams", "length")
+            streams = _split(raw[at : at + sum(lengths)], lengths)
+            at += sum(lengths)
+            opened.append((section, header, streams, bits))
+        if at != raw.size:
+            raise CodecError(f"payload of {raw.size} bytes, expected {at}", "length")
+        for section, _, streams, bits in opened:
+            entropy.check(section, streams, bits, section.kept(self.k))
+        return [(section, header, streams) for section, header, streams, _ in opened]
 
-    def _expected(self, section: Section, header: tuple[int, ...], cap: float) -> tuple[int, int, int]:
-        """Bytes of the streams that must follow a header. Raises CodecError for a header that no encoder writes."""
+    def _expected(self, section: Section, header: Header, cap: float) -> tuple[int, int, int]:
+        """Bits of the streams that must follow a header. Raises CodecError for a header that no encoder writes."""
         mode, rice, lo, hi, unary_bits = header
-        kept = int(section.keep(self.k).sum())
+        kept = section.kept(self.k)
         if mode == EMPTY or (mode == DENSE and kept == section.size):
             if rice or lo or hi or unary_bits:
                 raise CodecError(f"{section.name}: mode {mode} has no parameters")
-            return 0, 0, 2 * section.size if mode == DENSE else 0
+            return 0, 0, 16 * section.size if mode == DENSE else 0
         if mode != INDICES[self.indices] or kept == section.size:
             raise CodecError(f"{section.name}: mode {mode} is not for it")
         if max(lo, hi) >= 0x7C00:
@@ -233,47 +268,52 @@ class Sparse:
         # Halves that are finite and not negative order as their bits do.
         if lo > hi or hi == 0 or (self.width == 1 and lo != hi):
             raise CodecError(f"{section.name}: its levels make no codebook")
-        if np.uint16(hi).view(np.float16) > cap:
+        if _half(hi) > cap:
             raise CodecError(f"{section.name}: a level above {cap:g}", "bound")
-        values = (self.width * kept + 7) // 8
         if mode == FIXED:
             if rice or unary_bits:
                 raise CodecError(f"{section.name}: fixed indices have no Rice parameter")
-            return 0, (12 * kept + 7) // 8, values
-        if not reference.FIRST <= rice <= reference.LAST:
-            raise CodecError(f"{section.name}: no Rice parameter {rice}")
-        return (unary_bits + 7) // 8, (rice * kept + 7) // 8, values
+            return 0, entropy.FIXED_WIDTH * kept, self.width * kept
+        if not FIRST <= rice <= LAST or unary_bits < kept:
+            raise CodecError(f"{section.name}: no Rice code of parameter {rice} and {unary_bits} bits")
+        return unary_bits, rice * kept, self.width * kept
 
-    def _read(self, section: Section, header: tuple[int, ...], streams: list[memoryview]) -> Part:
-        mode, rice, low_level, high_level, unary_bits = header
-        none, nothing = np.zeros(0, np.uint16), np.zeros(0, np.uint8)
-        lo, hi = (float(np.uint16(x).view(np.float16)) for x in (low_level, high_level))
+    def _read(self, section: Section, header: Header, streams: Streams) -> Part:
+        mode, rice, lo, hi, unary_bits = header
         if mode == EMPTY:
-            return Part(EMPTY, 0, 0.0, 0.0, 0, none, nothing, none)
+            return Part(EMPTY)
         if mode == DENSE:
-            halves = np.frombuffer(streams[2], "<u2").astype(np.uint16)
-            if ((halves & 0x7FFF) >= 0x7C00).any():
+            halves = streams[2].view("<u2").astype(np.uint16)
+            magnitudes = halves & 0x7FFF
+            if magnitudes.max() >= 0x7C00:
                 raise CodecError(f"{section.name}: a value is not finite", "not finite")
-            if not (halves & 0x7FFF).any():
+            if not magnitudes.any():
                 raise CodecError(f"{section.name}: nothing but zeros is sent as empty")
-            return Part(DENSE, 0, 0.0, 0.0, 0, none, nothing, halves)
-        count = int(section.keep(self.k).sum())
-        width = 12 if mode == FIXED else rice
-        for stream, bits in zip(streams, (unary_bits, width * count, self.width * count), strict=True):
-            if bits % 8 and stream[-1] >> bits % 8:
-                raise CodecError(f"{section.name}: a stream does not end in zeros")
-        indices = reference.unpack(bytes(streams[1]), width, count)
+            return Part(DENSE, halves=halves)
         if mode == RICE:
-            quotients = reference.from_unary(bytes(streams[0]), unary_bits)
-            if quotients.size != count or int(quotients.sum()) + count != unary_bits:
-                raise CodecError(f"{section.name}: its indices are not {count}")
-            gaps = quotients << rice | indices
-            if reference.parameter(gaps) != rice:
-                raise CodecError(f"{section.name}: the Rice parameter is not the best")
-            indices = reference.from_gaps(section, gaps, self.k)
-        elif reference.gaps(section, indices.astype(np.uint16), self.k).min() < 0:
-            raise CodecError(f"{section.name}: its indices do not ascend")
-        if not reference.inside(section, indices, self.k):
-            raise CodecError(f"{section.name}: an index is outside of its chunk")
-        codes = reference.unpack(bytes(streams[2]), self.width, count).astype(np.uint8)
-        return Part(mode, rice, lo, hi, unary_bits, indices.astype(np.uint16), codes, none)
+            indices = entropy.read_rice(section, streams[0], streams[1], rice, self.k)
+        else:
+            indices = entropy.read_fixed(section, streams[1], self.k)
+        codes = entropy.read_codes(streams[2], self.width, indices.size)
+        return Part(mode, rice, _half(lo), _half(hi), unary_bits, indices, codes)
+
+
+def _shared(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]], team: Team) -> list[T]:
+    """work(*job, team) for each job, whose first is its section: big ones one after the other, each by all threads, and then
+    the others one to a thread. Results in the order of the jobs.
+    """
+    big = [i for i, job in enumerate(jobs) if team.threads > 1 and job[0].size >= BIG]
+    rest = [i for i in range(len(jobs)) if i not in set(big)]
+    done = {i: work(*jobs[i], team) for i in big}
+    alone = Team(1)
+    done |= zip(rest, team.each(work, [(*jobs[i], alone) for i in rest]), strict=True)
+    return [done[i] for i in range(len(jobs))]
+
+
+def _split(raw: NDArray[np.uint8], lengths: tuple[int, ...]) -> Streams:
+    first, second, third = lengths
+    return raw[:first], raw[first : first + second], raw[first + second : first + second + third]
+
+
+def _half(bits: int) -> float:
+    return float(np.uint16(bits).view(np.float16))

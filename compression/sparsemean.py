@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from thinwire.compression import kernels
-from thinwire.compression import sparsereference as reference
-from thinwire.compression.chunks import Chunks
+from thinwire.compression import kernels, streamkernels
+from thinwire.compression.chunks import Chunks, Section
 from thinwire.compression.codec import Floats
+from thinwire.compression.parallel import Team
 from thinwire.compression.sparse import DENSE, EMPTY, Part, Selected
+from thinwire.compression.sparsify import CHUNKS
 
 DENOMINATORS = ("contributor_mean", "mean")
 CLIP_FROM = 3
@@ -34,26 +35,49 @@ def mean(
     """
     if denominator not in DENOMINATORS:
         raise ValueError(f"a sparse mean is a {' or '.join(DENOMINATORS)}, not {denominator!r}")
-    if any(one.chunks != chunks for one in selected):
-        raise ValueError("contributions of another layout")
+    if any(one.chunks != chunks or one.codec != selected[0].codec for one in selected):
+        raise ValueError("contributions of another layout or codec")
     total = math.fsum(weights)
     if len(weights) != len(selected) or not 0 < total < math.inf or not all(0 <= w < math.inf for w in weights):
         raise ValueError(f"{len(selected)} contributions need as many weights, finite, none negative, not all zero")
+    divisor = total if denominator == "mean" else 0.0
     out = np.zeros(chunks.total, np.float32)
-    for i, section in enumerate(chunks.sections):
-        parts = [one.parts[i] for one in selected]
-        factors = clipping([norm(one, part) for one, part in zip(selected, parts, strict=True)]) if clip else ()
-        sums, counts = np.zeros(section.size), np.zeros(section.size)
-        for r, (one, part) in enumerate(zip(selected, parts, strict=True)):
-            if part.mode == EMPTY:
-                continue
-            where = slice(None) if part.mode == DENSE else reference.positions(section, part.indices, one.codec.k)
-            share = np.float64(weights[r]) * np.float64(factors[r] if factors else 1.0)
-            sums[where] += share * one.values(part).astype(np.float64)
-            counts[where] += np.float64(weights[r])
-        below = np.where(counts > 0, counts, 1.0) if denominator == "contributor_mean" else np.float64(total)
-        section.put((sums / below).astype(np.float32), out)
+    with Team(threads) as team:
+        for i, section in enumerate(chunks.sections):
+            given = [(one, one.parts[i]) for one in selected]
+            factors = clipping([norm(*each) for each in given]) if clip else [1.0] * len(given)
+            # What is empty or weighs nothing touches no coordinate.
+            sent = [
+                (one, part, weight, weight * factor)
+                for (one, part), weight, factor in zip(given, weights, factors, strict=True)
+                if part.mode != EMPTY and weight > 0
+            ]
+            if sent:
+                _average(section, sent, divisor, out, team)
     return out
+
+
+def _average(
+    section: Section, sent: list[tuple[Selected, Part, float, float]], divisor: float, out: Floats, team: Team
+) -> None:
+    elements = section.gather(out)
+    weights = np.array([weight for _, _, weight, _ in sent])
+    if sent[0][1].mode == DENSE:
+        sums = np.zeros(section.size)
+        for one, part, _, share in sent:
+            sums += share * one.values(part).astype(np.float64)
+        below = divisor or sum(weights.tolist())
+        elements[:] = sums / below
+    else:
+        codec = sent[0][0].codec
+        levels = np.array([share * codec.levels(part.lo, part.hi).astype(np.float64) for _, part, _, share in sent])
+        indices, codes = (
+            np.array([array.ctypes.data for array in arrays], np.uint64)
+            for arrays in ([part.indices for _, part, _, _ in sent], [part.codes for _, part, _, _ in sent])
+        )
+        given = (indices, codes, levels, weights, divisor, section.geometry(codec.k))
+        team.each(streamkernels.mean, [(*given, a, b, elements) for a, b in team.ranges(section.count, CHUNKS)])
+    section.put(elements, out)
 
 
 def norm(selected: Selected, part: Part) -> float:
@@ -66,9 +90,9 @@ def norm(selected: Selected, part: Part) -> float:
     return math.sqrt(part.lo * part.lo * (part.codes.size - high) + part.hi * part.hi * high)
 
 
-def clipping(norms: Sequence[float]) -> Sequence[float]:
-    """By what each contributor's section is multiplied; nothing at all when there are too few."""
+def clipping(norms: Sequence[float]) -> list[float]:
+    """By what each contributor's section is multiplied; of fewer than three nothing is."""
     if len(norms) < CLIP_FROM:
-        return ()
+        return [1.0] * len(norms)
     median = sorted(norms)[(len(norms) - 1) // 2]
     return [min(1.0, median / (each + 1e-8)) for each in norms]

@@ -5,6 +5,9 @@ Where the two could disagree, this file is right. All bit streams are least sign
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.chunks import Section
@@ -125,14 +128,6 @@ def from_gaps(section: Section, gaps: Ints, k: int) -> Ints:
     return indices
 
 
-def inside(section: Section, indices: Ints, k: int) -> bool:
-    """Whether every index belongs to a real element of its chunk."""
-    if indices.max() >= section.side**2:
-        return False
-    keep = section.keep(k)
-    return bool(mask(section)[np.repeat(np.arange(keep.size), keep), indices].all())
-
-
 def positions(section: Section, indices: Shorts, k: int) -> Ints:
     """Where in the section's elements local indices stand."""
     keep = section.keep(k)
@@ -148,3 +143,44 @@ def scatter(section: Section, indices: Shorts, values: Floats, k: int, elements:
     result = elements.copy()
     result[positions(section, indices, k)] += np.float32(scale) * values
     return result
+
+
+def payload(section: Section, values: Floats, k: int, levels: int, rice: bool) -> bytes:
+    """One section of a payload, as `sparse.py` describes it. values: the section's elements, flat and finite."""
+    empty = struct.pack("<BBHHI", 3, 0, 0, 0, 0)
+    if section.keep(k).sum() == section.size:
+        halves = np.clip(values, -65504, 65504).astype("<f2")
+        return struct.pack("<BBHHI", 2, 0, 0, 0, 0) + halves.tobytes() if halves.any() else empty
+    indices = select(section, values, k)
+    kept = pick(section, values, indices, k)
+    lo, hi = codebook(kept, levels)
+    if hi == 0:
+        return empty
+    book = (int(lo.view(np.uint16)), int(hi.view(np.uint16)))
+    code_stream = pack(codes(kept, lo, hi, levels), levels)
+    if not rice:
+        return struct.pack("<BBHHI", 0, 0, *book, 0) + pack(indices, 12) + code_stream
+    spaces = gaps(section, indices, k)
+    b = parameter(spaces)
+    ones = int((spaces >> b).sum())
+    head = struct.pack("<BBHHI", 1, b, *book, spaces.size + ones)
+    return head + unary(spaces >> b) + pack(spaces, b) + code_stream
+
+
+def read(section: Section, streams: bytes, b: int, unary_bits: int, k: int) -> Ints:
+    """Indices from a section's unary and low-bits streams."""
+    lower = (unary_bits + 7) // 8
+    quotients = from_unary(streams[:lower], unary_bits)
+    return from_gaps(section, quotients << b | unpack(streams[lower:], b, quotients.size), k)
+
+
+def mean(
+    section: Section, parts: Sequence[tuple[Shorts, Floats]], shares: Sequence[float], weights: Sequence[float], k: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Σ share·v̂ and Σ weight of those who sent it, for each of the section's elements, in float64 in the order given."""
+    sums, counts = np.zeros(section.size), np.zeros(section.size)
+    for (indices, values), share, weight in zip(parts, shares, weights, strict=True):
+        where = positions(section, indices, k)
+        sums[where] += np.float64(share) * values.astype(np.float64)
+        counts[where] += np.float64(weight)
+    return sums, counts
