@@ -167,8 +167,10 @@ class Butterfly:
         self.agreement.tick(now)
         exchange, committed = self.exchange, self.agreement.commit is not None
         opened, results = exchange.opened, exchange.results
-        if results.wanted is not None and results.missing and now >= max(self._repairs.at, exchange.moved) + patience:
-            self._repair()
+        hurry = 1.0 if self._repairs.tries else exchange.hurry
+        if results.wanted is not None and results.missing:
+            if now >= max(self._repairs.at, exchange.moved) + hurry * patience:
+                self._repair()
         if opened is not None and not committed and results.missing:
             exchange.nudge()
         if committed and results.missing and now >= exchange.moved + ORPHANED * patience and not self._sources():

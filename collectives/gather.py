@@ -12,6 +12,7 @@ of the largest payload there can be. A contributor has a slot for each of those;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import blake3
 from thinwire.collectives.agreement import Agreement
@@ -35,6 +36,9 @@ from thinwire.swarm.protocol import (
     Record,
     Result,
 )
+
+SOON, LATE = 0.1, 0.5
+"""Patiences after which others are asked for the payload of a peer that is out of reach, and of one that is slow."""
 
 EMPTY = blake3.blake3(b"").digest()
 """Hash of a slot that is not used."""
@@ -70,6 +74,8 @@ def _joined(parts: Sequence[Buffer]) -> Buffer:
 
 class Gather(Plane):
     """See the module. `usual` is the running norm of a payload; the caller keeps it."""
+
+    hurry: ClassVar[float] = SOON  # who voted has had all of it, and what is on its way comes now
 
     def __init__(
         self,
@@ -308,12 +314,17 @@ class Gather(Plane):
     # --- from whoever has it
 
     def nudge(self) -> None:
-        """When what was announced has not come for half of a patience, others may have it."""
-        opened, now, half = self.opened, self._now(), 0.5 * self.agreement.terms.patience
-        if opened is None or self.me not in opened.alive or now < max(self.moved, self._repairs.at) + half:
+        """What was announced and does not come is asked of others, who may have it: soon, where its sender is out of reach."""
+        opened, now, patience = self.opened, self._now(), self.agreement.terms.patience
+        if opened is None or self.me not in opened.alive or now < self._repairs.at + SOON * patience:
             return
-        lacking = [slot for slot in self.results.lacks() if self.results.vouched(slot) is not None]
-        others = [peer for peer in opened.alive if peer != self.me and peer in self.agreement.reachable]
+        late, live = now >= max(self.moved, self._repairs.at) + LATE * patience, self.agreement.reachable
+        lacking = [
+            slot
+            for slot in self.results.lacks()
+            if self.results.vouched(slot) is not None and (late or self.owners[slot] not in live)
+        ]
+        others = [peer for peer in opened.alive if peer != self.me and peer in live]
         if lacking and others:
             for peer, part in self._repairs.plan(lacking, others, now).items():
                 self._outbox.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))

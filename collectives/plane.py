@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import blake3
 import msgspec
@@ -27,6 +28,9 @@ class Plane(ABC):
 
     early: frames that are kept when they come before what gives them a meaning, in all and of one sender.
     """
+
+    hurry: ClassVar[float] = 1.0
+    """Patiences without progress after which results that are settled and missing are first asked of those who have them."""
 
     def __init__(
         self,

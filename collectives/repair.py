@@ -11,17 +11,17 @@ MAX_SOURCES = 4
 
 
 class Repair:
-    """Remembers who was asked for what. `at` is when that was last."""
+    """Remembers who was asked for what. `at` is when that was last, `tries` how often."""
 
     def __init__(self) -> None:
         self.at = 0.0
+        self.tries = 0
         self._asked: dict[int, PeerId] = {}
-        self._tries = 0
 
     def plan(self, missing: Iterable[int], sources: Sequence[PeerId], now: float) -> dict[PeerId, list[int]]:
         """Which source to ask for which chunks; there must be one."""
         self.at = now
-        first, self._tries = self._tries, self._tries + 1
+        first, self.tries = self.tries, self.tries + 1
         chosen = [sources[(first + i) % len(sources)] for i in range(min(MAX_SOURCES, len(sources)))]
         parts: dict[PeerId, list[int]] = {}
         for at, index in enumerate(missing):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import blake3
 import numpy as np
 import pytest
+from thinwire.collectives.shards import Grid
 from thinwire.node.fragments import Layout, Piece
 from thinwire.node.methods import METHODS
 from thinwire.node.presence import Presence
@@ -67,7 +68,7 @@ class Node:
             self.identity, self.record, run_id=RUN, preset=LOCAL, rng=self.rng, now=loop.time(), wall=swarm.net.wall
         )
         method = METHODS[swarm.manifest.outer.method]
-        layout = layout_of(swarm.size)
+        layout = swarm.layout
         codec = method.codec(swarm.manifest, layout)
         theta = np.random.default_rng(7).standard_normal(swarm.size).astype(np.float32)
         founders = [Identity.generate(bytes([i]) * 32).peer_id for i in range(swarm.founders)]
@@ -82,7 +83,7 @@ class Node:
             presence=self.presence,
             replica=self.replica,
             codec=codec,
-            grid=method.cut(layout, codec),
+            grid=Grid(codec.bound, swarm.piece) if swarm.piece else method.cut(layout, codec),
             now=loop.time,
             emit=self._emit,
             probation=2 if life else 0,
@@ -181,8 +182,10 @@ class Swarm:
         bandwidth: float | None = 12.5e6,
         latency: float = 0.02,
         outer: str = "",
+        piece: int = 0,
     ) -> None:
         self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=0.1)
+        self.piece, self.layout = piece, layout_of(size)
         self.founders, self.rounds, self.size, self.codec, self.patience = founders, rounds, size, codec, patience
         toml = f'[exchange]\ncodec = "{codec}"\ngrace = {grace}\nmax_weight = 1000\n[outer]\n{outer}'
         self.manifest = manifests.parse(toml)
