@@ -46,6 +46,11 @@ class Codec(Protocol):
         """Whether the payload is the float32 values themselves, in memory as on the wire: then nobody needs to copy them."""
         ...
 
+    @property
+    def stochastic(self) -> bool:
+        """Whether `encode` needs its seed."""
+        ...
+
     def nbytes(self, n: int) -> int:
         """Exact size in bytes of the payload of n elements."""
         ...

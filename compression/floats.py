@@ -25,6 +25,10 @@ class Fp32:
     def plain(self) -> bool:
         return sys.byteorder == "little"
 
+    @property
+    def stochastic(self) -> bool:
+        return False
+
     def nbytes(self, n: int) -> int:
         return 4 * n
 
@@ -61,6 +65,10 @@ class Half:
 
     @property
     def plain(self) -> bool:
+        return False
+
+    @property
+    def stochastic(self) -> bool:
         return False
 
     def nbytes(self, n: int) -> int:

@@ -49,7 +49,7 @@ def pack(codes: NDArray[np.int64], bits: int) -> bytes:
     stride = -(-codes.size // lanes)
     padded = np.zeros(lanes * stride, np.int64)
     padded[: codes.size] = codes & (1 << bits) - 1
-    groups = sum(padded[k * stride : (k + 1) * stride] << bits * k for k in range(lanes))
+    groups = np.sum([padded[k * stride : (k + 1) * stride] << bits * k for k in range(lanes)], axis=0)
     return b"".join((groups >> 8 * k & 0xFF).astype(np.uint8).tobytes() for k in range(width))
 
 
@@ -58,7 +58,7 @@ def unpack(packed: bytes, count: int, bits: int, signed: bool) -> NDArray[np.int
     lanes, width = {8: (1, 1), 4: (2, 1), 3: (8, 3)}[bits]
     stride = len(packed) // width
     rows = np.frombuffer(packed, np.uint8).astype(np.int64)
-    groups = sum(rows[k * stride : (k + 1) * stride] << 8 * k for k in range(width))
+    groups = np.sum([rows[k * stride : (k + 1) * stride] << 8 * k for k in range(width)], axis=0)
     codes = np.concatenate([groups >> bits * k & (1 << bits) - 1 for k in range(lanes)])[:count]
     return codes - (codes >> bits - 1 << bits) if signed else codes
 

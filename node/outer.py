@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import blake3
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched, state_digest
 from thinwire.compression.codec import Buffer, Codec, Floats
@@ -96,7 +97,7 @@ class Replica:
             if not np.isfinite(np.dot(delta, delta)):
                 raise FloatingPointError(f"the pseudo-gradient is not finite in elements {start} to {stop}")
             payload = np.empty(codec.nbytes(stop - start), np.uint8)
-            codec.encode(delta, payload)
+            encode(codec, delta, payload)
             yield payload.data
 
     def apply(

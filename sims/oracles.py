@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from thinwire.collectives.aggregate import GROWTH, NORM_LIMIT, RULES
 from thinwire.collectives.halves import halves
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import grid
 from thinwire.compression import registry
 from thinwire.compression.codec import Floats
@@ -218,12 +219,12 @@ class Oracles:
             payloads = []
             for one in sent:
                 payload = np.empty(self._codec.nbytes(stop - start), np.uint8)
-                self._codec.encode(np.subtract(old.theta[start:stop], one.theta[start:stop]), payload)
+                encode(self._codec, np.subtract(old.theta[start:stop], one.theta[start:stop]), payload)
                 payloads.append(payload.data)
             mean = np.empty(stop - start, np.float32)
             self._rule(self._codec, payloads, [float(weight) for weight in weights], mean)
             result = np.empty(self._codec.nbytes(stop - start), np.uint8)
-            self._codec.encode(mean, result)
+            encode(self._codec, mean, result)
             delta = np.empty(stop - start, np.float32)
             self._codec.decode(result.data, delta)
             outer_step(theta[start:stop], momentum[start:stop], delta, outer.lr, outer.momentum, outer.nesterov)
