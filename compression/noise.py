@@ -22,4 +22,5 @@ def normal(seed: int, purpose: str, n: int) -> Floats:
     words = np.random.Philox(key=key).random_raw(n * _SUMMED // 4)
     shorts = words.astype("<u8").view("<u2").reshape(n, _SUMMED)
     centred = 2 * shorts.sum(axis=1, dtype=np.int64) - _SUMMED * 0xFFFF
-    return (centred / np.float64(2 * 0x10000)).astype(np.float32)
+    values: Floats = (centred / np.float64(2 * 0x10000)).astype(np.float32)
+    return values

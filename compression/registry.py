@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from thinwire.compression.activations import Rows, Tah
 from thinwire.compression.codec import Codec
 from thinwire.compression.demo import Demo
 from thinwire.compression.floats import Fp32, bf16, fp16
@@ -55,6 +56,8 @@ CODECS: dict[str, Entry] = {
     "topk": Entry(Sparse, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
     "demo": Entry(Demo, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
     "powersgd": Entry(PowerSGD, ("rank",), (), "factors"),
+    "rows": Entry(Rows, ("bits",), (), "rows"),
+    "tah": Entry(Tah, (), (), "rows"),
 }
 
 _STAGE = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
