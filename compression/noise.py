@@ -10,6 +10,9 @@ from thinwire.compression.codec import Floats
 _SUMMED = 12
 """Uniform numbers of 16 bits per value: their sum has a variance of 1 and an excess kurtosis of −0.1."""
 
+_PORTION = 1 << 16
+"""Values drawn at a time: a bound on memory, without a say in the result."""
+
 
 def normal(seed: int, purpose: str, n: int) -> Floats:
     """n values, normally distributed as far as ±6, mean 0, variance 1, exact in float32. Other purposes, other values.
@@ -19,8 +22,9 @@ def normal(seed: int, purpose: str, n: int) -> Floats:
     """
     digest = hashlib.sha256(f"thinwire/noise/1 {seed} {purpose}".encode()).digest()
     key = np.frombuffer(digest, "<u8", 2).astype(np.uint64)
-    words = np.random.Philox(key=key).random_raw(n * _SUMMED // 4)
-    shorts = words.astype("<u8").view("<u2").reshape(n, _SUMMED)
-    centred = 2 * shorts.sum(axis=1, dtype=np.int64) - _SUMMED * 0xFFFF
-    values: Floats = (centred / np.float64(2 * 0x10000)).astype(np.float32)
-    return values
+    source, out = np.random.Philox(key=key), np.empty(n, np.float32)
+    for start in range(0, n, _PORTION):
+        part = out[start : start + _PORTION]
+        shorts = source.random_raw(part.size * _SUMMED // 4).astype("<u8").view("<u2").reshape(part.size, _SUMMED)
+        part[:] = (2 * shorts.sum(axis=1, dtype=np.int64) - _SUMMED * 0xFFFF) / np.float64(2 * 0x10000)
+    return out

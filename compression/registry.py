@@ -18,6 +18,7 @@ from thinwire.compression.floats import Fp32, bf16, fp16
 from thinwire.compression.lowrank import PowerSGD
 from thinwire.compression.quantize import Int3, Int4, Int8
 from thinwire.compression.sparse import INDICES, LEVELS, Sparse
+from thinwire.compression.subspace import Subspace
 
 
 class Named(Protocol):
@@ -58,6 +59,7 @@ CODECS: dict[str, Entry] = {
     "powersgd": Entry(PowerSGD, ("rank",), (), "factors"),
     "rows": Entry(Rows, ("bits",), (), "rows"),
     "tah": Entry(Tah, (), (), "rows"),
+    "subspace": Entry(Subspace, ("k",), (), "rows"),
 }
 
 _STAGE = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
