@@ -1,4 +1,4 @@
-"""Bit operations that numba lacks, as single instructions where the processor has them."""
+"""What numba lacks and processors have: comparisons by the word, bit counts, prefetching."""
 
 from __future__ import annotations
 
@@ -49,3 +49,20 @@ def lowest(typing_context: Any, word: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of array[index], which will be needed soon; nothing else happens, whatever the index."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
+        # For reading, to stay in all caches, as data.
+        builder.call(function, [address, ir.Constant(number, 0), ir.Constant(number, 3), ir.Constant(number, 1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen

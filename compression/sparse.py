@@ -199,8 +199,8 @@ class Sparse:
                 raise CodecError(f"{section.name}: a value is not finite", "not finite")
             halves = np.clip(values, -CAP, CAP).astype(np.float16)
             return Part(DENSE, halves=halves.view(np.uint16)) if halves.any() else Part(EMPTY)
-        indices, chosen = sparsify.choose(section, values, self.k, team)
-        lo, hi = sparsify.codebook(chosen, self.width, team)
+        indices, chosen, peak = sparsify.choose(section, values, self.k, team)
+        lo, hi = sparsify.codebook(chosen, peak, self.width, team)
         if hi == 0:
             return Part(EMPTY)
         codes = sparsify.codes(chosen, lo, hi, self.width, team)

@@ -16,8 +16,8 @@ CHUNKS, ENTRIES = 64, 1 << 16
 """The least number of chunks, and of entries, that are worth a thread."""
 
 
-def choose(section: Section, values: Floats, k: int, team: Team) -> tuple[NDArray[np.uint16], Floats]:
-    """Local indices and values of the entries of largest magnitude. values: the section's elements, flat.
+def choose(section: Section, values: Floats, k: int, team: Team) -> tuple[NDArray[np.uint16], Floats, np.float32]:
+    """Local indices and values of the entries of largest magnitude, and the largest one. values: the section's elements, flat.
 
     Raises CodecError when a value is not finite.
     """
@@ -26,15 +26,16 @@ def choose(section: Section, values: Floats, k: int, team: Team) -> tuple[NDArra
     frozen = values.view()
     frozen.flags.writeable = False
     jobs = [(frozen, geometry, a, b, indices, chosen) for a, b in team.ranges(section.count, CHUNKS)]
-    if max(team.each(topkkernels.topk, jobs)) >= kernels.INFINITE:
+    peak = max(team.each(topkkernels.topk, jobs))
+    if peak >= kernels.INFINITE:
         raise CodecError(f"{section.name}: a value is not finite", "not finite")
-    return indices, chosen
+    return indices, chosen, np.uint32(peak).view(np.float32)
 
 
-def codebook(chosen: Floats, levels: int, team: Team) -> tuple[float, float]:
-    """The levels (lo, hi) for the magnitudes, as fp16 can say them."""
+def codebook(chosen: Floats, peak: np.float32, levels: int, team: Team) -> tuple[float, float]:
+    """The levels (lo, hi) for the magnitudes, the largest of which is `peak`, as fp16 can say them."""
     cuts = team.ranges(chosen.size, ENTRIES)
-    exponent = int(np.frexp(max(np.float64(np.abs(chosen[a:b]).max()) for a, b in cuts))[1])
+    exponent = int(np.frexp(np.float64(peak))[1])
     units = np.empty(chosen.size, np.int32)
     scale = float(np.ldexp(1.0, 30 - exponent))
     total = sum(team.each(topkkernels.units, [(chosen[a:b], scale, units[a:b]) for a, b in cuts]))

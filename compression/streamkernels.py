@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 from numpy.typing import NDArray
-from thinwire.compression.bitops import lowest, ones
+from thinwire.compression.bitops import lowest, ones, prefetch
 from thinwire.compression.kernels import _pointer, inline, kernel
 from thinwire.compression.topkkernels import ACROSS, COLS, DOWN, ROWS, SIDE, TAIL, Geometry, Int, entry, kept
 
@@ -233,6 +233,14 @@ def scatter(
     while 1 << shift < side:
         shift += 1
     for b in range(first, last):
+        if b + 1 < last:
+            # Entries are far apart: without this every one of them waits for memory.
+            i, j = (b + 1) // across, (b + 1) % across
+            corner = (i * cols + j) * side
+            start = e + kept(geometry, b // across, b % across)
+            for ahead in range(start, start + kept(geometry, i, j)):
+                at = np.int64(indices[ahead])
+                prefetch(out, corner + (at >> shift) * cols + (at & side - 1))
         i, j = b // across, b % across
         corner = (i * cols + j) * side
         for _ in range(kept(geometry, i, j)):
