@@ -335,5 +335,13 @@ def test_sparseloco_has_defaults_of_its_own():
 def test_every_codec_a_manifest_may_name_can_be_made():
     for method, names in CODECS.items():
         assert all(name in registry.CODECS for name in names), method
-    for codec in ("fp32", "int8(block=16)", "int8(block=256)", "int8(block=65536)"):
+    for codec in (
+        "fp32",
+        "bf16",
+        "int8(block=16)",
+        "int8(block=256)",
+        "int8(block=65536)",
+        "int4(block=256)",
+        "int3(block=64,asymmetric=1,stochastic=1)",
+    ):
         assert parse(f"[exchange]\ncodec = '{codec}'").exchange.codec == codec == registry.parse(codec).spec
