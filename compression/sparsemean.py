@@ -33,6 +33,18 @@ def mean(
     by min(1, lower median of the norms / its norm). Sums are in float64 in the given order, and rounded once.
     Raises ValueError for another layout, an unknown denominator, or weights that are not finite, ≥ 0 and not all zero.
     """
+    total = checked(selected, weights, chunks, denominator)
+    divisor = total if denominator == "mean" else 0.0
+    out = np.zeros(chunks.total, np.float32)
+    with Team(threads) as team:
+        for i, section in enumerate(chunks.sections):
+            if given := sent(selected, i, weights, clip):
+                _average(section, given, divisor, out, team)
+    return out
+
+
+def checked(selected: Sequence[Selected], weights: Sequence[float], chunks: Chunks, denominator: str) -> float:
+    """The sum of the weights. Raises ValueError, see `mean`."""
     if denominator not in DENOMINATORS:
         raise ValueError(f"a sparse mean is a {' or '.join(DENOMINATORS)}, not {denominator!r}")
     if any(one.chunks != chunks or one.codec != selected[0].codec for one in selected):
@@ -40,43 +52,42 @@ def mean(
     total = math.fsum(weights)
     if len(weights) != len(selected) or not 0 < total < math.inf or not all(0 <= w < math.inf for w in weights):
         raise ValueError(f"{len(selected)} contributions need as many weights, finite, none negative, not all zero")
-    divisor = total if denominator == "mean" else 0.0
-    out = np.zeros(chunks.total, np.float32)
-    with Team(threads) as team:
-        for i, section in enumerate(chunks.sections):
-            given = [(one, one.parts[i]) for one in selected]
-            factors = clipping([norm(*each) for each in given]) if clip else [1.0] * len(given)
-            # What is empty or weighs nothing touches no coordinate.
-            sent = [
-                (one, part, weight, weight * factor)
-                for (one, part), weight, factor in zip(given, weights, factors, strict=True)
-                if part.mode != EMPTY and weight > 0
-            ]
-            if sent:
-                _average(section, sent, divisor, out, team)
-    return out
+    return total
+
+
+def sent(
+    selected: Sequence[Selected], index: int, weights: Sequence[float], clip: bool
+) -> list[tuple[Selected, Part, float, float]]:
+    """Who sent something of a section that weighs something: the part, its weight, and its weight after clipping."""
+    parts = [(one, one.parts[index]) for one in selected]
+    factors = clipping([norm(*each) for each in parts]) if clip else [1.0] * len(parts)
+    return [
+        (one, part, weight, weight * factor)
+        for (one, part), weight, factor in zip(parts, weights, factors, strict=True)
+        if part.mode != EMPTY and weight > 0
+    ]
 
 
 def _average(
-    section: Section, sent: list[tuple[Selected, Part, float, float]], divisor: float, out: Floats, team: Team
+    section: Section, given: list[tuple[Selected, Part, float, float]], divisor: float, out: Floats, team: Team
 ) -> None:
     elements = section.gather(out)
-    weights = np.array([weight for _, _, weight, _ in sent])
-    if sent[0][1].mode == DENSE:
+    weights = np.array([weight for _, _, weight, _ in given])
+    if given[0][1].mode == DENSE:
         sums = np.zeros(section.size)
-        for one, part, _, share in sent:
+        for one, part, _, share in given:
             sums += share * one.values(part).astype(np.float64)
         below = divisor or sum(weights.tolist())
         elements[:] = sums / below
     else:
-        codec = sent[0][0].codec
-        levels = np.array([share * codec.levels(part.lo, part.hi).astype(np.float64) for _, part, _, share in sent])
+        codec = given[0][0].codec
+        levels = np.array([share * codec.levels(part.lo, part.hi).astype(np.float64) for _, part, _, share in given])
         indices, codes = (
             np.array([array.ctypes.data for array in arrays], np.uint64)
-            for arrays in ([part.indices for _, part, _, _ in sent], [part.codes for _, part, _, _ in sent])
+            for arrays in ([part.indices for _, part, _, _ in given], [part.codes for _, part, _, _ in given])
         )
-        given = (indices, codes, levels, weights, divisor, section.geometry(codec.k))
-        team.each(streamkernels.mean, [(*given, a, b, elements) for a, b in team.ranges(section.count, CHUNKS)])
+        common = (indices, codes, levels, weights, divisor, section.geometry(codec.k))
+        team.each(streamkernels.mean, [(*common, a, b, elements) for a, b in team.ranges(section.count, CHUNKS)])
     section.put(elements, out)
 
 

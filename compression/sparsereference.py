@@ -58,15 +58,16 @@ def codebook(values: Floats, levels: int) -> tuple[np.float16, np.float16]:
     exponent = int(np.frexp(magnitudes.max())[1])
     units = np.ldexp(magnitudes, 30 - exponent).astype(np.int64)
     total, count = int(units.sum()), units.size
-    mean = np.float64(total) / np.float64(count)
-    lo, hi = (mean, mean) if levels == 1 else (np.float64(0.8) * mean, np.float64(1.5) * mean)
+    mean = total / count
+    lo, hi = (mean, mean) if levels == 1 else (0.8 * mean, 1.5 * mean)
     for _ in range(ROUNDS if levels == 2 else 0):
         above = units > np.floor((lo + hi) / 2)
         upper, n = int(units[above].sum()), int(above.sum())
+        # Python's quotient of two integers of any size is rounded once.
         if n:
-            hi = np.float64(upper) / np.float64(n)
+            hi = upper / n
         if count - n:
-            lo = np.float64(total - upper) / np.float64(count - n)
+            lo = (total - upper) / (count - n)
     return half(np.ldexp(lo, exponent - 30)), half(np.ldexp(hi, exponent - 30))
 
 

@@ -4,6 +4,8 @@ kernels compute here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression import kernels, topkkernels
@@ -35,21 +37,35 @@ def choose(section: Section, values: Floats, k: int, team: Team) -> tuple[NDArra
 def codebook(chosen: Floats, peak: np.float32, levels: int, team: Team) -> tuple[float, float]:
     """The levels (lo, hi) for the magnitudes, the largest of which is `peak`, as fp16 can say them."""
     cuts = team.ranges(chosen.size, ENTRIES)
-    exponent = int(np.frexp(np.float64(peak))[1])
     units = np.empty(chosen.size, np.int32)
-    scale = float(np.ldexp(1.0, 30 - exponent))
-    total = sum(team.each(topkkernels.units, [(chosen[a:b], scale, units[a:b]) for a, b in cuts]))
-    mean = total / chosen.size
+    total = sum(map(int, team.each(topkkernels.units, [(chosen[a:b], unit(peak), units[a:b]) for a, b in cuts])))
+
+    def beyond(threshold: int) -> tuple[int, int]:
+        sums = team.each(topkkernels.beyond, [(units[a:b], threshold) for a, b in cuts])
+        return sum(int(s) for s, _ in sums), sum(int(n) for _, n in sums)
+
+    return lloyd(total, chosen.size, beyond, peak, levels)
+
+
+def unit(peak: np.float32) -> float:
+    """Units to one, a power of two: the largest magnitude is less than 2**30 of them."""
+    return float(np.ldexp(1.0, 30 - int(np.frexp(np.float64(peak))[1])))
+
+
+def lloyd(
+    total: int, count: int, beyond: Callable[[int], tuple[int, int]], peak: np.float32, levels: int
+) -> tuple[float, float]:
+    """The levels for `count` magnitudes that sum up to `total` units; beyond: threshold -> (sum, number) of those above."""
+    mean = total / count
     lo, hi = (mean, mean) if levels == 1 else (0.8 * mean, 1.5 * mean)
     for _ in range(ROUNDS if levels == 2 else 0):
-        threshold = int((lo + hi) / 2)
-        sums = team.each(topkkernels.beyond, [(units[a:b], threshold) for a, b in cuts])
-        upper, number = sum(s for s, _ in sums), sum(n for _, n in sums)
+        upper, number = beyond(int((lo + hi) / 2))
         if number:
             hi = upper / number
-        if chosen.size - number:
-            lo = (total - upper) / (chosen.size - number)
-    return tuple(float(half(np.ldexp(np.float64(level), exponent - 30))) for level in (lo, hi))  # type: ignore[return-value]
+        if count - number:
+            lo = (total - upper) / (count - number)
+    # A power of two: the quotients are exact but for what float64 cannot hold, which is zero in fp16.
+    return float(half(np.float64(lo) / unit(peak))), float(half(np.float64(hi) / unit(peak)))
 
 
 def codes(chosen: Floats, lo: float, hi: float, levels: int, team: Team) -> NDArray[np.uint8]:
