@@ -206,20 +206,12 @@ def main() -> None:
 
         gpu = measure_gpu(options.seed, options.repeats)
     if options.json:
-        said = {
-            "machine": machine.describe(),
-            "others": others,
-            "mib": options.mib,
-            "cpu": options.cpu,
-            "rows": found,
-            "gpu": gpu,
-        }
-        json.dump(said, sys.stdout)
+        where = {"machine": machine.describe(), "others": others, "mib": options.mib, "cpu": options.cpu}
+        json.dump({**where, "rows": found, "gpu": gpu}, sys.stdout)
         print()
         return
-    print(
-        f"\n{machine.describe()}; others used {others:.0%}; {options.mib} MiB, medians of {options.repeats}{', CPU seconds for one core' if options.cpu else ''}\n"
-    )
+    how = f"medians of {options.repeats}" + (", CPU seconds of one core" if options.cpu else "")
+    print(f"\n{machine.describe()}; others used {others:.0%}; {options.mib} MiB, {how}\n")
     print(show(found))
     print(f"\nGPU: {gpu}")
 
