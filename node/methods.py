@@ -23,7 +23,7 @@ from .outer import Replica
 from .paired import PairedReplica
 from .rounds import Rounds
 from .session import Session
-from .sparse import SparseCodec, SparseReplica, chunks_of
+from .sparse import DemoReplica, SparseCodec, SparseReplica, chunks_of
 from .sparserounds import SparseRounds
 
 
@@ -51,10 +51,15 @@ def _sparse(manifest: Manifest, layout: Layout) -> SparseCodec:
     return SparseCodec(codec, chunks_of(layout, codec.chunk))
 
 
+def _pieces(layout: Layout, codec: SparseCodec) -> Grid:
+    return pieces(codec.bound)
+
+
 METHODS: Mapping[str, Method] = {
     "diloco": Method(Replica, Session, Rounds, _dense),
     "noloco": Method(PairedReplica, GossipSession, GossipRounds, _pairs),
-    "sparseloco": Method(SparseReplica, Session, SparseRounds, _sparse, lambda layout, codec: pieces(codec.bound)),
+    "sparseloco": Method(SparseReplica, Session, SparseRounds, _sparse, _pieces),
+    "demo": Method(DemoReplica, Session, SparseRounds, _sparse, _pieces),
 }
 """Name -> its parts."""
 

@@ -18,9 +18,10 @@ import numpy as np
 from thinwire.collectives.gather import put_together
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched
-from thinwire.compression import sparsemean
+from thinwire.compression import demo, sparsemean
 from thinwire.compression.chunks import Chunks
 from thinwire.compression.codec import Buffer, CodecError, Floats
+from thinwire.compression.demo import Coefficients, Demo
 from thinwire.compression.feedback import ErrorFeedback
 from thinwire.compression.sparse import Selected, Sparse
 from thinwire.swarm.manifest import Manifest
@@ -35,7 +36,7 @@ from .tensorfile import Array, Tensors
 class SparseCodec:
     """A sparse codec and the layout of the model: what says whether a payload is one."""
 
-    codec: Sparse
+    codec: Sparse | Demo
     chunks: Chunks
 
     @property
@@ -48,7 +49,7 @@ class SparseCodec:
         """Bytes of the largest payload."""
         return self.codec.bound(self.chunks)
 
-    def decode(self, payload: Buffer) -> Selected:
+    def decode(self, payload: Buffer) -> Selected | Coefficients:
         """What a payload says. Raises CodecError."""
         return self.codec.decode(payload, self.chunks)
 
@@ -56,7 +57,8 @@ class SparseCodec:
         """See collectives.contributions.Screen."""
         if memoryview(payload).nbytes > n:
             raise CodecError(f"a payload of {memoryview(payload).nbytes} bytes, at most {n} are needed", "length")
-        selected = self.decode(payload)
+        found = self.decode(payload)
+        selected = found.selected if isinstance(found, Coefficients) else found
         return float(sum(sparsemean.norm(selected, part) ** 2 for part in selected.parts))
 
 
@@ -72,13 +74,15 @@ class SparseReplica(Replica):
     feedback: ErrorFeedback
     codec: SparseCodec
     lr: float
+    decay: float
     denominator: str
 
     @classmethod
     def begin(cls, manifest: Manifest, layout: Layout, codec: Any, theta: Floats, members: Sequence[PeerId]) -> Self:
         """See Replica; `codec` is a SparseCodec."""
         replica, outer = cls(layout.digest, theta, members), manifest.outer
-        replica.codec, replica.lr, replica.denominator = codec, outer.lr, outer.denominator
+        replica.codec, replica.lr, replica.decay = codec, outer.lr, outer.decay
+        replica.denominator = outer.denominator
         replica.feedback = ErrorFeedback(codec.codec, codec.chunks, outer.beta, outer.on_exclusion)
         return replica
 
@@ -113,15 +117,18 @@ class SparseReplica(Replica):
         """Commit the next round with the results of a gather, whose contributors have these weights. `named`: whether we are
         one of them. Cannot fail half-way: the results have been checked against the digest that was voted for.
         """
-        selected = [self.codec.decode(payload) for payload in put_together(results, cut)]
-        mean = sparsemean.mean(selected, [float(w) for w in weights], self.codec.chunks, self.denominator)
-        np.multiply(mean, np.float32(self.lr), out=mean)
-        np.subtract(self.theta, mean, out=self.theta)
+        self.step([self.codec.decode(payload) for payload in put_together(results, cut)], [float(w) for w in weights])
         if self.feedback.pending:
             self.feedback.commit(excluded=not named)
         self.round += 1
         self.members = tuple(sorted(members))
         self.seal()
+
+    def step(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
+        """The outer step on what all have sent."""
+        mean = sparsemean.mean(selected, weights, self.codec.chunks, self.denominator)
+        np.multiply(mean, np.float32(self.lr), out=mean)
+        np.subtract(self.theta, mean, out=self.theta)
 
     def install(self, fetched: Fetched) -> int:
         """See Replica; what was left out of the old state's steps says nothing about another one."""
@@ -137,3 +144,14 @@ class SparseReplica(Replica):
     def recall(self, tensors: Tensors, layout: Layout) -> None:
         """See Replica."""
         self.feedback.load(layout.flat({name.removeprefix("residual/"): one for name, one in tensors.items()}))
+
+
+class DemoReplica(SparseReplica):
+    """DeMo (arXiv 2411.19870): Δ is the gradient of one plain step, e is the momentum δ, and what is sent are its strongest
+    cosine coefficients. With their mean G: θ̄ ← θ̄ − lr (sign G + decay θ̄).
+    """
+
+    def step(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
+        """See SparseReplica."""
+        mean = demo.mean(selected, weights, self.codec.chunks, self.denominator)
+        demo.step(self.theta, mean, self.lr, self.decay)

@@ -23,6 +23,7 @@ from .settings import (
     CODECS,
     EXCHANGE,
     FOREIGN,
+    INNER,
     MAX_WEIGHT,
     OUTER,
     Data,
@@ -41,7 +42,7 @@ MAX_TOML = 32_768
 NEAR = 0.9
 """From this part of what is steady on, a manifest is used with a warning."""
 
-YOUNG = ("gamma", "beta", "denominator", "on_exclusion")
+YOUNG = ("gamma", "beta", "denominator", "on_exclusion", "decay")
 """Keys of [outer] that are younger than the first runs, whose ids must stay: they count where a method has a use for them."""
 
 _DOMAIN = "manifest"
@@ -135,10 +136,13 @@ def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
         fields = _fields(tables[key], table, name, key)
         values[key] = Outer(**_with_method(fields, name)) if key == "outer" else tables[key](**fields)
     manifest = Manifest(**values)
-    if manifest.outer.method in EXCHANGE:
-        given = document.get("exchange", {})
-        usual = {key: value for key, value in EXCHANGE[manifest.outer.method].items() if key not in given}
-        manifest = msgspec.structs.replace(manifest, exchange=msgspec.structs.replace(manifest.exchange, **usual))
+    for section, defaults in (("inner", INNER), ("exchange", EXCHANGE)):
+        usual: dict[str, Any] = dict(defaults.get(manifest.outer.method, {}))
+        for key in document.get(section, {}):
+            usual.pop(key, None)
+        if usual:
+            changed = msgspec.structs.replace(getattr(manifest, section), **usual)
+            manifest = msgspec.structs.replace(manifest, **{section: changed})
     for message, hint in _contradictions(manifest):
         raise ManifestError(f"{name}: {message}", hint)
     return manifest
@@ -206,6 +210,11 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             )
         if manifest.exchange.min_peers > 1:
             yield "exchange.min_peers says nothing with noloco: a round has two peers, or one", "remove it"
+    if outer.method == "demo" and (inner.optimizer != "sgd" or inner.betas[0] or inner.weight_decay):
+        yield (
+            "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",
+            "remove the keys; beta and decay of [outer] take their place",
+        )
     if manifest.max_weight > MAX_WEIGHT:
         yield "a round has more tokens than can be counted", "lower outer.steps, inner.batch or model.context"
 

@@ -107,20 +107,23 @@ class Outer(Table, frozen=True):
 
     method: "diloco" (Douillard et al., arXiv:2311.08105), one step that all peers make together; "noloco" (Kolehmainen
         et al., arXiv:2506.10911), where each averages with one random partner: no barrier, replicas stay a little apart;
-        or "sparseloco" (arXiv:2508.15706), diloco with a small part of every pseudo-gradient, 200 times fewer bytes.
+        "sparseloco" (arXiv:2508.15706), diloco with a small part of every pseudo-gradient, 200 times fewer bytes; or "demo"
+        (arXiv:2411.19870), an exchange after every step of plain SGD: each peer's momentum sends its strongest coefficients.
     steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together. noloco: 50,
-        sparseloco: 30.
+        sparseloco: 30, demo: 1.
     lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient. With noloco they are β and α, 0.7 and 0.5, and
         there is no nesterov. With sparseloco lr is α, 1, and there is no momentum: what was not sent takes its place.
+        With demo lr is the length of the sign step, 0.0004.
     gamma: of noloco alone, how strongly partners are drawn together; with lr, and codec "fp32", one vector travels
         instead of two. noloco: 0.7.
-    beta: of sparseloco alone, which part of what was not sent lives on to the next round.
-    denominator: of sparseloco alone: "contributor_mean" divides every coordinate by those who sent it, "mean" by all.
-    on_exclusion: of sparseloco alone, what becomes of a contribution that the round's record does not name: "drop" takes it
+    beta: of sparseloco and demo, which part of what was not sent lives on to the next round. demo: 0.999.
+    denominator: of sparseloco and demo: "contributor_mean" divides every coordinate by those who sent it, "mean" by all.
+    on_exclusion: of sparseloco and demo, what becomes of a contribution that the round's record does not name: "drop" takes it
         for sent, "restore" keeps it for the next round. Directions grow stale: "drop" was the better one where it was tried.
+    decay: of demo alone, weight decay of the sign step.
     """
 
-    method: Literal["diloco", "noloco", "sparseloco"] = "diloco"
+    method: Literal["diloco", "noloco", "sparseloco", "demo"] = "diloco"
     steps: Annotated[int, Meta(ge=1, le=2**20)] = 20
     lr: Annotated[float, Meta(gt=0, le=10)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
@@ -129,6 +132,7 @@ class Outer(Table, frozen=True):
     beta: Annotated[float, Meta(ge=0, le=1)] = 0.95
     denominator: Literal["contributor_mean", "mean"] = "contributor_mean"
     on_exclusion: Literal["drop", "restore"] = "drop"
+    decay: Annotated[float, Meta(ge=0, le=10)] = 0.1
 
 
 NOLOCO: dict[str, float | bool] = {"steps": 50, "lr": 0.7, "momentum": 0.5, "nesterov": False, "gamma": 0.7}
@@ -137,25 +141,35 @@ NOLOCO: dict[str, float | bool] = {"steps": 50, "lr": 0.7, "momentum": 0.5, "nes
 SPARSELOCO: dict[str, float | bool] = {"steps": 30, "lr": 1.0, "momentum": 0.0, "nesterov": False}
 """Defaults of [outer] that the method "sparseloco" changes: the values of its paper."""
 
-OUTER = {"diloco": {}, "noloco": NOLOCO, "sparseloco": SPARSELOCO}
+DEMO: dict[str, float | bool] = {"steps": 1, "lr": 4e-4, "momentum": 0.0, "nesterov": False, "beta": 0.999}
+"""Defaults of [outer] that the method "demo" changes: the values of its paper."""
+
+OUTER: dict[str, dict[str, float | bool]] = {"diloco": {}, "noloco": NOLOCO, "sparseloco": SPARSELOCO, "demo": DEMO}
 """Method -> its defaults of [outer]."""
 
 _SPARSE = ("beta", "denominator", "on_exclusion")
 FOREIGN = {
-    "diloco": ("gamma", *_SPARSE),
-    "noloco": ("nesterov", *_SPARSE),
-    "sparseloco": ("momentum", "nesterov", "gamma"),
+    "diloco": ("gamma", "decay", *_SPARSE),
+    "noloco": ("nesterov", "decay", *_SPARSE),
+    "sparseloco": ("momentum", "nesterov", "gamma", "decay"),
+    "demo": ("momentum", "nesterov", "gamma"),
 }
 """Keys of [outer] that a method has no use for."""
 
 DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3")
-CODECS = {"diloco": DENSE, "noloco": DENSE, "sparseloco": ("topk",)}
+CODECS = {"diloco": DENSE, "noloco": DENSE, "sparseloco": ("topk",), "demo": ("demo",)}
 """Method -> the codecs that it can have, by the first word of their names."""
 
 EXCHANGE: dict[str, dict[str, str]] = {
     "sparseloco": {"codec": "topk(k=64,chunk=4096)|2bit|rice", "collective": "gather"},
+    "demo": {"codec": "demo(k=32,chunk=4096)|2bit|rice", "collective": "gather"},
 }
 """Method -> its defaults of [exchange]."""
+
+INNER: dict[str, dict[str, object]] = {
+    "demo": {"optimizer": "sgd", "lr": 1.0, "betas": (0.0, 0.0), "weight_decay": 0.0, "warmup": 0},
+}
+"""Method -> its defaults of [inner]."""
 
 
 def steady(momentum: float, peers: int | None = None) -> float:
@@ -170,7 +184,7 @@ class Exchange(Table, frozen=True):
     """[exchange]: how pseudo-gradients travel and when a round counts.
 
     codec: "int8(block=256)", a quarter of the bytes; "int4(block=256)", an eighth; or "fp32", exact, for fast networks and
-        tests. sparseloco: "topk(k=64,chunk=4096)|2bit|rice", one value of 64.
+        tests. sparseloco: "topk(k=64,chunk=4096)|2bit|rice", one value of 64. demo: "demo(k=32,chunk=4096)|2bit|rice".
     collective: "butterfly", every peer owns a part of every round; or "gather", every payload goes to everybody, which only
         payloads as small as those of sparseloco are worth. The method decides.
     aggregation: "mean", weighted by tokens, after screening.
