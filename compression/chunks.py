@@ -131,8 +131,9 @@ class Chunks:
     order in the model's flat vector (row-major each).
 
     total: elements of the flat vector. count: chunks. sections: matrices by name, then the vector; tensors without elements
-    have none. digest: 32 bytes over names, shapes and chunk; peers whose digests differ cannot exchange. Equal by digest.
-    Raises ValueError for names out of order, a shape that is none, a chunk other than 256, 1024 or 4096.
+    have none. sizes: elements by section. digest: 32 bytes over names, shapes and chunk; peers whose digests differ cannot
+    exchange. Equal by digest. Raises ValueError for names out of order, a shape that is none, a chunk other than 256, 1024 or
+    4096.
     """
 
     def __init__(self, shapes: tuple[tuple[str, tuple[int, ...]], ...], chunk: int = 4096) -> None:
@@ -168,6 +169,7 @@ class Chunks:
             if section.count * chunk >= MAX_TENSOR:
                 raise ValueError(f"{section.name} has {section.size} elements, more than a payload can say")
         self.sections = tuple(sections)
+        self.sizes = [section.size for section in sections]
         self.total = position
         self.count = sum(section.count for section in sections)
         self.digest = digest.digest()

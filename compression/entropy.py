@@ -12,12 +12,12 @@ from thinwire.compression import streamkernels
 from thinwire.compression.chunks import Section
 from thinwire.compression.codec import CodecError
 from thinwire.compression.parallel import Team
+from thinwire.compression.sparseheader import FIXED_WIDTH
 from thinwire.compression.sparsereference import FIRST, LAST
 from thinwire.compression.sparsify import CHUNKS, ENTRIES
 
 Bytes = NDArray[np.uint8]
 Shorts = NDArray[np.uint16]
-FIXED_WIDTH = 12
 
 _FAULTS = {
     streamkernels.OUTSIDE: "an index is outside of its chunk",

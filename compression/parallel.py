@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
@@ -27,6 +27,19 @@ class Team:
         if self._pool is None or len(jobs) < 2:
             return [function(*job) for job in jobs]
         return list(self._pool.map(lambda job: function(*job), jobs))
+
+    def spread(
+        self, work: Callable[..., T], jobs: Sequence[tuple[object, ...]], sizes: Sequence[int], big: int
+    ) -> list[T]:
+        """work(*job, team) for each job, results in order of the jobs. Those of size `big` or more come one after the other,
+        with this team to share them, and then each of the others by one thread, with a team of one.
+        """
+        alone = Team(1)
+        shared = [i for i, size in enumerate(sizes) if size >= big and self.threads > 1]
+        done = {i: work(*jobs[i], self) for i in shared}
+        rest = [i for i in range(len(jobs)) if i not in done]
+        done |= zip(rest, self.each(work, [(*jobs[i], alone) for i in rest]), strict=True)
+        return [done[i] for i in range(len(jobs))]
 
     def ranges(self, count: int, least: int, align: int = 1) -> list[tuple[int, int]]:
         """[0, count) in ranges [start, stop) for the threads, of `least` or more each, cut at multiples of `align`."""

@@ -13,10 +13,8 @@ sections all of whose elements are kept, `empty` exactly for those whose values 
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,33 +22,19 @@ from thinwire.compression import entropy, sparsify, streamkernels
 from thinwire.compression.chunks import Chunks, Section
 from thinwire.compression.codec import Buffer, CodecError, Floats
 from thinwire.compression.parallel import Team
-from thinwire.compression.sparsereference import FIRST, LAST
+from thinwire.compression.sparseheader import DENSE, EMPTY, FIXED, FIXED_WIDTH, HEADER, RICE, Header, half
 
-HEADER = struct.Struct("<BBHHI")
-FIXED, RICE, DENSE, EMPTY = range(4)
 LEVELS = {"2bit": 2, "1bit": 1}
 """Bits of a value's code, which is also the number of its levels of magnitude."""
 INDICES = {"rice": RICE, "fixed": FIXED}
 CAP = 65504.0
 """The largest level a payload can say: the largest finite fp16."""
 
-
 BIG = 1 << 22
 """Elements of a section from which on threads share it; smaller ones are worked on by one each."""
 
-T = TypeVar("T")
 Streams: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]
 """Unary, low bits, values."""
-
-
-class Header(NamedTuple):
-    """What comes before a section's streams; lo, hi: bits of fp16."""
-
-    mode: int
-    rice: int
-    lo: int
-    hi: int
-    unary_bits: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,19 +64,22 @@ class Selected:
     def scatter(self, out: Floats, scale: float = 1.0, threads: int = 1) -> None:
         """out += scale·v̂ on the entries that are there, in float32. out: the model's flat vector."""
         self.chunks.check(out)
+        jobs = [(section, part, out, scale) for section, part in zip(self.chunks.sections, self.parts, strict=True)]
         with Team(threads) as team:
-            for section, part in zip(self.chunks.sections, self.parts, strict=True):
-                if part.mode == EMPTY:
-                    continue
-                elements = section.gather(out)
-                if part.mode == DENSE:
-                    elements += np.float32(scale) * self.values(part)
-                else:
-                    levels = np.float32(scale) * self.codec.levels(part.lo, part.hi)
-                    given = (part.indices, part.codes, levels, section.geometry(self.codec.k))
-                    cuts = team.ranges(section.count, sparsify.CHUNKS)
-                    team.each(streamkernels.scatter, [(*given, a, b, elements) for a, b in cuts])
-                section.put(elements, out)
+            team.spread(self._add, jobs, self.chunks.sizes, BIG)
+
+    def _add(self, section: Section, part: Part, out: Floats, scale: float, team: Team) -> None:
+        if part.mode == EMPTY:
+            return
+        elements = section.gather(out)
+        if part.mode == DENSE:
+            elements += np.float32(scale) * self.values(part)
+        else:
+            levels = np.float32(scale) * self.codec.levels(part.lo, part.hi)
+            given = (part.indices, part.codes, levels, section.geometry(self.codec.k))
+            cuts = team.ranges(section.count, sparsify.CHUNKS)
+            team.each(streamkernels.scatter, [(*given, a, b, elements) for a, b in cuts])
+        section.put(elements, out)
 
     def values(self, part: Part) -> Floats:
         """v̂ of each entry: what every receiver rebuilds."""
@@ -160,7 +147,7 @@ class Sparse:
         self._fit(chunks)
         chunks.check(a)
         with Team(threads) as team:
-            parts = _shared(self._part, [(section, section.gather(a)) for section in chunks.sections], team)
+            parts = team.spread(self._part, [(s, s.gather(a)) for s in chunks.sections], chunks.sizes, BIG)
         return Selected(self, chunks, tuple(parts))
 
     def nbytes(self, selected: Selected) -> int:
@@ -176,7 +163,7 @@ class Sparse:
             jobs.append((section, part, out[at:stop]))
             at = stop
         with Team(threads) as team:
-            _shared(self._write, jobs, team)
+            team.spread(self._write, jobs, selected.chunks.sizes, BIG)
         return out.tobytes()
 
     def decode(self, payload: Buffer, chunks: Chunks, cap: float = CAP, threads: int = 1) -> Selected:
@@ -212,7 +199,7 @@ class Sparse:
     def _lengths(self, part: Part) -> tuple[int, int, int]:
         """Bytes of the three streams."""
         count = part.indices.size
-        low = entropy.length(count, entropy.FIXED_WIDTH if part.mode == FIXED else part.rice)
+        low = entropy.length(count, FIXED_WIDTH if part.mode == FIXED else part.rice)
         return entropy.length(part.unary_bits, 1), low, entropy.length(count, self.width) + 2 * part.halves.size
 
     def _write(self, section: Section, part: Part, out: NDArray[np.uint8], team: Team) -> None:
@@ -240,7 +227,8 @@ class Sparse:
                 raise CodecError(f"{section.name}: the payload ends before its header", "length")
             header = Header(*HEADER.unpack_from(raw.data, at))
             at += HEADER.size
-            bits = self._expected(section, header, cap)
+            kept = section.kept(self.k)
+            bits = header.streams(section.name, section.size, kept, self.width, INDICES[self.indices], cap)
             lengths = tuple(entropy.length(each, 1) for each in bits)
             if raw.size - at < sum(lengths):
                 raise CodecError(f"{section.name}: the payload ends within its streams", "length")
@@ -252,31 +240,6 @@ class Sparse:
         for section, _, streams, bits in opened:
             entropy.check(section, streams, bits, section.kept(self.k))
         return [(section, header, streams) for section, header, streams, _ in opened]
-
-    def _expected(self, section: Section, header: Header, cap: float) -> tuple[int, int, int]:
-        """Bits of the streams that must follow a header. Raises CodecError for a header that no encoder writes."""
-        mode, rice, lo, hi, unary_bits = header
-        kept = section.kept(self.k)
-        if mode == EMPTY or (mode == DENSE and kept == section.size):
-            if rice or lo or hi or unary_bits:
-                raise CodecError(f"{section.name}: mode {mode} has no parameters")
-            return 0, 0, 16 * section.size if mode == DENSE else 0
-        if mode != INDICES[self.indices] or kept == section.size:
-            raise CodecError(f"{section.name}: mode {mode} is not for it")
-        if max(lo, hi) >= 0x7C00:
-            raise CodecError(f"{section.name}: a level is negative or not finite", "not finite")
-        # Halves that are finite and not negative order as their bits do.
-        if lo > hi or hi == 0 or (self.width == 1 and lo != hi):
-            raise CodecError(f"{section.name}: its levels make no codebook")
-        if _half(hi) > cap:
-            raise CodecError(f"{section.name}: a level above {cap:g}", "bound")
-        if mode == FIXED:
-            if rice or unary_bits:
-                raise CodecError(f"{section.name}: fixed indices have no Rice parameter")
-            return 0, entropy.FIXED_WIDTH * kept, self.width * kept
-        if not FIRST <= rice <= LAST or unary_bits < kept:
-            raise CodecError(f"{section.name}: no Rice code of parameter {rice} and {unary_bits} bits")
-        return unary_bits, rice * kept, self.width * kept
 
     def _read(self, section: Section, header: Header, streams: Streams) -> Part:
         mode, rice, lo, hi, unary_bits = header
@@ -295,25 +258,9 @@ class Sparse:
         else:
             indices = entropy.read_fixed(section, streams[1], self.k)
         codes = entropy.read_codes(streams[2], self.width, indices.size)
-        return Part(mode, rice, _half(lo), _half(hi), unary_bits, indices, codes)
-
-
-def _shared(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]], team: Team) -> list[T]:
-    """work(*job, team) for each job, whose first is its section: big ones one after the other, each by all threads, and then
-    the others one to a thread. Results in the order of the jobs.
-    """
-    big = [i for i, job in enumerate(jobs) if team.threads > 1 and job[0].size >= BIG]
-    rest = [i for i in range(len(jobs)) if i not in set(big)]
-    done = {i: work(*jobs[i], team) for i in big}
-    alone = Team(1)
-    done |= zip(rest, team.each(work, [(*jobs[i], alone) for i in rest]), strict=True)
-    return [done[i] for i in range(len(jobs))]
+        return Part(mode, rice, half(lo), half(hi), unary_bits, indices, codes)
 
 
 def _split(raw: NDArray[np.uint8], lengths: tuple[int, ...]) -> Streams:
     first, second, third = lengths
     return raw[:first], raw[first : first + second], raw[first + second : first + second + third]
-
-
-def _half(bits: int) -> float:
-    return float(np.uint16(bits).view(np.float16))

@@ -10,7 +10,8 @@ from thinwire.compression import kernels, streamkernels
 from thinwire.compression.chunks import Chunks, Section
 from thinwire.compression.codec import Floats
 from thinwire.compression.parallel import Team
-from thinwire.compression.sparse import DENSE, EMPTY, Part, Selected
+from thinwire.compression.sparse import BIG, Part, Selected
+from thinwire.compression.sparseheader import DENSE, EMPTY
 from thinwire.compression.sparsify import CHUNKS
 
 DENOMINATORS = ("contributor_mean", "mean")
@@ -37,9 +38,8 @@ def mean(
     divisor = total if denominator == "mean" else 0.0
     out = np.zeros(chunks.total, np.float32)
     with Team(threads) as team:
-        for i, section in enumerate(chunks.sections):
-            if given := sent(selected, i, weights, clip):
-                _average(section, given, divisor, out, team)
+        jobs = [(s, sent(selected, i, weights, clip), divisor, out) for i, s in enumerate(chunks.sections)]
+        team.spread(_average, jobs, chunks.sizes, BIG)
     return out
 
 
@@ -71,8 +71,10 @@ def sent(
 def _average(
     section: Section, given: list[tuple[Selected, Part, float, float]], divisor: float, out: Floats, team: Team
 ) -> None:
+    if not given:
+        return
     elements = section.gather(out)
-    weights = np.array([weight for _, _, weight, _ in given])
+    weights = np.array([weight for _, _, weight, _ in given], np.float64)
     if given[0][1].mode == DENSE:
         sums = np.zeros(section.size)
         for one, part, _, share in given:

@@ -15,7 +15,8 @@ from thinwire.compression.chunks import Chunks, Section
 from thinwire.compression.codec import CodecError
 from thinwire.compression.kernels import INFINITE, MAGNITUDE
 from thinwire.compression.parallel import Team
-from thinwire.compression.sparse import CAP, DENSE, EMPTY, FIXED, RICE, Part, Selected, Sparse
+from thinwire.compression.sparse import CAP, Part, Selected, Sparse
+from thinwire.compression.sparseheader import DENSE, EMPTY, FIXED, RICE
 from torch import Tensor
 
 GROUP = 1 << 14

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from thinwire.compression import sparsemean
+from thinwire.compression.chunks import Chunks
 from thinwire.compression.codec import Codec
 from thinwire.compression.floats import Fp32, Half
 from thinwire.compression.kernels import sgd_step
 from thinwire.compression.quantize import Integers
+from thinwire.compression.sparse import Sparse
 
 
 def warm_up() -> None:
@@ -26,3 +29,10 @@ def warm_up() -> None:
                 codec.decode(buffer, back)
                 codec.check(buffer, 16)
         codec.mean([payload.data], [1.0], back)
+    chunks = Chunks((("matrix", (16, 17)),), 256)
+    for sparse in (Sparse(4, 256), Sparse(4, 256, "1bit", "fixed")):
+        values = np.ones(chunks.total, np.float32)
+        sent = sparse.encode(sparse.select(values, chunks))
+        selected = sparse.decode(sent, chunks)
+        selected.scatter(values)
+        sparsemean.mean([selected], [1.0], chunks)

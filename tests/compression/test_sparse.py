@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.compression import entropy, parallel, sparse, sparsify
+from thinwire.compression import entropy, parallel, sparse, sparsemean, sparsify, streamkernels, topkkernels, warmup
 from thinwire.compression import sparsereference as reference
 from thinwire.compression.chunks import VECTORS, Chunks
 from thinwire.compression.codec import CodecError
-from thinwire.compression.sparse import DENSE, EMPTY, RICE, Part, Selected, Sparse
+from thinwire.compression.sparse import Part, Selected, Sparse
+from thinwire.compression.sparseheader import DENSE, EMPTY, RICE
 
 SHAPES = (("a", (130, 70)), ("b", (5,)), ("c", ()), ("d", (0, 3)), ("e", (1, 1)), ("f", (3, 5, 7)), ("h", (300,)))
 KINDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
@@ -335,3 +336,26 @@ def test_nothing_is_allocated_for_what_is_not_there() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_warm_up_leaves_nothing_to_compile() -> None:
+    warmup.warm_up()
+    kernels = [
+        value
+        for module in (topkkernels, streamkernels)
+        for value in vars(module).values()
+        if hasattr(value, "nopython_signatures") and value.py_func.__module__ == module.__name__
+    ]
+    before = {kernel.py_func.__name__: len(kernel.nopython_signatures) for kernel in kernels}
+    assert before["topk"] == before["read_rice"] == 1
+    chunks = Chunks(SHAPES)
+    for codec in (Sparse(), Sparse(values="1bit", indices="fixed"), Sparse(4096)):
+        for writeable in (True, False):
+            a = draw("t3", chunks.total)
+            a.flags.writeable = writeable
+            payload = codec.encode(codec.select(a, chunks, threads=2), threads=2)
+            for buffer in (payload, bytearray(payload), memoryview(payload)):
+                selected = codec.decode(buffer, chunks)
+            selected.scatter(draw("t3", chunks.total), threads=2)
+            sparsemean.mean([selected, selected], [1, 2], chunks)
+    assert {kernel.py_func.__name__: len(kernel.nopython_signatures) for kernel in kernels} == before

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.compression import sparsemean, sparsereference, sparsify
 from thinwire.compression.chunks import Chunks
-from thinwire.compression.sparse import DENSE, EMPTY, Selected, Sparse
+from thinwire.compression.sparse import Selected, Sparse
+from thinwire.compression.sparseheader import DENSE, EMPTY
 
 CHUNKS = Chunks((("a", (130, 70)), ("b", (5,)), ("c", (1, 1)), ("d", (300, 64)), ("e", (200,))))
 
