@@ -17,7 +17,7 @@ SPECS = [
     "int8(block=256,asymmetric=1)",
     "int4(block=256)",
     "int4(block=256,asymmetric=1)",
-    "int4(block=64,stochastic=1)",
+    "int4(block=256,stochastic=1)",
     "int3(block=128)",
 ]
 
