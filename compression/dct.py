@@ -115,40 +115,46 @@ def _transpose(source: NDArray[np.float32], target: NDArray[np.float32]) -> None
 
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]
-def _sum(
+def _sums(
     factors: NDArray[np.float32],
     at: int,
+    between: int,
     source: NDArray[np.float32],
     first: int,
     stride: int,
     count: int,
     out: NDArray[np.float32],
-    row: int,
 ) -> None:
-    """out[row] = Σ factors[at, i]·source[i] over i = first, first + stride, … (count of them), in that order.
-
-    Four at a time, to touch the sum less often.
+    """out[j] = Σ factors[j, i]·source[i] for j = at, at + between, … (count of them), over i = first, first + stride, … (as
+    many) in that order. Sums begin at −0, to which adding changes nothing.
     """
     side = out.shape[1]
     if count < 4:
-        for c in range(side):
-            out[row, c] = factors[at, first] * source[first, c]
-        if count == 2:
+        for j in range(at, at + count * between, between):
             for c in range(side):
-                out[row, c] = out[row, c] + factors[at, first + stride] * source[first + stride, c]
+                out[j, c] = factors[j, first] * source[first, c]
+            for i in range(first + stride, first + count * stride, stride):
+                for c in range(side):
+                    out[j, c] = out[j, c] + factors[j, i] * source[i, c]
         return
-    total = out[row]
-    for m in range(0, count, 4):
-        i = first + m * stride
-        j, k, n = i + stride, i + 2 * stride, i + 3 * stride
-        f, g, h, p = factors[at, i], factors[at, j], factors[at, k], factors[at, n]
-        s, t, u, v = source[i], source[j], source[k], source[n]
-        if m == 0:
-            for c in range(total.size):
-                total[c] = f * s[c] + g * t[c] + h * u[c] + p * v[c]
-        else:
-            for c in range(total.size):
-                total[c] = total[c] + f * s[c] + g * t[c] + h * u[c] + p * v[c]
+    # Four by four: a value read is used four times, and so is a sum.
+    for j in range(at, at + count * between, 4 * between):
+        k, l, m = j + between, j + 2 * between, j + 3 * between
+        o, p, q, r = out[j], out[k], out[l], out[m]
+        o[:] = p[:] = q[:] = r[:] = np.float32(-0.0)
+        for i in range(first, first + count * stride, 4 * stride):
+            f, g, h = i + stride, i + 2 * stride, i + 3 * stride
+            s, t, u, v = source[i], source[f], source[g], source[h]
+            j0, j1, j2, j3 = factors[j, i], factors[j, f], factors[j, g], factors[j, h]
+            k0, k1, k2, k3 = factors[k, i], factors[k, f], factors[k, g], factors[k, h]
+            l0, l1, l2, l3 = factors[l, i], factors[l, f], factors[l, g], factors[l, h]
+            m0, m1, m2, m3 = factors[m, i], factors[m, f], factors[m, g], factors[m, h]
+            for c in range(side):
+                w, x, y, z = s[c], t[c], u[c], v[c]
+                o[c] = o[c] + j0 * w + j1 * x + j2 * y + j3 * z
+                p[c] = p[c] + k0 * w + k1 * x + k2 * y + k3 * z
+                q[c] = q[c] + l0 * w + l1 * x + l2 * y + l3 * z
+                r[c] = r[c] + m0 * w + m1 * x + m2 * y + m3 * z
 
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]
@@ -160,12 +166,12 @@ def _columns(
     half, step = side // 2, 1
     while half > 0:
         for i in range(half):
+            near, far, other = x[i], x[2 * half - 1 - i], odd[i]
             for c in range(side):
-                low, high = x[i, c], x[2 * half - 1 - i, c]
-                x[i, c] = low + high
-                odd[i, c] = low - high
-        for j in range(step, side, 2 * step):
-            _sum(dt, j, odd, 0, 1, half, out, j)
+                low, high = near[c], far[c]
+                near[c] = low + high
+                other[c] = low - high
+        _sums(dt, step, 2 * step, odd, 0, 1, half, out)
         half //= 2
         step *= 2
     for c in range(side):
@@ -180,13 +186,13 @@ def _rows(q: NDArray[np.float32], d: NDArray[np.float32], out: NDArray[np.float3
         out[0, c] = d[0, 0] * q[0, c]
     half, step = 1, side // 2
     while step > 0:
+        _sums(d, 0, 1, q, step, 2 * step, half, odd)
         for i in range(half):
-            _sum(d, i, q, step, 2 * step, half, odd, i)
-        for i in range(half):
+            near, far, other = out[i], out[2 * half - 1 - i], odd[i]
             for c in range(side):
-                even, other = out[i, c], odd[i, c]
-                out[i, c] = even + other
-                out[2 * half - 1 - i, c] = even - other
+                even = near[c]
+                near[c] = even + other[c]
+                far[c] = even - other[c]
         half *= 2
         step //= 2
 
@@ -194,7 +200,8 @@ def _rows(q: NDArray[np.float32], d: NDArray[np.float32], out: NDArray[np.float3
 @kernel
 def _forward(blocks: NDArray[np.float32], out: NDArray[np.float32], dt: NDArray[np.float32]) -> None:
     side = blocks.shape[1]
-    first, second, odd = np.empty((3, side, side), np.float32)
+    first, second = np.empty((side, side), np.float32), np.empty((side, side), np.float32)
+    odd = np.empty((side, side), np.float32)
     for b in range(len(blocks)):
         first[:] = blocks[b]
         _columns(first, dt, second, odd)
@@ -206,7 +213,8 @@ def _forward(blocks: NDArray[np.float32], out: NDArray[np.float32], dt: NDArray[
 @kernel
 def _inverse(blocks: NDArray[np.float32], out: NDArray[np.float32], d: NDArray[np.float32]) -> None:
     side = blocks.shape[1]
-    first, second, odd = np.empty((3, side, side), np.float32)
+    first, second = np.empty((side, side), np.float32), np.empty((side, side), np.float32)
+    odd = np.empty((side, side), np.float32)
     for b in range(len(blocks)):
         _rows(blocks[b], d, second, odd)
         _transpose(second, first)
