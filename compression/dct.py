@@ -139,22 +139,22 @@ def _sums(
         return
     # Four by four: a value read is used four times, and so is a sum.
     for j in range(at, at + count * between, 4 * between):
-        k, l, m = j + between, j + 2 * between, j + 3 * between
-        o, p, q, r = out[j], out[k], out[l], out[m]
+        k, m, n = j + between, j + 2 * between, j + 3 * between
+        o, p, q, r = out[j], out[k], out[m], out[n]
         o[:] = p[:] = q[:] = r[:] = np.float32(-0.0)
         for i in range(first, first + count * stride, 4 * stride):
             f, g, h = i + stride, i + 2 * stride, i + 3 * stride
             s, t, u, v = source[i], source[f], source[g], source[h]
             j0, j1, j2, j3 = factors[j, i], factors[j, f], factors[j, g], factors[j, h]
             k0, k1, k2, k3 = factors[k, i], factors[k, f], factors[k, g], factors[k, h]
-            l0, l1, l2, l3 = factors[l, i], factors[l, f], factors[l, g], factors[l, h]
             m0, m1, m2, m3 = factors[m, i], factors[m, f], factors[m, g], factors[m, h]
+            n0, n1, n2, n3 = factors[n, i], factors[n, f], factors[n, g], factors[n, h]
             for c in range(side):
                 w, x, y, z = s[c], t[c], u[c], v[c]
                 o[c] = o[c] + j0 * w + j1 * x + j2 * y + j3 * z
                 p[c] = p[c] + k0 * w + k1 * x + k2 * y + k3 * z
-                q[c] = q[c] + l0 * w + l1 * x + l2 * y + l3 * z
-                r[c] = r[c] + m0 * w + m1 * x + m2 * y + m3 * z
+                q[c] = q[c] + m0 * w + m1 * x + m2 * y + m3 * z
+                r[c] = r[c] + n0 * w + n1 * x + n2 * y + n3 * z
 
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]

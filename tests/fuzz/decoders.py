@@ -159,21 +159,26 @@ def plant() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """First -seeds=DIR, an empty folder for inputs to begin with; then -planted, for a mistake; the rest is libFuzzer's."""
+    """First, as needed: -only=NUMBER of a target; -planted, for a mistake; -seeds=DIR, an empty folder for inputs to begin
+    with. The rest is libFuzzer's.
+    """
     everyone = targets()
+    chosen = list(range(len(everyone)))
+    if arguments and arguments[0].startswith("-only="):
+        chosen = [int(arguments.pop(0).removeprefix("-only="))]
+    if arguments and arguments[0] == "-planted":
+        arguments.pop(0)
+        plant()
     if arguments and arguments[0].startswith("-seeds="):
-        folder = Path(arguments[0].removeprefix("-seeds="))
-        arguments = [*arguments[1:], str(folder)]
-        for i, (_, _, seeds) in enumerate(everyone):
+        folder = Path(arguments.pop(0).removeprefix("-seeds="))
+        arguments.append(str(folder))
+        for at, i in enumerate(chosen):
             tensor = len(DENSE) <= i < len(DENSE) + len(TENSOR)
-            for j, seed in enumerate(seeds):
-                (folder / f"{i:02d}-{j}").write_bytes(bytes([i]) + (b"" if tensor else b"\1") + seed)
+            for j, seed in enumerate(everyone[i][2]):
+                (folder / f"{i:02d}-{j}").write_bytes(bytes([at]) + (b"" if tensor else b"\1") + seed)
 
     import atheris
 
-    if arguments and arguments[0] == "-planted":
-        arguments = arguments[1:]
-        plant()
     watch(atheris.instrument_func)
     tally = Counter[str]()
 
@@ -181,7 +186,7 @@ def main(arguments: list[str]) -> None:
     def one(data: bytes) -> None:
         if not data:
             return
-        name, take, _ = everyone[data[0] % len(everyone)]
+        name, take, _ = everyone[chosen[data[0] % len(chosen)]]
         tally["inputs"] += 1
         if tally["inputs"] % REPORT == 0:
             print(json.dumps(tally, sort_keys=True), flush=True)
