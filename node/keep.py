@@ -13,6 +13,9 @@ from .presence import Emit
 from .snapshot import FragmentState, PrivateState, Snapshot
 from .waiting import Work
 
+_EXTRA = "(extra)"
+"""Name of what a method's state has beside parameters and momentum: no parameter can be called that."""
+
 _OWN = "replica/"
 """Prefix of what is the replica's in the private part of a checkpoint."""
 
@@ -53,6 +56,8 @@ class Keep:
     def save(self, replica: Replica, layout: Layout, private: PrivateState | None) -> SaveOutcome:
         """Write a checkpoint. Blocks for the disk; the replica must not change meanwhile, so in `work` or while that rests."""
         momentum = layout.split(replica.momentum) if replica.momentum.size else {}
+        if replica.extra.size:
+            momentum[_EXTRA] = replica.extra
         fragment = FragmentState(layout.split(replica.theta), momentum)
         own = {f"{_OWN}{name}": tensor for name, tensor in replica.private(layout).items()}
         if own:
@@ -69,7 +74,8 @@ class Keep:
 def _install(snapshot: Snapshot, replica: Replica, layout: Layout) -> None:
     fragment = snapshot.fragments[0]
     parts = (fragment.weights, fragment.momentum)[: replica.vectors]
-    state = np.concatenate([layout.flat(tensors) for tensors in parts])
+    extra = [np.asarray(fragment.momentum[_EXTRA], np.float32)] if replica.extra.size else []
+    state = np.concatenate([*(layout.flat(tensors) for tensors in parts), *extra])
     if state.size != replica.state.size:
         raise ValueError(f"{state.size // len(parts)} parameters, the model has {layout.total}")
     replica.state[:] = state

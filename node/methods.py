@@ -19,6 +19,8 @@ from thinwire.swarm.manifest import Manifest, ManifestError
 from .fragments import Layout
 from .gossiprounds import GossipRounds
 from .gossipsession import GossipSession
+from .lowrank import LowRankReplica
+from .lowrankrounds import LowRankRounds
 from .outer import Replica
 from .paired import PairedReplica
 from .rounds import Rounds
@@ -59,6 +61,7 @@ METHODS: Mapping[str, Method] = {
     "diloco": Method(Replica, Session, Rounds, _dense),
     "noloco": Method(PairedReplica, GossipSession, GossipRounds, _pairs),
     "sparseloco": Method(SparseReplica, Session, SparseRounds, _sparse, _pieces),
+    "powersgd": Method(LowRankReplica, Session, LowRankRounds, lambda manifest, layout: registry.dense("fp32")),
     "demo": Method(DemoReplica, Session, SparseRounds, _sparse, _pieces),
 }
 """Name -> its parts."""

@@ -40,9 +40,9 @@ class Replica:
     vectors: ClassVar[int] = 2
     """How many times the model's parameters the state is: with outer momentum twice."""
 
-    def __init__(self, layout: Digest, theta: Floats, members: Sequence[PeerId]) -> None:
-        self.layout = layout
-        self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size, np.float32)
+    def __init__(self, layout: Digest, theta: Floats, members: Sequence[PeerId], *, extra: int = 0) -> None:
+        self.layout, self.size = layout, theta.size
+        self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size + extra, np.float32)
         self.theta[:] = theta
         self.round, self.members = 0, tuple(sorted(members))
         self.hashes: list[Digest] = []
@@ -57,12 +57,21 @@ class Replica:
     @property
     def theta(self) -> Floats:
         """Outer parameters (a view)."""
-        return self.state[: self.state.size // self.vectors]
+        return self.state[: self.size]
 
     @property
     def momentum(self) -> Floats:
         """Outer momentum (a view); empty where there is none."""
-        return self.state[self.state.size // self.vectors :]
+        return self.state[self.size : self.vectors * self.size]
+
+    @property
+    def extra(self) -> Floats:
+        """What a method's state has beside these (a view)."""
+        return self.state[self.vectors * self.size :]
+
+    def cut(self, usual: Grid) -> Grid:
+        """The chunk grid of the next round."""
+        return usual
 
     def private(self, layout: Layout) -> dict[str, Array]:
         """What only this replica has and needs after a restart, by name, for a checkpoint."""

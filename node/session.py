@@ -72,7 +72,7 @@ class Session:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
         self.me = identity.peer_id
         self.presence, self.roster, self.live = presence, presence.roster, presence.live
-        self.replica, self.codec, self.grid = replica, codec, grid
+        self.replica, self.codec, self._grid = replica, codec, grid
         self._series = Series(
             identity,
             run_id,
@@ -115,6 +115,11 @@ class Session:
         presence.handler = self
 
     # --- rounds
+
+    @property
+    def grid(self) -> Grid:
+        """The chunk grid of the round in progress."""
+        return self.replica.cut(self._grid)
 
     async def average(
         self,

@@ -62,7 +62,7 @@ class SparseCodec:
         return float(sum(sparsemean.norm(selected, part) ** 2 for part in selected.parts))
 
 
-def chunks_of(layout: Layout, chunk: int) -> Chunks:
+def chunks_of(layout: Layout, chunk: int = 4096) -> Chunks:
     """The chunks of a model's parameters."""
     return Chunks(tuple((piece.name, piece.shape) for piece in layout.pieces), chunk)
 

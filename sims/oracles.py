@@ -88,6 +88,7 @@ class Oracles:
         method = manifest.outer.method
         self._vectors = METHODS[method].replica.vectors
         # What a replica sends of its own memory nobody else can compute; that all compute the same of it is "agreement".
+        self._single = method != "powersgd"
         self._known = method in ("diloco", "noloco")
         self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
         self._rule = RULES[manifest.exchange.aggregation]
@@ -130,7 +131,8 @@ class Oracles:
         before = self._at.get(index)
         if not np.isfinite(state).all():
             self._tell("finite", index, f"round {round}")
-        if before is None or round != before[0] + 1:
+        # With powersgd a peer tells only of the second round of a step.
+        if before is None or (round != before[0] + 1 if self._single else round <= before[0]):
             self._tell("twice", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}")
         self._at[index] = (round, digest)
         self._claim(index, round, digest)

@@ -95,7 +95,11 @@ class Manifest(Table, frozen=True):
     @property
     def schedule_steps(self) -> int:
         """Inner steps that the learning rate's schedule spans; 0 = endless."""
-        return self.inner.steps or self.run.rounds * self.outer.steps
+        return self.inner.steps or self.steps_after(self.run.rounds)
+
+    def steps_after(self, round: int) -> int:
+        """Inner steps that a peer has made when a round is over: with powersgd two rounds follow H of them."""
+        return round // (2 if self.outer.method == "powersgd" else 1) * self.outer.steps
 
     def canonical(self) -> bytes:
         """All values in the order of their definition as msgpack: the same for every file that means the same."""

@@ -107,8 +107,9 @@ class Outer(Table, frozen=True):
 
     method: "diloco" (Douillard et al., arXiv:2311.08105), one step that all peers make together; "noloco" (Kolehmainen
         et al., arXiv:2506.10911), where each averages with one random partner: no barrier, replicas stay a little apart;
-        "sparseloco" (arXiv:2508.15706), diloco with a small part of every pseudo-gradient, 200 times fewer bytes; or "demo"
-        (arXiv:2411.19870), an exchange after every step of plain SGD: each peer's momentum sends its strongest coefficients.
+        "sparseloco" (arXiv:2508.15706), diloco with a small part of every pseudo-gradient, 200 times fewer bytes; "demo"
+        (arXiv:2411.19870), an exchange after every step of plain SGD: each peer's momentum sends its strongest coefficients;
+        or "powersgd" (arXiv:1905.13727), diloco whose matrices travel as two thin factors: a step takes two rounds.
     steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together. noloco: 50,
         sparseloco: 30, demo: 1.
     lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient. With noloco they are β and α, 0.7 and 0.5, and
@@ -118,12 +119,13 @@ class Outer(Table, frozen=True):
         instead of two. noloco: 0.7.
     beta: of sparseloco and demo, which part of what was not sent lives on to the next round. demo: 0.999.
     denominator: of sparseloco and demo: "contributor_mean" divides every coordinate by those who sent it, "mean" by all.
-    on_exclusion: of sparseloco and demo, what becomes of a contribution that the round's record does not name: "drop" takes it
-        for sent, "restore" keeps it for the next round. Directions grow stale: "drop" was the better one where it was tried.
+    on_exclusion: of sparseloco, demo and powersgd, what becomes of a contribution that the round's record does not name:
+        "drop" takes it for sent, "restore" keeps it for the next round. Directions grow stale: "drop" was the better one where
+        it was tried.
     decay: of demo alone, weight decay of the sign step.
     """
 
-    method: Literal["diloco", "noloco", "sparseloco", "demo"] = "diloco"
+    method: Literal["diloco", "noloco", "sparseloco", "demo", "powersgd"] = "diloco"
     steps: Annotated[int, Meta(ge=1, le=2**20)] = 20
     lr: Annotated[float, Meta(gt=0, le=10)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
@@ -144,7 +146,13 @@ SPARSELOCO: dict[str, float | bool] = {"steps": 30, "lr": 1.0, "momentum": 0.0, 
 DEMO: dict[str, float | bool] = {"steps": 1, "lr": 4e-4, "momentum": 0.0, "nesterov": False, "beta": 0.999}
 """Defaults of [outer] that the method "demo" changes: the values of its paper."""
 
-OUTER: dict[str, dict[str, float | bool]] = {"diloco": {}, "noloco": NOLOCO, "sparseloco": SPARSELOCO, "demo": DEMO}
+OUTER: dict[str, dict[str, float | bool]] = {
+    "diloco": {},
+    "noloco": NOLOCO,
+    "sparseloco": SPARSELOCO,
+    "demo": DEMO,
+    "powersgd": {},
+}
 """Method -> its defaults of [outer]."""
 
 _SPARSE = ("beta", "denominator", "on_exclusion")
@@ -153,16 +161,18 @@ FOREIGN = {
     "noloco": ("nesterov", "decay", *_SPARSE),
     "sparseloco": ("momentum", "nesterov", "gamma", "decay"),
     "demo": ("momentum", "nesterov", "gamma"),
+    "powersgd": ("gamma", "decay", "beta", "denominator"),
 }
 """Keys of [outer] that a method has no use for."""
 
 DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3")
-CODECS = {"diloco": DENSE, "noloco": DENSE, "sparseloco": ("topk",), "demo": ("demo",)}
+CODECS = {"diloco": DENSE, "noloco": DENSE, "sparseloco": ("topk",), "demo": ("demo",), "powersgd": ("powersgd",)}
 """Method -> the codecs that it can have, by the first word of their names."""
 
 EXCHANGE: dict[str, dict[str, str]] = {
     "sparseloco": {"codec": "topk(k=64,chunk=4096)|2bit|rice", "collective": "gather"},
     "demo": {"codec": "demo(k=32,chunk=4096)|2bit|rice", "collective": "gather"},
+    "powersgd": {"codec": "powersgd(rank=4)"},
 }
 """Method -> its defaults of [exchange]."""
 
