@@ -45,6 +45,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/wan.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/idle.py
+	$(BIN)/python benchmarks/codecs.py
 
 clean:
 	rm -rf build $(VENV) *.egg-info

@@ -22,7 +22,7 @@ from typing import Any
 import contest
 import machine
 from thinwire.collectives.shards import grid
-from thinwire.compression.registry import parse
+from thinwire.compression.registry import dense
 
 PORTS = 12
 """Ports of each peer: gate, bulk, and those where members are met."""
@@ -74,7 +74,7 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, rate: float, rtt: float, first: int, shaper: int) -> dict[str, Any]:
     """Turns of the all-reduce through the links."""
-    codec, total = parse(options.codec), int(options.mb * 1e6) // 4
+    codec, total = dense(options.codec), int(options.mb * 1e6) // 4
     cut = grid(total, codec)
     encoded = sum(codec.nbytes(cut.size(index)) for index in range(len(cut)))
     least = 2 * (options.peers - 1) / options.peers * encoded / rate + 2 * rtt

@@ -23,6 +23,7 @@ from thinwire.collectives.flat import Flat
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
+from thinwire.collectives.rounding import encode
 from thinwire.collectives.series import GIVE_UP, TICK, Series, round_of
 from thinwire.collectives.shards import Grid, grid
 from thinwire.collectives.transport import Arrival, Transport
@@ -164,7 +165,7 @@ class Averager:
                     values = scratch[: stop - start]
                     source.read(start, stop, values)
                 payload = self._pool.lend(self._codec.nbytes(stop - start))
-                self._codec.encode(values, np.frombuffer(payload, np.uint8))
+                encode(self._codec, values, np.frombuffer(payload, np.uint8))
             payloads.append(payload)
             hashes.append(blake3.blake3(payload).digest())
         return payloads, b"".join(hashes)

@@ -14,17 +14,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import blake3
-from thinwire.collectives.aggregate import Rule
 from thinwire.collectives.agreement import Agreement
-from thinwire.collectives.buffers import Pool
 from thinwire.collectives.electorate import ORPHANED
-from thinwire.collectives.exchange import Exchange
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.plane import Plane
 from thinwire.collectives.repair import Repair
-from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import IN_FLIGHT
-from thinwire.compression.codec import Buffer, Codec
+from thinwire.compression.codec import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import (
     Ballot,
@@ -39,45 +36,26 @@ from thinwire.swarm.protocol import (
 
 
 class Butterfly:
-    """One peer's part in averaging one fragment in one round.
+    """One peer's part in averaging one fragment in one round; `exchange` is what moves the data.
 
     Feed it frames with `hear`, time with `tick`, link changes with `lost` and `reach`; `announce` starts our own
-    contribution; `wait` returns the Outcome. `usual` is the running norm of each chunk, and `pool` lends the memory of
-    results; the caller keeps both from round to round. `attempt` is the number of our last announcement, if there was one in
-    this round before. After the commit it stays as the server of results for those who
-    missed some.
+    contribution; `wait` returns the Outcome. `attempt` is the number of our last announcement, if there was one in this round
+    before. After the commit it stays as the server of results for those who missed some.
     """
 
     def __init__(
         self,
         agreement: Agreement,
+        exchange: Plane,
         *,
-        codec: Codec,
-        grid: Grid,
-        rule: Rule,
-        seed: bytes,
         outbox: Outbox,
         now: Callable[[], float],
-        usual: dict[int, float],
-        pool: Pool | None = None,
         attempt: int = 0,
         phase: Callable[[int, str], None] = lambda round, name: None,
     ) -> None:
-        self.agreement, self.grid = agreement, grid
+        self.agreement, self.exchange = agreement, exchange
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
         self._outbox, self._now, self._phase = outbox, now, phase
-        self.exchange = Exchange(
-            agreement,
-            codec=codec,
-            grid=grid,
-            rule=rule,
-            seed=seed,
-            outbox=outbox,
-            now=now,
-            usual=usual,
-            pool=pool or Pool(),
-            phase=phase,
-        )
         self.attempt = attempt
         self._repairs = Repair()
         self._accused: Ballot | None = None
@@ -191,9 +169,11 @@ class Butterfly:
         opened, results = exchange.opened, exchange.results
         if results.wanted is not None and results.missing:
             # Those who have them go on to the next round, and keep them no longer than that takes.
-            hurry = patience / 4 if committed and not self._repairs.tries else patience
-            if now >= max(self._repairs.at, exchange.moved) + hurry:
+            hurry = 1.0 if self._repairs.tries else exchange.hurry
+            if now >= max(self._repairs.at, exchange.moved) + hurry * patience:
                 self._repair()
+        if opened is not None and not committed and results.missing:
+            exchange.nudge()
         if committed and results.missing and now >= exchange.moved + ORPHANED * patience and not self._sources():
             self._void()
         elif opened is not None and not committed and results.missing and now >= exchange.moved + patience:
@@ -258,15 +238,17 @@ class Butterfly:
                 self._outbox.control(peer, Fetch(self.round, self.fragment, wanted, tuple(part)))
 
     def _serve(self, sender: PeerId, message: Fetch) -> None:
-        opened = self.exchange.opened
-        if opened is None or self.exchange.results.digest != message.digest:
+        exchange, opened = self.exchange, self.exchange.opened
+        whole = exchange.results.digest == message.digest
+        if opened is None or not (whole or exchange.part(message.digest)):
             return
         if self._outbox.later(sender) > 2 * IN_FLIGHT:
             return  # it has not even read what it asked for before
-        everything = tuple(range(len(self.grid)))
-        record = Record(self.round, self.fragment, opened.ballot, everything, self.exchange.results.hashes(everything))
-        self._outbox.control(sender, record)
+        everything = tuple(range(len(exchange.results)))
+        if whole:
+            record = Record(self.round, self.fragment, opened.ballot, everything, exchange.results.hashes(everything))
+            self._outbox.control(sender, record)
         for index in dict.fromkeys(message.indices):
-            if index < len(self.grid) and (result := self.results[index]) is not None:
+            if index < len(everything) and (result := self.results[index]) is not None:
                 frame = Frame(Result(self.round, self.fragment, opened.ballot, index), result)
                 self._outbox.bulk(sender, frame, later=True)

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import blake3
 from thinwire.collectives.aggregate import outliers
 from thinwire.collectives.shards import Grid
-from thinwire.compression.codec import Buffer, Codec, CodecError
+from thinwire.compression.codec import Buffer, CodecError
 from thinwire.swarm.protocol import Contribution, Digest, PeerId
 
 Key = tuple[PeerId, int]
 """A contributor, and which of its announcements."""
 
 
+class Screen(Protocol):
+    """What says whether a payload is one: a Codec of chunks, or a codec of whole payloads."""
+
+    def check(self, payload: Buffer, n: int) -> float:
+        """The squared L2 norm of what a payload of n elements (or of at most n bytes) says. Raises CodecError for what no
+        honest encoder writes.
+        """
+        ...
+
+
 class Contributions:
     """One round's. `usual` is the running norm of each chunk; it changes when the round commits (`settle`), not before."""
 
-    def __init__(self, codec: Codec, grid: Grid, usual: dict[int, float]) -> None:
+    def __init__(self, codec: Screen, grid: Grid, usual: dict[int, float]) -> None:
         self._codec, self._grid, self._usual = codec, grid, usual
         self._held: dict[Key, dict[int, Buffer]] = {}
         self._norms: dict[Key, dict[int, float]] = {}
@@ -42,12 +53,18 @@ class Contributions:
         """Keep a chunk; when it is not what was announced or cannot be used, the reason."""
         if blake3.blake3(payload).digest() != announced:
             return "hash"
+        if reason := self.screen(key, index, payload):
+            return reason
+        self._held.setdefault(key, {})[index] = payload
+        return ""
+
+    def screen(self, key: Key, index: int, payload: Buffer) -> str:
+        """Note how long a chunk is, without keeping it; when it cannot be used, the reason."""
         try:
             square = self._codec.check(payload, self._grid.size(index))
         except CodecError as error:
             return error.reason
         self._norms.setdefault(key, {})[index] = square**0.5
-        self._held.setdefault(key, {})[index] = payload
         return ""
 
     def of(self, contributors: Sequence[Contribution], index: int) -> list[Buffer] | None:

@@ -7,25 +7,30 @@ owner, and all results against the digest that was voted for. What a peer does w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import blake3
-import msgspec
 from thinwire.collectives.aggregate import Rule
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.contributions import Contributions
 from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.plane import Plane
 from thinwire.collectives.reducer import Reducer
 from thinwire.collectives.results import Results
 from thinwire.collectives.shards import Grid, owners
-from thinwire.collectives.stash import Stash
-from thinwire.compression.codec import Buffer, Codec
+from thinwire.compression.codec import Codec
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import MAX_GROUP, Ask, Ballot, Chunk, Open, PeerId, Record, Result
+from thinwire.swarm.protocol import MAX_GROUP, Ballot, Chunk, Open, PeerId, Record, Result
 
 
-class Exchange:
-    """One peer's part in moving the data of one round of one fragment; the arguments are those of a Butterfly."""
+class Exchange(Plane):
+    """Chunks go to their owners, means come back.
+
+    `usual` is the running norm of each chunk, and `pool` lends the memory of results; the caller keeps both.
+    """
+
+    hurry: ClassVar[float] = 0.25  # what is on its way comes now, and who has it keeps it for a round only
 
     def __init__(
         self,
@@ -38,28 +43,22 @@ class Exchange:
         outbox: Outbox,
         now: Callable[[], float],
         usual: dict[int, float],
-        pool: Pool,
-        phase: Callable[[int, str], None],
+        pool: Pool | None = None,
+        phase: Callable[[int, str], None] = lambda round, name: None,
     ) -> None:
-        self.agreement, self.grid, self.codec = agreement, grid, codec
-        self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
-        self._seed, self._outbox, self._now, self._phase = seed, outbox, now, phase
-        self.results = Results(codec, grid)
-        self.opened: Open | None = None
-        """The ballot in progress here."""
-        self.owners: tuple[PeerId, ...] = ()
-        """Who owns which chunk in it."""
-        self.moved = 0.0
-        """When something of use came last."""
-        self._source: Sequence[Buffer] = ()
-        self._attempt = 0
-        self._contributions = Contributions(codec, grid, usual)
-        self._reducer = Reducer(codec, rule, pool)
-        self._keys: dict[Ballot, bytes] = {}
-        self._key = b""
+        super().__init__(
+            agreement,
+            results=Results(lambda chunk, index: codec.check(chunk, grid.size(index)), len(grid)),
+            contributions=Contributions(codec, grid, usual),
+            early=(2 * len(grid) + MAX_GROUP, 2 * len(grid) + 8),
+            outbox=outbox,
+            now=now,
+            phase=phase,
+        )
+        self.grid, self.codec = grid, codec
+        self._seed = seed
+        self._reducer = Reducer(codec, rule, pool or Pool())
         self._mine: list[int] = []
-        self._sent: set[tuple[PeerId, int]] = set()
-        self._early = Stash(2 * len(grid) + MAX_GROUP, 2 * len(grid) + 8)
         self._recorded: Ballot | None = None
         self._first: Open | None = None
         self._contradicted: set[PeerId] = set()
@@ -72,32 +71,8 @@ class Exchange:
             return set()
         return set(first.alive).difference(first.idle, set(last.alive).difference(last.idle)) | self._contradicted
 
-    @property
-    def complete(self) -> bool:
-        """Whether every result that was committed is here."""
-        commit = self.agreement.commit
-        return commit is not None and self.results.digest == commit.digest
-
-    def contribute(self, source: Sequence[Buffer], attempt: int) -> None:
-        """Our own encoded chunks, and the number of their announcement."""
-        self._source, self._attempt = source, attempt
-
-    def settle(self) -> None:
-        """All that was committed is here."""
-        self._source = ()
-        self._early.clear()
-        self._contributions.settle(self._key)
-
-    def void(self) -> None:
-        """What was committed cannot be had any more."""
-        self.opened, self._key, self.results.wanted = None, b"", None
-
-    def lost(self, peer: PeerId) -> None:
-        """What was sent to `peer` may not have arrived."""
-        self._sent = {key for key in self._sent if key[0] != peer}
-
     def reach(self, peer: PeerId) -> None:
-        """A link to `peer` is up: send what it has not got."""
+        """See Plane."""
         opened = self.opened
         if opened is not None and peer in opened.alive and self.agreement.commit is None:
             self._scatter(opened)
@@ -108,12 +83,9 @@ class Exchange:
 
     def open(self, opened: Open) -> None:
         """A ballot opens: send what is owed to its owners, do what is ours."""
-        self.opened, self.moved = opened, self._now()
         self._first = self._first or opened
-        key = blake3.blake3(msgspec.msgpack.encode(opened.contributors)).digest()
-        self._keys[opened.ballot] = key
-        if key != self._key:
-            self._key, self._recorded = key, None
+        if self._name(opened):
+            self._recorded = None
             self.results.clear()
         working = [peer for peer in opened.alive if peer not in opened.idle]
         before, self.owners = self.owners, owners(len(self.grid), opened.group, working, self._seed)
@@ -123,8 +95,7 @@ class Exchange:
                 self.results.unsign(index)
         self._phase(self.round, "open")
         if self.agreement.commit is None:
-            named = any(entry.peer == self.me for entry in opened.contributors)
-            if named and opened.adopted is None and not self._names_us(opened):
+            if self._withdrawn(opened):
                 self.agreement.accuse(self.me, "withdrawn", self._now())
             self._scatter(opened)
             self._ask_unannounced(opened)
@@ -139,17 +110,6 @@ class Exchange:
         self._record()
         self.check()
 
-    def _ask_unannounced(self, opened: Open) -> None:
-        """Who came in the middle of the round has not heard what was announced before; without it chunks mean nothing."""
-        for entry in opened.contributors:
-            ready = self.agreement.ready.get(entry.peer)
-            if self.me in opened.alive and (ready is None or ready.attempt < entry.attempt):
-                self._outbox.control(entry.peer, Ask(self.round, self.fragment))
-
-    def _names_us(self, opened: Open) -> bool:
-        ours = (self.me, self._attempt)
-        return bool(self._source) and any((entry.peer, entry.attempt) == ours for entry in opened.contributors)
-
     def _scatter(self, opened: Open) -> None:
         if not self._names_us(opened):
             return
@@ -161,41 +121,8 @@ class Exchange:
                 message = Chunk(self.round, self.fragment, self._attempt, index)
                 self._outbox.bulk(owner, Frame(message, self._source[index]))
 
-    def announced(self, sender: PeerId) -> None:
-        """A peer has announced a contribution: free what it sent for others that count no more; take what came before."""
-        named = self.opened.contributors if self.opened else ()
-        attempts = {entry.attempt for entry in named if entry.peer == sender}
-        self._contributions.forget(sender, {self.agreement.ready[sender].attempt, *attempts})
-        self._replay()
-
-    def _replay(self) -> None:
-        """Take again what came before the message that gives it a meaning."""
-        if len(self._early):
-            for sender, frame in self._early.take():
-                self.take(sender, frame)
-
-    def take(self, sender: PeerId, frame: Frame) -> None:
-        """A Chunk, a Result or a Record."""
-        message = frame.message
-        if isinstance(message, Chunk):
-            ready = self.agreement.ready.get(sender)
-            waits = ready is None or message.attempt > ready.attempt
-        else:
-            assert isinstance(message, (Result, Record))
-            waits = not self._key or self._keys.get(message.ballot) != self._key
-        if waits:
-            if self._fits(frame) and not self.complete:
-                self._early.put(sender, frame)
-        elif isinstance(message, Chunk):
-            self._take_chunk(sender, message, frame)
-        elif isinstance(message, Record):
-            self._take_record(sender, message)
-        else:
-            assert isinstance(message, Result)
-            self._take_result(sender, message, frame)
-
     def _fits(self, frame: Frame) -> bool:
-        """Whether a frame can be of this round's grid, as far as its lengths tell."""
+        """See Plane."""
         message, size = frame.message, memoryview(frame.payload).nbytes
         index = message.index if isinstance(message, (Chunk, Result)) else 0
         return index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(index))
@@ -300,7 +227,7 @@ class Exchange:
         self.check()
 
     def check(self) -> None:
-        """Vote when every result is here, and signed for or settled."""
+        """See Plane."""
         digest, wanted = self.results.digest, self.results.wanted
         if digest is None or wanted not in (None, digest):
             return
@@ -308,12 +235,8 @@ class Exchange:
             self._phase(self.round, "vote")
             self.agreement.complete(digest, self._now())
 
-    def _progress(self) -> None:
-        self.moved = self._now()
-        self.agreement.progress(self.moved)
-
     def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
-        """Who holds us up, and how."""
+        """See Plane."""
         chunks = self.results.chunks
         for entry in opened.contributors:
             key = (entry.peer, entry.attempt)

@@ -52,7 +52,7 @@ class Halves:
 
 def halves(spec: str, *, lr: float, gamma: float) -> Halves:
     """For the codec, β and γ of a manifest."""
-    fast = registry.parse(spec)
+    fast = registry.dense(spec)
     if not fast.plain:
-        return Halves(fast, registry.parse(SLOW))
+        return Halves(fast, registry.dense(SLOW))
     return Halves(fast, None if gamma == lr else fast)

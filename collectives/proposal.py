@@ -32,7 +32,7 @@ class Terms:
     members: participants of the last committed round, in leader order (rendezvous ranking), the base of the quorum.
     base: state digest after that round. plan: digest of layout, codec, grid and aggregation.
     fraction: share of the members that must be exceeded. min_peers: fewest contributors.
-    max_weight: most tokens that one contribution may claim.
+    max_weight: most tokens that one contribution may claim. room: most contributors.
     grace: seconds to wait for stragglers once a quorum is ready. patience: seconds without progress before somebody acts;
     derived by the caller from what rounds have taken so far.
     """
@@ -45,6 +45,7 @@ class Terms:
     fraction: float = 0.5
     min_peers: int = 1
     max_weight: int = 2**53 - 1
+    room: int = MAX_GROUP
     grace: float = 10.0
     patience: float = 2.0
 
@@ -68,7 +69,7 @@ def sound(opened: Open, terms: Terms) -> bool:
     return (
         (opened.round, opened.fragment) == (terms.round, terms.fragment)
         and set(opened.idle) < set(opened.alive)
-        and len(opened.contributors) >= terms.min_peers
+        and terms.min_peers <= len(opened.contributors) <= terms.room
         and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, opened.idle, peers))
         and set(opened.alive) <= set(opened.group)
         and (opened.adopted is not None or set(peers) <= set(opened.group))
@@ -120,10 +121,13 @@ def propose(
     alive = tuple(peer for peer in able if peer in group)
     if not alive:
         group = alive = able
+    willing = [peer for peer in alive if ready[peer].weight > 0 and peer not in rejected]
+    if len(willing) > terms.room:
+        # Members come in another order in every round, so that it is not always the same ones who are left out.
+        order = {peer: place for place, peer in enumerate(terms.members)}
+        willing = sorted(sorted(willing, key=lambda peer: order.get(peer, len(order)))[: terms.room])
     contributors = tuple(
-        Contribution(peer, ready[peer].attempt, min(ready[peer].weight, terms.max_weight))
-        for peer in alive
-        if ready[peer].weight > 0 and peer not in rejected
+        Contribution(peer, ready[peer].attempt, min(ready[peer].weight, terms.max_weight)) for peer in willing
     )
     if not alive or len(contributors) < terms.min_peers:
         return None

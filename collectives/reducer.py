@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from thinwire.collectives.aggregate import Rule
 from thinwire.collectives.buffers import Pool
+from thinwire.collectives.rounding import encode
 from thinwire.compression.codec import Buffer, Codec
 
 
@@ -26,5 +27,5 @@ class Reducer:
         if self._mean.size < size:
             self._mean = np.empty(size, np.float32)
         self._rule(codec, payloads, weights, self._mean[:size])
-        codec.encode(self._mean[:size], np.frombuffer(encoded, np.uint8))
+        encode(codec, self._mean[:size], np.frombuffer(encoded, np.uint8))
         return encoded

@@ -15,8 +15,8 @@ class Repair:
 
     def __init__(self) -> None:
         self.at = 0.0
-        self._asked: dict[int, PeerId] = {}
         self.tries = 0
+        self._asked: dict[int, PeerId] = {}
 
     def plan(self, missing: Iterable[int], sources: Sequence[PeerId], now: float) -> dict[PeerId, list[int]]:
         """Which source to ask for which chunks; there must be one."""

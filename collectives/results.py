@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import blake3
-from thinwire.collectives.shards import Grid
-from thinwire.compression.codec import Buffer, Codec, CodecError
+from thinwire.compression.codec import Buffer, CodecError
 from thinwire.swarm.protocol import Digest
 
 
@@ -16,19 +15,22 @@ def digest_of(hashes: Sequence[Digest | None]) -> Digest:
 
 
 class Results:
-    """One round's, each with its hash, and with the hash that its owner has signed for.
+    """One round's `count`, each with its hash, and with the hash that its owner has signed for.
 
-    `wanted`: the digest of all of them, once it is settled.
+    `wanted`: the digest of all of them, once it is settled. `check(chunk, index)` raises CodecError for what cannot be one.
     """
 
-    def __init__(self, codec: Codec, grid: Grid) -> None:
-        self._codec, self._grid = codec, grid
+    def __init__(self, check: Callable[[Buffer, int], object], count: int) -> None:
+        self._check, self._count = check, count
         self.wanted: Digest | None = None
         self.clear()
 
-    def clear(self) -> None:
-        """Begin anew: other contributors, other results."""
-        count = len(self._grid)
+    def __len__(self) -> int:
+        return self._count
+
+    def clear(self, count: int | None = None) -> None:
+        """Begin anew: other contributors, other results; `count` when it is another number of them."""
+        self._count = count = self._count if count is None else count
         self.wanted = None
         self._signed: list[Digest | None] = [None] * count
         self._refuted: list[Digest | None] = [None] * count
@@ -60,6 +62,10 @@ class Results:
     def signed(self, index: int) -> bool:
         """Whether an owner has signed for the result of this chunk."""
         return self._signed[index] is not None
+
+    def vouched(self, index: int) -> Digest | None:
+        """The hash that the result of this chunk must have, as far as that is known."""
+        return self._signed[index]
 
     def unsign(self, index: int) -> None:
         """Whoever signed for this chunk owns it no more."""
@@ -93,7 +99,7 @@ class Results:
         """Keep a result: True when it is one, False when it cannot be right, None when nobody vouches for it."""
         found, signed = blake3.blake3(chunk).digest(), self._signed[index]
         try:
-            self._codec.check(chunk, self._grid.size(index))
+            self._check(chunk, index)
         except CodecError:
             return False  # what cannot be decoded must never be voted for, whatever its owner signed
         if signed is None and not from_owner:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import cast
 
 import blake3
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.contributions import Screen
+from thinwire.collectives.exchange import Exchange
+from thinwire.collectives.gather import Gather
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
@@ -50,6 +54,7 @@ class Series:
 
     `live`: peers with a link, kept by the caller. `key_of`: Ed25519 public key of another peer, None when it is not known.
     `patience`: seconds without progress before somebody acts, at least those given here; adapts to what rounds take.
+    `gathers`: every payload goes to everybody (and `codec` only says whether it is one), else chunks are averaged by `rule`.
     """
 
     def __init__(
@@ -57,7 +62,7 @@ class Series:
         identity: Identity,
         run_id: Digest,
         *,
-        codec: Codec,
+        codec: Codec | Screen,
         rule: str,
         outbox: Outbox,
         now: Callable[[], float],
@@ -65,6 +70,7 @@ class Series:
         key_of: Callable[[PeerId], bytes | None],
         patience: float,
         phase: Callable[[int, str], None] = lambda round, name: None,
+        gathers: bool = False,
     ) -> None:
         self.patience, self._floor = patience, patience
         self.behind = asyncio.Event()
@@ -73,7 +79,7 @@ class Series:
         """Frames of the next round."""
         self._identity, self._run_id = identity, run_id
         self._codec, self._rule, self._outbox, self._now = codec, RULES[rule], outbox, now
-        self._live, self._key_of, self._phase = live, key_of, phase
+        self._live, self._key_of, self._phase, self._gathers = live, key_of, phase, gathers
         self._usual: dict[int, float] = {}
         self._pool = Pool()
         self._standing = Standing()
@@ -94,9 +100,13 @@ class Series:
             witness=witness,
             idle=self._standing.resting(terms.round),
         )
-        return Butterfly(
+        exchange = self._gather(agreement, grid) if self._gathers else self._exchange(agreement, grid, seed)
+        return Butterfly(agreement, exchange, outbox=self._outbox, now=self._now, attempt=attempt, phase=self._phase)
+
+    def _exchange(self, agreement: Agreement, grid: Grid, seed: bytes) -> Exchange:
+        return Exchange(
             agreement,
-            codec=self._codec,
+            codec=cast(Codec, self._codec),
             grid=grid,
             rule=self._rule,
             seed=seed,
@@ -104,7 +114,17 @@ class Series:
             now=self._now,
             usual=self._usual,
             pool=self._pool,
-            attempt=attempt,
+            phase=self._phase,
+        )
+
+    def _gather(self, agreement: Agreement, cut: Grid) -> Gather:
+        return Gather(
+            agreement,
+            screen=self._codec,
+            pieces=cut,
+            outbox=self._outbox,
+            now=self._now,
+            usual=self._usual,
             phase=self._phase,
         )
 

@@ -12,7 +12,7 @@ class Stash:
     """At most `total` frames, of one sender at most `each`. When it is full, who has most in it loses its last."""
 
     def __init__(self, total: int, each: int) -> None:
-        self._total, self._each = total, each
+        self.total, self._each = total, each
         self._frames: dict[PeerId, deque[tuple[int, Frame]]] = {}
         self._count = self._size = 0
 
@@ -24,7 +24,7 @@ class Stash:
         mine = self._frames.setdefault(sender, deque())
         if len(mine) >= self._each:
             return
-        if self._size >= self._total:
+        if self._size >= self.total:
             longest = max(self._frames.values(), key=len)
             if len(longest) <= len(mine) + 1:
                 return

@@ -1,140 +1,92 @@
-"""Dense codecs: plain fp32, and symmetric int8 with one fp16 scale per block."""
+"""Dense codecs that quantize block by block: 8, 4 or 3 bits a value, with one fp16 scale (and one fp16 offset) a block."""
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression import kernels
-from thinwire.compression.codec import Buffer, CodecError, Floats
+from thinwire.compression import decoders, encoders
+from thinwire.compression.codec import Buffer, Floats
+from thinwire.compression.packing import packed_bytes
+from thinwire.compression.payloads import addresses, fit, raw, refuse, shares
 
 MAX_BLOCK = 1 << 16
 """Largest block: Σ code² of a block has to fit in 32 bits."""
 
-_FAULTS = {
-    kernels.BAD_SCALE: ("a scale is negative or not finite", "not finite"),
-    kernels.BAD_CODE: ("a code is out of range", "encoding"),
-    kernels.NOT_FINITE: ("a value is not finite", "not finite"),
-}
+BITS = (8, 4, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Fp32:
-    """The values themselves, little-endian; for reference, tests and small tensors."""
+class Integers:
+    """Integer codes of `bits` bits, block by block.
 
-    @property
-    def spec(self) -> str:
-        return "fp32"
+    Symmetric: codes −m…m with m = 2**(bits−1) − 1; x ≈ s·code with s the smallest fp16 for which m·s reaches the block's
+    max|x|. Asymmetric: codes 0…t with t = 2**bits − 1; x ≈ z + s·code with z the largest fp16 not above the block's minimum
+    and s the smallest fp16 for which z + t·s reaches its maximum. Scales and offsets are rounded that way, and not to the
+    nearest as in QSGD (arXiv 1610.02132), so that no code is clipped.
 
-    @property
-    def plain(self) -> bool:
-        return sys.byteorder == "little"
+    Payload: ceil(n / block) scales (fp16, little-endian), as many offsets when asymmetric, then the codes of each block as
+    `packing` lays them out. A symmetric block whose values are far below 2**-24 becomes zeros; what is beyond the reach of
+    scale and offset 65504 saturates.
 
-    def nbytes(self, n: int) -> int:
-        return 4 * n
-
-    def encode(self, x: Floats, out: NDArray[np.uint8]) -> None:
-        """A plain copy: non-finite values go through, and every receiver's `check` names them."""
-        _fit(x, out, 4 * x.size)
-        np.copyto(out, x.view(np.uint8))
-
-    def decode(self, payload: Buffer, out: Floats) -> None:
-        _raise(kernels.fp32_decode(_words(payload, out.size), out.view(np.uint32)))
-
-    def check(self, payload: Buffer, n: int) -> float:
-        fault, squared = kernels.fp32_check(_words(payload, n))
-        _raise(fault)
-        return squared
-
-    def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
-        # Held in a list until the kernel returns: it sees addresses alone.
-        parts = [_words(payload, out.size) for payload in payloads]
-        kernels.fp32_mean(_addresses(parts), _shares(weights, len(parts)), out)
-
-
-@dataclass(frozen=True, slots=True)
-class Int8:
-    """Codes −127…127, block by block: x ≈ s·code with s the smallest fp16 for which 127·s reaches the block's max|x|.
-
-    Payload: ceil(n / block) scales (fp16, little-endian), then n codes. A block whose values are all below 2**-25 becomes
-    zeros; magnitudes above 127·65504 saturate there. `block`, 16…65536: smaller blocks follow the data more closely and cost
-    16/block bits more per value (8.0625 at 256).
+    block: 16…65536, a multiple of 8 unless `bits` is 8; smaller ones follow the data more closely and cost 16/block (32/block)
+    bits more per value. stochastic: rounds up or down at random, without a bias; `encode` then takes a seed.
     """
 
+    bits: int
     block: int = 256
+    asymmetric: bool = False
+    stochastic: bool = False
 
     def __post_init__(self) -> None:
-        if not 16 <= self.block <= MAX_BLOCK:
-            raise ValueError(f"int8: block must be 16…{MAX_BLOCK}, not {self.block}")
+        name, lanes = f"int{self.bits}", 1 if self.bits == 8 else 8
+        if self.bits not in BITS:
+            raise ValueError(f"{name}: bits must be one of {BITS}")
+        if not 16 <= self.block <= MAX_BLOCK or self.block % lanes:
+            raise ValueError(f"{name}: block must be 16…{MAX_BLOCK}, a multiple of {lanes}, not {self.block}")
+        for flag in ("asymmetric", "stochastic"):
+            if getattr(self, flag) not in (0, 1):
+                raise ValueError(f"{name}: {flag} must be 0 or 1, not {getattr(self, flag)}")
+            object.__setattr__(self, flag, bool(getattr(self, flag)))
 
     @property
     def spec(self) -> str:
-        return f"int8(block={self.block})"
+        flags = "".join(f",{flag}=1" for flag in ("asymmetric", "stochastic") if getattr(self, flag))
+        return f"int{self.bits}(block={self.block}{flags})"
 
     @property
     def plain(self) -> bool:
         return False
 
     def nbytes(self, n: int) -> int:
-        return 2 * (-(-n // self.block)) + n
+        return (4 if self.asymmetric else 2) * -(-n // self.block) + packed_bytes(n, self.bits, self.block)
 
-    def encode(self, x: Floats, out: NDArray[np.uint8]) -> None:
-        """Raises CodecError when a value is not finite: there is no honest payload for it."""
-        _fit(x, out, self.nbytes(x.size))
-        _raise(kernels.int8_encode(x, out, self.block))
+    def encode(self, x: Floats, out: NDArray[np.uint8], seed: int = 0) -> None:
+        """Raises CodecError when a value is not finite: there is no honest payload for it.
+
+        seed: 64 bits that with the position of a value in x decide how `stochastic` rounds it; give every chunk its own.
+        """
+        fit(x, out, self.nbytes(x.size))
+        kernel = encoders.encode_asymmetric if self.asymmetric else encoders.encode
+        refuse(kernel(x, out, self.bits, self.block, self.stochastic, np.uint64(seed)))
 
     def decode(self, payload: Buffer, out: Floats) -> None:
-        _raise(kernels.int8_decode(_raw(payload, self.nbytes(out.size)), out, self.block))
+        found = raw(payload, self.nbytes(out.size))
+        refuse(decoders.decode(np.uint64(found.ctypes.data), out, self.bits, self.block, self.asymmetric))
 
     def check(self, payload: Buffer, n: int) -> float:
-        fault, squared = kernels.int8_check(_raw(payload, self.nbytes(n)), n, self.block)
-        _raise(fault)
+        found = raw(payload, self.nbytes(n))
+        fault, squared = decoders.check(np.uint64(found.ctypes.data), n, self.bits, self.block, self.asymmetric)
+        refuse(fault)
         return squared
 
     def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
-        parts = [_raw(payload, self.nbytes(out.size)) for payload in payloads]
-        kernels.int8_mean(_addresses(parts), _shares(weights, len(parts)), out, self.block)
+        parts = [raw(payload, self.nbytes(out.size)) for payload in payloads]
+        decoders.mean(addresses(parts), shares(weights, len(parts)), out, self.bits, self.block, self.asymmetric)
 
 
-def _raise(fault: int) -> None:
-    if fault != kernels.OK:
-        raise CodecError(*_FAULTS[fault])
-
-
-def _fit(x: Floats, out: NDArray[np.uint8], expected: int) -> None:
-    """Our own mistakes, so ValueError rather than a remote's CodecError."""
-    if x.dtype != np.float32 or x.ndim != 1 or not x.flags.c_contiguous:
-        raise ValueError(f"encode takes flat float32, not {x.dtype} {x.shape}")
-    if out.dtype != np.uint8 or out.shape != (expected,) or not out.flags.c_contiguous:
-        raise ValueError(f"encode writes {expected} bytes, got room for {out.dtype} {out.shape}")
-
-
-def _raw(payload: Buffer, expected: int) -> NDArray[np.uint8]:
-    """The payload as bytes, without a copy, once its length is known to be right."""
-    size = memoryview(payload).nbytes
-    if size != expected:
-        raise CodecError(f"payload of {size} bytes, expected {expected}", "length")
-    return np.frombuffer(payload, np.uint8)
-
-
-def _words(payload: Buffer, n: int) -> NDArray[np.uint32]:
-    """The payload as 32-bit words; copied only when it does not lie on a word boundary."""
-    raw = _raw(payload, 4 * n)
-    return (raw if raw.ctypes.data % 4 == 0 else raw.copy()).view(np.uint32)
-
-
-def _addresses(parts: Sequence[NDArray[np.uint8]] | Sequence[NDArray[np.uint32]]) -> NDArray[np.uint64]:
-    return np.array([part.ctypes.data for part in parts], np.uint64)
-
-
-def _shares(weights: Sequence[float], count: int) -> NDArray[np.float64]:
-    """The weights by their sum, in float64; our own mistake, so ValueError, when they do not make a mean."""
-    scale = np.array(weights, np.float64)
-    total = math.fsum(weights)
-    if scale.shape != (count,) or not np.isfinite(scale).all() or (scale < 0).any() or not 0 < total < math.inf:
-        raise ValueError(f"{count} payloads need as many weights, finite, none negative, not all zero")
-    return scale / total
+Int8, Int4, Int3 = partial(Integers, 8), partial(Integers, 4), partial(Integers, 3)
+"""By name, as a manifest has them."""

@@ -14,35 +14,110 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 
-def half_at_least(value: Floats) -> NDArray[np.float16]:
-    """The smallest fp16 s with 127·s ≥ value (value finite and ≥ 0), at most 65504."""
-    top = np.float32(127)
-    half = np.minimum(value / top, np.float32(65504)).astype(np.float16)
-    half = np.where(half.astype(np.float32) * top < value, np.nextafter(half, np.float16(65504)), half)
+def half_at_least(value: Floats, top: int) -> NDArray[np.float16]:
+    """The smallest fp16 s with top·s ≥ value (value finite and ≥ 0), at most 65504."""
+    m = np.float32(top)
+    half = np.minimum(value / m, np.float32(65504)).astype(np.float16)
+    half = np.where(half.astype(np.float32) * m < value, np.nextafter(half, np.float16(65504)), half)
     below = np.nextafter(half, np.float16(0))
-    smallest: NDArray[np.float16] = np.where(below.astype(np.float32) * top >= value, below, half)
+    smallest: NDArray[np.float16] = np.where(below.astype(np.float32) * m >= value, below, half)
     return smallest
 
 
-def int8_encode(x: Floats, block: int) -> bytes:
-    """Scales then codes; see `quantize.Int8`."""
-    blocks = -(-x.size // block)
-    padded = np.zeros(blocks * block, np.float32)
-    padded[: x.size] = x
-    rows = padded.reshape(blocks, block)
-    scale = half_at_least(np.abs(rows).max(axis=1, initial=0))
-    with np.errstate(divide="ignore"):
-        inverse = np.where(scale > 0, np.float32(1) / scale.astype(np.float32), np.float32(0))
-    codes = np.clip(np.rint(np.clip(rows * inverse[:, None], -127, 127)), -127, 127).astype(np.int8)
-    return scale.astype("<f2").tobytes() + codes.reshape(-1)[: x.size].tobytes()
+def half_at_most(value: Floats) -> NDArray[np.float16]:
+    """The largest fp16 not above a finite value, at least −65504; never −0."""
+    half = np.clip(value, np.float32(-65504), np.float32(65504)).astype(np.float16)
+    half = np.where(half.astype(np.float32) > value, np.nextafter(half, np.float16(-65504)), half)
+    return half + np.float16(0)
 
 
-def int8_decode(payload: bytes, n: int, block: int) -> Floats:
-    """Scale times code, in float32."""
+def uniform(index: NDArray[np.uint64], seed: int) -> Floats:
+    """Numbers in [0, 1), multiples of 2**-24: hash(hash(index ⊕ low half of the seed) ⊕ high half) / 2**32, cut to 24 bits."""
+
+    def hash32(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+            h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor) & np.uint64(0xFFFFFFFF)
+        return h
+
+    h = hash32(hash32(index ^ np.uint64(seed & 0xFFFFFFFF)) ^ np.uint64(seed >> 32))
+    return (h >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def pack(codes: NDArray[np.int64], bits: int) -> bytes:
+    """One block's codes, as `packing` says: the k-th code of a group is k strides away, and so are its bytes."""
+    lanes, width = {8: (1, 1), 4: (2, 1), 3: (8, 3)}[bits]
+    stride = -(-codes.size // lanes)
+    padded = np.zeros(lanes * stride, np.int64)
+    padded[: codes.size] = codes & (1 << bits) - 1
+    groups = np.sum([padded[k * stride : (k + 1) * stride] << bits * k for k in range(lanes)], axis=0)
+    return b"".join((groups >> 8 * k & 0xFF).astype(np.uint8).tobytes() for k in range(width))
+
+
+def unpack(packed: bytes, count: int, bits: int, signed: bool) -> NDArray[np.int64]:
+    """The reverse of `pack`."""
+    lanes, width = {8: (1, 1), 4: (2, 1), 3: (8, 3)}[bits]
+    stride = len(packed) // width
+    rows = np.frombuffer(packed, np.uint8).astype(np.int64)
+    groups = np.sum([rows[k * stride : (k + 1) * stride] << 8 * k for k in range(width)], axis=0)
+    codes = np.concatenate([groups >> bits * k & (1 << bits) - 1 for k in range(lanes)])[:count]
+    return codes - (codes >> bits - 1 << bits) if signed else codes
+
+
+def integers_encode(
+    x: Floats, bits: int, block: int, asymmetric: bool = False, stochastic: bool = False, seed: int = 0
+) -> bytes:
+    """Scales, offsets, codes; see `quantize.Integers`."""
+    scales, offsets, codes = [], [], []
+    low, high = (0, 2**bits - 1) if asymmetric else (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1)
+    for start in range(0, x.size, block):
+        values = x[start : start + block]
+        if asymmetric:
+            offset = half_at_most(values.min(keepdims=True))
+            values = values - offset.astype(np.float32)
+            offsets.append(offset.astype("<f2").tobytes())
+        peak = values.max(keepdims=True).clip(0) if asymmetric else np.abs(values).max(keepdims=True)
+        scale = half_at_least(peak, high)
+        inverse = np.float32(1) / scale.astype(np.float32) if scale[0] else np.zeros(1, np.float32)
+        if stochastic:
+            u = uniform(np.arange(start, start + values.size, dtype=np.uint64), seed)
+            found = np.floor(np.clip(values * inverse + u, low, high))
+        else:
+            found = np.rint(np.clip(values * inverse, low, high))
+        scales.append(scale.astype("<f2").tobytes())
+        codes.append(pack(found.astype(np.int64), bits))
+    return b"".join(scales + offsets + codes)
+
+
+def integers_decode(payload: bytes, n: int, bits: int, block: int, asymmetric: bool = False) -> Floats:
+    """Scale times code, plus offset when asymmetric, each rounded to float32."""
     blocks = -(-n // block)
-    scale = np.frombuffer(payload, "<f2", blocks).astype(np.float32)
-    codes = np.frombuffer(payload, np.int8, n, 2 * blocks)
-    return np.repeat(scale, block)[:n] * codes.astype(np.float32)
+    scales = np.frombuffer(payload, "<f2", blocks).astype(np.float32)
+    offsets = (
+        np.frombuffer(payload, "<f2", blocks, 2 * blocks).astype(np.float32) if asymmetric else np.zeros_like(scales)
+    )
+    rest, out = payload[(4 if asymmetric else 2) * blocks :], np.zeros(n, np.float32)
+    whole = len(pack(np.zeros(block, np.int64), bits))
+    for b in range(blocks):
+        part = out[b * block : (b + 1) * block]
+        codes = unpack(rest[b * whole : (b + 1) * whole], part.size, bits, not asymmetric)
+        part[:] = scales[b] * codes.astype(np.float32) + offsets[b]
+    return out
+
+
+def halves_encode(x: Floats, brain: bool) -> bytes:
+    """fp16 or bf16, rounded to the nearest, ties to even, magnitudes limited to the largest finite one."""
+    if not brain:
+        return np.clip(x, np.float32(-65504), np.float32(65504)).astype("<f2").tobytes()
+    largest = np.uint32(0x7F7F0000).view(np.float32)
+    bits = np.clip(x, -largest, largest).view(np.uint32).astype(np.uint64)
+    return (bits + 0x7FFF + (bits >> np.uint64(16) & np.uint64(1)) >> np.uint64(16)).astype("<u2").tobytes()
+
+
+def halves_decode(payload: bytes, brain: bool) -> Floats:
+    """The float32 that they are."""
+    if not brain:
+        return np.frombuffer(payload, "<f2").astype(np.float32)
+    return (np.frombuffer(payload, "<u2").astype(np.uint32) << 16).view(np.float32)
 
 
 def mean(rows: Sequence[Floats], weights: Sequence[float]) -> Floats:

@@ -1,20 +1,68 @@
-"""From the name in a manifest to a codec: "fp32", "int8", "int8(block=128)"."""
+"""From the name in a manifest to a codec: "fp32", "int8(block=128)", "topk(k=64,chunk=4096)|2bit|rice".
+
+A spec is a name with integer parameters, and after each `|` the name of a stage. What is left out takes its default, and
+`codec.spec` says all of it. A new codec is one line in CODECS.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
 
+from thinwire.compression.activations import Rows, Tah
 from thinwire.compression.codec import Codec
-from thinwire.compression.quantize import Fp32, Int8
+from thinwire.compression.demo import Demo
+from thinwire.compression.floats import Fp32, bf16, fp16
+from thinwire.compression.lowrank import PowerSGD
+from thinwire.compression.quantize import Int3, Int4, Int8
+from thinwire.compression.sparse import INDICES, LEVELS, Sparse
+from thinwire.compression.subspace import Subspace
 
-CODECS: dict[str, tuple[Callable[..., Codec], tuple[str, ...]]] = {
-    "fp32": (Fp32, ()),
-    "int8": (Int8, ("block",)),
+
+class Named(Protocol):
+    """What every codec has, of whatever kind."""
+
+    @property
+    def spec(self) -> str:
+        """The name in a manifest, with every parameter spelled out."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`make` is called with the parameters and the stages as keywords; ValueError from it is the manifest's mistake.
+
+    parameters: names of the integers it takes. stages: for each `|`, in order, a keyword and the names that it may have.
+    kind: "dense" is a `codec.Codec` of flat chunks; "tensor" needs the shapes; "factors" is two
+    dense averages that depend on each other (lowrank.py); "rows" is for activations.
+    """
+
+    make: Callable[..., Named]
+    parameters: tuple[str, ...] = ()
+    stages: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    kind: str = "dense"
+
+
+_INTEGERS = ("block", "asymmetric", "stochastic")
+
+CODECS: dict[str, Entry] = {
+    "fp32": Entry(Fp32),
+    "fp16": Entry(fp16),
+    "bf16": Entry(bf16),
+    "int8": Entry(Int8, _INTEGERS),
+    "int4": Entry(Int4, _INTEGERS),
+    "int3": Entry(Int3, _INTEGERS),
+    "topk": Entry(Sparse, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
+    "demo": Entry(Demo, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
+    "powersgd": Entry(PowerSGD, ("rank",), (), "factors"),
+    "rows": Entry(Rows, ("bits",), (), "rows"),
+    "tah": Entry(Tah, (), (), "rows"),
+    "subspace": Entry(Subspace, ("k",), (), "rows"),
 }
-"""Name -> what makes it, and the names of its parameters (integers all)."""
 
-_SPEC = re.compile(r"\s*([a-z0-9_]+)\s*(?:\((.*)\))?\s*")
+_STAGE = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
 _PAIR = re.compile(r"\s*([a-z_]+)\s*=\s*([0-9]{1,9})\s*")
 
 
@@ -22,24 +70,47 @@ class SpecError(ValueError):
     """A codec's name in a manifest that is not one; the message lists those there are."""
 
 
-def parse(spec: str) -> Codec:
-    """The codec of a spec; `parse(codec.spec) == codec`. Raises SpecError."""
-    match = _SPEC.fullmatch(spec)
+def parse(spec: str) -> Named:
+    """The codec of a spec, of whatever kind; `parse(codec.spec) == codec`. Raises SpecError."""
+    return _make(spec)[0]
+
+
+def dense(spec: str) -> Codec:
+    """The dense codec of a spec: one that can put any flat chunk on the wire. Raises SpecError."""
+    codec, entry = _make(spec)
+    if entry.kind != "dense":
+        usable = ", ".join(_usage(name) for name, other in CODECS.items() if other.kind == "dense")
+        raise SpecError(f"codec {spec!r} is not for dense averages; those are: {usable}")
+    return cast(Codec, codec)
+
+
+def _make(spec: str) -> tuple[Named, Entry]:
+    head, *rest = spec.split("|")
+    match = _STAGE.fullmatch(head)
     if match is None or match[1] not in CODECS:
         raise SpecError(f"no codec {spec!r}; there are: {', '.join(_usage(name) for name in CODECS)}")
-    make, known = CODECS[match[1]]
-    values: dict[str, int] = {}
+    entry = CODECS[match[1]]
+    wrong = f"codec {spec!r}: cannot take {{!r}}; it is written {_usage(match[1])}"
+    values: dict[str, int | str] = {}
     for part in (match[2] or "").split(",") if (match[2] or "").strip() else ():
         pair = _PAIR.fullmatch(part)
-        if pair is None or pair[1] not in known or pair[1] in values:
-            raise SpecError(f"codec {spec!r}: cannot take {part.strip()!r}; it is written {_usage(match[1])}")
+        if pair is None or pair[1] not in entry.parameters or pair[1] in values:
+            raise SpecError(wrong.format(part.strip()))
         values[pair[1]] = int(pair[2])
+    open_stages = list(entry.stages)
+    for name in (part.strip() for part in rest):
+        while open_stages and name not in open_stages[0][1]:
+            open_stages.pop(0)
+        if not open_stages:
+            raise SpecError(wrong.format(name))
+        values[open_stages.pop(0)[0]] = name
     try:
-        return make(**values)
+        return entry.make(**values), entry
     except ValueError as error:
         raise SpecError(f"codec {spec!r}: {error}") from error
 
 
 def _usage(name: str) -> str:
-    known = CODECS[name][1]
-    return f"{name}({', '.join(f'{key}=…' for key in known)})" if known else name
+    entry = CODECS[name]
+    parameters = f"({','.join(f'{key}=…' for key in entry.parameters)})" if entry.parameters else ""
+    return name + parameters + "".join("|" + " or ".join(names) for _, names in entry.stages)

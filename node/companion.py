@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from thinwire.compression.codec import Floats
-from thinwire.compression.kernels import warm_up
+from thinwire.compression.warmup import warm_up
 
 from .background import Background
 from .books import Books

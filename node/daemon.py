@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from thinwire.compression.kernels import warm_up
+from thinwire.compression.warmup import warm_up
 from thinwire.swarm.manifest import Manifest
 
 from .books import Books

@@ -6,9 +6,9 @@ Everything works on a range of the vector, so that a chunk can be read and writt
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import blake3
 import numpy as np
@@ -75,6 +75,10 @@ class Layout:
         if flat.shape != (self.total,):
             raise ValueError(f"a vector of shape {flat.shape}, expected {self.total} elements")
         return {piece.name: flat[piece.start : piece.stop].reshape(piece.shape) for piece in self.pieces}
+
+    def flat(self, tensors: Mapping[str, NDArray[Any]]) -> Floats:
+        """One vector of tensors by parameter name, the inverse of `split`. Raises KeyError when one is missing."""
+        return np.concatenate([np.asarray(tensors[piece.name], np.float32).reshape(-1) for piece in self.pieces])
 
     def _parts(self, module: nn.Module, start: int, array: Floats) -> Iterator[tuple[Tensor, slice, slice]]:
         """For each parameter that the range touches: the parameter, the range within it, the range within `array`."""

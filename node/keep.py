@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
-from thinwire.compression.codec import Floats
 from thinwire.swarm.protocol import Digest
 
 from .checkpoint import CheckpointStore, Saved, SaveOutcome
@@ -15,6 +12,12 @@ from .outer import Replica
 from .presence import Emit
 from .snapshot import FragmentState, PrivateState, Snapshot
 from .waiting import Work
+
+_EXTRA = "(extra)"
+"""Name of what a method's state has beside parameters and momentum: no parameter can be called that."""
+
+_OWN = "replica/"
+"""Prefix of what is the replica's in the private part of a checkpoint."""
 
 
 class Keep:
@@ -39,11 +42,27 @@ class Keep:
             return None
         self.digest = replica.digest
         self._emit("restored", {"round": snapshot.round, "detail": str(loaded.path)})
-        return snapshot.private
+        private = snapshot.private
+        if private is None:
+            return None
+        own = {name.removeprefix(_OWN): one for name, one in private.tensors.items() if name.startswith(_OWN)}
+        try:
+            await work(lambda: replica.recall(own, layout))
+        except (KeyError, ValueError) as error:
+            self._emit("checkpoint", {"detail": f"what this replica had for itself is lost: {error}"})
+        others = {name: one for name, one in private.tensors.items() if not name.startswith(_OWN)}
+        return PrivateState(others, private.values) if others or private.values else None
 
     def save(self, replica: Replica, layout: Layout, private: PrivateState | None) -> SaveOutcome:
         """Write a checkpoint. Blocks for the disk; the replica must not change meanwhile, so in `work` or while that rests."""
-        fragment = FragmentState(layout.split(replica.theta), layout.split(replica.momentum))
+        momentum = layout.split(replica.momentum) if replica.momentum.size else {}
+        if replica.extra.size:
+            momentum[_EXTRA] = replica.extra
+        fragment = FragmentState(layout.split(replica.theta), momentum)
+        own = {f"{_OWN}{name}": tensor for name, tensor in replica.private(layout).items()}
+        if own:
+            private = private or PrivateState({}, {})
+            private = PrivateState({**private.tensors, **own}, private.values)
         snapshot = Snapshot(self._run_id, replica.round, replica.digest, replica.members, {0: fragment}, private)
         suffix = f"{self._doors.rng.getrandbits(32):08x}"
         saved = self._store.save(snapshot, now=self._doors.wall(), suffix=suffix)
@@ -54,13 +73,11 @@ class Keep:
 
 def _install(snapshot: Snapshot, replica: Replica, layout: Layout) -> None:
     fragment = snapshot.fragments[0]
-    state = np.concatenate([_flat(tensors, layout) for tensors in (fragment.weights, fragment.momentum)])
+    parts = (fragment.weights, fragment.momentum)[: replica.vectors]
+    extra = [np.asarray(fragment.momentum[_EXTRA], np.float32)] if replica.extra.size else []
+    state = np.concatenate([*(layout.flat(tensors) for tensors in parts), *extra])
     if state.size != replica.state.size:
-        raise ValueError(f"{state.size // 2} parameters, the model has {layout.total}")
+        raise ValueError(f"{state.size // len(parts)} parameters, the model has {layout.total}")
     replica.state[:] = state
     replica.round, replica.members = snapshot.round, snapshot.members
     replica.seal()
-
-
-def _flat(tensors: Mapping[str, np.ndarray], layout: Layout) -> Floats:
-    return np.concatenate([np.asarray(tensors[piece.name], np.float32).reshape(-1) for piece in layout.pieces])

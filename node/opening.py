@@ -18,6 +18,7 @@ from thinwire.swarm.preset import LAN, WAN
 
 from .config import Config, advertised
 from .disk import RealDisk
+from .methods import check_codec
 from .peer import SEARCH_SECONDS, Doors, OpenTransport, Peer
 from .presence import Emit
 
@@ -45,7 +46,9 @@ def founding(toml: bytes, config: Config) -> Entry:
     """The run of a manifest of one's own: found it, or come back to it. Raises ManifestError, ConfigError."""
     identity = Identity.load_or_create(config.directories.key)
     signed = manifests.sign(toml, identity)
-    run_id = signed.verify().run_id(identity.public_key)
+    manifest = signed.verify()
+    check_codec(manifest)
+    run_id = manifest.run_id(identity.public_key)
     opener = _transport_opener(identity, run_id, config)
 
     async def begin(peer: Peer) -> bool:

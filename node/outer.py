@@ -8,16 +8,21 @@ and applied is the codec's decoded value, the same bits on every replica.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import blake3
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched, state_digest
 from thinwire.compression.codec import Buffer, Codec, Floats
 from thinwire.compression.kernels import outer_step
+from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId
+
+from .fragments import Layout
+from .tensorfile import Array, Tensors
 
 Read = Callable[[int, int, Floats], None]
 """Copies the model's parameters [start, stop) as float32 into an array of stop - start elements."""
@@ -32,25 +37,48 @@ class Replica:
 
     alike: ClassVar[bool] = True
     """Whether replicas that made the same rounds are equal, so that their digests are."""
+    vectors: ClassVar[int] = 2
+    """How many times the model's parameters the state is: with outer momentum twice."""
 
-    def __init__(self, layout: Digest, theta: Floats, members: Sequence[PeerId]) -> None:
-        self.layout = layout
-        self.state: NDArray[np.float32] = np.zeros(2 * theta.size, np.float32)
+    def __init__(self, layout: Digest, theta: Floats, members: Sequence[PeerId], *, extra: int = 0) -> None:
+        self.layout, self.size = layout, theta.size
+        self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size + extra, np.float32)
         self.theta[:] = theta
         self.round, self.members = 0, tuple(sorted(members))
         self.hashes: list[Digest] = []
         self.digest: Digest = bytes(32)
         self.seal()
 
+    @classmethod
+    def begin(cls, manifest: Manifest, layout: Layout, codec: Any, theta: Floats, members: Sequence[PeerId]) -> Self:
+        """The replica of a run's first state; `codec` is the method's."""
+        return cls(layout.digest, theta, members)
+
     @property
     def theta(self) -> Floats:
         """Outer parameters (a view)."""
-        return self.state[: self.state.size // 2]
+        return self.state[: self.size]
 
     @property
     def momentum(self) -> Floats:
-        """Outer momentum (a view)."""
-        return self.state[self.state.size // 2 :]
+        """Outer momentum (a view); empty where there is none."""
+        return self.state[self.size : self.vectors * self.size]
+
+    @property
+    def extra(self) -> Floats:
+        """What a method's state has beside these (a view)."""
+        return self.state[self.vectors * self.size :]
+
+    def cut(self, usual: Grid) -> Grid:
+        """The chunk grid of the next round."""
+        return usual
+
+    def private(self, layout: Layout) -> dict[str, Array]:
+        """What only this replica has and needs after a restart, by name, for a checkpoint."""
+        return {}
+
+    def recall(self, tensors: Tensors, layout: Layout) -> None:
+        """Take up what `private` gave. Raises KeyError or ValueError, with nothing changed, when it does not fit."""
 
     def chunk(self, index: int) -> memoryview:
         """Chunk `index` (CHUNK_BYTES, the last one shorter) of the state's bytes: parameters, then momentum."""
@@ -78,7 +106,7 @@ class Replica:
             if not np.isfinite(np.dot(delta, delta)):
                 raise FloatingPointError(f"the pseudo-gradient is not finite in elements {start} to {stop}")
             payload = np.empty(codec.nbytes(stop - start), np.uint8)
-            codec.encode(delta, payload)
+            encode(codec, delta, payload)
             yield payload.data
 
     def apply(

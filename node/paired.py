@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 from thinwire.collectives.halves import Halves
+from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched
 from thinwire.compression.codec import Buffer, Floats
@@ -53,13 +54,13 @@ class PairedReplica(Replica):
                 raise FloatingPointError(f"the parameters are not finite in elements {start} to {stop}")
             payload = np.empty(halves.nbytes(stop - start), np.uint8)
             if halves.slow is None:
-                halves.fast.encode(fast, payload)
+                encode(halves.fast, fast, payload)
             else:
                 fast -= self.theta[start:stop]
                 if self.residual.size:
                     fast += self.residual[start:stop]
                 edge = halves.fast.nbytes(stop - start)
-                halves.fast.encode(fast, payload[:edge])
+                encode(halves.fast, fast, payload[:edge])
                 halves.slow.encode(self.theta[start:stop], payload[edge:])
             yield payload.data
 

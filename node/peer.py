@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from thinwire.collectives.shards import grid
 from thinwire.collectives.transport import REFUSED, Contact, Transport
 from thinwire.compression.codec import Floats
 from thinwire.swarm.errors import HintedError
@@ -177,11 +176,10 @@ class Peer:
         ManifestMismatch when the model here is not the swarm's.
         """
         method = METHODS[self.manifest.outer.method]
-        codec = method.codec(self.manifest)
+        codec = method.codec(self.manifest, layout)
         self.layout = layout
-        self.replica = await work(
-            partial(method.replica, layout.digest, theta, () if joins else (self.identity.peer_id,))
-        )
+        members = () if joins else (self.identity.peer_id,)
+        self.replica = await work(partial(method.replica.begin, self.manifest, layout, codec, theta, members))
         del theta  # the replica has its own; this one would stay for as long as joining takes
         self.private = await self.keep.restore(self.replica, layout, work)
         if not joins:
@@ -195,7 +193,7 @@ class Peer:
             presence=self.presence,
             replica=self.replica,
             codec=codec,
-            grid=grid(layout.total, codec),
+            grid=method.cut(layout, codec),
             now=self.doors.now,
             emit=self._emit,
             probation=PROBATION if joins and self._lived else 0,

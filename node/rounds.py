@@ -78,6 +78,8 @@ class Rounds:
             del payloads, encoded
         else:
             outcome = await session.outcome(give_up=GIVE_UP * session.patience)
+            if outcome.commit is not None:
+                await self._late(weight)
         if outcome.commit is not None:
             await whole(self._commit(outcome, outcome.commit))
         elif outcome.diverged or session.behind.is_set():
@@ -114,6 +116,9 @@ class Rounds:
         )
         await self._adopt()
 
+    async def _late(self, weight: int) -> None:
+        """A commit came before we had announced anything of `weight` tokens: what was trained is lost."""
+
     async def _adopt(self) -> None:
         await self._work(lambda: self._write(self._session.replica.theta))
         self._session.advance()
@@ -129,7 +134,7 @@ class Rounds:
 
 def mismatch(replica: Replica, foreign: Foreign) -> ManifestMismatch:
     """What is wrong when the swarm offers the state of another model."""
-    ours, theirs = replica.theta.size, foreign.nbytes // 8
+    ours, theirs = replica.theta.size, foreign.nbytes * replica.theta.size // replica.state.nbytes
     differ = (
         f"the swarm's model has {theirs} trainable parameters, the one here has {ours}"
         if ours != theirs

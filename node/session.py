@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import blake3
 import msgspec
 import numpy as np
 from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.gather import room
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
 from thinwire.collectives.series import STASH, Series, round_of
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched, Foreign
-from thinwire.compression.codec import Buffer, Codec
+from thinwire.compression.codec import Buffer
 from thinwire.node.ahead import Ahead
 from thinwire.node.history import History
 from thinwire.node.outer import Replica
@@ -56,7 +58,7 @@ class Session:
         *,
         presence: Presence,
         replica: Replica,
-        codec: Codec,
+        codec: Any,
         grid: Grid,
         now: Callable[[], float],
         emit: Emit,
@@ -66,7 +68,7 @@ class Session:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
         self.me = identity.peer_id
         self.presence, self.roster, self.live = presence, presence.roster, presence.live
-        self.replica, self.codec, self.grid = replica, codec, grid
+        self.replica, self.codec, self._grid = replica, codec, grid
         self._series = Series(
             identity,
             run_id,
@@ -78,6 +80,7 @@ class Session:
             key_of=self._key_of,
             patience=patience,
             phase=self._phase,
+            gathers=manifest.exchange.collective == "gather",
         )
         self.behind = self._series.behind
         """Set when the swarm is so far ahead that the state must be fetched."""
@@ -108,6 +111,11 @@ class Session:
         presence.handler = self
 
     # --- rounds
+
+    @property
+    def grid(self) -> Grid:
+        """The chunk grid of the round in progress."""
+        return self.replica.cut(self._grid)
 
     async def average(
         self,
@@ -152,8 +160,7 @@ class Session:
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """What is held for later, and how much it may be."""
-        early = self.current.exchange._early
-        return {"stash": (len(self._stash), STASH), "early": (len(early), 2 * len(self.grid) + MAX_GROUP)}
+        return {"stash": (len(self._stash), STASH), "early": self.current.exchange.early}
 
     async def pause(self) -> None:
         """Wait before something is tried again: a patience, less when nobody was here to try it with and somebody comes."""
@@ -215,6 +222,7 @@ class Session:
             fraction=exchange.quorum,
             min_peers=exchange.min_peers,
             max_weight=self.manifest.max_weight,
+            room=room(self.grid) if exchange.collective == "gather" else MAX_GROUP,
             grace=exchange.grace,
         )
         witness = self._probation == 0

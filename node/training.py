@@ -57,7 +57,7 @@ class Training:
     def skip_to(self, round: int, peers: int) -> None:
         """Stand where a peer stands that has trained for `round` rounds in a group of `peers`."""
         manifest = self.manifest
-        self.trainer.step = round * manifest.outer.steps
+        self.trainer.step = manifest.steps_after(round)
         samples = self.trainer.step * manifest.inner.batch * manifest.inner.accumulate * max(1, peers)
         self.trainer.batches.cursor = cursor_after(self.split, samples)
 

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     Standby loads what takes seconds to load and then waits for a line, the invite, with which it joins.
     """
     if arguments[:1] == ["standby"]:
-        from thinwire.compression.kernels import warm_up
+        from thinwire.compression.warmup import warm_up
 
         from . import daemon  # noqa: F401
 

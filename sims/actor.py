@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 from thinwire.compression.codec import Floats
-from thinwire.compression.kernels import warm_up
+from thinwire.compression.warmup import warm_up
 from thinwire.node.config import load
 from thinwire.node.console import set_up_logging, tell
 from thinwire.node.daemon import Daemon

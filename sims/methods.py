@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from thinwire.compression.registry import parse as parse_codec
+from thinwire.compression.registry import dense as dense_codec
 from thinwire.sims.costs import SPARSE_BITS, butterfly_bytes, gather_bytes
 from thinwire.sims.pairtime import pair_time
 from thinwire.sims.question import Question
@@ -57,7 +57,7 @@ def methods(question: Question) -> list[Method]:
 
 def bits(question: Question, codec: str = "") -> float:
     """Bits per parameter on the wire with the question's codec, or another."""
-    found = parse_codec(codec or question.codec)
+    found = dense_codec(codec or question.codec)
     return 8 * found.nbytes(1 << 19) / (1 << 19)
 
 
@@ -89,7 +89,7 @@ def rounds(question: Question, every: int) -> RoundTime:
     ]
     return round_time(
         question.parameters,
-        parse_codec(question.codec),
+        dense_codec(question.codec),
         places,
         question.latency,
         grace=question.grace,

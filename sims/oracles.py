@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregate import NORM_LIMIT, RULES
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import grid
 from thinwire.compression import registry
 from thinwire.compression.codec import Floats
 from thinwire.compression.kernels import outer_step
+from thinwire.node.methods import METHODS
 from thinwire.sims.pairs import Pairs
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import Commit, Digest, PeerId
@@ -87,7 +89,12 @@ class Oracles:
 
     def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
         self._manifest, self._honest, self._tell = manifest, honest, tell
-        self._codec = registry.parse(manifest.exchange.codec)
+        method = manifest.outer.method
+        self._vectors = METHODS[method].replica.vectors
+        # What a replica sends of its own memory nobody else can compute; that all compute the same of it is "agreement".
+        self._single = method != "powersgd"
+        self._known = method in ("diloco", "noloco")
+        self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
         self._rule = RULES[manifest.exchange.aggregation]
         self.pairs = Pairs(manifest, honest, tell) if manifest.outer.method == "noloco" else None
         self._claims: dict[int, dict[Digest, dict[int, None]]] = {}
@@ -120,8 +127,8 @@ class Oracles:
         self._claim(index, round, digest)
         if self.pairs is not None:
             self.pairs.installed(index, state)
-        half = state.size // 2
-        self._states.setdefault(digest, _State(round, state[:half].copy(), state[half:].copy()))
+        cut = state.size // self._vectors
+        self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
         self.frontier = max(self.frontier, round)
 
     def ended(self, index: int) -> None:
@@ -136,12 +143,13 @@ class Oracles:
         before = self._at.get(index)
         if not np.isfinite(state).all():
             self._tell("finite", index, f"round {round}")
-        if before is None or round != before[0] + 1:
+        # With powersgd a peer tells only of the second round of a step.
+        if before is None or (round != before[0] + 1 if self._single else round <= before[0]):
             self._tell("twice", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}")
         self._at[index] = (round, digest)
         self._claim(index, round, digest)
-        half = state.size // 2
-        new = self._states.setdefault(digest, _State(round, state[:half].copy(), state[half:].copy()))
+        cut = state.size // self._vectors
+        new = self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
         old = self._states.get(before[1]) if before is not None else None
         if old is not None and outcome.commit is not None and not new.checked and old.round + 1 == round:
             new.checked = True
@@ -184,7 +192,7 @@ class Oracles:
                 self._tell("weight", self._honest[entry.peer], detail)
         known = [one for one in sent if one is not None]
         weights = [entry.weight for entry in entries]
-        if self.pairs is not None:
+        if self.pairs is not None or not self._known:
             return
         ours = [one for one, entry in zip(sent, entries, strict=True) if one is not None and entry.peer in self._honest]
         self._measure(old, new.round, ours)
@@ -219,12 +227,12 @@ class Oracles:
             payloads = []
             for one in sent:
                 payload = np.empty(self._codec.nbytes(stop - start), np.uint8)
-                self._codec.encode(np.subtract(old.theta[start:stop], one.theta[start:stop]), payload)
+                encode(self._codec, np.subtract(old.theta[start:stop], one.theta[start:stop]), payload)
                 payloads.append(payload.data)
             mean = np.empty(stop - start, np.float32)
             self._rule(self._codec, payloads, [float(weight) for weight in weights], mean)
             result = np.empty(self._codec.nbytes(stop - start), np.uint8)
-            self._codec.encode(mean, result)
+            encode(self._codec, mean, result)
             delta = np.empty(stop - start, np.float32)
             self._codec.decode(result.data, delta)
             outer_step(theta[start:stop], momentum[start:stop], delta, outer.lr, outer.momentum, outer.nesterov)

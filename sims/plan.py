@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 from thinwire.collectives.shards import Sized
-from thinwire.compression.registry import parse as parse_codec
+from thinwire.compression.registry import dense as dense_codec
 from thinwire.sims.methods import Method, bits, bits_both_ways, methods, pair_bits, pair_rounds, rounds
 from thinwire.sims.pipelines import Pipeline, pipeline
 from thinwire.sims.question import PlanError, Question
@@ -136,7 +136,7 @@ def plan(question: Question) -> Plan:
 
 def _sized(question: Question) -> Sized:
     """What the chunks of the manifest's method are encoded with."""
-    return question.halves if question.method == "noloco" else parse_codec(question.codec)
+    return question.halves if question.method == "noloco" else dense_codec(question.codec)
 
 
 def _row(question: Question, method: Method, model: float) -> Row:

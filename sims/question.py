@@ -11,7 +11,7 @@ import msgspec
 from thinwire.collectives.halves import Halves
 from thinwire.collectives.halves import halves as parse_halves
 from thinwire.compression.registry import SpecError
-from thinwire.compression.registry import parse as parse_codec
+from thinwire.compression.registry import dense as dense_codec
 from thinwire.sims.regions import ACCESS, MBIT
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.manifest import Manifest
@@ -132,7 +132,7 @@ def question(
         step = 6.0 * size * tokens / (speed * 1e12)
         assumed.append(f"{step:.3g} s for an inner step: 6 flop per parameter and token at {speed:g} TFLOP/s")
     try:
-        spec = parse_codec(codec or settings.exchange.codec).spec
+        spec = dense_codec(codec or settings.exchange.codec).spec
     except SpecError as error:
         raise PlanError(str(error), "the default is int8(block=256)") from None
     if not every and manifest is None:

@@ -6,6 +6,7 @@ The tables of the file are the classes of `settings`; absent tables and fields t
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,13 +19,31 @@ from msgspec import Meta
 
 from .errors import HintedError
 from .identity import SIGNATURE_BYTES, Identity, verify
-from .settings import FOREIGN, MAX_WEIGHT, NOLOCO, Data, Exchange, Inner, Model, Outer, Run, Table, steady
+from .settings import (
+    CODECS,
+    EXCHANGE,
+    FOREIGN,
+    INNER,
+    MAX_WEIGHT,
+    OUTER,
+    Data,
+    Exchange,
+    Inner,
+    Model,
+    Outer,
+    Run,
+    Table,
+    steady,
+)
 
 MAX_TOML = 32_768
 """Largest manifest in bytes: what a Welcome can carry."""
 
 NEAR = 0.9
 """From this part of what is steady on, a manifest is used with a warning."""
+
+YOUNG = ("gamma", "beta", "denominator", "on_exclusion", "decay")
+"""Keys of [outer] that are younger than the first runs, whose ids must stay: they count where a method has a use for them."""
 
 _DOMAIN = "manifest"
 
@@ -76,13 +95,18 @@ class Manifest(Table, frozen=True):
     @property
     def schedule_steps(self) -> int:
         """Inner steps that the learning rate's schedule spans; 0 = endless."""
-        return self.inner.steps or self.run.rounds * self.outer.steps
+        return self.inner.steps or self.steps_after(self.run.rounds)
+
+    def steps_after(self, round: int) -> int:
+        """Inner steps that a peer has made when a round is over: with powersgd two rounds follow H of them."""
+        return round // (2 if self.outer.method == "powersgd" else 1) * self.outer.steps
 
     def canonical(self) -> bytes:
         """All values in the order of their definition as msgpack: the same for every file that means the same."""
         plain = msgspec.to_builtins(self)
-        if self.outer.method == "diloco":
-            del plain["outer"]["gamma"]  # it is younger than the first runs, whose ids must stay
+        for key in FOREIGN[self.outer.method]:
+            if key in YOUNG:
+                del plain["outer"][key]
         return msgspec.msgpack.encode(plain)
 
     def warnings(self) -> tuple[str, ...]:
@@ -116,6 +140,13 @@ def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
         fields = _fields(tables[key], table, name, key)
         values[key] = Outer(**_with_method(fields, name)) if key == "outer" else tables[key](**fields)
     manifest = Manifest(**values)
+    for section, defaults in (("inner", INNER), ("exchange", EXCHANGE)):
+        usual: dict[str, Any] = dict(defaults.get(manifest.outer.method, {}))
+        for key in document.get(section, {}):
+            usual.pop(key, None)
+        if usual:
+            changed = msgspec.structs.replace(getattr(manifest, section), **usual)
+            manifest = msgspec.structs.replace(manifest, **{section: changed})
     for message, hint in _contradictions(manifest):
         raise ManifestError(f"{name}: {message}", hint)
     return manifest
@@ -146,7 +177,7 @@ def _with_method(fields: dict[str, Any], name: str) -> dict[str, Any]:
     for key in FOREIGN[method]:
         if key in fields:
             raise ManifestError(f"{name}: outer.{key} says nothing with the method {method!r}", "remove the key")
-    return {**NOLOCO, **fields} if method == "noloco" else fields
+    return {**OUTER[method], **fields}
 
 
 def _nearest(word: str, known: list[str], what: str) -> str:
@@ -166,9 +197,7 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield f"data.tokenizer {data.tokenizer!r} leaves the directory it is looked for in", "give a relative path"
     if data.tokenizer == "bytes" and data.tokenizer_hash:
         yield "data.tokenizer_hash is set, but the tokenizer is not a file", "remove the hash or name the file"
-    block = manifest.exchange.codec.partition("=")[2].rstrip(")")
-    if block and not 16 <= int(block) <= 65_536:
-        yield f"exchange.codec: a block has 16 to 65536 values, not {block}", "256 suits most models"
+    yield from _wrong_codec(manifest)
     if inner.schedule == "cosine" and not manifest.schedule_steps:
         yield "inner.schedule is cosine, but the run has no end", "set run.rounds or inner.steps"
     outer, limit = manifest.outer, steady(manifest.outer.momentum)
@@ -185,8 +214,43 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             )
         if manifest.exchange.min_peers > 1:
             yield "exchange.min_peers says nothing with noloco: a round has two peers, or one", "remove it"
+    if outer.method == "demo" and (inner.optimizer != "sgd" or inner.betas[0] or inner.weight_decay):
+        yield (
+            "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",
+            "remove the keys; beta and decay of [outer] take their place",
+        )
     if manifest.max_weight > MAX_WEIGHT:
         yield "a round has more tokens than can be counted", "lower outer.steps, inner.batch or model.context"
+
+
+def _wrong_codec(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What can be said of a codec by its name; its parameters are checked by those who make it."""
+    codec, method = manifest.exchange.codec, manifest.outer.method
+    name, usable = re.split(r"[(|]", codec)[0], CODECS[method]
+    if name not in usable:
+        known = {one for those in CODECS.values() for one in those}
+        hint = f"codecs of {method}: {', '.join(usable)}"
+        yield (
+            (f"exchange.codec: {codec!r} is not for the method {method!r}", hint)
+            if name in known
+            else (f"exchange.codec: there is no codec {name!r}", _nearest(name, list(usable), f"codecs of {method}"))
+        )
+        return
+    if name.startswith("int"):
+        found = re.search(r"block=([0-9]+)", codec)
+        if found is None:
+            yield (
+                f"exchange.codec: {codec!r} is not a codec with all its parameters, such as '{name}(block=256)'",
+                f"write {name}(block=256)",
+            )
+        elif not 16 <= int(found[1]) <= 65_536:
+            yield f"exchange.codec: a block has 16 to 65536 values, not {found[1]}", "256 suits most models"
+    wanted = EXCHANGE.get(method, {}).get("collective", "butterfly")
+    if manifest.exchange.collective != wanted:
+        yield (
+            f"exchange.collective is {manifest.exchange.collective!r}, but {method} needs {wanted!r}",
+            "remove the key",
+        )
 
 
 @dataclass(frozen=True, slots=True)

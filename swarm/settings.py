@@ -18,6 +18,7 @@ MAX_WEIGHT = 2**53 - 1
 _NAME = "a name of at most 64 letters, digits, dots, dashes and underscores"
 _HASH = "a blake3 hash of 64 hexadecimal digits"
 _CODEC = "a codec with all its parameters, such as 'int8(block=256)' or 'fp32'"
+_NAMED = r"[a-z0-9]+(\([a-z]+=[0-9]{1,9}(,[a-z]+=[0-9]{1,9})*\))?"
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,28 +105,81 @@ class Inner(Table, frozen=True):
 class Outer(Table, frozen=True):
     """[outer]: how replicas come together after H inner steps.
 
-    method: "diloco" (Douillard et al., arXiv:2311.08105), one step that all peers make together; or "noloco" (Kolehmainen
-        et al., arXiv:2506.10911), where each averages with one random partner: no barrier, replicas stay a little apart.
-    steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together. noloco: 50.
+    method: "diloco" (Douillard et al., arXiv:2311.08105), one step that all peers make together; "noloco" (Kolehmainen
+        et al., arXiv:2506.10911), where each averages with one random partner: no barrier, replicas stay a little apart;
+        "sparseloco" (arXiv:2508.15706), diloco with a small part of every pseudo-gradient, 200 times fewer bytes; "demo"
+        (arXiv:2411.19870), an exchange after every step of plain SGD: each peer's momentum sends its strongest coefficients;
+        or "powersgd" (arXiv:1905.13727), diloco whose matrices travel as two thin factors: a step takes two rounds.
+    steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together. noloco: 50,
+        sparseloco: 30, demo: 1.
     lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient. With noloco they are β and α, 0.7 and 0.5, and
-        there is no nesterov.
+        there is no nesterov. With sparseloco lr is α, 1, and there is no momentum: what was not sent takes its place.
+        With demo lr is the length of the sign step, 0.0004.
     gamma: of noloco alone, how strongly partners are drawn together; with lr, and codec "fp32", one vector travels
         instead of two. noloco: 0.7.
+    beta: of sparseloco and demo, which part of what was not sent lives on to the next round. demo: 0.999.
+    denominator: of sparseloco and demo: "contributor_mean" divides every coordinate by those who sent it, "mean" by all.
+    on_exclusion: of sparseloco, demo and powersgd, what becomes of a contribution that the round's record does not name:
+        "drop" takes it for sent, "restore" keeps it for the next round. Directions grow stale: "drop" was the better one where
+        it was tried.
+    decay: of demo alone, weight decay of the sign step.
     """
 
-    method: Literal["diloco", "noloco"] = "diloco"
+    method: Literal["diloco", "noloco", "sparseloco", "demo", "powersgd"] = "diloco"
     steps: Annotated[int, Meta(ge=1, le=2**20)] = 20
     lr: Annotated[float, Meta(gt=0, le=10)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     nesterov: bool = True
     gamma: Annotated[float, Meta(gt=0, le=10)] = 0.7
+    beta: Annotated[float, Meta(ge=0, le=1)] = 0.95
+    denominator: Literal["contributor_mean", "mean"] = "contributor_mean"
+    on_exclusion: Literal["drop", "restore"] = "drop"
+    decay: Annotated[float, Meta(ge=0, le=10)] = 0.1
 
 
 NOLOCO: dict[str, float | bool] = {"steps": 50, "lr": 0.7, "momentum": 0.5, "nesterov": False, "gamma": 0.7}
 """Defaults of [outer] that the method "noloco" changes: the values of its paper; it has none for gamma, its code takes lr."""
 
-FOREIGN = {"diloco": ("gamma",), "noloco": ("nesterov",)}
+SPARSELOCO: dict[str, float | bool] = {"steps": 30, "lr": 1.0, "momentum": 0.0, "nesterov": False}
+"""Defaults of [outer] that the method "sparseloco" changes: the values of its paper."""
+
+DEMO: dict[str, float | bool] = {"steps": 1, "lr": 4e-4, "momentum": 0.0, "nesterov": False, "beta": 0.999}
+"""Defaults of [outer] that the method "demo" changes: the values of its paper."""
+
+OUTER: dict[str, dict[str, float | bool]] = {
+    "diloco": {},
+    "noloco": NOLOCO,
+    "sparseloco": SPARSELOCO,
+    "demo": DEMO,
+    "powersgd": {},
+}
+"""Method -> its defaults of [outer]."""
+
+_SPARSE = ("beta", "denominator", "on_exclusion")
+FOREIGN = {
+    "diloco": ("gamma", "decay", *_SPARSE),
+    "noloco": ("nesterov", "decay", *_SPARSE),
+    "sparseloco": ("momentum", "nesterov", "gamma", "decay"),
+    "demo": ("momentum", "nesterov", "gamma"),
+    "powersgd": ("gamma", "decay", "beta", "denominator"),
+}
 """Keys of [outer] that a method has no use for."""
+
+DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3")
+CODECS = {"diloco": DENSE, "noloco": DENSE, "sparseloco": ("topk",), "demo": ("demo",), "powersgd": ("powersgd",)}
+"""Method -> the codecs that it can have, by the first word of their names."""
+
+EXCHANGE: dict[str, dict[str, str]] = {
+    "sparseloco": {"codec": "topk(k=64,chunk=4096)|2bit|rice", "collective": "gather"},
+    "demo": {"codec": "demo(k=32,chunk=4096)|2bit|rice", "collective": "gather"},
+    "powersgd": {"codec": "powersgd(rank=4)"},
+}
+"""Method -> its defaults of [exchange]."""
+
+INNER: dict[str, dict[str, object]] = {
+    "demo": {"optimizer": "sgd", "lr": 1.0, "betas": (0.0, 0.0), "weight_decay": 0.0, "warmup": 0},
+}
+"""Method -> its defaults of [inner]."""
 
 
 def steady(momentum: float, peers: int | None = None) -> float:
@@ -139,8 +193,10 @@ def steady(momentum: float, peers: int | None = None) -> float:
 class Exchange(Table, frozen=True):
     """[exchange]: how pseudo-gradients travel and when a round counts.
 
-    codec: "int8(block=256)", a quarter of the bytes; or "fp32", exact, for fast networks and tests.
-    collective: "butterfly", every peer owns a part of every round.
+    codec: "int8(block=256)", a quarter of the bytes; "int4(block=256)", an eighth; or "fp32", exact, for fast networks and
+        tests. sparseloco: "topk(k=64,chunk=4096)|2bit|rice", one value of 64. demo: "demo(k=32,chunk=4096)|2bit|rice".
+    collective: "butterfly", every peer owns a part of every round; or "gather", every payload goes to everybody, which only
+        payloads as small as those of sparseloco are worth. The method decides.
     aggregation: "mean", weighted by tokens, after screening.
     quorum: fraction of the last round's members that must be exceeded; at least 0.5, because below it both halves of a
         split could go on. Raise it to lose more rounds and fewer contributions.
@@ -150,10 +206,8 @@ class Exchange(Table, frozen=True):
         in a round.
     """
 
-    codec: Annotated[str, Meta(pattern=r"^(fp32|int8\(block=[1-9][0-9]{0,4}\))\Z", description=_CODEC)] = (
-        "int8(block=256)"
-    )
-    collective: Literal["butterfly"] = "butterfly"
+    codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"
+    collective: Literal["butterfly", "gather"] = "butterfly"
     aggregation: Literal["mean"] = "mean"
     quorum: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1

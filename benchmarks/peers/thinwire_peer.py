@@ -11,8 +11,8 @@ import uvloop
 from thinwire.collectives.averager import Averager
 from thinwire.collectives.transport import Contact
 from thinwire.collectives.wire import ZmqTransport
-from thinwire.compression import kernels
-from thinwire.compression.registry import parse
+from thinwire.compression.registry import dense
+from thinwire.compression.warmup import warm_up
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import VERSION, Hello, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord
@@ -32,7 +32,7 @@ async def main(options: dict) -> None:
     everyone = [Identity.generate(bytes([number]) * 32) for number in range(count)]
     identity, record = everyone[rank], None
     # All that takes long comes before the sockets: a peer that does not answer is given up.
-    kernels.warm_up()
+    warm_up()
     source = arrays(options["mb"], rank)
     exact = mean_of_first(options) if rank == 0 else None
     result = [np.ones_like(array) for array in source]
@@ -66,7 +66,7 @@ async def main(options: dict) -> None:
         RUN,
         transport,
         keys={peer.peer_id: peer.public_key for peer in everyone},
-        codec=parse(options["codec"]),
+        codec=dense(options["codec"]),
         now=asyncio.get_running_loop().time,
     )
     running = asyncio.create_task(averager.run())

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.collectives.aggregate import MEMORY, NORM_LIMIT, lower_median, mean, outliers
 from thinwire.compression.codec import Codec
-from thinwire.compression.quantize import Fp32, Int8
+from thinwire.compression.floats import Fp32
+from thinwire.compression.quantize import Int8
 
 CODECS: list[Codec] = [Fp32(), Int8(16)]
 N = 300

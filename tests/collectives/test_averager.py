@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.averager import Averager
 from thinwire.collectives.flat import Flat
-from thinwire.compression.registry import parse
+from thinwire.compression.registry import dense
 from thinwire.sims import clock
 from thinwire.sims.network import SimNet
 from thinwire.swarm.identity import Identity
@@ -50,7 +50,7 @@ class Group:
                     RUN,
                     transport,
                     keys=keys,
-                    codec=parse(codec),
+                    codec=dense(codec),
                     now=loop.time,
                     grace=2.0,
                     patience=1.0,
@@ -74,7 +74,17 @@ def flat(several):
     return np.concatenate([array.reshape(-1) for array in several])
 
 
-@pytest.mark.parametrize(("codec", "tolerance"), [("fp32", 1e-7), ("int8(block=64)", 0.02)])
+@pytest.mark.parametrize(
+    ("codec", "tolerance"),
+    [
+        ("fp32", 1e-7),
+        ("fp16", 1e-3),
+        ("int8(block=64)", 0.02),
+        ("int4(block=64)", 0.3),
+        ("int4(block=64,asymmetric=1,stochastic=1)", 0.3),
+        ("int3(block=64)", 0.7),
+    ],
+)
 def test_everyone_gets_the_same_weighted_mean(codec, tolerance):
     async def main():
         group = Group(3, codec)

@@ -8,6 +8,7 @@ import pytest
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.exchange import Exchange
 from thinwire.collectives.proposal import Terms, name_of
 from thinwire.collectives.results import digest_of
 from thinwire.collectives.shards import grid
@@ -92,7 +93,7 @@ class Seat:
             verify=lambda peer, message, proof: proof == signature(peer, message),
             live=IDS,
         )
-        self.fly = Butterfly(
+        exchange = Exchange(
             agreement,
             codec=CODEC,
             grid=GRID,
@@ -102,6 +103,7 @@ class Seat:
             now=lambda: self.now,
             usual=self.usual,
         )
+        self.fly = Butterfly(agreement, exchange, outbox=self.tray, now=lambda: self.now)
         self.fly.announce(self.sources[ME], weight=10, loss=0.0, speed=0.0)
         for peer in (LEADER, OTHER):
             self.hear(peer, ready(self.sources[peer]))

@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.compression import kernels, reference
+from thinwire.compression import decoders, encoders, halfkernels, kernels, reference
+from thinwire.compression.registry import dense
+from thinwire.compression.warmup import warm_up
 
 
 def draw(n: int, seed: int) -> np.ndarray:
@@ -55,15 +57,19 @@ def test_outer_step_refuses_arrays_that_do_not_fit() -> None:
 
 
 def test_warm_up_leaves_nothing_to_compile() -> None:
-    kernels.warm_up()
-    dispatchers = [value for value in vars(kernels).values() if hasattr(value, "nopython_signatures")]
-    before = {d.py_func.__name__: len(d.nopython_signatures) for d in dispatchers}
-    assert before["int8_check"] == 2 and before["fp32_check"] == 2
+    warm_up()
+    dispatchers = [
+        value
+        for module in (kernels, halfkernels, encoders, decoders)
+        for value in vars(module).values()
+        if hasattr(value, "nopython_signatures")
+    ]
+    before = {d.py_func.__qualname__ + d.py_func.__module__: len(d.nopython_signatures) for d in dispatchers}
+    assert len(before) > 15
     frozen = draw(512, 0)
     frozen.flags.writeable = False
-    from thinwire.compression.quantize import Fp32, Int8
-
-    for codec in (Fp32(), Int8()):
+    for spec in ("fp32", "fp16", "bf16", "int8", "int8(asymmetric=1)", "int4(stochastic=1)", "int3(block=16)"):
+        codec = dense(spec)
         out = np.zeros(codec.nbytes(512), np.uint8)
         back = np.zeros(512, np.float32)
         for x in (frozen, draw(512, 1)):
@@ -73,4 +79,4 @@ def test_warm_up_leaves_nothing_to_compile() -> None:
                 codec.check(payload, 512)
                 codec.mean([payload, out], [1, 2], back)
     kernels.outer_step(back, back.copy(), frozen, 1.0, 0.5)
-    assert {d.py_func.__name__: len(d.nopython_signatures) for d in dispatchers} == before
+    assert {d.py_func.__qualname__ + d.py_func.__module__: len(d.nopython_signatures) for d in dispatchers} == before

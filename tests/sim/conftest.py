@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 import blake3
 import numpy as np
 import pytest
-from thinwire.collectives.shards import grid
+from thinwire.collectives.shards import Grid
+from thinwire.node.fragments import Layout, Piece
 from thinwire.node.methods import METHODS
 from thinwire.node.presence import Presence
 from thinwire.sims import clock
@@ -25,6 +26,16 @@ RUN = bytes(range(32))
 LAYOUT = blake3.blake3(b"layout").digest()
 STEP = 1.0
 """Virtual seconds that one round's inner steps take."""
+
+
+def layout_of(size: int) -> Layout:
+    """A matrix and a vector that together have so many parameters."""
+    rows = size // 128
+    pieces = (
+        Piece("matrix", (rows, 100), "float32", 0, rows * 100),
+        Piece("vector", (size - rows * 100,), "float32", rows * 100, size),
+    )
+    return Layout(pieces, size, LAYOUT)
 
 
 class Node:
@@ -57,11 +68,12 @@ class Node:
             self.identity, self.record, run_id=RUN, preset=LOCAL, rng=self.rng, now=loop.time(), wall=swarm.net.wall
         )
         method = METHODS[swarm.manifest.outer.method]
-        codec = method.codec(swarm.manifest)
+        layout = swarm.layout
+        codec = method.codec(swarm.manifest, layout)
         theta = np.random.default_rng(7).standard_normal(swarm.size).astype(np.float32)
         founders = [Identity.generate(bytes([i]) * 32).peer_id for i in range(swarm.founders)]
         known = founders if index < swarm.founders and not life else []
-        self.replica = method.replica(LAYOUT, theta, known)
+        self.replica = method.replica.begin(swarm.manifest, layout, codec, theta, known)
         self.theta = theta.copy()
         self.presence = Presence(self.transport, roster, now=loop.time, emit=self._emit)
         self.session = method.session(
@@ -71,7 +83,7 @@ class Node:
             presence=self.presence,
             replica=self.replica,
             codec=codec,
-            grid=grid(swarm.size, codec),
+            grid=Grid(codec.bound, swarm.piece) if swarm.piece else method.cut(layout, codec),
             now=loop.time,
             emit=self._emit,
             probation=2 if life else 0,
@@ -170,8 +182,10 @@ class Swarm:
         bandwidth: float | None = 12.5e6,
         latency: float = 0.02,
         outer: str = "",
+        piece: int = 0,
     ) -> None:
         self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=0.1)
+        self.piece, self.layout = piece, layout_of(size)
         self.founders, self.rounds, self.size, self.codec, self.patience = founders, rounds, size, codec, patience
         toml = f'[exchange]\ncodec = "{codec}"\ngrace = {grace}\nmax_weight = 1000\n[outer]\n{outer}'
         self.manifest = manifests.parse(toml)

@@ -91,8 +91,8 @@ def test_a_result_that_cannot_be_decoded_is_never_applied(swarm):
         codec = liar.session.codec
 
         class Poisoned(type(codec)):
-            def encode(self, x, out):
-                super().encode(x, out)
+            def encode(self, x, out, seed=0):
+                super().encode(x, out, seed)
                 if liar.session.current.round == 3 and liar.session.current.agreement.opened is not None:
                     out[:4] = 255
 
@@ -120,12 +120,12 @@ def test_who_asks_and_does_not_read_piles_up_little(swarm):
         s.net.cut(victim.id, liar.id, one_way=True)
         past = victim.session._history.get(victim.replica.round)
         for _ in range(1000):
-            everything = tuple(range(len(past.grid)))
+            everything = tuple(range(len(past.exchange.results)))
             for message in (Fetch(past.round, 0, past.exchange.results.digest, everything), StateAsk()):
                 await liar.transport.send(victim.id, Frame(message))
             await asyncio.sleep(0.001)
         lane = victim.session._outbox._bulk[liar.id]
-        assert len(lane._urgent) + len(lane._later) <= len(past.grid) + 2 * IN_FLIGHT + 2
+        assert len(lane._urgent) + len(lane._later) <= len(past.exchange.results) + 2 * IN_FLIGHT + 2
         control = victim.session._outbox._control
         assert liar.id not in control or len(control[liar.id]._urgent) < 100
 

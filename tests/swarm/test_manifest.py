@@ -13,7 +13,7 @@ from thinwire.swarm.manifest import (
     parse,
     sign,
 )
-from thinwire.swarm.settings import Exchange, Inner, Model, Outer, steady
+from thinwire.swarm.settings import CODECS, FOREIGN, Exchange, Inner, Model, Outer, steady
 
 AUTHOR = Identity.generate(b"1" * 32)
 FULL = """
@@ -70,7 +70,7 @@ def test_everything_can_be_set_and_keeps_its_type():
         ours, theirs = getattr(manifest, table), getattr(default, table)
         for field in ours.__struct_fields__:
             assert type(getattr(ours, field)) is type(getattr(theirs, field)), (table, field)
-            if field not in ("kind", "method", "collective", "aggregation", "gamma"):
+            if field not in ("kind", "method", "collective", "aggregation", *FOREIGN["diloco"]):
                 assert getattr(ours, field) != getattr(theirs, field), (table, field)
     assert manifest.model == Model(layers=2, width=64, heads=2, context=32, mlp=4.0, tied=False)
     assert manifest.inner.betas == (0.8, 0.99)
@@ -145,6 +145,19 @@ def test_what_follows_from_the_values():
         ("[outer]\nmethod = 'noloco'\nnesterov = false", "outer.nesterov says nothing", "remove"),
         ("[outer]\nmethod = 'noloco'\ngamma = 1.5", "outer.gamma 1.5 drives replicas apart", "0.7"),
         ("[outer]\nmethod = 'noloco'\nmomentum = 0.9\ngamma = 1", "it is below 0.38", "lower outer.gamma"),
+        ("[outer]\nmethod = 'sparseloco'\nmomentum = 0.9", "outer.momentum says nothing", "remove"),
+        ("[outer]\nbeta = 0.9", "outer.beta says nothing with the method 'diloco'", "remove"),
+        ("[outer]\nmethod = 'sparseloco'\nbeta = 1.1", "outer.beta: ", "0.95"),
+        ("[outer]\nmethod = 'sparseloco'\non_exclusion = 'keep'", "outer.on_exclusion: ", "drop"),
+        (
+            "[outer]\nmethod = 'sparseloco'\n[exchange]\ncodec = 'fp32'",
+            "'fp32' is not for the method 'sparseloco'",
+            "topk",
+        ),
+        ("[exchange]\ncodec = 'topk(k=64,chunk=4096)|2bit|rice'", "is not for the method 'diloco'", "int8"),
+        ("[exchange]\ncodec = 'int9(block=64)'", "there is no codec 'int9'", "did you mean 'int"),
+        ("[exchange]\ncollective = 'gather'", "diloco needs 'butterfly'", "remove"),
+        ("[outer]\nmethod = 'sparseloco'\n[exchange]\ncollective = 'butterfly'", "sparseloco needs 'gather'", "remove"),
         ("[outer]\nmethod = 'noloco'\nlr = 3", "outer.lr 3 makes the mean", "0.7"),
         ("[outer]\nmethod = 'noloco'\n[exchange]\nmin_peers = 2", "exchange.min_peers says nothing", "remove"),
         ("[model]\nlayers = 1\nlayers = 2", "not TOML", "toml.io"),
@@ -305,6 +318,30 @@ def test_a_manifest_is_frozen():
     assert Inner() == Manifest().inner
 
 
+def test_sparseloco_has_defaults_of_its_own():
+    manifest = parse("[outer]\nmethod = 'sparseloco'")
+    outer, exchange = manifest.outer, manifest.exchange
+    assert (outer.steps, outer.lr, outer.momentum, outer.nesterov, outer.beta) == (30, 1.0, 0.0, False, 0.95)
+    assert (outer.denominator, outer.on_exclusion) == ("contributor_mean", "drop")
+    assert (exchange.codec, exchange.collective) == ("topk(k=64,chunk=4096)|2bit|rice", "gather")
+    written = "[outer]\nmethod = 'sparseloco'\nbeta = 0.95\n[exchange]\ncollective = 'gather'"
+    assert parse(written).run_id(b"a" * 32) == manifest.run_id(b"a" * 32)
+    for more in ("beta = 0.9", "denominator = 'mean'", "on_exclusion = 'restore'", "lr = 0.65"):
+        assert parse(f"[outer]\nmethod = 'sparseloco'\n{more}").run_id(b"a" * 32) != manifest.run_id(b"a" * 32)
+    smaller = "[outer]\nmethod = 'sparseloco'\n[exchange]\ncodec = 'topk(k=32,chunk=4096)|1bit|fixed'"
+    assert parse(smaller).exchange.codec == registry.parse(parse(smaller).exchange.codec).spec
+
+
 def test_every_codec_a_manifest_may_name_can_be_made():
-    for codec in ("fp32", "int8(block=16)", "int8(block=256)", "int8(block=65536)"):
+    for method, names in CODECS.items():
+        assert all(name in registry.CODECS for name in names), method
+    for codec in (
+        "fp32",
+        "bf16",
+        "int8(block=16)",
+        "int8(block=256)",
+        "int8(block=65536)",
+        "int4(block=256)",
+        "int3(block=64,asymmetric=1,stochastic=1)",
+    ):
         assert parse(f"[exchange]\ncodec = '{codec}'").exchange.codec == codec == registry.parse(codec).spec

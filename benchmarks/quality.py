@@ -1,0 +1,304 @@
+"""What a codec or an outer method costs in loss: a byte language model of some 100,000 parameters, trained every way we have.
+
+    python benchmarks/quality.py [--seeds 2] [--rounds 100] [--only NAME ...] [--json FILE]
+
+Four replicas in one process, each with its own shards of the standard library's source; codecs, rules, inner and outer
+optimizers are those of the product, only the network is left out. What is measured is the held-out loss (nats per byte) of the
+outer parameters at the end. Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from thinwire.collectives.aggregate import RULES
+from thinwire.collectives.shards import grid
+from thinwire.compression import demo, registry, sparsemean
+from thinwire.compression.chunks import Chunks
+from thinwire.compression.codec import Floats
+from thinwire.compression.feedback import ErrorFeedback
+from thinwire.compression.kernels import outer_step
+from thinwire.compression.lowrank import LowRank, PowerSGD
+from thinwire.node.corpus import open_corpus
+from thinwire.node.data import Batch, Batches, Split, shards_of, split
+from thinwire.node.fragments import Layout, layout_of
+from thinwire.node.inner import InnerConfig, learning_rate
+from thinwire.node.model import ModelConfig, Transformer
+from thinwire.node.sparse import chunks_of
+from thinwire.node.tokenizer import load_tokenizer
+from thinwire.node.trainer import Trainer
+
+PEERS = [bytes([index]) * 32 for index in range(4)]
+SHARDS = 256
+
+
+@dataclass(frozen=True)
+class Toy:
+    """What is trained, and for how long: `rounds` of `steps` inner steps on each replica."""
+
+    split: Split
+    seed: int
+    rounds: int = 100
+    steps: int = 10
+    inner: InnerConfig = field(default_factory=lambda: InnerConfig(lr=4e-3, warmup=50, schedule="cosine"))
+
+    def model(self) -> Transformer:
+        """The same first parameters on every replica."""
+        return Transformer(ModelConfig(256, layers=2, width=64, heads=4, context=self.split.context), self.seed)
+
+    def config(self, **changes: object) -> InnerConfig:
+        """The inner optimizer, its schedule over all steps."""
+        return replace(self.inner, steps=self.rounds * self.steps, **changes)  # type: ignore[arg-type]
+
+    def batches(self, peer: bytes) -> Batches:
+        """A replica's own share of the text."""
+        return Batches(self.split, 8, shards_of(self.seed, SHARDS, PEERS, peer))
+
+    def loss(self, trainer: Trainer) -> float:
+        """Held-out loss, nats per byte."""
+        return trainer.evaluate(self.split.evaluation(64, 32))
+
+
+class Step(Protocol):
+    """An outer step: from what the replicas have trained to the next common parameters, in place."""
+
+    def __call__(self, theta: Floats, deltas: Sequence[Floats], round: int) -> None: ...
+
+
+Make = Callable[[Toy, Layout], Step]
+
+
+class Mixed:
+    """The batches of all replicas in turn: one step on as many as there are is a step of data parallelism."""
+
+    def __init__(self, sources: Sequence[Batches]) -> None:
+        self._sources, self._at = sources, 0
+
+    def next(self) -> Batch:
+        self._at += 1
+        return self._sources[(self._at - 1) % len(self._sources)].next()
+
+
+def synchronous(toy: Toy) -> float:
+    """Data parallelism: every inner step on the gradients of all."""
+    mixed = Mixed([toy.batches(peer) for peer in PEERS])
+    trainer = Trainer(toy.model(), toy.config(accumulate=len(PEERS)), mixed, clock=time.perf_counter)  # type: ignore[arg-type]
+    trainer.run_steps(toy.rounds * toy.steps)
+    return toy.loss(trainer)
+
+
+def train(toy: Toy, make: Make, config: InnerConfig | None = None, steps: int = 0) -> float:
+    """Rounds of inner steps on every replica, each followed by an outer step. `steps`: H, the toy's where it is 0."""
+    config, steps = config or toy.config(), steps or toy.steps
+    trainers = [Trainer(toy.model(), config, toy.batches(peer), clock=time.perf_counter) for peer in PEERS]
+    layout = layout_of(trainers[0].model)
+    theta = np.empty(layout.total, np.float32)
+    layout.read(trainers[0].model, theta)
+    outer = make(toy, layout)
+    for number in range(toy.rounds * toy.steps // steps):
+        deltas = []
+        for trainer in trainers:
+            layout.write(trainer.model, theta)
+            trainer.run_steps(steps)
+            delta = np.empty(layout.total, np.float32)
+            layout.delta(trainer.model, theta, delta)
+            deltas.append(delta)
+        outer(theta, deltas, number)
+    layout.write(trainers[0].model, theta)
+    return toy.loss(trainers[0])
+
+
+def mean_of(vectors: Sequence[Floats]) -> Floats:
+    """Their mean, exactly as the product's codec of whole numbers takes it."""
+    codec, out = registry.dense("fp32"), np.empty_like(vectors[0])
+    RULES["mean"](codec, [vector.view(np.uint8).data for vector in vectors], [1.0] * len(vectors), out)
+    return out
+
+
+def dense(spec: str, lr: float = 0.4, momentum: float = 0.8) -> Make:
+    """DiLoCo: chunks are encoded, averaged in fp32, encoded once more, and everybody applies what that says."""
+
+    def make(toy: Toy, layout: Layout) -> Step:
+        codec = registry.dense(spec)
+        cut, velocity = grid(layout.total, codec), np.zeros(layout.total, np.float32)
+
+        def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
+            for index in range(len(cut)):
+                start, stop = cut.span(index)
+                payloads = [np.empty(codec.nbytes(stop - start), np.uint8) for _ in deltas]
+                for delta, payload in zip(deltas, payloads, strict=True):
+                    codec.encode(delta[start:stop], payload)
+                mean, result = np.empty(stop - start, np.float32), np.empty(codec.nbytes(stop - start), np.uint8)
+                RULES["mean"](codec, [payload.data for payload in payloads], [1.0] * len(payloads), mean)
+                codec.encode(mean, result)
+                codec.decode(result.data, mean)
+                outer_step(theta[start:stop], velocity[start:stop], mean, lr, momentum, True)
+
+        return step
+
+    return make
+
+
+def sparse(
+    spec: str = "topk(k=64,chunk=4096)|2bit|rice",
+    *,
+    beta: float = 0.95,
+    lr: float = 1.0,
+    denominator: str = "contributor_mean",
+    excluded: float = 0.0,
+    on_exclusion: str = "drop",
+) -> Make:
+    """SparseLoCo. `excluded`: the part of all contributions that rounds leave out."""
+
+    def make(toy: Toy, layout: Layout) -> Step:
+        codec = registry.parse(spec)
+        chunks = chunks_of(layout, codec.chunk)  # type: ignore[attr-defined]
+        memories = [ErrorFeedback(codec, chunks, beta, on_exclusion) for _ in PEERS]  # type: ignore[arg-type]
+        draw = np.random.default_rng(toy.seed)
+
+        def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
+            out = draw.random(len(PEERS)) < excluded
+            if out.all():
+                out[int(draw.integers(len(PEERS)))] = False
+            payloads = [memory.prepare(delta) for memory, delta in zip(memories, deltas, strict=True)]
+            selected = [
+                memory.codec.decode(p, chunks)
+                for memory, p, left in zip(memories, payloads, out, strict=True)
+                if not left
+            ]
+            mean = sparsemean.mean(selected, [1.0] * len(selected), chunks, denominator)
+            theta -= np.float32(lr) * mean
+            for memory, left in zip(memories, out, strict=True):
+                memory.commit(excluded=bool(left))
+
+        return step
+
+    return make
+
+
+def low_rank(rank: int, lr: float = 0.4, momentum: float = 0.8) -> Make:
+    """DiLoCo with PowerSGD: two averages a round."""
+
+    def make(toy: Toy, layout: Layout) -> Step:
+        chunks = Chunks(tuple((piece.name, piece.shape) for piece in layout.pieces))
+        states = [LowRank(PowerSGD(rank), chunks, toy.seed) for _ in PEERS]
+        velocity = np.zeros(layout.total, np.float32)
+
+        def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
+            first = mean_of([state.prepare(delta) for state, delta in zip(states, deltas, strict=True)])
+            second = mean_of([state.turn(first) for state in states])
+            mean = [state.commit(second) for state in states][0]
+            outer_step(theta, velocity, mean, lr, momentum, True)
+
+        return step
+
+    return make
+
+
+def demo_run(spec: str, beta: float = 0.999, lr: float = 1e-3) -> Callable[[Toy], float]:
+    """DeMo: every gradient goes into the replica's momentum, and its strongest coefficients are exchanged in every step."""
+
+    def make(toy: Toy, layout: Layout) -> Step:
+        codec: demo.Demo = registry.parse(spec)  # type: ignore[assignment]
+        chunks = chunks_of(layout, codec.chunk)
+        momenta = [np.zeros(layout.total, np.float32) for _ in PEERS]
+        schedule = toy.config(lr=lr)
+
+        def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
+            selected = []
+            for momentum, gradient in zip(momenta, deltas, strict=True):
+                demo.accumulate(momentum, gradient, beta, lr)
+                selected.append(codec.select(momentum, chunks))
+                selected[-1].scatter(momentum, -1.0)
+            mean = demo.mean(selected, [1.0] * len(selected), chunks)
+            demo.step(theta, mean, learning_rate(schedule, round), 0.1)
+
+        return step
+
+    def run(toy: Toy) -> float:
+        plain = toy.config(optimizer="sgd", lr=1.0, betas=(0.0, 0.0), weight_decay=0.0, warmup=0, schedule="constant")
+        return train(toy, make, plain, steps=1)
+
+    return run
+
+
+def rounds_of(make: Make) -> Callable[[Toy], float]:
+    """A way to train of which only the outer step is special."""
+    return lambda toy: train(toy, make)
+
+
+TOPK = "topk(k={},chunk=4096)|2bit|rice"
+RUNS: dict[str, Callable[[Toy], float]] = {
+    "synchronous": synchronous,
+    "diloco": rounds_of(dense("fp32")),
+    "diloco .7/.9": rounds_of(dense("fp32", 0.7, 0.9)),
+    "int8": rounds_of(dense("int8(block=256)")),
+    "int4": rounds_of(dense("int4(block=256)")),
+    "sparseloco k=64": rounds_of(sparse(TOPK.format(64))),
+    "sparseloco k=128": rounds_of(sparse(TOPK.format(128))),
+    "sparseloco 1bit": rounds_of(sparse("topk(k=64,chunk=4096)|1bit|rice")),
+    "no feedback": rounds_of(sparse(beta=0.0)),
+    "beta 1": rounds_of(sparse(beta=1.0)),
+    "denominator mean": rounds_of(sparse(denominator="mean")),
+    "30% excluded": rounds_of(sparse(excluded=0.3)),
+    "30% restored": rounds_of(sparse(excluded=0.3, on_exclusion="restore")),
+    "demo k=32": demo_run("demo(k=32)"),
+    "powersgd rank 8": rounds_of(low_rank(8)),
+}
+"""Name -> a run's loss."""
+
+
+def text(cache: Path, seed: int, context: int = 32) -> Split:
+    """The standard library's source as bytes, cut into shards and a held-out part."""
+    tokenizer = load_tokenizer("bytes", Path())
+    return split(open_corpus(None, tokenizer, cache), context, seed, SHARDS, 0.02)
+
+
+def table(losses: dict[str, list[float]]) -> str:
+    """What was measured, one way to train a line: mean loss, distance to dense DiLoCo, ratio of perplexities, each seed."""
+    lines = [f"{'':<18} {'loss':>7} {'to diloco':>10} {'perplexity':>11}   seeds"]
+    usual = float(np.mean(losses["diloco"])) if "diloco" in losses else math.nan
+    for name, found in losses.items():
+        mean = float(np.mean(found))
+        said = " ".join(f"{loss:.3f}" for loss in found)
+        lines.append(f"{name:<18} {mean:>7.3f} {mean - usual:>+10.3f} {math.exp(mean - usual):>10.3f}×   {said}")
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="quality", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--json", type=Path)
+    told = parser.parse_args(words)
+    torch.set_num_threads(1)
+    losses: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for seed in range(told.seeds):
+            for name in told.only:
+                began = time.monotonic()
+                loss = RUNS[name](Toy(text(Path(cache), seed), seed, told.rounds))
+                losses.setdefault(name, []).append(loss)
+                print(
+                    f"{name}, seed {seed}: {loss:.3f} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True
+                )
+                if told.json:
+                    told.json.write_text(json.dumps(losses, indent=1) + "\n")
+    print(table(losses))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,334 @@
+"""All-gather of whole payloads: what a contributor sends goes to everybody, and everybody computes the result of them.
+
+For sparse payloads, which are small and of different lengths. The round is the same as with a butterfly, from announcements
+to verdict: a payload is announced by the hashes of its pieces, and the results that are voted for are the pieces of all
+contributors in the order of the record. So the result is a pure function of the verdict, no owner is to be believed, and
+what is missing can be had from whoever has it: a piece is known by its hash.
+
+A payload has as many pieces as it needs, all but the last of `pieces.chunk` bytes, and none has more than `pieces`, the cut
+of the largest payload there can be. A contributor has a slot for each of those; what it does not need is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import blake3
+from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.contributions import Contributions, Key, Screen
+from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.plane import Plane
+from thinwire.collectives.repair import Repair
+from thinwire.collectives.results import Results
+from thinwire.collectives.shards import Grid
+from thinwire.compression.codec import Buffer, CodecError
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import (
+    CHUNK_BYTES,
+    MAX_CHUNKS,
+    MAX_GROUP,
+    Chunk,
+    Digest,
+    Fetch,
+    Open,
+    PeerId,
+    Record,
+    Result,
+)
+
+SOON, LATE = 0.1, 0.5
+"""Patiences after which others are asked for the payload of a peer that is out of reach, and of one that is slow."""
+
+EMPTY = blake3.blake3(b"").digest()
+"""Hash of a slot that is not used."""
+
+
+def pieces(bound: int, piece: int = CHUNK_BYTES) -> Grid:
+    """The cut of a payload of at most `bound` bytes. Raises ValueError when not even two contributors would fit a round."""
+    cut = Grid(bound, piece)
+    if room(cut) < 2:
+        raise ValueError(f"a payload of up to {bound} bytes is too large to be gathered: cut the model into fragments")
+    return cut
+
+
+def room(cut: Grid) -> int:
+    """Contributors whose payloads fit in one round."""
+    return min(MAX_GROUP, MAX_CHUNKS // max(1, len(cut)))
+
+
+def cut_up(payload: Buffer, cut: Grid) -> list[memoryview]:
+    """The pieces of one payload (at least one)."""
+    view = memoryview(payload).cast("B")
+    return [view[start : start + cut.chunk] for start in range(0, max(1, view.nbytes), cut.chunk)]
+
+
+def put_together(results: Sequence[Buffer], cut: Grid) -> list[Buffer]:
+    """The payloads of all contributors from the results of a round."""
+    return [_joined(results[at : at + len(cut)]) for at in range(0, len(results), len(cut))]
+
+
+def _joined(parts: Sequence[Buffer]) -> Buffer:
+    return b"".join(parts) if len(parts) > 1 else parts[0]
+
+
+class Gather(Plane):
+    """See the module. `usual` is the running norm of a payload; the caller keeps it."""
+
+    hurry: ClassVar[float] = SOON  # who voted has had all of it, and what is on its way comes now
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        *,
+        screen: Screen,
+        pieces: Grid,
+        outbox: Outbox,
+        now: Callable[[], float],
+        usual: dict[int, float],
+        phase: Callable[[int, str], None] = lambda round, name: None,
+    ) -> None:
+        super().__init__(
+            agreement,
+            results=Results(self._check_piece, 0),
+            contributions=Contributions(screen, Grid(pieces.total, max(1, pieces.total)), usual),
+            early=(2 * MAX_CHUNKS + MAX_GROUP, 2 * len(pieces) + 8),
+            outbox=outbox,
+            now=now,
+            phase=phase,
+        )
+        self.pieces = pieces
+        # Pieces that are here, by hash: a later ballot has other slots, but the same payloads.
+        self._store: dict[Digest, Buffer] = {}
+        self._faults: dict[Key, str] = {}
+        self._screened: set[Key] = set()
+        self._repairs = Repair()
+
+    @property
+    def complete(self) -> bool:
+        """See Plane; what cannot be decoded is not complete, whoever voted for it."""
+        return super().complete and self._sound()
+
+    def settle(self) -> None:
+        """See Plane."""
+        super().settle()
+        self._store.clear()
+
+    def void(self) -> None:
+        """See Plane."""
+        super().void()
+        self._screened.clear()
+
+    def reach(self, peer: PeerId) -> None:
+        """See Plane."""
+        opened = self.opened
+        if opened is not None and peer in opened.alive and self.agreement.commit is None:
+            self._scatter(opened)
+
+    # --- a ballot opens
+
+    def open(self, opened: Open) -> None:
+        """A ballot opens: our payload goes to all who take part."""
+        if self._name(opened):
+            self.results.clear(len(opened.contributors) * len(self.pieces))
+            self.owners = tuple(entry.peer for entry in opened.contributors for _ in range(len(self.pieces)))
+            self._screened.clear()
+        self._phase(self.round, "open")
+        if self.agreement.commit is None:
+            if self._withdrawn(opened):
+                self.agreement.accuse(self.me, "withdrawn", self._now())
+            self._scatter(opened)
+            self._ask_unannounced(opened)
+        if opened.adopted is not None:
+            self.results.settle(opened.adopted)
+        self._expect(opened)
+        self._replay()
+        for entry in opened.contributors:
+            self._accuse((entry.peer, entry.attempt))
+        self.check()
+
+    def _scatter(self, opened: Open) -> None:
+        """Our payload to all others, each time beginning with another one: so all links are in use at once."""
+        if not self._names_us(opened):
+            return
+        after = [peer for peer in opened.alive if peer > self.me] + [peer for peer in opened.alive if peer < self.me]
+        for index, piece in enumerate(self._source):
+            message = Chunk(self.round, self.fragment, self._attempt, index)
+            for peer in after[index % len(after) :] + after[: index % len(after)] if after else ():
+                if (peer, index) not in self._sent:
+                    self._sent.add((peer, index))
+                    self._outbox.bulk(peer, Frame(message, piece))
+
+    def announced(self, sender: PeerId) -> None:
+        """See Plane."""
+        if self.opened is not None:
+            self._expect(self.opened)
+            for entry in self.opened.contributors:
+                if entry.peer == sender:
+                    self._accuse((sender, entry.attempt))
+        super().announced(sender)
+        self.check()
+
+    def _expect(self, opened: Open) -> None:
+        """What the contributors have announced is what their slots get, unless others have been settled."""
+        count = len(self.pieces)
+        for place, entry in enumerate(opened.contributors):
+            ready = self.agreement.ready.get(entry.peer)
+            if ready is None or ready.attempt != entry.attempt:
+                continue
+            hashes = [ready.hashes[at : at + 32] for at in range(0, len(ready.hashes), 32)]
+            if not 0 < len(hashes) <= count or len(hashes[-1]) < 32 or EMPTY in hashes:
+                self._faults[entry.peer, entry.attempt] = "length"
+            elif self.results.wanted is None:
+                for index, found in enumerate(hashes + [EMPTY] * (count - len(hashes))):
+                    if not self.results.signed(place * count + index):
+                        self._sign(place * count + index, found)
+        if self._names_us(opened):
+            for piece in self._source:
+                self._store.setdefault(blake3.blake3(piece).digest(), piece)
+        self._fill()
+
+    def _sign(self, slot: int, found: Digest) -> None:
+        self.results.sign(slot, found)
+        if found == EMPTY and self.results.chunks[slot] is None:
+            self.results.take(slot, b"", from_owner=False)
+
+    def _fill(self) -> None:
+        """Put what is here already where it is lacking."""
+        for slot in self.results.lacks():
+            found = self.results.vouched(slot)
+            if found in self._store and self.results.take(slot, self._store[found], from_owner=False):
+                self._arrived(slot)
+
+    # --- receiving
+
+    def _check_piece(self, piece: Buffer, slot: int) -> None:
+        if memoryview(piece).nbytes > self.pieces.size(slot % len(self.pieces)):
+            raise CodecError(f"a piece of {memoryview(piece).nbytes} bytes", "length")
+
+    def _fits(self, frame: Frame) -> bool:
+        """See Plane."""
+        message, size = frame.message, memoryview(frame.payload).nbytes
+        count = len(self.pieces) if isinstance(message, Chunk) else MAX_CHUNKS
+        return getattr(message, "index", 0) < count and size <= min(self.pieces.chunk, self.pieces.total)
+
+    def _take_chunk(self, sender: PeerId, message: Chunk, frame: Frame) -> None:
+        ready, opened = self.agreement.ready[sender], self.opened
+        if message.attempt != ready.attempt or message.index >= len(self.pieces) or self.complete:
+            return
+        key = (sender, message.attempt)
+        named = [(entry.peer, entry.attempt) for entry in opened.contributors] if opened is not None else []
+        if key not in named:
+            if self._fits(frame):
+                self._early.put(sender, frame)  # it may have overtaken the Open
+            return
+        slot = named.index(key) * len(self.pieces) + message.index
+        if not self._put(slot, frame.payload) and self.results.wanted is None and key not in self._faults:
+            if self.results.chunks[slot] is None:
+                self._faults[key] = "hash"
+                self._accuse(key)
+
+    def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
+        """A piece from somebody who has it; what does not fit is asked of another."""
+        if message.index < len(self.results) and not self.complete:
+            if not self._put(message.index, frame.payload) and self.results.vouched(message.index) is None:
+                self._early.put(sender, frame)  # it may have overtaken the word of what is settled
+
+    def _put(self, slot: int, piece: Buffer) -> bool:
+        if self.results.chunks[slot] is not None or not self.results.take(slot, piece, from_owner=False):
+            return False
+        self._store[blake3.blake3(piece).digest()] = piece
+        self._progress()
+        self._arrived(slot)
+        self.check()
+        return True
+
+    def _take_record(self, sender: PeerId, record: Record) -> None:
+        """The hashes of all results, when they are those that were settled: of these anybody may speak."""
+        everything = tuple(range(len(self.results)))
+        if self.complete or record.indices != everything or len(record.hashes) != 32 * len(everything):
+            return
+        if blake3.blake3(record.hashes).digest() != self.results.wanted:
+            return
+        for slot in everything:
+            self._sign(slot, record.hashes[32 * slot : 32 * slot + 32])
+        self._fill()
+        self._replay()
+        self.check()
+
+    def _arrived(self, slot: int) -> None:
+        """When all of a payload is here, see whether it is one."""
+        opened, count = self.opened, len(self.pieces)
+        assert opened is not None
+        entry = opened.contributors[slot // count]
+        key, first = (entry.peer, entry.attempt), slot // count * count
+        parts = [part for part in self.results.chunks[first : first + count] if part is not None]
+        if len(parts) < count:
+            return
+        sizes = [memoryview(part).nbytes for part in parts if memoryview(part).nbytes]
+        if any(size != self.pieces.chunk for size in sizes[:-1]):
+            reason = "length"
+        else:
+            reason = self._contributions.screen(key, 0, _joined(parts))
+        self._screened.add(key)
+        if reason:
+            self._faults[key] = reason
+            self._accuse(key)
+        else:
+            self._faults.pop(key, None)
+
+    def _accuse(self, key: Key) -> None:
+        if key in self._faults and self.results.wanted is None:
+            self.agreement.accuse(key[0], self._faults[key], self._now())
+
+    def _sound(self) -> bool:
+        """Whether every payload is here and can be used."""
+        opened = self.opened
+        keys = [(entry.peer, entry.attempt) for entry in opened.contributors] if opened is not None else []
+        return all(key in self._screened and key not in self._faults for key in keys)
+
+    def check(self) -> None:
+        """See Plane."""
+        digest, wanted, opened = self.results.digest, self.results.wanted, self.opened
+        if opened is None or digest is None or wanted not in (None, digest) or not self._sound():
+            return
+        if wanted is None:
+            far = self._contributions.beyond(opened.contributors, self._key, 0)
+            for peer in far:
+                self.agreement.accuse(peer, "norm", self._now())
+            if far:
+                return
+        self._phase(self.round, "vote")
+        self.agreement.complete(digest, self._now())
+
+    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+        """See Plane."""
+        count = len(self.pieces)
+        for place, entry in enumerate(opened.contributors):
+            if reason := self._faults.get((entry.peer, entry.attempt)):
+                return entry.peer, reason
+            if any(part is None for part in self.results.chunks[place * count : (place + 1) * count]):
+                return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
+        return None
+
+    # --- from whoever has it
+
+    def nudge(self) -> None:
+        """What was announced and does not come is asked of others, who may have it: soon, where its sender is out of reach."""
+        opened, now, patience = self.opened, self._now(), self.agreement.terms.patience
+        if opened is None or self.me not in opened.alive or now < self._repairs.at + SOON * patience:
+            return
+        late, live = now >= max(self.moved, self._repairs.at) + LATE * patience, self.agreement.reachable
+        lacking = [
+            slot
+            for slot in self.results.lacks()
+            if self.results.vouched(slot) is not None and (late or self.owners[slot] not in live)
+        ]
+        others = [peer for peer in opened.alive if peer != self.me and peer in live]
+        if lacking and others:
+            for peer, part in self._repairs.plan(lacking, others, now).items():
+                self._outbox.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
+
+    def part(self, digest: Digest) -> bool:
+        """See Plane."""
+        return digest == self._key

@@ -1,0 +1,192 @@
+"""What moves the data of a round, whatever it is: `Exchange` averages chunks at their owners, `Gather` brings every payload to
+everybody.
+
+Both send only what they had announced, take only what was announced or settled, keep what comes too early, and vote when
+they hold every result. What a peer does wrong ends as an accusation with a reason.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import blake3
+import msgspec
+from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.contributions import Contributions
+from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.results import Results
+from thinwire.collectives.stash import Stash
+from thinwire.compression.codec import Buffer
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Ask, Ballot, Chunk, Digest, Open, PeerId, Record, Result
+
+
+class Plane(ABC):
+    """One peer's part in moving the data of one round of one fragment.
+
+    early: frames that are kept when they come before what gives them a meaning, in all and of one sender.
+    """
+
+    hurry: ClassVar[float] = 1.0
+    """Patiences without progress after which results that are settled and missing are first asked of those who have them."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        *,
+        results: Results,
+        contributions: Contributions,
+        early: tuple[int, int],
+        outbox: Outbox,
+        now: Callable[[], float],
+        phase: Callable[[int, str], None],
+    ) -> None:
+        self.agreement, self.results = agreement, results
+        self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
+        self.opened: Open | None = None
+        """The ballot in progress here."""
+        self.owners: tuple[PeerId, ...] = ()
+        """Who is the first to have which result in it."""
+        self.moved = 0.0
+        """When something of use came last."""
+        self._outbox, self._now, self._phase = outbox, now, phase
+        self._contributions = contributions
+        self._source: Sequence[Buffer] = ()
+        self._attempt = 0
+        self._keys: dict[Ballot, bytes] = {}
+        self._key = b""
+        self._sent: set[tuple[PeerId, int]] = set()
+        self._early = Stash(*early)
+
+    @property
+    def failed(self) -> set[PeerId]:
+        """Who shall own nothing in the next rounds."""
+        return set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every result that was committed is here."""
+        commit = self.agreement.commit
+        return commit is not None and self.results.digest == commit.digest
+
+    @property
+    def early(self) -> tuple[int, int]:
+        """Frames that wait for what gives them a meaning, and how many they may be."""
+        return len(self._early), self._early.total
+
+    def contribute(self, source: Sequence[Buffer], attempt: int) -> None:
+        """Our own encoded chunks, and the number of their announcement."""
+        self._source, self._attempt = source, attempt
+
+    def settle(self) -> None:
+        """All that was committed is here."""
+        self._source = ()
+        self._early.clear()
+        self._contributions.settle(self._key)
+
+    def void(self) -> None:
+        """What was committed cannot be had any more."""
+        self.opened, self._key, self.results.wanted = None, b"", None
+
+    def lost(self, peer: PeerId) -> None:
+        """What was sent to `peer` may not have arrived."""
+        self._sent = {key for key in self._sent if key[0] != peer}
+
+    @abstractmethod
+    def reach(self, peer: PeerId) -> None:
+        """A link to `peer` is up: send what it has not got."""
+
+    @abstractmethod
+    def open(self, opened: Open) -> None:
+        """A ballot opens: send what is owed."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Vote when every result is here, and signed for or settled."""
+
+    @abstractmethod
+    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+        """Who holds us up, and how."""
+
+    def nudge(self) -> None:  # noqa: B027  only where a result can be had from others than who owes it
+        """Time passes without progress: see whether others can help."""
+
+    def part(self, digest: Digest) -> bool:
+        """Whether `digest` names the open contributors, whose results anybody may be asked for before there is a verdict."""
+        return False
+
+    def announced(self, sender: PeerId) -> None:
+        """A peer has announced a contribution: free what it sent for others that count no more; take what came before."""
+        named = self.opened.contributors if self.opened else ()
+        attempts = {entry.attempt for entry in named if entry.peer == sender}
+        self._contributions.forget(sender, {self.agreement.ready[sender].attempt, *attempts})
+        self._replay()
+
+    def take(self, sender: PeerId, frame: Frame) -> None:
+        """A Chunk, a Result or a Record."""
+        message = frame.message
+        if isinstance(message, Chunk):
+            ready = self.agreement.ready.get(sender)
+            waits = ready is None or message.attempt > ready.attempt
+        else:
+            assert isinstance(message, (Result, Record))
+            waits = not self._key or self._keys.get(message.ballot) != self._key
+        if waits:
+            if self._fits(frame) and not self.complete:
+                self._early.put(sender, frame)
+        elif isinstance(message, Chunk):
+            self._take_chunk(sender, message, frame)
+        elif isinstance(message, Record):
+            self._take_record(sender, message)
+        else:
+            assert isinstance(message, Result)
+            self._take_result(sender, message, frame)
+
+    @abstractmethod
+    def _fits(self, frame: Frame) -> bool:
+        """Whether a frame can be of this round, as far as its lengths tell."""
+
+    @abstractmethod
+    def _take_chunk(self, sender: PeerId, message: Chunk, frame: Frame) -> None: ...
+
+    @abstractmethod
+    def _take_record(self, sender: PeerId, record: Record) -> None: ...
+
+    @abstractmethod
+    def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...
+
+    def _name(self, opened: Open) -> bool:
+        """Note a ballot; True when its contributors are others than before, whose results say nothing about these."""
+        self.opened, self.moved = opened, self._now()
+        key = blake3.blake3(msgspec.msgpack.encode(opened.contributors)).digest()
+        self._keys[opened.ballot] = key
+        changed, self._key = key != self._key, key
+        return changed
+
+    def _withdrawn(self, opened: Open) -> bool:
+        """Whether a ballot counts on a contribution that we do not have any more."""
+        named = any(entry.peer == self.me for entry in opened.contributors)
+        return named and opened.adopted is None and not self._names_us(opened)
+
+    def _names_us(self, opened: Open) -> bool:
+        ours = (self.me, self._attempt)
+        return bool(self._source) and any((entry.peer, entry.attempt) == ours for entry in opened.contributors)
+
+    def _ask_unannounced(self, opened: Open) -> None:
+        """Who came in the middle of the round has not heard what was announced before; without it chunks mean nothing."""
+        for entry in opened.contributors:
+            ready = self.agreement.ready.get(entry.peer)
+            if self.me in opened.alive and (ready is None or ready.attempt < entry.attempt):
+                self._outbox.control(entry.peer, Ask(self.round, self.fragment))
+
+    def _replay(self) -> None:
+        """Take again what came before the message that gives it a meaning."""
+        if len(self._early):
+            for sender, frame in self._early.take():
+                self.take(sender, frame)
+
+    def _progress(self) -> None:
+        self.moved = self._now()
+        self.agreement.progress(self.moved)

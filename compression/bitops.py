@@ -1,0 +1,68 @@
+"""What numba lacks and processors have: comparisons by the word, bit counts, prefetching."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+from numba.core.cgutils import ir
+from numba.extending import intrinsic
+
+WORD = 64
+"""Keys that `at_least` compares at once."""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def at_least(typing_context: Any, keys: Any, first: Any, threshold: Any) -> Any:
+    """at_least(keys, first, threshold): bit i of the result says whether keys[first + i] ≥ threshold. keys: contiguous uint32,
+    of which 64 from `first` on must exist.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        lanes = ir.VectorType(ir.IntType(32), WORD)
+        address = builder.bitcast(builder.gep(array.data, [arguments[1]]), lanes.as_pointer())
+        one = builder.insert_element(ir.Constant(lanes, ir.Undefined), arguments[2], ir.Constant(ir.IntType(32), 0))
+        every = ir.Constant(ir.VectorType(ir.IntType(32), WORD), [0] * WORD)
+        threshold = builder.shuffle_vector(one, one, every)
+        reached = builder.icmp_unsigned(">=", builder.load(address, align=4), threshold)
+        return builder.bitcast(reached, ir.IntType(64))
+
+    return types.uint64(keys, types.intp, types.uint32), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def ones(typing_context: Any, word: Any) -> Any:
+    """How many bits of a uint64 are set."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def lowest(typing_context: Any, word: Any) -> Any:
+    """The place of the lowest set bit of a uint64 that is not zero."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of array[index], which will be needed soon; nothing else happens, whatever the index."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
+        # For reading, to stay in all caches, as data.
+        builder.call(function, [address, ir.Constant(number, 0), ir.Constant(number, 3), ir.Constant(number, 1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen

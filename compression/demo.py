@@ -1,0 +1,139 @@
+"""DeMo: momentum is kept at home and its strongest cosine coefficients are exchanged. arXiv 2411.19870.
+
+A step on one peer, with the momentum δ a flat float32 vector of the model:
+
+    accumulate: δ ← β·δ + lr·g;   payload = encode(select(δ));   selected.scatter(δ, −1): δ ← δ − decoded   (`feedback.py`)
+    G = mean of all payloads (`mean`);   step: θ ← θ − lr·(sign G + decay·θ)
+
+Every chunk (chunks.py) is transformed as a block (dct.py), a padded one whole: its coefficients do not stop at its edges. So
+coefficients have a layout of their own, `spectrum`, and in it a payload is that of `sparse.Sparse`, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.compression import dct, sparsemean
+from thinwire.compression.chunks import Chunks
+from thinwire.compression.codec import Buffer, Floats
+from thinwire.compression.sparse import CAP, Selected, Sparse
+
+
+@lru_cache(maxsize=16)
+def spectrum(chunks: Chunks) -> Chunks:
+    """The layout of the coefficients: for each section one column of whole blocks, so that its flat vector is the blocks one
+    after the other. Numbered, because the sections of a layout need not ascend by name.
+    """
+    shapes = ((f"{i:06d} {s.name}", (s.count * s.side, s.side)) for i, s in enumerate(chunks.sections))
+    return Chunks(tuple(shapes), chunks.chunk)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coefficients:
+    """What one payload says: `selected` of the spectrum of `chunks`."""
+
+    codec: Demo
+    chunks: Chunks
+    selected: Selected
+
+    def scatter(self, out: Floats, scale: float = 1.0, threads: int = 1) -> None:
+        """out += scale·decoded, in float32, on all elements. out: the model's flat vector."""
+        coefficients = np.zeros(self.selected.chunks.total, np.float32)
+        self.selected.scatter(coefficients, 1.0, threads)
+        out += np.float32(scale) * synthesise(coefficients, self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """Keep the k largest of every block's `chunk` cosine coefficients; values and indices are written as `sparse.Sparse` does.
+
+    Raises ValueError for what that does not know. The methods are those of Sparse.
+    """
+
+    k: int = 32
+    chunk: int = 4096
+    values: str = "2bit"
+    indices: str = "rice"
+
+    def __post_init__(self) -> None:
+        if self.chunk not in (256, 1024, 4096) or not 1 <= self.k <= self.chunk:
+            raise ValueError(f"demo: chunk must be 256, 1024 or 4096 and k 1…chunk, not {self.chunk} and {self.k}")
+        self.sparse()
+
+    @property
+    def spec(self) -> str:
+        return f"demo(k={self.k},chunk={self.chunk})|{self.values}|{self.indices}"
+
+    def sparse(self) -> Sparse:
+        """What writes the coefficients."""
+        return Sparse(self.k, self.chunk, self.values, self.indices)
+
+    def bound(self, chunks: Chunks) -> int:
+        """Bytes of the largest payload of this layout."""
+        return self.sparse().bound(spectrum(chunks))
+
+    def select(self, a: Floats, chunks: Chunks, threads: int = 1) -> Coefficients:
+        """Choose what to send of the momentum a (the model's flat vector). Raises CodecError when a value is not finite."""
+        return Coefficients(self, chunks, self.sparse().select(analyse(a, chunks), spectrum(chunks), threads))
+
+    def nbytes(self, selected: Coefficients) -> int:
+        """Exact size of the payload."""
+        return self.sparse().nbytes(selected.selected)
+
+    def encode(self, selected: Coefficients, threads: int = 1) -> bytes:
+        """The payload."""
+        return self.sparse().encode(selected.selected, threads)
+
+    def decode(self, payload: Buffer, chunks: Chunks, cap: float = CAP, threads: int = 1) -> Coefficients:
+        """What a payload says. Raises CodecError for what `encode` does not write, a level above `cap` included."""
+        return Coefficients(self, chunks, self.sparse().decode(payload, spectrum(chunks), cap, threads))
+
+
+def analyse(flat: Floats, chunks: Chunks) -> Floats:
+    """The coefficients of the model's flat vector, themselves flat (`spectrum`). What is not finite stays so."""
+    blocks = _blocks(chunks.cut(flat), chunks)
+    dct.forward(blocks, blocks)
+    return blocks.reshape(-1)
+
+
+def synthesise(coefficients: Floats, chunks: Chunks) -> Floats:
+    """The model's flat vector of its coefficients: the same bits everywhere."""
+    blocks = _blocks(coefficients, chunks)
+    values = np.empty_like(blocks)
+    dct.inverse(blocks, values)
+    flat = np.empty(chunks.total, np.float32)
+    chunks.join(values.reshape(chunks.count, chunks.chunk), flat)
+    return flat
+
+
+def mean(
+    contributions: Sequence[Coefficients],
+    weights: Sequence[float],
+    chunks: Chunks,
+    denominator: str = "contributor_mean",
+    clip: bool = True,
+) -> Floats:
+    """G: coefficients averaged as `sparsemean.mean` does, in the order given, and transformed back once."""
+    selected = [contribution.selected for contribution in contributions]
+    return synthesise(sparsemean.mean(selected, weights, spectrum(chunks), denominator, clip), chunks)
+
+
+def accumulate(momentum: Floats, gradient: Floats, beta: float, lr: float) -> None:
+    """In place: δ ← β·δ + lr·g; every operation rounds to float32."""
+    momentum *= np.float32(beta)
+    momentum += np.float32(lr) * gradient
+
+
+def step(theta: Floats, mean: Floats, lr: float, decay: float = 0.0) -> None:
+    """In place: θ ← θ − lr·decay·θ − lr·sign(G); every operation rounds to float32. sign(0) = 0."""
+    rate = np.float32(lr)
+    theta -= (rate * np.float32(decay)) * theta
+    theta -= rate * np.sign(mean)
+
+
+def _blocks(flat: Floats, chunks: Chunks) -> NDArray[np.float32]:
+    return flat.reshape(chunks.count, chunks.side, chunks.side)

@@ -1,0 +1,125 @@
+"""The bit streams of a section: indices as Rice-coded gaps or in 12 bits each, and packed codes. Least significant bit first;
+every stream ends in zero bits to a whole byte. Encoders may be shared by threads, whose number changes no byte.
+
+Rice's code: Golomb, IEEE Trans. IT 12 (1966); Rice and Plaunt, IEEE Trans. Commun. 19 (1971).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.compression import streamkernels
+from thinwire.compression.chunks import Section
+from thinwire.compression.codec import CodecError
+from thinwire.compression.parallel import Team
+from thinwire.compression.sparseheader import FIXED_WIDTH
+from thinwire.compression.sparsereference import FIRST, LAST
+from thinwire.compression.sparsify import CHUNKS, ENTRIES
+
+Bytes = NDArray[np.uint8]
+Shorts = NDArray[np.uint16]
+
+_FAULTS = {
+    streamkernels.OUTSIDE: "an index is outside of its chunk",
+    streamkernels.NOT_BEST: "another Rice parameter is better",
+    streamkernels.NOT_ASCENDING: "its indices do not ascend",
+}
+
+
+def length(entries: int, width: int) -> int:
+    """Bytes of entries of `width` bits each."""
+    return (entries * width + 7) // 8
+
+
+def gaps(section: Section, indices: Shorts, k: int, team: Team) -> Shorts:
+    """Index minus the one before in its chunk, minus one; the first of a chunk follows on −1."""
+    out = np.empty_like(indices)
+    geometry = section.geometry(k)
+    team.each(streamkernels.gaps, [(indices, geometry, a, b, out) for a, b in team.ranges(section.count, CHUNKS)])
+    return out
+
+
+def parameter(gaps: Shorts, team: Team) -> tuple[int, int]:
+    """The Rice parameter of fewest bits, of equal ones the smallest, and the bits of the unary stream."""
+    sums = np.sum(_quotients(gaps, team.ranges(gaps.size, ENTRIES), team), axis=0)
+    bits = sums + gaps.size * np.arange(FIRST, LAST + 1)
+    best = int(np.argmin(bits))
+    return FIRST + best, int(sums[best]) + gaps.size
+
+
+def write_rice(gaps: Shorts, rice: int, unary_bits: int, unary: Bytes, low: Bytes, team: Team) -> None:
+    """Fill both streams, which have exactly the right lengths."""
+    cuts = team.ranges(gaps.size, ENTRIES, 8)
+    sums = [int(s[rice - FIRST]) + b - a for s, (a, b) in zip(_quotients(gaps, cuts, team), cuts, strict=True)]
+    starts = [sum(sums[:i]) for i in range(len(sums))]
+    unary[:] = 0xFF
+    heads = team.each(
+        streamkernels.write_unary,
+        [(gaps[a:b], rice, start, unary) for (a, b), start in zip(cuts, starts, strict=True)],
+    )
+    # The byte where two ranges meet is written by neither of them.
+    for start, head in zip(starts, heads, strict=True):
+        unary[start >> 3] &= head
+    if unary_bits % 8:
+        unary[-1] &= (1 << unary_bits % 8) - 1
+    team.each(streamkernels.pack, [(gaps[a:b], rice, low[_bytes(a, b, rice)]) for a, b in cuts])
+
+
+def write_fixed(indices: Shorts, low: Bytes, team: Team) -> None:
+    """Fill the stream of 12-bit indices."""
+    cuts = team.ranges(indices.size, ENTRIES, 8)
+    team.each(streamkernels.pack, [(indices[a:b], FIXED_WIDTH, low[_bytes(a, b, FIXED_WIDTH)]) for a, b in cuts])
+
+
+def write_codes(codes: Bytes, width: int, out: Bytes, team: Team) -> None:
+    """Fill the stream of codes."""
+    cuts = team.ranges(codes.size, ENTRIES, 8)
+    team.each(streamkernels.pack_codes, [(codes[a:b], width, out[_bytes(a, b, width)]) for a, b in cuts])
+
+
+def check(section: Section, streams: tuple[Bytes, Bytes, Bytes], bits: tuple[int, int, int], entries: int) -> None:
+    """Whether streams of (unary, low, codes) bits can be those of so many entries, without reading the indices: they end in
+    zeros and the unary one, unless it is empty, has a zero for each entry. Raises CodecError.
+    """
+    for stream, used in zip(streams, bits, strict=True):
+        if used % 8 and stream[-1] >> used % 8:
+            raise CodecError(f"{section.name}: a stream does not end in zeros")
+    if bits[0] and not streamkernels.check_unary(streams[0], bits[0], entries):
+        raise CodecError(f"{section.name}: its indices are not {entries}")
+
+
+def read_rice(section: Section, unary: Bytes, low: Bytes, rice: int, k: int) -> Shorts:
+    """Indices from streams that passed `check`. Raises CodecError unless an encoder would write them like this."""
+    indices = np.empty(section.kept(k), np.uint16)
+    _raise(section, streamkernels.read_rice(unary, low, rice, section.geometry(k), indices))
+    return indices
+
+
+def read_fixed(section: Section, low: Bytes, k: int) -> Shorts:
+    """Indices from a stream that passed `check`. Raises CodecError unless they ascend within their chunks."""
+    indices = np.empty(section.kept(k), np.uint16)
+    _raise(section, streamkernels.read_fixed(low, section.geometry(k), indices))
+    return indices
+
+
+def read_codes(stream: Bytes, width: int, entries: int) -> Bytes:
+    """Codes from a stream of the right length."""
+    codes = np.empty(entries, np.uint8)
+    streamkernels.unpack_codes(stream, width, codes)
+    return codes
+
+
+def _bytes(first: int, last: int, width: int) -> slice:
+    """The bytes of entries [first, last) of a stream, first being a multiple of 8."""
+    return slice(first * width // 8, length(last, width))
+
+
+def _quotients(gaps: Shorts, cuts: list[tuple[int, int]], team: Team) -> list[NDArray[np.int64]]:
+    sums = [np.empty(LAST - FIRST + 1, np.int64) for _ in cuts]
+    team.each(streamkernels.quotients, [(gaps[a:b], out) for (a, b), out in zip(cuts, sums, strict=True)])
+    return sums
+
+
+def _raise(section: Section, fault: int) -> None:
+    if fault != streamkernels.OK:
+        raise CodecError(f"{section.name}: {_FAULTS[fault]}")

@@ -1,0 +1,226 @@
+"""PowerSGD: matrices are averaged as two thin factors. Vogels, Karimireddy, Jaggi, arXiv 1905.13727.
+
+A round on one peer, with Q of the round before (at first: from the run's seed), M = e + Δ:
+
+    P = mean(M·Q);  orthonormalise P;  Q_i = Mᵀ·P;  Q = mean(Q_i);  result = P·Qᵀ;  e = M − P·Q_iᵀ
+
+Two averages that depend on each other, one transaction: both must be over the same contributors with the same weights, and a
+round that loses one in between is aborted whole. `PowerSGD` has the pure steps, `LowRank` the state of one peer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from thinwire.compression import lowrankkernels as kernels
+from thinwire.compression.chunks import VECTORS, Chunks, Section
+from thinwire.compression.codec import Floats
+from thinwire.compression.feedback import ON_EXCLUSION
+from thinwire.compression.noise import normal
+
+MAX_RANK = 256
+GAIN = 2.0
+"""A matrix whose factors are not at least this many times smaller travels whole, and so do all tensors that are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSGD:
+    """Rank-r averaging of matrices. All vectors are flat float32.
+
+    The first vector of a round holds Pᵀ (rank × rows) of each matrix that is compressed and the elements of all other sections,
+    in the order of the layout; the second holds Qᵀ (rank × cols) of each matrix that is compressed. Any dense codec may carry
+    them, but one that rounds leaves its errors out of the feedback. Raises ValueError for a rank outside of 1…256.
+    """
+
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= MAX_RANK:
+            raise ValueError(f"powersgd: rank must be 1…{MAX_RANK}, not {self.rank}")
+
+    @property
+    def spec(self) -> str:
+        return f"powersgd(rank={self.rank})"
+
+    def thin(self, section: Section) -> bool:
+        """Whether a section is a matrix that two factors make at least GAIN times smaller."""
+        matrix = section.name != VECTORS
+        return matrix and section.size >= GAIN * self.rank * (section.rows + section.cols)
+
+    def first(self, chunks: Chunks) -> int:
+        """Elements of the first vector."""
+        return sum(self.rank * s.rows if self.thin(s) else s.size for s in chunks.sections)
+
+    def second(self, chunks: Chunks) -> int:
+        """Elements of the second vector; 0 when no matrix is compressed, and then there is no second average."""
+        return sum(self.rank * s.cols for s in chunks.sections if self.thin(s))
+
+    def start(self, chunks: Chunks, seed: int) -> Floats:
+        """Q of the first round: the same on every peer that knows the run's seed."""
+        return normal(seed, "powersgd", self.second(chunks))
+
+    def project(self, m: Floats, q: Floats, chunks: Chunks) -> Floats:
+        """The first vector, of the accumulated M and the Q of the round before."""
+        out = np.empty(self.first(chunks), np.float32)
+        at, q_at = 0, 0
+        for s in chunks.sections:
+            if self.thin(s):
+                size, q_size = self.rank * s.rows, self.rank * s.cols
+                factor = q[q_at : q_at + q_size].reshape(self.rank, s.cols)
+                kernels.project(
+                    s.gather(m).reshape(s.rows, s.cols), factor, out[at : at + size].reshape(self.rank, s.rows)
+                )
+                q_at += q_size
+            else:
+                size = s.size
+                out[at : at + size] = s.gather(m)
+            at += size
+        return out
+
+    def orthonormalise(self, first: Floats, chunks: Chunks) -> None:
+        """Make the columns of each averaged P orthonormal, in place; what travels whole is left alone."""
+        at = 0
+        for s in chunks.sections:
+            size = self.rank * s.rows if self.thin(s) else s.size
+            if self.thin(s):
+                kernels.orthonormalise(first[at : at + size].reshape(self.rank, s.rows))
+            at += size
+
+    def project_back(self, m: Floats, first: Floats, chunks: Chunks) -> Floats:
+        """The second vector, of the accumulated M and the orthonormal P."""
+        out = np.empty(self.second(chunks), np.float32)
+        for s, p, q, _ in self._factors(first, out, chunks):
+            kernels.project_back(s.gather(m).reshape(s.rows, s.cols), p, q)
+        return out
+
+    def rebuild(self, first: Floats, second: Floats, chunks: Chunks) -> Floats:
+        """The round's result as the model's flat vector: P·Qᵀ of the averages, and what travelled whole."""
+        out = np.zeros(chunks.total, np.float32)
+        for s, p, q, _ in self._factors(first, second, chunks):
+            kernels.accumulate(p, q, np.float32(1.0), s.gather(out).reshape(s.rows, s.cols))
+        at = 0
+        for s in chunks.sections:
+            size = self.rank * s.rows if self.thin(s) else s.size
+            if not self.thin(s):
+                s.put(first[at : at + size], out)
+            at += size
+        return out
+
+    def residual(self, m: Floats, first: Floats, own: Floats, chunks: Chunks) -> Floats:
+        """e = M − P·Q_iᵀ, with this peer's own second vector; zero where the values travelled whole."""
+        out = np.zeros(chunks.total, np.float32)
+        for s, p, q, start in self._factors(first, own, chunks):
+            out[start : start + s.size] = m[start : start + s.size]
+            kernels.accumulate(p, q, np.float32(-1.0), out[start : start + s.size].reshape(s.rows, s.cols))
+        return out
+
+    def _factors(self, first: Floats, second: Floats, chunks: Chunks) -> list[tuple[Section, Floats, Floats, int]]:
+        """Of each compressed matrix its section, views of Pᵀ and Qᵀ, and its place in the model's flat vector."""
+        found, at, q_at = [], 0, 0
+        for s in chunks.sections:
+            if self.thin(s):
+                p_size, q_size = self.rank * s.rows, self.rank * s.cols
+                p = first[at : at + p_size].reshape(self.rank, s.rows)
+                found.append((s, p, second[q_at : q_at + q_size].reshape(self.rank, s.cols), s.spans[0][0]))
+                at, q_at = at + p_size, q_at + q_size
+            else:
+                at += s.size
+        return found
+
+
+class LowRank:
+    """One peer's state between rounds: the residual e, its own, and Q, the same on all peers.
+
+    `prepare`, then `turn` with the first average, then `commit` with the second; or `restore` or `rollback` at any point after
+    `prepare`. Nothing changes before that. on_exclusion: as for `feedback.ErrorFeedback`. Raises ValueError for anything else.
+    """
+
+    def __init__(self, codec: PowerSGD, chunks: Chunks, seed: int, on_exclusion: str = "drop") -> None:
+        if on_exclusion not in ON_EXCLUSION:
+            raise ValueError(f"powersgd: on_exclusion is {' or '.join(ON_EXCLUSION)}, not {on_exclusion!r}")
+        self.codec, self.chunks, self.on_exclusion = codec, chunks, on_exclusion
+        self._residual = np.zeros(chunks.total, np.float32)
+        self._q = codec.start(chunks, seed)
+        self._m: Floats | None = None
+        self._first: Floats | None = None
+        self._own: Floats | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a round waits for its outcome."""
+        return self._m is not None
+
+    @property
+    def residual(self) -> Floats:
+        """e as of the last decision, a view that cannot be written."""
+        return _frozen(self._residual)
+
+    @property
+    def q(self) -> Floats:
+        """Q for the next round, a view that cannot be written: part of the state that replicas share."""
+        return _frozen(self._q)
+
+    def load(self, residual: Floats, q: Floats) -> None:
+        """Take the state from a checkpoint or another peer. Raises ValueError when it does not fit or while one is pending."""
+        self.chunks.check(residual)
+        fits = q.dtype == np.float32 and q.shape == self._q.shape
+        if self.pending or not fits or not (np.isfinite(residual).all() and np.isfinite(q).all()):
+            raise ValueError("this is no state of that layout and rank, or a round is pending")
+        np.copyto(self._residual, residual)
+        np.copyto(self._q, q)
+
+    def prepare(self, delta: Floats) -> Floats:
+        """This peer's first vector for the pseudo-gradient delta. Raises ValueError when a value is not finite."""
+        if self.pending:
+            raise RuntimeError("a round still waits for its outcome")
+        self.chunks.check(delta)
+        m = self._residual + delta
+        first = self.codec.project(m, self._q, self.chunks)
+        if not (np.isfinite(m).all() and np.isfinite(first).all()):
+            raise ValueError("a value is not finite")
+        self._m = m
+        return first
+
+    def turn(self, first: Floats) -> Floats:
+        """This peer's second vector, after the first average (which is copied)."""
+        if self._m is None or self._first is not None:
+            raise RuntimeError("the first average comes after prepare, once")
+        self._first = first.copy()
+        self.codec.orthonormalise(self._first, self.chunks)
+        self._own = self.codec.project_back(self._m, self._first, self.chunks)
+        return self._own.copy()
+
+    def commit(self, second: Floats, excluded: bool = False) -> Floats:
+        """The round committed with the second average: its result as the model's flat vector. excluded: its record does not
+        name this peer.
+        """
+        if self._m is None or self._first is None or self._own is None:
+            raise RuntimeError("the second average comes after turn")
+        result = self.codec.rebuild(self._first, second, self.chunks)
+        if excluded and self.on_exclusion == "restore":
+            self._residual = self._m
+        else:
+            self._residual = self.codec.residual(self._m, self._first, self._own, self.chunks)
+        np.copyto(self._q, second)
+        self._m = self._first = self._own = None
+        return result
+
+    def restore(self) -> None:
+        """The round was aborted and what was trained since its start is given up: e = M."""
+        if self._m is None:
+            raise RuntimeError("no round waits for an outcome")
+        self._residual = self._m
+        self._m = self._first = self._own = None
+
+    def rollback(self) -> None:
+        """As though there had been no `prepare`."""
+        if self._m is None:
+            raise RuntimeError("no round waits for an outcome")
+        self._m = self._first = self._own = None
+
+
+def _frozen(array: Floats) -> Floats:
+    view = array.view()
+    view.flags.writeable = False
+    return view

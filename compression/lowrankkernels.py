@@ -1,0 +1,125 @@
+"""Products with thin factors, and their orthonormalisation: the same bits on every machine. See kernels.py for the rules.
+
+A factor of rank r of a matrix (rows × cols) is kept transposed, so that all loops run along memory: p is (r, rows), q is
+(r, cols).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.compression.kernels import kernel
+
+LANES = 16
+"""Partial sums of a dot product; fixed, because their number decides the rounding."""
+
+DEPENDENT = 1e-5
+"""A vector of which less than this part is left, once the others are taken out of it, counts as dependent on them."""
+
+
+@kernel
+def project(m: NDArray[np.float32], q: NDArray[np.float32], p: NDArray[np.float32]) -> None:
+    """p = (M·Qᵀ)ᵀ in float32: 16 interleaved partial sums, then their sum in order."""
+    rows, cols = m.shape
+    whole = cols - cols % LANES
+    sums = np.empty(LANES, np.float32)
+    for i in range(rows):
+        line = m[i]
+        for s in range(q.shape[0]):
+            other = q[s]
+            sums[:] = np.float32(0.0)
+            for j in range(0, whole, LANES):
+                for lane in range(LANES):
+                    sums[lane] += line[j + lane] * other[j + lane]
+            for j in range(whole, cols):
+                sums[j - whole] += line[j] * other[j]
+            total = np.float32(0.0)
+            for lane in range(LANES):
+                total += sums[lane]
+            p[s, i] = total
+
+
+@kernel
+def project_back(m: NDArray[np.float32], p: NDArray[np.float32], q: NDArray[np.float32]) -> None:
+    """q = P·M in float32, row after row of M."""
+    rows, cols = m.shape
+    for s in range(p.shape[0]):
+        line = q[s]
+        line[:] = np.float32(0.0)
+    for i in range(rows):
+        source = m[i]
+        for s in range(p.shape[0]):
+            factor, line = p[s, i], q[s]
+            for j in range(cols):
+                line[j] = line[j] + factor * source[j]
+
+
+@kernel
+def accumulate(p: NDArray[np.float32], q: NDArray[np.float32], sign: np.float32, out: NDArray[np.float32]) -> None:
+    """out += sign·PᵀQ in float32, one rank after the other; sign is 1 or −1."""
+    rows, cols = out.shape
+    for i in range(rows):
+        target = out[i]
+        for s in range(p.shape[0]):
+            factor, line = sign * p[s, i], q[s]
+            for j in range(cols):
+                target[j] = target[j] + factor * line[j]
+
+
+@kernel
+def orthonormalise(p: NDArray[np.float32]) -> None:
+    """Gram–Schmidt on the rows of p (r ≤ columns), in float64, each row against those before it twice; in place.
+
+    A dependent row, or one of zeros, becomes the first unit vector, from that of its own number on, of which enough is left:
+    it costs nothing more to send and finds what the factor had lost sight of.
+    """
+    rank, n = p.shape
+    rows = p.astype(np.float64)
+    for s in range(rank):
+        row = rows[s]
+        whole = math.sqrt(_dot(row, row))
+        left = _reduce(rows, s)
+        unit = s
+        # Of the n unit vectors one at least keeps 1 / n of its square outside of a space of fewer than n dimensions.
+        while not left > DEPENDENT * whole:
+            row[:] = 0.0
+            row[unit % n] = 1.0
+            whole, left = 1.0, _reduce(rows, s)
+            if left * left * 2 * n < 1.0 and unit < s + n:
+                left = 0.0
+            unit += 1
+        for j in range(n):
+            row[j] = row[j] / left
+    for s in range(rank):
+        for j in range(n):
+            p[s, j] = np.float32(rows[s, j])
+
+
+@kernel
+def _reduce(rows: NDArray[np.float64], s: int) -> float:
+    """Take the rows before s out of row s, twice; returns what is left of its norm."""
+    row = rows[s]
+    for _ in range(2):
+        for t in range(s):
+            other = rows[t]
+            share = _dot(row, other)
+            for j in range(row.size):
+                row[j] = row[j] - share * other[j]
+    return math.sqrt(_dot(row, row))
+
+
+@kernel
+def _dot(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    sums = np.zeros(LANES, np.float64)
+    whole = a.size - a.size % LANES
+    for j in range(0, whole, LANES):
+        for lane in range(LANES):
+            sums[lane] += a[j + lane] * b[j + lane]
+    for j in range(whole, a.size):
+        sums[j - whole] += a[j] * b[j]
+    total = 0.0
+    for lane in range(LANES):
+        total += sums[lane]
+    return total

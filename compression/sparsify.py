@@ -1,0 +1,80 @@
+"""Which entries of a section are sent, and the levels that stand for their magnitudes. `sparsereference.py` says what the
+kernels compute here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.compression import kernels, topkkernels
+from thinwire.compression.chunks import Section
+from thinwire.compression.codec import CodecError, Floats
+from thinwire.compression.parallel import Team
+from thinwire.compression.sparsereference import ROUNDS, half
+
+CHUNKS, ENTRIES = 64, 1 << 16
+"""The least number of chunks, and of entries, that are worth a thread."""
+
+
+def choose(section: Section, values: Floats, k: int, team: Team) -> tuple[NDArray[np.uint16], Floats, np.float32]:
+    """Local indices and values of the entries of largest magnitude, and the largest one. values: the section's elements, flat.
+
+    Raises CodecError when a value is not finite.
+    """
+    geometry, count = section.geometry(k), section.kept(k)
+    indices, chosen = np.empty(count, np.uint16), np.empty(count, np.float32)
+    frozen = values.view()
+    frozen.flags.writeable = False
+    jobs = [(frozen, geometry, a, b, indices, chosen) for a, b in team.ranges(section.count, CHUNKS)]
+    peak = max(team.each(topkkernels.topk, jobs))
+    if peak >= kernels.INFINITE:
+        raise CodecError(f"{section.name}: a value is not finite", "not finite")
+    return indices, chosen, np.uint32(peak).view(np.float32)
+
+
+def codebook(chosen: Floats, peak: np.float32, levels: int, team: Team) -> tuple[float, float]:
+    """The levels (lo, hi) for the magnitudes, the largest of which is `peak`, as fp16 can say them."""
+    cuts = team.ranges(chosen.size, ENTRIES)
+    units = np.empty(chosen.size, np.int32)
+    total = sum(map(int, team.each(topkkernels.units, [(chosen[a:b], unit(peak), units[a:b]) for a, b in cuts])))
+
+    def beyond(threshold: int) -> tuple[int, int]:
+        sums = team.each(topkkernels.beyond, [(units[a:b], threshold) for a, b in cuts])
+        return sum(int(s) for s, _ in sums), sum(int(n) for _, n in sums)
+
+    return lloyd(total, chosen.size, beyond, peak, levels)
+
+
+def unit(peak: np.float32) -> float:
+    """Units to one, a power of two: the largest magnitude is less than 2**30 of them."""
+    return float(np.ldexp(1.0, 30 - int(np.frexp(np.float64(peak))[1])))
+
+
+def lloyd(
+    total: int, count: int, beyond: Callable[[int], tuple[int, int]], peak: np.float32, levels: int
+) -> tuple[float, float]:
+    """The levels for `count` magnitudes that sum up to `total` units; beyond: threshold -> (sum, number) of those above."""
+    mean = total / count
+    lo, hi = (mean, mean) if levels == 1 else (0.8 * mean, 1.5 * mean)
+    for _ in range(ROUNDS if levels == 2 else 0):
+        upper, number = beyond(int((lo + hi) / 2))
+        if number:
+            hi = upper / number
+        if count - number:
+            lo = (total - upper) / (count - number)
+    # A power of two: the quotients are exact but for what float64 cannot hold, which is zero in fp16.
+    return float(half(np.float64(lo) / unit(peak))), float(half(np.float64(hi) / unit(peak)))
+
+
+def codes(chosen: Floats, lo: float, hi: float, levels: int, team: Team) -> NDArray[np.uint8]:
+    """The code of each entry."""
+    out = np.empty(chosen.size, np.uint8)
+    cuts = team.ranges(chosen.size, ENTRIES)
+    if levels == 1:
+        team.each(topkkernels.signs, [(chosen[a:b], out[a:b]) for a, b in cuts])
+    else:
+        middle = (np.float32(lo) + np.float32(hi)) * np.float32(0.5)
+        team.each(topkkernels.codes, [(chosen[a:b], middle, out[a:b]) for a, b in cuts])
+    return out

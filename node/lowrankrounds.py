@@ -1,0 +1,85 @@
+"""Rounds in pairs: the two averages of an outer step with PowerSGD, one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import blake3
+import numpy as np
+from thinwire.collectives.outcome import Outcome
+from thinwire.compression.codec import Floats
+from thinwire.node.lowrank import LowRankReplica
+from thinwire.node.outer import Read
+from thinwire.node.rounds import Rounds
+from thinwire.node.session import Session
+from thinwire.node.waiting import Work
+from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.protocol import Commit
+
+
+class LowRankRounds(Rounds):
+    """What `Rounds` is where one average makes a step. Only the second of two gives the model new parameters."""
+
+    def __init__(
+        self, session: Session, manifest: Manifest, *, read: Read, write: Callable[[Floats], None], work: Work
+    ) -> None:
+        super().__init__(session, manifest, read=read, write=write, work=work)
+        self._stepped = False
+        self._owed = 0  # tokens of rounds that came to nothing: what they went into is still in the model
+
+    @property
+    def _replica(self) -> LowRankReplica:
+        return cast(LowRankReplica, self._session.replica)
+
+    async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
+        """See Rounds.sync: both rounds of a step, or what is left of it. Without commit when they came to nothing."""
+        weight += self._owed
+        outcome = await super().sync(weight=weight, loss=loss, speed=speed)
+        while outcome.commit is not None and self._replica.turn:
+            outcome = await super().sync(weight=weight, loss=loss, speed=speed)
+        if outcome.commit is None:
+            return outcome
+        self._owed = 0 if self._stepped else weight
+        return outcome if self._stepped else replace(outcome, commit=None)
+
+    async def _late(self, weight: int) -> None:
+        """The others have committed without us: what we would have sent is treated as what was sent in vain."""
+        if weight and not self._replica.turn:
+            try:
+                await self._work(lambda: self._replica.offer(self._read))
+            except FloatingPointError as error:
+                self._session.report("unsent", str(error))
+
+    async def _commit(self, outcome: Outcome, commit: Commit) -> None:
+        """Apply a commit, whole: whoever cancels `sync` on the way waits for it."""
+        session, replica, outer = self._session, self._replica, self._outer
+        self._stepped = await session.change(
+            self._work,
+            lambda: replica.commit(
+                outcome.results,
+                commit.opened.contributors,
+                session.codec,
+                me=session.me,
+                members=commit.opened.alive,
+                lr=outer.lr,
+                momentum=outer.momentum,
+                nesterov=outer.nesterov,
+            ),
+        )
+        if self._stepped:
+            await self._adopt()
+        else:
+            session.advance()
+
+    def _encode(self) -> tuple[list[memoryview], bytes]:
+        session, vector = self._session, self._replica.offer(self._read)
+        if vector is None:
+            return [], b""
+        payloads = []
+        for index in range(len(session.grid)):
+            start, stop = session.grid.span(index)
+            payloads.append(np.empty(session.codec.nbytes(stop - start), np.uint8))
+            session.codec.encode(np.ascontiguousarray(vector[start:stop]), payloads[-1])
+        return [one.data for one in payloads], b"".join(blake3.blake3(one.data).digest() for one in payloads)

@@ -1,0 +1,157 @@
+"""The outer state of a replica that sends a small part of its pseudo-gradient: SparseLoCo (arXiv 2508.15706).
+
+With Δ = θ̄ − θ after H inner steps, and e what earlier rounds did not send:
+
+    a = β e + Δ;  sent = top-k of a, quantised;  e ← a − sent;  θ̄ ← θ̄ − α · mean(all that was sent)
+
+There is no outer momentum: under strong sparsity it hurts, and e takes its place. θ̄ is the same bits on all replicas, since it
+is a pure function of the payloads in the order of the round's record; e is a replica's own, and changes when a round commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from thinwire.collectives.gather import put_together
+from thinwire.collectives.shards import Grid
+from thinwire.collectives.statesync import Fetched
+from thinwire.compression import demo, sparsemean
+from thinwire.compression.chunks import Chunks
+from thinwire.compression.codec import Buffer, CodecError, Floats
+from thinwire.compression.demo import Coefficients, Demo
+from thinwire.compression.feedback import ErrorFeedback
+from thinwire.compression.sparse import Selected, Sparse
+from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.protocol import PeerId
+
+from .fragments import Layout
+from .outer import Read, Replica
+from .tensorfile import Array, Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class SparseCodec:
+    """A sparse codec and the layout of the model: what says whether a payload is one."""
+
+    codec: Sparse | Demo
+    chunks: Chunks
+
+    @property
+    def spec(self) -> str:
+        """Both."""
+        return f"{self.codec.spec} {self.chunks.digest.hex()}"
+
+    @property
+    def bound(self) -> int:
+        """Bytes of the largest payload."""
+        return self.codec.bound(self.chunks)
+
+    def decode(self, payload: Buffer) -> Selected | Coefficients:
+        """What a payload says. Raises CodecError."""
+        return self.codec.decode(payload, self.chunks)
+
+    def check(self, payload: Buffer, n: int) -> float:
+        """See collectives.contributions.Screen."""
+        if memoryview(payload).nbytes > n:
+            raise CodecError(f"a payload of {memoryview(payload).nbytes} bytes, at most {n} are needed", "length")
+        found = self.decode(payload)
+        selected = found.selected if isinstance(found, Coefficients) else found
+        return float(sum(sparsemean.norm(selected, part) ** 2 for part in selected.parts))
+
+
+def chunks_of(layout: Layout, chunk: int = 4096) -> Chunks:
+    """The chunks of a model's parameters."""
+    return Chunks(tuple((piece.name, piece.shape) for piece in layout.pieces), chunk)
+
+
+class SparseReplica(Replica):
+    """See the module. `feedback` holds e. Made by `begin`."""
+
+    vectors: ClassVar[int] = 1
+    feedback: ErrorFeedback
+    codec: SparseCodec
+    lr: float
+    decay: float
+    denominator: str
+
+    @classmethod
+    def begin(cls, manifest: Manifest, layout: Layout, codec: Any, theta: Floats, members: Sequence[PeerId]) -> Self:
+        """See Replica; `codec` is a SparseCodec."""
+        replica, outer = cls(layout.digest, theta, members), manifest.outer
+        replica.codec, replica.lr, replica.decay = codec, outer.lr, outer.decay
+        replica.denominator = outer.denominator
+        replica.feedback = ErrorFeedback(codec.codec, codec.chunks, outer.beta, outer.on_exclusion)
+        return replica
+
+    def prepare(self, read: Read) -> bytes:
+        """The payload of this round. It is pending until `commit` or `rollback`, and takes the place of one that was.
+
+        Raises FloatingPointError when something is not finite: such a contribution must not be sent.
+        """
+        self.rollback()
+        delta = np.empty(self.theta.size, np.float32)
+        read(0, delta.size, delta)
+        np.subtract(self.theta, delta, out=delta)
+        try:
+            return self.feedback.prepare(delta)
+        except CodecError as error:
+            raise FloatingPointError(f"the pseudo-gradient is not finite: {error}") from None
+
+    def rollback(self) -> None:
+        """The round did not commit: what was trained is still in the model and comes again."""
+        if self.feedback.pending:
+            self.feedback.rollback()
+
+    def commit(
+        self,
+        results: Sequence[Buffer],
+        weights: Sequence[int],
+        cut: Grid,
+        *,
+        members: Sequence[PeerId],
+        named: bool,
+    ) -> None:
+        """Commit the next round with the results of a gather, whose contributors have these weights. `named`: whether we are
+        one of them. Cannot fail half-way: the results have been checked against the digest that was voted for.
+        """
+        self.step([self.codec.decode(payload) for payload in put_together(results, cut)], [float(w) for w in weights])
+        if self.feedback.pending:
+            self.feedback.commit(excluded=not named)
+        self.round += 1
+        self.members = tuple(sorted(members))
+        self.seal()
+
+    def step(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
+        """The outer step on what all have sent."""
+        mean = sparsemean.mean(selected, weights, self.codec.chunks, self.denominator)
+        np.multiply(mean, np.float32(self.lr), out=mean)
+        np.subtract(self.theta, mean, out=self.theta)
+
+    def install(self, fetched: Fetched) -> int:
+        """See Replica; what was left out of the old state's steps says nothing about another one."""
+        self.rollback()
+        if fetched.offer.digest != self.digest:
+            self.feedback.load(np.zeros(self.theta.size, np.float32))
+        return super().install(fetched)
+
+    def private(self, layout: Layout) -> dict[str, Array]:
+        """See Replica."""
+        return {f"residual/{name}": tensor for name, tensor in layout.split(self.feedback.residual).items()}
+
+    def recall(self, tensors: Tensors, layout: Layout) -> None:
+        """See Replica."""
+        self.feedback.load(layout.flat({name.removeprefix("residual/"): one for name, one in tensors.items()}))
+
+
+class DemoReplica(SparseReplica):
+    """DeMo (arXiv 2411.19870): Δ is the gradient of one plain step, e is the momentum δ, and what is sent are its strongest
+    cosine coefficients. With their mean G: θ̄ ← θ̄ − lr (sign G + decay θ̄).
+    """
+
+    def step(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
+        """See SparseReplica."""
+        mean = demo.mean(selected, weights, self.codec.chunks, self.denominator)
+        demo.step(self.theta, mean, self.lr, self.decay)

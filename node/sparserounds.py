@@ -1,0 +1,55 @@
+"""Rounds of sparse payloads: everybody gets what every contributor sent, and computes the same step from it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import blake3
+from thinwire.collectives.gather import cut_up
+from thinwire.collectives.outcome import Outcome
+from thinwire.node.rounds import Rounds
+from thinwire.node.sparse import SparseReplica
+from thinwire.swarm.protocol import Commit
+
+
+class SparseRounds(Rounds):
+    """What `Rounds` is where chunks are averaged. What was not sent is committed or rolled back with the round."""
+
+    @property
+    def _replica(self) -> SparseReplica:
+        return cast(SparseReplica, self._session.replica)
+
+    async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
+        """See Rounds.sync."""
+        try:
+            return await super().sync(weight=weight, loss=loss, speed=speed)
+        finally:
+            self._replica.rollback()
+
+    async def _late(self, weight: int) -> None:
+        """The others have committed without us: what we would have sent is treated as what was sent in vain."""
+        if weight:
+            try:
+                await self._work(self._encode)
+            except FloatingPointError as error:
+                self._session.report("unsent", str(error))
+
+    async def _commit(self, outcome: Outcome, commit: Commit) -> None:
+        """Apply a commit, whole: whoever cancels `sync` on the way waits for it."""
+        session, replica, entries = self._session, self._replica, commit.opened.contributors
+        await session.change(
+            self._work,
+            lambda: replica.commit(
+                outcome.results,
+                [entry.weight for entry in entries],
+                session.grid,
+                members=commit.opened.alive,
+                named=any(entry.peer == session.me for entry in entries),
+            ),
+        )
+        await self._adopt()
+
+    def _encode(self) -> tuple[list[memoryview], bytes]:
+        session = self._session
+        pieces = cut_up(self._replica.prepare(self._read), session.grid)
+        return pieces, b"".join(blake3.blake3(piece).digest() for piece in pieces)

@@ -1,0 +1,139 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.compression import dct, demo, registry
+from thinwire.compression.chunks import Chunks
+from thinwire.compression.codec import CodecError
+from thinwire.compression.demo import Demo
+
+SHAPES = (("a.bias", (5,)), ("a.weight", (70, 65)), ("b.weight", (64, 128)), ("z.scale", (130,)))
+CHUNKS = Chunks(SHAPES)
+
+
+def gaussian(seed: int, chunks: Chunks = CHUNKS) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(chunks.total).astype(np.float32)
+
+
+def exact(flat: np.ndarray, chunks: Chunks) -> np.ndarray:
+    """All coefficients, by matrix products in float64."""
+    d = dct.matrix(chunks.side).astype(np.float64)
+    blocks = chunks.cut(flat).reshape(-1, chunks.side, chunks.side).astype(np.float64)
+    return (d.T @ blocks @ d).reshape(chunks.count, chunks.chunk)
+
+
+def test_coefficients_and_back() -> None:
+    flat = gaussian(1)
+    coefficients = demo.analyse(flat, CHUNKS)
+    assert coefficients.shape == (demo.spectrum(CHUNKS).total,)
+    assert np.abs(coefficients.reshape(CHUNKS.count, -1) - exact(flat, CHUNKS)).max() < 1e-5
+    assert np.abs(demo.synthesise(coefficients, CHUNKS) - flat).max() < 1e-5
+
+
+def test_what_is_sent_are_the_largest_coefficients_of_each_block() -> None:
+    flat = gaussian(2)
+    selected = Demo(k=9, indices="fixed").select(flat, CHUNKS).selected
+    magnitudes = np.abs(exact(flat, CHUNKS))
+    picked = np.concatenate([part.indices.reshape(-1, 9) for part in selected.parts])
+    for row, chosen in zip(magnitudes, picked, strict=True):
+        assert set(chosen.tolist()) == set(np.argsort(row)[-9:].tolist())
+
+
+def test_with_all_coefficients_nothing_remains_and_the_mean_is_that_of_the_momenta() -> None:
+    # Coefficients are multiples of 1/16 below 2**7, which the dense mode's fp16 holds: only the transforms round, in float32.
+    # That takes whole blocks; padding would make other coefficients of them.
+    chunks, rng, codec = Chunks((("m", (64, 128)), ("v", (4096,)))), np.random.default_rng(3), Demo(k=4096)
+    momenta, contributions = [], []
+    for _ in range(3):
+        levels = rng.integers(-2000, 2001, chunks.total) / 16
+        momentum = demo.synthesise(levels.astype(np.float32), chunks)
+        momenta.append(momentum.copy())
+        contributions.append(codec.decode(codec.encode(codec.select(momentum, chunks)), chunks))
+        contributions[-1].scatter(momentum, -1.0)
+        assert np.abs(momentum).max() < 4e-6 * np.abs(momenta[-1]).max()
+    average = demo.mean(contributions, [1.0, 1.0, 1.0], chunks, "mean", clip=False)
+    assert np.abs(average - np.mean(momenta, axis=0)).max() < 4e-6 * np.abs(average).max()
+
+
+def test_with_all_coefficients_of_padded_blocks_only_the_rounding_to_half_precision_remains() -> None:
+    momentum = gaussian(6)
+    before = np.linalg.norm(momentum)
+    Demo(k=4096).select(momentum, CHUNKS).scatter(momentum, -1.0)
+    assert np.linalg.norm(momentum) < 2**-11 * before
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    k=st.sampled_from([1, 2, 31, 255, 256]),
+    values=st.sampled_from(["1bit", "2bit"]),
+    indices=st.sampled_from(["rice", "fixed"]),
+)
+def test_a_payload_says_what_was_selected(seed: int, k: int, values: str, indices: str) -> None:
+    chunks = Chunks((("m", (17, 30)), ("v", (3,))), 256)
+    codec, flat = Demo(k, 256, values, indices), gaussian(seed, chunks)
+    assert registry.parse(codec.spec) == codec
+    selected = codec.select(flat, chunks)
+    payload = codec.encode(selected)
+    assert len(payload) == codec.nbytes(selected) <= codec.bound(chunks)
+    there, here = np.zeros(chunks.total, np.float32), np.zeros(chunks.total, np.float32)
+    selected.scatter(here)
+    codec.decode(payload, chunks).scatter(there)
+    assert there.tobytes() == here.tobytes()
+    assert codec.encode(codec.decode(payload, chunks)) == payload
+
+
+def test_what_is_sent_leaves_the_momentum_and_the_rest_stays() -> None:
+    momentum, gradient, codec = np.zeros(CHUNKS.total, np.float32), gaussian(4), Demo(k=32)
+    demo.accumulate(momentum, gradient, 0.5, 2.0)
+    assert (momentum == 2 * gradient).all()
+    before = momentum.astype(np.float64)
+    selected = codec.select(momentum, CHUNKS)
+    sent = np.zeros(CHUNKS.total, np.float32)
+    selected.scatter(sent)
+    selected.scatter(momentum, -1.0)
+    assert np.abs(momentum + sent - before).max() < 1e-5
+    assert 0 < (momentum.astype(np.float64) ** 2).sum() < (before**2).sum()
+
+
+def test_smooth_momentum_needs_few_coefficients() -> None:
+    i, j = np.meshgrid(np.arange(64), np.arange(64), indexing="ij")
+    smooth = (np.sin(i / 17) * np.cos(j / 23)).astype(np.float32).reshape(-1)
+    chunks, rest = Chunks((("m", (64, 64)),)), smooth.copy()
+    for _ in range(4):
+        Demo(k=32).select(rest, chunks).scatter(rest, -1.0)
+    assert (rest**2).sum() < 0.02 * (smooth**2).sum()
+
+
+def test_the_mean_is_by_coefficient_of_those_who_sent_it() -> None:
+    chunks = Chunks((("m", (64, 64)),))
+    waves = []
+    for frequency in (3, 40):
+        wave = np.zeros((1, 64, 64), np.float32)
+        wave[0, frequency, 5] = 8.0
+        waves.append(demo.synthesise(wave.reshape(-1), chunks))
+    codec = Demo(k=1)
+    sent = [codec.select(wave, chunks) for wave in waves]
+    assert np.abs(demo.mean(sent, [1.0, 3.0], chunks) - (waves[0] + waves[1])).max() < 1e-3
+    weighed = (waves[0] + 3 * waves[1]) / 4
+    assert np.abs(demo.mean(sent, [1.0, 3.0], chunks, "mean") - weighed).max() < 1e-3
+
+
+def test_a_step_goes_by_the_sign_and_decay_is_apart() -> None:
+    theta = np.array([1.0, -2.0, 4.0], np.float32)
+    demo.step(theta, np.array([1e-9, -3.0, 0.0], np.float32), 0.25, 0.5)
+    assert theta.tolist() == [0.625, -1.5, 3.5]
+
+
+def test_what_is_not_finite_is_not_sent() -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        flat = gaussian(5)
+        flat[100] = bad
+        with pytest.raises(CodecError, match="finite"):
+            Demo().select(flat, CHUNKS)
+
+
+def test_parameters_are_checked() -> None:
+    for bad in (dict(k=0), dict(k=257, chunk=256), dict(chunk=100), dict(values="3bit"), dict(indices="gray")):
+        with pytest.raises(ValueError):
+            Demo(**bad)

@@ -1,0 +1,23 @@
+"""Daemons of a run whose averages travel with four bits a value."""
+
+from __future__ import annotations
+
+
+def test_a_run_with_four_bits(machine):
+    here = machine(steps=10)
+    here.manifest.write_text(here.manifest.read_text() + 'codec = "int4(block=256)"\n')
+    founder = here.found("founder", "--wait-for", 2, "--rounds", 3)
+    other = here.join("other", founder.invite(), "--rounds", 3)
+    assert (founder.exit(), other.exit()) == (0, 0)
+    assert [event["round"] for event in other.of("round")] == [1, 2, 3]
+    assert other.of("round")[-1]["contributors"] == 2 and not other.of("alarm")
+    assert here.check() >= 3
+
+
+def test_parameters_that_cannot_be_are_refused(machine):
+    here = machine()
+    here.manifest.write_text(here.manifest.read_text() + 'codec = "int4(block=20)"\n')
+    founder = here.found("founder")
+    assert founder.exit() == 2
+    error, _ = founder.complaint()
+    assert "exchange.codec" in error and "multiple of 8" in error

@@ -1,0 +1,34 @@
+"""Daemons of a run whose payloads are sparse: from its beginning to its end, and back from a checkpoint."""
+
+from __future__ import annotations
+
+import signal
+
+
+def test_a_sparse_run_and_a_way_back(machine):
+    here = machine(steps=20, method="sparseloco")
+    founder = here.found("founder", "--wait-for", 2, "--rounds", 4)
+    other = here.join("other", founder.invite(), "--rounds", 4)
+    assert (founder.exit(), other.exit()) == (0, 0)
+    for daemon in (founder, other):
+        assert [event["round"] for event in daemon.of("round")] == [1, 2, 3, 4]
+        assert all(event["contributors"] == 2 for event in daemon.of("round") if event["round"] > 1)
+        assert not daemon.of("alarm") and daemon.of("round")[-1]["loss"] < 5.2  # from 5.5
+    assert here.check() >= 4
+
+    # Back from the checkpoint, with what was left out of the last round.
+    here.turn_page()
+    founder = here.found("founder")
+    assert founder.wait("restored")["round"] == 4 and not founder.of("checkpoint")
+    founder.wait("round", least=5, contributors=1)
+    founder.signal(signal.SIGTERM)
+    assert founder.exit(60) == 0
+
+
+def test_a_codec_that_cannot_be_is_refused(machine):
+    here = machine(method="sparseloco")
+    here.manifest.write_text(here.manifest.read_text() + 'codec = "topk(k=0,chunk=4096)|2bit|rice"\n')
+    founder = here.found("founder")
+    assert founder.exit() == 2
+    error, _ = founder.complaint()
+    assert "exchange.codec" in error and "k must be" in error

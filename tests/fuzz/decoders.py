@@ -1,0 +1,204 @@
+"""Every decoder of compression/ under libFuzzer: `python tests/fuzz/decoders.py -seeds=DIR -runs=100000 -seed=1`.
+
+One input is a byte that picks the target and the payload. What the fuzzer is told of coverage: the branches of the Python
+around the kernels and, because a kernel answers with a fault, each fault it finds. Beyond "nothing but CodecError comes out",
+a payload that is taken must be the one that its decoded form encodes to, where the format leaves no choice, and finite.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from thinwire.compression import (
+    activations,
+    demo,
+    entropy,
+    floats,
+    payloads,
+    quantize,
+    registry,
+    sparse,
+    subspace,
+)
+from thinwire.compression.chunks import Chunks
+from thinwire.compression.codec import CodecError
+from thinwire.compression.noise import normal
+
+PYTHON = (activations, demo, entropy, floats, payloads, quantize, sparse, subspace)
+"""Modules whose functions are watched; kernels are compiled and cannot be."""
+
+Target = tuple[str, Callable[[bytes], None], list[bytes]]
+"""A name, what takes a payload, and honest payloads to begin with."""
+
+ELEMENTS = 70
+DENSE = ("fp32", "fp16", "bf16", "int8(block=32)", "int4(block=32)", "int3(block=32)")
+DENSE += tuple(f"int{bits}(block=32,asymmetric=1)" for bits in (8, 4, 3))
+TENSOR = ("topk(k=9,chunk=256)", "topk(k=9,chunk=256)|1bit", "topk(k=9,chunk=256)|2bit|fixed", "topk(k=256,chunk=256)")
+TENSOR += ("topk(k=200,chunk=4096)", "demo(k=5,chunk=256)", "demo(k=5,chunk=256)|1bit|fixed")
+SHAPES = (("a", (3,)), ("b", (20, 17)), ("c", (2, 2, 2)))
+ROWS, COLS = 3, 48
+REPORT = 10_000
+"""After so many inputs each, a line of JSON: how many there were, and how many each target took for honest."""
+
+
+def targets() -> list[Target]:
+    """Every decoder; its place in the list is the first byte of an input."""
+    made = [_dense(spec) for spec in DENSE] + [_tensor(spec) for spec in TENSOR]
+    made += [_rows(spec) for spec in ("rows", "rows(bits=4)", "tah")]
+    return made + [_boundary(vocabulary) for vocabulary in (0, 300, 70_000)]
+
+
+def _dense(spec: str) -> Target:
+    codec: Any = registry.parse(spec)
+
+    def take(data: bytes) -> None:
+        payload, out = _fitted(data, codec.nbytes(ELEMENTS)), np.empty(ELEMENTS, np.float32)
+        squared = _answer(codec.check, payload, ELEMENTS)
+        if (_answer(codec.decode, payload, out) is None) != (squared is None):
+            raise AssertionError("check and decode disagree")
+        if squared is not None:
+            assert np.isfinite(out).all()
+            assert math.isclose(squared, float((out.astype(np.float64) ** 2).sum()), rel_tol=1e-9)
+            again = np.empty_like(out)
+            codec.mean([payload, payload], [1.0, 3.0], again)
+            assert np.allclose(again, out, rtol=1e-6, atol=0)
+
+    x, seeds = normal(1, "fuzz", ELEMENTS), []
+    for scale in (1e-8, 1.0, 1e4):
+        payload = np.empty(codec.nbytes(ELEMENTS), np.uint8)
+        codec.encode(x * np.float32(scale), payload)
+        seeds.append(payload.tobytes())
+    return codec.spec, take, seeds
+
+
+def _tensor(spec: str) -> Target:
+    codec: Any = registry.parse(spec)
+    chunks = Chunks(SHAPES, codec.chunk)
+
+    def take(payload: bytes) -> None:
+        selected = codec.decode(payload, chunks)
+        assert len(payload) == codec.nbytes(selected) <= codec.bound(chunks)
+        assert codec.encode(selected) == payload
+        out = np.zeros(chunks.total, np.float32)
+        selected.scatter(out)
+        assert np.isfinite(out).all()
+
+    x, seeds = normal(2, "fuzz", chunks.total), []
+    for values in (x, x * x * x, x * (np.abs(x) > 2), np.zeros_like(x), np.sign(x)):
+        seeds.append(codec.encode(codec.select(values.astype(np.float32), chunks)))
+    return codec.spec, take, seeds
+
+
+def _rows(spec: str) -> Target:
+    codec: Any = registry.parse(spec)
+
+    def take(data: bytes) -> None:
+        out = np.empty((ROWS, COLS), np.float32)
+        codec.decode(_fitted(data, codec.nbytes(ROWS, COLS)), out)
+        assert np.isfinite(out).all()
+
+    x = normal(3, "fuzz", ROWS * COLS).reshape(ROWS, COLS)
+    payload = np.empty(codec.nbytes(ROWS, COLS), np.uint8)
+    codec.encode(x * x * x, payload)
+    return codec.spec, take, [payload.tobytes()]
+
+
+def _boundary(vocabulary: int) -> Target:
+    codec: Any = registry.parse("subspace(k=4)")
+
+    def take(data: bytes) -> None:
+        payload = _fitted(data, codec.nbytes(6, vocabulary))
+        h, tokens = codec.decode(payload, 6, vocabulary)
+        assert codec.encode(h, tokens, vocabulary) == payload
+
+    tokens = np.arange(6) if vocabulary else None
+    return f"{codec.spec} {vocabulary}", take, [codec.encode(normal(4, "fuzz", 24).reshape(6, 4), tokens, vocabulary)]
+
+
+def _fitted(data: bytes, size: int) -> bytes:
+    """Payloads of a fixed length: nearly all inputs would be refused for it. So what begins with an odd byte is made to fit,
+    the rest is taken as it is.
+    """
+    return data[1 : size + 1].ljust(size, b"\0") if data[:1] and data[0] & 1 else data[1:]
+
+
+def _answer(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call gives, True for nothing, None when it refuses the payload."""
+    try:
+        answer = call(*arguments)
+    except CodecError:
+        return None
+    return True if answer is None else answer
+
+
+def watch(instrument: Callable[[Any], Any]) -> None:
+    """Put an instrumented copy of each Python function in the place of the function, wherever a module or class has it."""
+    done: dict[int, Any] = {}
+    names = {module.__name__ for module in PYTHON}
+    for module in PYTHON:
+        holders = [module, *(x for x in vars(module).values() if isinstance(x, type) and x.__module__ in names)]
+        for holder in holders:
+            for name, found in list(vars(holder).items()):
+                if isinstance(found, types.FunctionType) and found.__module__ in names and not name.startswith("__"):
+                    if id(found) not in done:
+                        done[id(found)] = instrument(found)
+                    setattr(holder, name, done[id(found)])
+
+
+def plant() -> None:
+    """A mistake for the fuzzer to find: nobody looks at the bits that fill a stream up to a whole byte."""
+    entropy.check = lambda *arguments: None
+
+
+def main(arguments: list[str]) -> None:
+    """First, as needed: -only=NUMBER of a target; -planted, for a mistake; -seeds=DIR, an empty folder for inputs to begin
+    with. The rest is libFuzzer's.
+    """
+    everyone = targets()
+    chosen = list(range(len(everyone)))
+    if arguments and arguments[0].startswith("-only="):
+        chosen = [int(arguments.pop(0).removeprefix("-only="))]
+    if arguments and arguments[0] == "-planted":
+        arguments.pop(0)
+        plant()
+    if arguments and arguments[0].startswith("-seeds="):
+        folder = Path(arguments.pop(0).removeprefix("-seeds="))
+        arguments.append(str(folder))
+        for at, i in enumerate(chosen):
+            tensor = len(DENSE) <= i < len(DENSE) + len(TENSOR)
+            for j, seed in enumerate(everyone[i][2]):
+                (folder / f"{i:02d}-{j}").write_bytes(bytes([at]) + (b"" if tensor else b"\1") + seed)
+
+    import atheris
+
+    watch(atheris.instrument_func)
+    tally = Counter[str]()
+
+    @atheris.instrument_func
+    def one(data: bytes) -> None:
+        if not data:
+            return
+        name, take, _ = everyone[chosen[data[0] % len(chosen)]]
+        tally["inputs"] += 1
+        if tally["inputs"] % REPORT == 0:
+            print(json.dumps(tally, sort_keys=True), flush=True)
+        try:
+            take(data[1:])
+        except CodecError:
+            return
+        tally[name] += 1
+
+    atheris.Setup([sys.argv[0], *arguments], one)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,156 @@
+"""A replica of sparse rounds: its residual lives and dies with rounds, and is kept in checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+from thinwire.collectives.gather import cut_up, pieces, put_together
+from thinwire.collectives.shards import Grid
+from thinwire.collectives.statesync import Fetched, state_digest
+from thinwire.compression.codec import CodecError
+from thinwire.node.checkpoint import CheckpointStore
+from thinwire.node.disk import RealDisk
+from thinwire.node.doors import Doors
+from thinwire.node.fragments import Layout, Piece
+from thinwire.node.keep import Keep
+from thinwire.node.methods import METHODS, check_codec
+from thinwire.node.outer import Replica
+from thinwire.node.snapshot import PrivateState
+from thinwire.node.waiting import at_once
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.manifest import ManifestError, parse
+from thinwire.swarm.protocol import StateOffer
+
+LAYOUT = Layout((Piece("a", (90, 70), "float32", 0, 6300), Piece("b", (33,), "float32", 6300, 6333)), 6333, b"l" * 32)
+ME = Identity.generate(b"1" * 32)
+
+
+def made(more="", theta=None):
+    manifest = parse(f'[outer]\nmethod = "sparseloco"\n{more}')
+    method = METHODS["sparseloco"]
+    codec = method.codec(manifest, LAYOUT)
+    theta = np.zeros(LAYOUT.total, np.float32) if theta is None else theta
+    return method.replica.begin(manifest, LAYOUT, codec, theta, (ME.peer_id,)), method.cut(LAYOUT, codec)
+
+
+def reader(values):
+    def read(start, stop, out):
+        out[:] = values[start:stop]
+
+    return read
+
+
+def trained(seed):
+    return np.random.default_rng(seed).standard_normal(LAYOUT.total).astype(np.float32)
+
+
+def sent(replica, cut, payload):
+    parts = cut_up(payload, cut)
+    return [*parts, *[b""] * (len(cut) - len(parts))]
+
+
+def test_alone_the_step_and_the_residual_add_up_to_what_was_trained():
+    replica, cut = made()
+    model = trained(1)
+    payload = replica.prepare(reader(model))
+    replica.commit(sent(replica, cut, payload), [5], cut, members=(ME.peer_id,), named=True)
+    assert replica.round == 1
+    np.testing.assert_allclose(replica.theta - replica.feedback.residual, model, rtol=0, atol=1e-6)
+    assert 0 < np.count_nonzero(replica.theta) == sum(part.indices.size for part in replica.codec.decode(payload).parts)
+
+
+def test_a_later_payload_takes_the_place_of_one_that_came_to_nothing():
+    replica, cut = made()
+    first = replica.prepare(reader(trained(1)))
+    second = replica.prepare(reader(trained(2)))
+    assert first != second and replica.feedback.pending
+    replica.rollback()
+    replica.rollback()
+    assert not replica.feedback.residual.any() and replica.prepare(reader(trained(1))) == first
+
+
+def test_nothing_that_is_not_finite_is_sent():
+    replica, _ = made()
+    model = trained(1)
+    model[17] = np.nan
+    with pytest.raises(FloatingPointError, match="not finite"):
+        replica.prepare(reader(model))
+    assert not replica.feedback.pending
+
+
+def test_another_state_says_nothing_of_the_residual_but_the_same_one_keeps_it():
+    replica, cut = made()
+    replica.commit(sent(replica, cut, replica.prepare(reader(trained(1)))), [5], cut, members=(ME.peer_id,), named=True)
+    residual = replica.feedback.residual.copy()
+    hashes = tuple(replica.hashes)
+    same = StateOffer(replica.round, replica.digest, LAYOUT.digest, replica.state.nbytes, replica.members)
+    replica.install(Fetched(same, hashes, {}, ()))
+    np.testing.assert_array_equal(replica.feedback.residual, residual)
+    digest = state_digest(2, LAYOUT.digest, replica.members, hashes)
+    replica.install(
+        Fetched(StateOffer(2, digest, LAYOUT.digest, replica.state.nbytes, replica.members), hashes, {}, ())
+    )
+    assert not replica.feedback.residual.any() and replica.round == 2
+
+
+def keep(path, said):
+    doors = Doors(lambda: 0.0, lambda: 1e9, random.Random(1), RealDisk())
+    return Keep(
+        CheckpointStore(path, RealDisk(), ME), b"r" * 32, doors, lambda kind, fields: said.append((kind, fields))
+    )
+
+
+@pytest.mark.parametrize("private", [None, PrivateState({"moment": np.ones(3, np.float32)}, {"step": 7})])
+def test_the_residual_survives_in_a_checkpoint(tmp_path, private):
+    said = []
+    replica, cut = made()
+    replica.commit(sent(replica, cut, replica.prepare(reader(trained(1)))), [5], cut, members=(ME.peer_id,), named=True)
+    keep(tmp_path, said).save(replica, LAYOUT, private)
+    other, _ = made()
+    found = asyncio.run(keep(tmp_path, said).restore(other, LAYOUT, at_once))
+    assert other.digest == replica.digest and [kind for kind, _ in said] == ["restored"]
+    np.testing.assert_array_equal(other.feedback.residual, replica.feedback.residual)
+    if private is None:
+        assert found is None
+    else:
+        assert found.values == {"step": 7} and list(found.tensors) == ["moment"]
+    dense = Replica(LAYOUT.digest, np.zeros(LAYOUT.total, np.float32), ())
+    asyncio.run(keep(tmp_path, said).restore(dense, LAYOUT, at_once))
+    assert said[-1][0] == "checkpoint" and "does not fit" in said[-1][1]["detail"]
+
+
+def test_payloads_are_cut_and_put_together():
+    cut = Grid(1000, 300)
+    payloads = [bytes(700), bytes([1]) * 299, bytes([2]) * 1000]
+    slots = []
+    for payload in payloads:
+        parts = cut_up(payload, cut)
+        assert all(len(part) == 300 for part in parts[:-1])
+        slots += [*parts, *[b""] * (len(cut) - len(parts))]
+    assert [bytes(one) for one in put_together(slots, cut)] == payloads
+    with pytest.raises(ValueError, match="too large to be gathered"):
+        pieces(600 << 20)
+
+
+def test_the_screen_bounds_the_length_before_it_looks_inside():
+    replica, cut = made()
+    payload = replica.prepare(reader(trained(3)))
+    assert 0 < len(payload) <= replica.codec.bound == cut.total
+    square = replica.codec.check(payload, cut.total)
+    values = np.zeros(LAYOUT.total, np.float32)
+    replica.codec.decode(payload).scatter(values)
+    assert square == pytest.approx(float(np.dot(values, values)), rel=1e-5)
+    with pytest.raises(CodecError):
+        replica.codec.check(payload + bytes(cut.total), cut.total)
+
+
+@pytest.mark.parametrize(
+    "codec", ["topk(k=0,chunk=4096)|2bit|rice", "topk(k=64,chunk=4000)|2bit|rice", "topk(k=64)|3bit", "topk(block=64)"]
+)
+def test_a_codec_with_parameters_that_it_cannot_have_is_refused(codec):
+    manifest = parse(f'[outer]\nmethod = "sparseloco"\n[exchange]\ncodec = "{codec}"')
+    with pytest.raises(ManifestError, match="exchange.codec"):
+        check_codec(manifest)

@@ -1,0 +1,412 @@
+"""Swarms whose payloads are sparse and go to everybody, in virtual time."""
+
+from __future__ import annotations
+
+import blake3
+import msgspec
+import numba
+import numpy as np
+import pytest
+import torch
+from thinwire.compression import sparsemean
+from thinwire.compression.feedback import ErrorFeedback
+from thinwire.compression.sparse import HEADER
+from thinwire.node.sparse import chunks_of
+from thinwire.sims import clock
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Ask, Ballot, Chunk, Prepare, Ready, Result, Vote
+
+TOPK = "topk(k=64,chunk=4096)|2bit|rice"
+SIZE = 20_000
+PHASES = ["announce", "open", "vote", "commit"]
+
+
+@pytest.fixture
+def sparse(swarm):
+    def make(founders, *, outer="", size=SIZE, codec=TOPK, **rest):
+        return swarm(founders, codec=codec, outer=f'method = "sparseloco"\n{outer}', size=size, **rest)
+
+    return make
+
+
+def expected(s, rounds, *, denominator="contributor_mean"):
+    """What the rounds of a swarm without faults come to, from the codec and the rule alone; and each peer's residual."""
+    codec = s.nodes[0].replica.codec.codec
+    chunks = chunks_of(s.layout, codec.chunk)
+    theta = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
+    order = sorted(s.nodes.values(), key=lambda node: node.id)
+    memory = {node.index: ErrorFeedback(codec, chunks, s.manifest.outer.beta) for node in order}
+    for number in range(1, rounds + 1):
+        selected = []
+        for node in order:
+            local = theta.copy()
+            local -= (np.random.default_rng((node.index, number)).standard_normal(s.size) * 0.01).astype(np.float32)
+            payload = memory[node.index].prepare(theta - local)
+            memory[node.index].commit()
+            selected.append(codec.decode(payload, chunks))
+        mean = sparsemean.mean(selected, [100.0] * len(selected), chunks, denominator)
+        theta -= np.float32(s.manifest.outer.lr) * mean
+    return theta, {index: one.residual for index, one in memory.items()}
+
+
+@pytest.mark.parametrize("denominator", ["contributor_mean", "mean"])
+def test_a_round_is_the_rule_on_what_was_sent(sparse, denominator):
+    async def main():
+        s = sparse(4, rounds=3, outer=f'lr = 0.9\ndenominator = "{denominator}"\n')
+        s.start()
+        await s.finish()
+        s.check()
+        theta, residuals = expected(s, 3, denominator=denominator)
+        for node in s.nodes.values():
+            np.testing.assert_array_equal(node.replica.theta, theta)
+            np.testing.assert_array_equal(node.replica.feedback.residual, residuals[node.index])
+            assert not any(node.missing.values()) and node.replica.state.size == SIZE
+
+    clock.run(main(), seed=1)
+
+
+def test_payloads_of_many_pieces_and_any_number_of_threads(sparse):
+    def digests(threads):
+        torch.set_num_threads(threads)
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+
+        async def main():
+            s = sparse(3, rounds=3, size=100_000, piece=300)
+            s.start()
+            await s.finish()
+            s.check()
+            sent = len(s.nodes[0].session._history.get(3).agreement.ready[s.nodes[1].id].hashes) // 32
+            assert 1 < sent <= len(s.nodes[0].session.grid)
+            return s.nodes[0].digests
+
+        return clock.run(main(), seed=1)
+
+    before = torch.get_num_threads(), numba.get_num_threads()
+    try:
+        assert digests(1) == digests(2)
+    finally:
+        torch.set_num_threads(before[0])
+        numba.set_num_threads(before[1])
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("victim", range(2))
+def test_kill_one_of_six(sparse, phase, victim):
+    async def main():
+        s = sparse(6, seed=victim, piece=300)
+        s.fail_at(victim, 3, phase)
+        s.start()
+        rest = [i for i in range(6) if i != victim]
+        await s.finish(rest)
+        s.check(rest)
+        normal = s.nodes[rest[0]].committed_at[2] - s.nodes[rest[0]].committed_at[1]
+        for i in rest:
+            times = s.nodes[i].committed_at
+            assert times[4] - times[3] < 3 * normal
+
+    clock.run(main(), seed=victim)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kill_two_of_six(sparse, seed):
+    first, second = seed % 6, (seed + 1 + seed // 6) % 6
+
+    async def main():
+        s = sparse(6, seed=seed)
+        s.fail_at(first, 3, PHASES[seed % 4])
+        s.fail_at(second, 3, PHASES[(seed // 2) % 4])
+        s.start()
+        rest = [i for i in range(6) if i not in (first, second)]
+        await s.finish(rest)
+        s.check(rest)
+
+    clock.run(main(), seed=seed)
+
+
+def test_last_one_standing_goes_on(sparse):
+    async def main():
+        s = sparse(4)
+        for i in (1, 2, 3):
+            s.fail_at(i, 3, "open")
+        s.start()
+        await s.finish([0])
+        s.check([0])
+
+    clock.run(main(), seed=2)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_joiner_in_the_middle_of_a_round(sparse, phase):
+    async def main():
+        s = sparse(3, rounds=8)
+        s.fail_at(1, 3, phase, lambda node: s.join(7))
+        s.start()
+        await s.finish([0, 1, 2])
+        await s.finish([7])
+        s.check()
+        joined = s.nodes[7]
+        assert min(joined.digests) <= 6 and joined.id in s.nodes[0].contributors[8]
+
+    clock.run(main(), seed=3)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_killed_peer_comes_back(sparse, phase):
+    async def main():
+        s = sparse(4, rounds=10)
+
+        def crash(node):
+            node.kill()
+            clock.current().call_later(1.5, s.join, node.index, 1)
+
+        s.fail_at(2, 3, phase, crash)
+        s.start()
+        await s.finish()
+        s.check()
+
+    clock.run(main(), seed=5)
+
+
+def _levels(value):
+    """The levels of the first section are `value`."""
+
+    def change(pieces):
+        payload = bytearray(b"".join(pieces))
+        mode, rice, _, _, unary = HEADER.unpack_from(payload)
+        bits = int(np.float16(value).view(np.uint16))
+        HEADER.pack_into(payload, 0, mode, rice, bits, bits, unary)
+        return [memoryview(bytes(payload))]
+
+    return change
+
+
+def _short(pieces):
+    return [*pieces[:-1], pieces[-1][:-4]]
+
+
+def _long(pieces):
+    return [*pieces, *[memoryview(b"x" * 300)] * 100]
+
+
+def _holes(pieces):
+    return [pieces[0], memoryview(b""), *pieces[1:]]
+
+
+def _ragged(pieces):
+    return [pieces[0][:100], pieces[0][100:], *pieces[1:]]
+
+
+@pytest.mark.parametrize("liar", range(2))
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [
+        (_levels(np.nan), ("encoding", "not finite")),
+        (_levels(60000.0), ("norm",)),
+        (_short, ("length", "encoding")),
+        (_long, ("length",)),
+        (_holes, ("length",)),
+        (_ragged, ("length",)),
+    ],
+)
+def test_bad_payload_is_out_with_a_reason(sparse, change, reasons, liar):
+    async def main():
+        s = sparse(4, piece=0 if change.__name__ == "change" else 300)
+        s.nodes[liar].forge(3, change)
+        s.start()
+        await s.finish()
+        s.check()
+        for node in s.nodes.values():
+            assert list(node.missing[3]) == [s.nodes[liar].id] and node.missing[3][s.nodes[liar].id] in reasons
+            assert node.missing[4] == {}
+
+    clock.run(main(), seed=4)
+
+
+@pytest.mark.parametrize("liar", range(2))
+def test_who_announces_and_does_not_send_is_out(sparse, liar):
+    async def main():
+        s = sparse(4)
+        bulk = s.nodes[liar].presence.outbox.bulk
+
+        def silent(to, frame, **rest):
+            if not (isinstance(frame.message, Chunk) and frame.message.round == 3):
+                bulk(to, frame, **rest)
+
+        s.nodes[liar].presence.outbox.bulk = silent
+        s.start()
+        await s.finish()
+        s.check()
+        for node in s.nodes.values():
+            assert s.nodes[liar].id in node.missing[3] and s.nodes[liar].id in node.contributors[5]
+
+    clock.run(main(), seed=4)
+
+
+@pytest.mark.parametrize("told", [1, 2])
+def test_who_announces_different_payloads_to_different_peers_parts_nobody(sparse, told):
+    """Two peers of five are told and sent something else; whatever is committed is the same everywhere."""
+
+    async def main():
+        s = sparse(5, rounds=6)
+        liar = s.nodes[4]
+        others = [node.id for node in s.nodes.values() if node is not liar]
+        fooled, outbox = set(others[:told]), liar.presence.outbox
+        control, bulk = outbox.control, outbox.bulk
+        stands_for = {}
+
+        def say(to, message):
+            if isinstance(message, Ready) and message.round == 3 and to in fooled:
+                piece = _levels(0.25)(liar.session.current.exchange._source)[0]
+                stands_for[0] = piece
+                message = msgspec.structs.replace(message, hashes=blake3.blake3(piece).digest())
+            control(to, message)
+
+        def send(to, frame, **rest):
+            if isinstance(frame.message, Chunk) and frame.message.round == 3 and to in fooled:
+                frame = Frame(frame.message, stands_for[0])
+            bulk(to, frame, **rest)
+
+        outbox.control, outbox.bulk = say, send
+        s.start()
+        honest = [node.index for node in s.nodes.values() if node is not liar]
+        await s.finish(honest)
+        s.check(honest)
+        assert stands_for, "nobody was told anything else"
+
+    clock.run(main(), seed=4)
+
+
+def test_frames_of_other_rounds_are_dropped_and_counted(sparse):
+    async def main():
+        s = sparse(3)
+        liar, victim = s.nodes[2], s.nodes[0]
+        ballot = Ballot(1, liar.id)
+        old = [Chunk(1, 0, 1, 0), Result(1, 0, ballot, 0), Vote(1, 0, ballot, bytes(32), bytes(32)), Ask(1, 0)]
+        new = [Chunk(99, 0, 1, 0), Result(99, 0, ballot, 0), Prepare(99, 0, ballot)]
+
+        def replay(node):
+            async def send():
+                for message in (*old, *new):
+                    await liar.transport.send(victim.id, Frame(message, b"x" if type(message).payload else b""))
+
+            clock.current().create_task(send())
+
+        s.fail_at(2, 4, "announce", replay)
+        s.start()
+        await s.finish()
+        s.check()
+        assert victim.session.strays == len(old) + len(new)
+        assert not any(node.missing[r] for node in s.nodes.values() for r in range(2, 7))
+
+    clock.run(main(), seed=4)
+
+
+def test_own_nan_is_not_sent(sparse):
+    async def main():
+        s = sparse(4)
+
+        def poison(round, delta):
+            if round == 3:
+                delta[777] = float("inf")
+            return delta
+
+        s.nodes[1].spoil = poison
+        s.start()
+        await s.finish()
+        s.check()
+        assert any(name == "unsent" for _, name, _ in s.nodes[1].log)
+        assert s.nodes[0].contributors[3] == sorted(s.nodes[i].id for i in (0, 2, 3))
+        assert np.isfinite(s.nodes[1].replica.feedback.residual).all()
+
+    clock.run(main(), seed=4)
+
+
+@pytest.mark.parametrize("policy", ["drop", "restore"])
+def test_what_becomes_of_a_contribution_that_is_left_out(sparse, policy):
+    async def main():
+        s = sparse(4, outer=f'on_exclusion = "{policy}"\n', rounds=3)
+        out = s.nodes[1]
+        out.forge(3, _short)  # announced like this, so that nobody counts it
+        seen = {}
+        prepare = out.replica.feedback.prepare
+
+        def noted(delta):
+            before, payload = out.replica.feedback.residual.copy(), prepare(delta)
+            if out.replica.round == 2:
+                seen["a"], seen["payload"] = np.float32(0.95) * before + delta, payload
+            return payload
+
+        out.replica.feedback.prepare = noted
+        s.start()
+        await s.finish()
+        s.check()
+        assert out.id in s.nodes[0].missing[3]
+        left = seen["a"].copy()
+        if policy == "drop":
+            out.replica.codec.decode(seen["payload"]).scatter(left, -1.0)
+        np.testing.assert_array_equal(out.replica.feedback.residual, left)
+
+    clock.run(main(), seed=4)
+
+
+def test_a_round_without_verdict_changes_nothing(sparse):
+    """A minority alone: what was trained stays in the model, what was left out before stays as it is."""
+
+    async def main():
+        s = sparse(3, rounds=8)
+        ids = {i: node.id for i, node in s.nodes.items()}
+        seen = {}
+
+        def split(node):
+            seen["e"], seen["digest"] = node.replica.feedback.residual.copy(), node.replica.digest
+            s.net.partition([[ids[0]], [ids[1], ids[2]]])
+            clock.current().call_later(16.0, look)
+
+        def look():
+            node = s.nodes[0]
+            assert node.replica.digest == seen["digest"]
+            np.testing.assert_array_equal(node.replica.feedback.residual, seen["e"])
+            s.net.heal()
+
+        s.fail_at(0, 4, "announce", split)
+        s.start()
+        await s.finish(limit=400)
+        s.check()
+        assert seen
+
+    clock.run(main(), seed=6, limit=4000)
+
+
+def test_two_that_cannot_reach_each_other_both_contribute(sparse):
+    """What one cannot send to the other, others bring; nobody waits long."""
+
+    async def main():
+        s = sparse(5, rounds=6)
+        s.fail_at(0, 3, "announce", lambda node: s.net.cut(s.nodes[1].id, s.nodes[2].id))
+        s.start()
+        await s.finish()
+        s.check()
+        for node in s.nodes.values():
+            assert all(len(node.contributors[number]) == 5 for number in (3, 4, 5, 6)), node.missing
+            times = node.committed_at
+            assert max(times[r] - times[r - 1] for r in range(3, 7)) < 2.5
+
+    clock.run(main(), seed=0)
+
+
+def test_replica_that_differs_fetches_the_state_and_forgets_what_it_had_left(sparse):
+    async def main():
+        s = sparse(4, size=600_000, rounds=7)
+
+        def corrupt(node):
+            node.replica.theta[12345] += 1.0
+
+        s.fail_at(2, 2, "applied", corrupt)
+        s.start()
+        await s.finish()
+        synced = [fields for _, name, fields in s.nodes[2].log if name == "synced"]
+        assert synced and synced[0]["bytes"] == 2**20
+        assert s.nodes[2].id not in s.nodes[1].contributors[4] and s.nodes[2].id in s.nodes[1].contributors[6]
+        assert s.nodes[2].digests[7] == s.nodes[1].digests[7]
+
+    clock.run(main(), seed=4)
