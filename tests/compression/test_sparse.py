@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.compression import entropy, parallel, sparse, sparsemean, sparsify, streamkernels, topkkernels, warmup
+from thinwire.compression import (
+    entropy,
+    parallel,
+    scatterkernels,
+    sparse,
+    sparsemean,
+    sparsify,
+    streamkernels,
+    topkkernels,
+    warmup,
+)
 from thinwire.compression import sparsereference as reference
 from thinwire.compression.chunks import VECTORS, Chunks
 from thinwire.compression.codec import CodecError
@@ -342,7 +352,7 @@ def test_warm_up_leaves_nothing_to_compile() -> None:
     warmup.warm_up()
     kernels = [
         value
-        for module in (topkkernels, streamkernels)
+        for module in (topkkernels, streamkernels, scatterkernels)
         for value in vars(module).values()
         if hasattr(value, "nopython_signatures") and value.py_func.__module__ == module.__name__
     ]
