@@ -96,6 +96,7 @@ def test_equals_the_reference_and_comes_back(codec: Sparse, shapes: list, kind: 
 @pytest.mark.parametrize("indices", ["rice", "fixed"])
 def test_any_number_of_threads_gives_the_same_bytes(values: str, indices: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse, "BIG", 5000)
+    monkeypatch.setattr(sparsemean, "BIG", 5000)
     monkeypatch.setattr(sparsify, "CHUNKS", 1)
     for module in (sparsify, entropy):
         monkeypatch.setattr(module, "MANY", 8)
