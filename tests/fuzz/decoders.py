@@ -26,13 +26,14 @@ from thinwire.compression import (
     quantize,
     registry,
     sparse,
+    sparseheader,
     subspace,
 )
 from thinwire.compression.chunks import Chunks
 from thinwire.compression.codec import CodecError
 from thinwire.compression.noise import normal
 
-PYTHON = (activations, demo, entropy, floats, payloads, quantize, sparse, subspace)
+PYTHON = (activations, demo, entropy, floats, payloads, quantize, sparse, sparseheader, subspace)
 """Modules whose functions are watched; kernels are compiled and cannot be."""
 
 Target = tuple[str, Callable[[bytes], None], list[bytes]]
