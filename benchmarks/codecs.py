@@ -6,7 +6,7 @@
 
 All of a table is measured in turn, again and again, so that a busy moment meets every row; the figure is the median. Dense
 codecs work chunk by chunk as in a round (2 MiB), with two threads on two chunks at a time. "Average" decodes and adds up the
-payloads of four peers, which counts as four arrays read. What a GPU does is measured where there is one.
+payloads of four peers, which counts as four arrays read; "accumulate" one. What a GPU does is measured where there is one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import machine
 import numpy as np
+import sparserows
 import torch
 from numpy.typing import NDArray
 from plaintorch import average_integers, encode_integers
@@ -125,6 +126,8 @@ def rows(x: Floats) -> Iterator[Row]:
         yield encode_row(spec, x, shared)
     for spec in ("fp32", "fp16", "bf16", "int8", "int8(block=4096)", "int4", "int4(asymmetric=1)", "int3"):
         yield average_row(spec, x, shared)
+    for figures in sparserows.figures(x):
+        yield Row(*figures)
 
 
 def seconds(act: Act, clock: Callable[[], float]) -> float:
@@ -179,7 +182,7 @@ def show(found: Sequence[dict[str, object]]) -> str:
     lines = [f"| | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for line in found:
         cells = (f"{value:.2f}" if isinstance(value := line.get(key), float) else "" for key in COLUMNS)
-        lines.append(f"| {line['row']} | {' | '.join(cells)} |")
+        lines.append(f"| {str(line['row']).replace('|', '&#124;')} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -61,8 +61,8 @@ def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
         number = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
         function = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
-        # For reading, to stay in all caches, as data.
-        builder.call(function, [address, ir.Constant(number, 0), ir.Constant(number, 3), ir.Constant(number, 1)])
+        # For reading, into the second-level cache (far more such requests may be under way than for the first), as data.
+        builder.call(function, [address, ir.Constant(number, 0), ir.Constant(number, 2), ir.Constant(number, 1)])
         return context.get_dummy_value()
 
     return types.void(array, types.intp), codegen

@@ -77,20 +77,30 @@ class Section:
 
     def geometry(self, k: int) -> NDArray[np.int64]:
         """For kernels: rows, cols, tail, side, down, across, and what `keep` says of a block that is last neither down nor
-        across, last across, last down, last in both.
+        across, last across, last down, last in both. Not to be written.
         """
-        high, wide = self.rows - self.side * (self.down - 1), self.cols - self.side * (self.across - 1)
-        corner = high * wide - self.cols + self.tail
-        real = np.array([self.side * self.side, self.side * wide, high * self.side, corner])
-        keep = np.maximum(1, np.rint(k * real / self.side**2))
-        shape = [self.rows, self.cols, self.tail, self.side, self.down, self.across]
-        return np.array([*shape, *keep], np.int64)
+        return self._top(k)[0]
 
     def kept(self, k: int) -> int:
         """Entries a top-k keeps in all chunks."""
-        geometry = self.geometry(k)
-        right, bottom = self.across - 1, self.down - 1
-        return int(geometry[6:] @ [right * bottom, bottom, right, 1])
+        return self._top(k)[1]
+
+    def _top(self, k: int) -> tuple[NDArray[np.int64], int]:
+        if k not in self._known:
+            high, wide = self.rows - self.side * (self.down - 1), self.cols - self.side * (self.across - 1)
+            corner = high * wide - self.cols + self.tail
+            real = np.array([self.side * self.side, self.side * wide, high * self.side, corner])
+            keep = np.maximum(1, np.rint(k * real / self.side**2)).astype(np.int64)
+            shape = [self.rows, self.cols, self.tail, self.side, self.down, self.across]
+            geometry = np.array([*shape, *keep], np.int64)
+            geometry.flags.writeable = False
+            right, bottom = self.across - 1, self.down - 1
+            self._known[k] = geometry, int(keep @ [right * bottom, bottom, right, 1])
+        return self._known[k]
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[NDArray[np.int64], int]]:
+        return {}
 
     def gather(self, flat: Floats) -> Floats:
         """The elements, flat: a view for a matrix, a copy for the vector."""

@@ -40,10 +40,18 @@ def matrix(side: int) -> Floats:
     return d
 
 
+@cache
+def transposed(side: int) -> Floats:
+    """Dᵀ as float32, read-only."""
+    dt = np.ascontiguousarray(matrix(side).T)
+    dt.flags.writeable = False
+    return dt
+
+
 def forward(blocks: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     """out = DᵀBD of each block; both of shape (blocks, side, side), `out` may be `blocks`. Raises ValueError."""
     _fit(blocks, out)
-    _forward(blocks, out, np.ascontiguousarray(matrix(blocks.shape[1]).T))
+    _forward(blocks, out, transposed(blocks.shape[1]))
 
 
 def inverse(blocks: NDArray[np.float32], out: NDArray[np.float32]) -> None:
@@ -105,7 +113,8 @@ def _fit(blocks: NDArray[np.float32], out: NDArray[np.float32]) -> None:
 
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]
-def _transpose(source: NDArray[np.float32], target: NDArray[np.float32]) -> None:
+def transpose(source: NDArray[np.float32], target: NDArray[np.float32]) -> None:
+    """target = sourceᵀ, in tiles of 8 × 8."""
     side = source.shape[0]
     for r in range(0, side, 8):
         for c in range(0, side, 8):
@@ -158,7 +167,7 @@ def _sums(
 
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]
-def _columns(
+def columns(
     x: NDArray[np.float32], dt: NDArray[np.float32], out: NDArray[np.float32], odd: NDArray[np.float32]
 ) -> None:
     """out = DᵀX, with dt = Dᵀ; x is overwritten."""
@@ -179,7 +188,9 @@ def _columns(
 
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]
-def _rows(q: NDArray[np.float32], d: NDArray[np.float32], out: NDArray[np.float32], odd: NDArray[np.float32]) -> None:
+def rows_back(
+    q: NDArray[np.float32], d: NDArray[np.float32], out: NDArray[np.float32], odd: NDArray[np.float32]
+) -> None:
     """out = DQ."""
     side = q.shape[0]
     for c in range(side):
@@ -204,10 +215,10 @@ def _forward(blocks: NDArray[np.float32], out: NDArray[np.float32], dt: NDArray[
     odd = np.empty((side, side), np.float32)
     for b in range(len(blocks)):
         first[:] = blocks[b]
-        _columns(first, dt, second, odd)
-        _transpose(second, first)
-        _columns(first, dt, second, odd)
-        _transpose(second, out[b])
+        columns(first, dt, second, odd)
+        transpose(second, first)
+        columns(first, dt, second, odd)
+        transpose(second, out[b])
 
 
 @kernel
@@ -216,7 +227,7 @@ def _inverse(blocks: NDArray[np.float32], out: NDArray[np.float32], d: NDArray[n
     first, second = np.empty((side, side), np.float32), np.empty((side, side), np.float32)
     odd = np.empty((side, side), np.float32)
     for b in range(len(blocks)):
-        _rows(blocks[b], d, second, odd)
-        _transpose(second, first)
-        _rows(first, d, second, odd)
-        _transpose(second, out[b])
+        rows_back(blocks[b], d, second, odd)
+        transpose(second, first)
+        rows_back(first, d, second, odd)
+        transpose(second, out[b])

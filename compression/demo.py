@@ -11,16 +11,19 @@ coefficients have a layout of their own, `spectrum`, and in it a payload is that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
-from thinwire.compression import dct, sparsemean
+from thinwire.compression import dct, sparsemean, spectrumkernels
 from thinwire.compression.chunks import Chunks
 from thinwire.compression.codec import Buffer, Floats
+from thinwire.compression.parallel import Team
 from thinwire.compression.sparse import CAP, Selected, Sparse
+
+BLOCKS = 64
+"""Blocks from which on a thread is worth its start."""
 
 
 @lru_cache(maxsize=16)
@@ -44,7 +47,7 @@ class Coefficients:
         """out += scale·decoded, in float32, on all elements. out: the model's flat vector."""
         coefficients = np.zeros(self.selected.chunks.total, np.float32)
         self.selected.scatter(coefficients, 1.0, threads)
-        out += np.float32(scale) * synthesise(coefficients, self.chunks)
+        synthesise(coefficients, self.chunks, out, scale, threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Demo:
 
     def select(self, a: Floats, chunks: Chunks, threads: int = 1) -> Coefficients:
         """Choose what to send of the momentum a (the model's flat vector). Raises CodecError when a value is not finite."""
-        return Coefficients(self, chunks, self.sparse().select(analyse(a, chunks), spectrum(chunks), threads))
+        return Coefficients(self, chunks, self.sparse().select(analyse(a, chunks, threads), spectrum(chunks), threads))
 
     def nbytes(self, selected: Coefficients) -> int:
         """Exact size of the payload."""
@@ -93,21 +96,40 @@ class Demo:
         return Coefficients(self, chunks, self.sparse().decode(payload, spectrum(chunks), cap, threads))
 
 
-def analyse(flat: Floats, chunks: Chunks) -> Floats:
+def analyse(flat: Floats, chunks: Chunks, threads: int = 1) -> Floats:
     """The coefficients of the model's flat vector, themselves flat (`spectrum`). What is not finite stays so."""
-    blocks = _blocks(chunks.cut(flat), chunks)
-    dct.forward(blocks, blocks)
-    return blocks.reshape(-1)
+    chunks.check(flat)
+    out = np.empty(chunks.count * chunks.chunk, np.float32)
+    _each(spectrumkernels.analyse, chunks, threads, flat, out, (dct.transposed(chunks.side),))
+    return out
 
 
-def synthesise(coefficients: Floats, chunks: Chunks) -> Floats:
-    """The model's flat vector of its coefficients: the same bits everywhere."""
-    blocks = _blocks(coefficients, chunks)
-    values = np.empty_like(blocks)
-    dct.inverse(blocks, values)
-    flat = np.empty(chunks.total, np.float32)
-    chunks.join(values.reshape(chunks.count, chunks.chunk), flat)
-    return flat
+def synthesise(coefficients: Floats, chunks: Chunks, out: Floats, scale: float = 1.0, threads: int = 1) -> None:
+    """out += scale times the model's flat vector of these coefficients, in float32: the same bits everywhere."""
+    chunks.check(out)
+    more = (dct.matrix(chunks.side), np.float32(scale))
+    _each(spectrumkernels.synthesise, chunks, threads, out, coefficients, more)
+
+
+def _each(
+    work: Callable[..., None],
+    chunks: Chunks,
+    threads: int,
+    flat: Floats,
+    coefficients: Floats,
+    more: tuple[object, ...],
+) -> None:
+    """Call a kernel for each section, in as many ranges of its blocks as there are threads, and put its elements back."""
+    blocks, at = coefficients.reshape(chunks.count, chunks.side, chunks.side), 0
+    with Team(threads) as team:
+        for section in chunks.sections:
+            values, part = section.gather(flat), blocks[at : at + section.count]
+            given = (values, part) if work is spectrumkernels.analyse else (part, values)
+            cuts = team.ranges(section.count, BLOCKS)
+            team.each(work, [(given[0], section.cols, a, b, *more, given[1]) for a, b in cuts])
+            if work is spectrumkernels.synthesise:
+                section.put(values, flat)
+            at += section.count
 
 
 def mean(
@@ -116,10 +138,14 @@ def mean(
     chunks: Chunks,
     denominator: str = "contributor_mean",
     clip: bool = True,
+    threads: int = 1,
 ) -> Floats:
     """G: coefficients averaged as `sparsemean.mean` does, in the order given, and transformed back once."""
     selected = [contribution.selected for contribution in contributions]
-    return synthesise(sparsemean.mean(selected, weights, spectrum(chunks), denominator, clip), chunks)
+    coefficients = sparsemean.mean(selected, weights, spectrum(chunks), denominator, clip, threads)
+    out = np.zeros(chunks.total, np.float32)
+    synthesise(coefficients, chunks, out, 1.0, threads)
+    return out
 
 
 def accumulate(momentum: Floats, gradient: Floats, beta: float, lr: float) -> None:
@@ -133,7 +159,3 @@ def step(theta: Floats, mean: Floats, lr: float, decay: float = 0.0) -> None:
     rate = np.float32(lr)
     theta -= (rate * np.float32(decay)) * theta
     theta -= rate * np.sign(mean)
-
-
-def _blocks(flat: Floats, chunks: Chunks) -> NDArray[np.float32]:
-    return flat.reshape(chunks.count, chunks.side, chunks.side)

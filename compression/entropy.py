@@ -14,7 +14,7 @@ from thinwire.compression.codec import CodecError
 from thinwire.compression.parallel import Team
 from thinwire.compression.sparseheader import FIXED_WIDTH
 from thinwire.compression.sparsereference import FIRST, LAST
-from thinwire.compression.sparsify import CHUNKS, ENTRIES
+from thinwire.compression.sparsify import ENTRIES, MANY
 
 Bytes = NDArray[np.uint8]
 Shorts = NDArray[np.uint16]
@@ -35,13 +35,14 @@ def gaps(section: Section, indices: Shorts, k: int, team: Team) -> Shorts:
     """Index minus the one before in its chunk, minus one; the first of a chunk follows on −1."""
     out = np.empty_like(indices)
     geometry = section.geometry(k)
-    team.each(streamkernels.gaps, [(indices, geometry, a, b, out) for a, b in team.ranges(section.count, CHUNKS)])
+    cuts = team.ranges(section.count, max(1, MANY * section.count // indices.size))
+    team.each(streamkernels.gaps, [(indices, geometry, a, b, out) for a, b in cuts])
     return out
 
 
 def parameter(gaps: Shorts, team: Team) -> tuple[int, int]:
     """The Rice parameter of fewest bits, of equal ones the smallest, and the bits of the unary stream."""
-    sums = np.sum(_quotients(gaps, team.ranges(gaps.size, ENTRIES), team), axis=0)
+    sums = np.sum(_quotients(gaps, team.ranges(gaps.size, MANY), team), axis=0)
     bits = sums + gaps.size * np.arange(FIRST, LAST + 1)
     best = int(np.argmin(bits))
     return FIRST + best, int(sums[best]) + gaps.size
@@ -53,16 +54,17 @@ def write_rice(gaps: Shorts, rice: int, unary_bits: int, unary: Bytes, low: Byte
     sums = [int(s[rice - FIRST]) + b - a for s, (a, b) in zip(_quotients(gaps, cuts, team), cuts, strict=True)]
     starts = [sum(sums[:i]) for i in range(len(sums))]
     unary[:] = 0xFF
-    heads = team.each(
-        streamkernels.write_unary,
-        [(gaps[a:b], rice, start, unary) for (a, b), start in zip(cuts, starts, strict=True)],
-    )
+
+    def write(first: int, last: int, start: int) -> int:
+        streamkernels.pack(gaps[first:last], rice, low[_bytes(first, last, rice)])
+        return int(streamkernels.write_unary(gaps[first:last], rice, start, unary))
+
+    heads = team.each(write, [(*cut, start) for cut, start in zip(cuts, starts, strict=True)])
     # The byte where two ranges meet is written by neither of them.
     for start, head in zip(starts, heads, strict=True):
         unary[start >> 3] &= head
     if unary_bits % 8:
         unary[-1] &= (1 << unary_bits % 8) - 1
-    team.each(streamkernels.pack, [(gaps[a:b], rice, low[_bytes(a, b, rice)]) for a, b in cuts])
 
 
 def write_fixed(indices: Shorts, low: Bytes, team: Team) -> None:
@@ -73,7 +75,7 @@ def write_fixed(indices: Shorts, low: Bytes, team: Team) -> None:
 
 def write_codes(codes: Bytes, width: int, out: Bytes, team: Team) -> None:
     """Fill the stream of codes."""
-    cuts = team.ranges(codes.size, ENTRIES, 8)
+    cuts = team.ranges(codes.size, MANY, 8)
     team.each(streamkernels.pack_codes, [(codes[a:b], width, out[_bytes(a, b, width)]) for a, b in cuts])
 
 

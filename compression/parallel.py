@@ -31,13 +31,13 @@ class Team:
     def spread(
         self, work: Callable[..., T], jobs: Sequence[tuple[object, ...]], sizes: Sequence[int], big: int
     ) -> list[T]:
-        """work(*job, team) for each job, results in order of the jobs. Those of size `big` or more come one after the other,
-        with this team to share them, and then each of the others by one thread, with a team of one.
+        """work(*job, team) for each job, results in order of the jobs. A job of size `big` or more that is a large part of the
+        whole has this team to share it; all others are done by one thread each, with a team of one, large ones first.
         """
-        alone = Team(1)
-        shared = [i for i, size in enumerate(sizes) if size >= big and self.threads > 1]
+        alone, bound = Team(1), max(big, sum(sizes) // (2 * self.threads))
+        shared = [i for i, size in enumerate(sizes) if size >= bound and self.threads > 1]
         done = {i: work(*jobs[i], self) for i in shared}
-        rest = [i for i in range(len(jobs)) if i not in done]
+        rest = sorted((i for i in range(len(jobs)) if i not in done), key=lambda i: -sizes[i])
         done |= zip(rest, self.each(work, [(*jobs[i], alone) for i in rest]), strict=True)
         return [done[i] for i in range(len(jobs))]
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression import entropy, sparsify, streamkernels
+from thinwire.compression import entropy, scatterkernels, sparsify
 from thinwire.compression.chunks import Chunks, Section
 from thinwire.compression.codec import Buffer, CodecError, Floats
 from thinwire.compression.parallel import Team
@@ -78,7 +78,7 @@ class Selected:
             levels = np.float32(scale) * self.codec.levels(part.lo, part.hi)
             given = (part.indices, part.codes, levels, section.geometry(self.codec.k))
             cuts = team.ranges(section.count, sparsify.CHUNKS)
-            team.each(streamkernels.scatter, [(*given, a, b, elements) for a, b in cuts])
+            team.each(scatterkernels.scatter, [(*given, a, b, elements) for a, b in cuts])
         section.put(elements, out)
 
     def values(self, part: Part) -> Floats:

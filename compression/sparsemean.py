@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from thinwire.compression import kernels, streamkernels
+from thinwire.compression import kernels, scatterkernels
 from thinwire.compression.chunks import Chunks, Section
 from thinwire.compression.codec import Floats
 from thinwire.compression.parallel import Team
@@ -26,17 +26,23 @@ def mean(
     denominator: str = "contributor_mean",
     clip: bool = True,
     threads: int = 1,
+    out: Floats | None = None,
 ) -> Floats:
     """The weighted mean as the model's flat vector; selected and weights by contributor, in the order of the round's record.
 
     "contributor_mean": each coordinate by the weights of those who sent it, zero where nobody did, what every public
     implementation does. "mean": by all weights. clip: with three contributors or more each section of a contributor is scaled
     by min(1, lower median of the norms / its norm). Sums are in float64 in the given order, and rounded once.
+    out: where to write it, a new vector otherwise.
     Raises ValueError for another layout, an unknown denominator, or weights that are not finite, ≥ 0 and not all zero.
     """
     total = checked(selected, weights, chunks, denominator)
     divisor = total if denominator == "mean" else 0.0
-    out = np.zeros(chunks.total, np.float32)
+    if out is None:
+        out = np.zeros(chunks.total, np.float32)
+    else:
+        chunks.check(out)
+        out.fill(0.0)
     with Team(threads) as team:
         jobs = [(s, sent(selected, i, weights, clip), divisor, out) for i, s in enumerate(chunks.sections)]
         team.spread(_average, jobs, chunks.sizes, BIG)
@@ -89,7 +95,7 @@ def _average(
             for arrays in ([part.indices for _, part, _, _ in given], [part.codes for _, part, _, _ in given])
         )
         common = (indices, codes, levels, weights, divisor, section.geometry(codec.k))
-        team.each(streamkernels.mean, [(*common, a, b, elements) for a, b in team.ranges(section.count, CHUNKS)])
+        team.each(scatterkernels.mean, [(*common, a, b, elements) for a, b in team.ranges(section.count, CHUNKS)])
     section.put(elements, out)
 
 

@@ -14,8 +14,11 @@ from thinwire.compression.codec import CodecError, Floats
 from thinwire.compression.parallel import Team
 from thinwire.compression.sparsereference import ROUNDS, half
 
-CHUNKS, ENTRIES = 64, 1 << 16
-"""The least number of chunks, and of entries, that are worth a thread."""
+CHUNKS = 64
+"""The least number of chunks to look through that is worth a thread."""
+
+ENTRIES, MANY = 1 << 15, 1 << 19
+"""The least number of entries that is worth one: to write their bits, and for a look at each."""
 
 
 def choose(section: Section, values: Floats, k: int, team: Team) -> tuple[NDArray[np.uint16], Floats, np.float32]:
@@ -36,7 +39,7 @@ def choose(section: Section, values: Floats, k: int, team: Team) -> tuple[NDArra
 
 def codebook(chosen: Floats, peak: np.float32, levels: int, team: Team) -> tuple[float, float]:
     """The levels (lo, hi) for the magnitudes, the largest of which is `peak`, as fp16 can say them."""
-    cuts = team.ranges(chosen.size, ENTRIES)
+    cuts = team.ranges(chosen.size, MANY)
     units = np.empty(chosen.size, np.int32)
     total = sum(map(int, team.each(topkkernels.units, [(chosen[a:b], unit(peak), units[a:b]) for a, b in cuts])))
 
@@ -71,7 +74,7 @@ def lloyd(
 def codes(chosen: Floats, lo: float, hi: float, levels: int, team: Team) -> NDArray[np.uint8]:
     """The code of each entry."""
     out = np.empty(chosen.size, np.uint8)
-    cuts = team.ranges(chosen.size, ENTRIES)
+    cuts = team.ranges(chosen.size, MANY)
     if levels == 1:
         team.each(topkkernels.signs, [(chosen[a:b], out[a:b]) for a, b in cuts])
     else:

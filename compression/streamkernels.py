@@ -1,4 +1,4 @@
-"""Kernels of the sparse payload's bit streams, least significant bit first, and of what is done with its entries.
+"""Kernels of the sparse payload's bit streams, least significant bit first.
 
 Geometry: see topkkernels.py. `sparsereference.py` has the same in numpy; tests hold the two equal bit for bit. Encoders trust
 their arguments. Decoders get streams of the right lengths and check all the rest.
@@ -7,13 +7,12 @@ their arguments. Decoders get streams of the right lengths and check all the res
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
 from numpy.typing import NDArray
-from thinwire.compression.bitops import lowest, ones, prefetch
-from thinwire.compression.kernels import _pointer, inline, kernel
+from thinwire.compression.bitops import lowest, ones
+from thinwire.compression.kernels import inline, kernel
 from thinwire.compression.topkkernels import ACROSS, COLS, DOWN, ROWS, SIDE, TAIL, Geometry, Int, entry, kept
 
-OK, WRONG_COUNT, OUTSIDE, NOT_BEST, NOT_ASCENDING = range(5)
+OK, OUTSIDE, NOT_BEST, NOT_ASCENDING = range(4)
 
 
 @kernel
@@ -214,75 +213,3 @@ def read_fixed(stream: NDArray[np.uint8], geometry: Geometry, indices: NDArray[n
                 indices[e] = np.uint16(index)
                 e += 1
     return OK
-
-
-@kernel
-def scatter(
-    indices: NDArray[np.uint16],
-    codes: NDArray[np.uint8],
-    levels: NDArray[np.float32],
-    geometry: Geometry,
-    first: int,
-    last: int,
-    out: NDArray[np.float32],
-) -> None:
-    """out += levels[code] at the entries of chunks [first, last). out: the section's elements, flat."""
-    side, cols, across = geometry[SIDE], geometry[COLS], geometry[ACROSS]
-    e = entry(geometry, first)
-    shift = np.int64(0)
-    while 1 << shift < side:
-        shift += 1
-    for b in range(first, last):
-        if b + 1 < last:
-            # Entries are far apart: without this every one of them waits for memory.
-            i, j = (b + 1) // across, (b + 1) % across
-            corner = (i * cols + j) * side
-            start = e + kept(geometry, b // across, b % across)
-            for ahead in range(start, start + kept(geometry, i, j)):
-                at = np.int64(indices[ahead])
-                prefetch(out, corner + (at >> shift) * cols + (at & side - 1))
-        i, j = b // across, b % across
-        corner = (i * cols + j) * side
-        for _ in range(kept(geometry, i, j)):
-            at = np.int64(indices[e])
-            out[corner + (at >> shift) * cols + (at & side - 1)] += levels[codes[e]]
-            e += 1
-
-
-@kernel
-def mean(
-    indices: NDArray[np.uint64],
-    codes: NDArray[np.uint64],
-    levels: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    divisor: float,
-    geometry: Geometry,
-    first: int,
-    last: int,
-    out: NDArray[np.float32],
-) -> None:
-    """out = Σ levels[r, code] / Σ weights of those who sent a coordinate, or / divisor unless that is 0, in float64, in chunks
-    [first, last); other coordinates are left alone. indices, codes: addresses by contributor. Weights are above 0.
-    """
-    side, cols, across = geometry[SIDE], geometry[COLS], geometry[ACROSS]
-    sums, counts = np.zeros(side * side, np.float64), np.zeros(side * side, np.float64)
-    start, end = entry(geometry, first), entry(geometry, last)
-    for b in range(first, last):
-        i, j = b // across, b % across
-        corner = (i * cols + j) * side
-        stop = start + kept(geometry, i, j)
-        for r in range(weights.size):
-            places = carray(_pointer(indices[r]), (2 * end,)).view(np.uint16)
-            sent = carray(_pointer(codes[r]), (end,))
-            for e in range(start, stop):
-                sums[places[e]] += levels[r, sent[e]]
-                counts[places[e]] += weights[r]
-        for r in range(weights.size):
-            places = carray(_pointer(indices[r]), (2 * end,)).view(np.uint16)
-            for e in range(start, stop):
-                at = np.int64(places[e])
-                if counts[at] > 0.0:
-                    below = divisor if divisor > 0.0 else counts[at]
-                    out[corner + at // side * cols + at % side] = np.float32(sums[at] / below)
-                    sums[at] = counts[at] = 0.0
-        start = stop

@@ -114,7 +114,11 @@ def topk(
     # One word beyond, because candidates are compared by whole words.
     keys, near = np.zeros(chunk, np.uint32), np.zeros(chunk + WORD, np.uint32)
     masks, places = np.zeros(words + 1, np.uint64), np.zeros(chunk + 1, np.uint16)
+    final = np.zeros(chunk + 1, np.uint16)
     top, guess = np.int64(1), np.int64(1)
+    shift = np.int64(0)
+    while 1 << shift < side:
+        shift += 1
     place = entry(geometry, first)
     for b in range(first, last):
         i, j = b // across, b % across
@@ -149,22 +153,25 @@ def topk(
             else:
                 above = middle
         guess = np.int64(below - STEP)
+        corner = i * side * cols + j * side
         # More than `keep` only when the last are equal: then the first of them.
         equal = np.int64(n)
         if reached > keep:
             equal = np.int64(keep)
             for q in range(n):
                 equal -= int(np.int64(near[q]) > below)
-        corner = i * side * cols + j * side
+        # No branches: which candidates stay is anybody's guess. What is not to stay is overwritten.
         p = 0
         for q in range(n):
             key = np.int64(near[q])
-            if key > below or (key == below and equal > 0):
-                equal -= int(key == below)
-                at = np.int64(places[q])
-                indices[place + p] = at
-                chosen[place + p] = values[corner + at // side * cols + at % side]
-                p += 1
+            tie = int(key == below) & int(equal > 0)
+            equal -= tie
+            final[p] = places[q]
+            p += int(key > below) | tie
+        for p in range(keep):
+            at = np.int64(final[p])
+            indices[place + p] = at
+            chosen[place + p] = values[corner + (at >> shift) * cols + (at & side - 1)]
         place += keep
     return np.uint32(top - 1)
 

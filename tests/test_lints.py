@@ -177,6 +177,7 @@ MAY_OPEN = {
         "collectives/ports.py": TRANSPORT + ": how many sockets the system still gives",
     },
     "threads": {
+        "compression/parallel.py": "kernels, whose results do not depend on the number of threads",
         "node/background.py": "the threads beside a training loop of one's own",
         "node/daemon.py": "the worker, and signals",
         "node/local.py": LOCAL,

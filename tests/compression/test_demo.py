@@ -15,6 +15,12 @@ def gaussian(seed: int, chunks: Chunks = CHUNKS) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(chunks.total).astype(np.float32)
 
 
+def back(coefficients: np.ndarray, chunks: Chunks) -> np.ndarray:
+    out = np.zeros(chunks.total, np.float32)
+    demo.synthesise(coefficients, chunks, out)
+    return out
+
+
 def exact(flat: np.ndarray, chunks: Chunks) -> np.ndarray:
     """All coefficients, by matrix products in float64."""
     d = dct.matrix(chunks.side).astype(np.float64)
@@ -27,7 +33,22 @@ def test_coefficients_and_back() -> None:
     coefficients = demo.analyse(flat, CHUNKS)
     assert coefficients.shape == (demo.spectrum(CHUNKS).total,)
     assert np.abs(coefficients.reshape(CHUNKS.count, -1) - exact(flat, CHUNKS)).max() < 1e-5
-    assert np.abs(demo.synthesise(coefficients, CHUNKS) - flat).max() < 1e-5
+    assert np.abs(back(coefficients, CHUNKS) - flat).max() < 1e-5
+
+
+def test_the_kernels_are_the_cut_and_transformed_blocks_bit_for_bit_for_any_number_of_threads() -> None:
+    chunks = Chunks((("a", (100, 300)), ("b", (33, 1)), ("c", (1, 40)), ("v", (1000,)), ("w", (24,))), 256)
+    flat = gaussian(8, chunks)
+    blocks = chunks.cut(flat).reshape(-1, 16, 16)
+    dct.forward(blocks, blocks)
+    values, joined = np.empty_like(blocks), np.empty(chunks.total, np.float32)
+    dct.inverse(blocks, values)
+    chunks.join(values.reshape(chunks.count, -1), joined)
+    for threads in (1, 3):
+        assert demo.analyse(flat, chunks, threads).tobytes() == blocks.tobytes()
+        out = flat.copy()
+        demo.synthesise(blocks.reshape(-1), chunks, out, -0.75, threads)
+        assert out.tobytes() == (flat + np.float32(-0.75) * joined).tobytes()
 
 
 def test_what_is_sent_are_the_largest_coefficients_of_each_block() -> None:
@@ -46,7 +67,7 @@ def test_with_all_coefficients_nothing_remains_and_the_mean_is_that_of_the_momen
     momenta, contributions = [], []
     for _ in range(3):
         levels = rng.integers(-2000, 2001, chunks.total) / 16
-        momentum = demo.synthesise(levels.astype(np.float32), chunks)
+        momentum = back(levels.astype(np.float32), chunks)
         momenta.append(momentum.copy())
         contributions.append(codec.decode(codec.encode(codec.select(momentum, chunks)), chunks))
         contributions[-1].scatter(momentum, -1.0)
@@ -111,7 +132,7 @@ def test_the_mean_is_by_coefficient_of_those_who_sent_it() -> None:
     for frequency in (3, 40):
         wave = np.zeros((1, 64, 64), np.float32)
         wave[0, frequency, 5] = 8.0
-        waves.append(demo.synthesise(wave.reshape(-1), chunks))
+        waves.append(back(wave.reshape(-1), chunks))
     codec = Demo(k=1)
     sent = [codec.select(wave, chunks) for wave in waves]
     assert np.abs(demo.mean(sent, [1.0, 3.0], chunks) - (waves[0] + waves[1])).max() < 1e-3

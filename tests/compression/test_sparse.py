@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.compression import entropy, parallel, sparse, sparsemean, sparsify, streamkernels, topkkernels, warmup
+from thinwire.compression import (
+    entropy,
+    parallel,
+    scatterkernels,
+    sparse,
+    sparsemean,
+    sparsify,
+    streamkernels,
+    topkkernels,
+    warmup,
+)
 from thinwire.compression import sparsereference as reference
 from thinwire.compression.chunks import VECTORS, Chunks
 from thinwire.compression.codec import CodecError
@@ -86,9 +96,11 @@ def test_equals_the_reference_and_comes_back(codec: Sparse, shapes: list, kind: 
 @pytest.mark.parametrize("indices", ["rice", "fixed"])
 def test_any_number_of_threads_gives_the_same_bytes(values: str, indices: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse, "BIG", 5000)
+    monkeypatch.setattr(sparsemean, "BIG", 5000)
+    monkeypatch.setattr(sparsify, "CHUNKS", 1)
     for module in (sparsify, entropy):
-        monkeypatch.setattr(module, "CHUNKS", 1)
-        monkeypatch.setattr(module, "ENTRIES", 8)
+        monkeypatch.setattr(module, "MANY", 8)
+    monkeypatch.setattr(entropy, "ENTRIES", 8)
     for k in (1, 7, 64):
         codec = Sparse(k, 4096, values, indices)
         chunks = Chunks((*SHAPES, ("z", (500, 130))))
@@ -342,7 +354,7 @@ def test_warm_up_leaves_nothing_to_compile() -> None:
     warmup.warm_up()
     kernels = [
         value
-        for module in (topkkernels, streamkernels)
+        for module in (topkkernels, streamkernels, scatterkernels)
         for value in vars(module).values()
         if hasattr(value, "nopython_signatures") and value.py_func.__module__ == module.__name__
     ]

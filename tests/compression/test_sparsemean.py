@@ -70,6 +70,9 @@ def test_the_same_bits_for_any_number_of_threads_and_after_the_wire(monkeypatch:
         for threads in (2, 3):
             again = sparsemean.mean(received, [1, 2, 3, 4], CHUNKS, denominator, threads=threads)
             assert again.tobytes() == alone.tobytes()
+        given = np.full(CHUNKS.total, np.nan, np.float32)
+        assert sparsemean.mean(received, [1, 2, 3, 4], CHUNKS, denominator, out=given) is given
+        assert given.tobytes() == alone.tobytes()
 
 
 def test_one_contribution_is_itself_and_two_divide_where_they_meet() -> None:

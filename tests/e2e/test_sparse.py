@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 
 def test_a_sparse_run_and_a_way_back(machine):
     here = machine(steps=20, method="sparseloco")
@@ -23,6 +25,17 @@ def test_a_sparse_run_and_a_way_back(machine):
     founder.wait("round", least=5, contributors=1)
     founder.signal(signal.SIGTERM)
     assert founder.exit(60) == 0
+
+
+@pytest.mark.parametrize(("method", "steps"), [("demo", 1), ("powersgd", 10)])
+def test_daemons_of_other_methods(machine, method, steps):
+    here = machine(rounds=6, steps=steps, method=method)
+    founder = here.found("founder", "--wait-for", 2)
+    other = here.join("other", founder.invite())
+    assert (founder.exit(), other.exit()) == (0, 0)
+    assert founder.of("round")[-1]["round"] == 6 and not founder.of("alarm")
+    assert {event["contributors"] for event in founder.of("round")[1:]} == {2}
+    assert here.check() > 0
 
 
 def test_a_codec_that_cannot_be_is_refused(machine):

@@ -26,13 +26,14 @@ from thinwire.compression import (
     quantize,
     registry,
     sparse,
+    sparseheader,
     subspace,
 )
 from thinwire.compression.chunks import Chunks
 from thinwire.compression.codec import CodecError
 from thinwire.compression.noise import normal
 
-PYTHON = (activations, demo, entropy, floats, payloads, quantize, sparse, subspace)
+PYTHON = (activations, demo, entropy, floats, payloads, quantize, sparse, sparseheader, subspace)
 """Modules whose functions are watched; kernels are compiled and cannot be."""
 
 Target = tuple[str, Callable[[bytes], None], list[bytes]]
@@ -64,12 +65,13 @@ def _dense(spec: str) -> Target:
         squared = _answer(codec.check, payload, ELEMENTS)
         if (_answer(codec.decode, payload, out) is None) != (squared is None):
             raise AssertionError("check and decode disagree")
-        if squared is not None:
-            assert np.isfinite(out).all()
-            assert math.isclose(squared, float((out.astype(np.float64) ** 2).sum()), rel_tol=1e-9)
-            again = np.empty_like(out)
-            codec.mean([payload, payload], [1.0, 3.0], again)
-            assert np.allclose(again, out, rtol=1e-6, atol=0)
+        if squared is None:
+            raise CodecError("refused by both")
+        assert np.isfinite(out).all()
+        assert math.isclose(squared, float((out.astype(np.float64) ** 2).sum()), rel_tol=1e-9)
+        again = np.empty_like(out)
+        codec.mean([payload, payload], [1.0, 3.0], again)
+        assert np.allclose(again, out, rtol=1e-6, atol=0)
 
     x, seeds = normal(1, "fuzz", ELEMENTS), []
     for scale in (1e-8, 1.0, 1e4):

@@ -24,14 +24,8 @@ def fuzz(folder: Path, inputs: int, *flags: str, seed: int = 1) -> tuple[int, st
     seeds = folder / "seeds"
     seeds.mkdir()
     # Some runs are of the empty input, which is not counted.
-    command = [
-        sys.executable,
-        HARNESS,
-        f"-seeds={seeds}",
-        *flags,
-        f"-runs={inputs + inputs // 100 + 500}",
-        f"-seed={seed}",
-    ]
+    runs = inputs + inputs // 100 + 500
+    command = [sys.executable, HARNESS, *flags, f"-seeds={seeds}", f"-runs={runs}", f"-seed={seed}"]
     done = subprocess.run([*command, *LIMITS], cwd=folder, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return done.returncode, done.stdout + done.stderr, json.loads(lines[-1]) if lines else {}

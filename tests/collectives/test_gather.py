@@ -1,0 +1,326 @@
+"""An all-gather, frame by frame: what is announced is sent to all, what is wrong is not taken, what is lacking is asked for."""
+
+from __future__ import annotations
+
+import blake3
+import pytest
+from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.gather import EMPTY, SOON, Gather, cut_up, put_together, room
+from thinwire.collectives.proposal import Terms, name_of, sound
+from thinwire.collectives.shards import Grid
+from thinwire.compression.codec import CodecError
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import (
+    MAX_GROUP,
+    Ask,
+    Ballot,
+    Blame,
+    Chunk,
+    Commit,
+    Contribution,
+    Fetch,
+    Open,
+    Proof,
+    Ready,
+    Record,
+    Result,
+    Vote,
+)
+
+IDS = [bytes([i]) * 32 for i in range(3)]
+LEADER, ME, OTHER = IDS
+BASE, PLAN = bytes(32), bytes([1]) * 32
+FIRST = Ballot(1, LEADER)
+CUT = Grid(30, 10)
+PAYLOADS = {LEADER: b"leader" * 4, ME: b"me", OTHER: b"x" * 30}
+
+
+class Honest:
+    """Any payload that does not say so is one, and as long as its first byte says."""
+
+    def check(self, payload, n):
+        raw = bytes(payload)
+        if len(raw) > n:
+            raise CodecError("too long", "length")
+        if raw.startswith(b"bad"):
+            raise CodecError("bad", "encoding")
+        return float(raw[0]) ** 2 if raw else 0.0
+
+
+class Tray:
+    """Stands where the outbox stands."""
+
+    def __init__(self):
+        self.sent, self.waiting = [], 0
+
+    def later(self, to):
+        return self.waiting
+
+    def control(self, to, message):
+        self.sent.append((to, message, b""))
+
+    def bulk(self, to, frame, *, later=False):
+        self.sent.append((to, frame.message, bytes(frame.payload)))
+
+    def of(self, kind):
+        found = [entry for entry in self.sent if isinstance(entry[1], kind)]
+        self.sent = [entry for entry in self.sent if not isinstance(entry[1], kind)]
+        return found
+
+
+def hashes_of(pieces):
+    return b"".join(blake3.blake3(piece).digest() for piece in pieces)
+
+
+def signature(peer, message):
+    return blake3.blake3(peer + repr(message).encode()).digest(64)
+
+
+class Seat:
+    """Peer ME of three: LEADER leads, everyone contributes."""
+
+    def __init__(self, *, tell=(LEADER, OTHER), payloads=PAYLOADS, opens=True):
+        self.now, self.tray, self.usual, self.payloads = 0.0, Tray(), {}, payloads
+        agreement = Agreement(
+            ME,
+            Terms(1, 0, tuple(IDS), BASE, PLAN),
+            sign=lambda message: signature(ME, message),
+            verify=lambda peer, message, proof: proof == signature(peer, message),
+            live=IDS,
+        )
+        gather = Gather(
+            agreement, screen=Honest(), pieces=CUT, outbox=self.tray, now=lambda: self.now, usual=self.usual
+        )
+        self.fly = Butterfly(agreement, gather, outbox=self.tray, now=lambda: self.now)
+        self.fly.announce(cut_up(payloads[ME], CUT), weight=10, loss=0.0, speed=0.0)
+        for peer in tell:
+            self.ready(peer)
+        if opens:
+            self.opened = self.open()
+        self.tray.of(Ready)
+
+    def hear(self, sender, message, payload=b""):
+        self.fly.hear(sender, Frame(message, payload, signature(sender, message)))
+
+    def ready(self, peer, hashes=None, attempt=1):
+        hashes = hashes_of(cut_up(self.payloads[peer], CUT)) if hashes is None else hashes
+        self.hear(peer, Ready(1, 0, attempt, BASE, PLAN, 10, hashes, True, 0.0, 0.0))
+
+    def open(self, **changes):
+        given = dict(
+            round=1,
+            fragment=0,
+            ballot=FIRST,
+            group=tuple(IDS),
+            alive=tuple(IDS),
+            contributors=tuple(Contribution(peer, 1, 10) for peer in IDS),
+            excluded=(),
+            adopted=None,
+            sources=(),
+        )
+        opened = Open(**(given | changes))
+        self.hear(opened.ballot.leader, opened)
+        return opened
+
+    def send(self, peer, index=None, payload=None):
+        pieces = cut_up(self.payloads[peer] if payload is None else payload, CUT)
+        for at in range(len(pieces)) if index is None else (index,):
+            self.hear(peer, Chunk(1, 0, 1, at), pieces[at])
+
+    def tick(self, now):
+        self.now = now
+        self.fly.tick()
+
+
+def slots(*payloads):
+    found = []
+    for payload in payloads:
+        pieces = [bytes(piece) for piece in cut_up(payload, CUT)]
+        found += pieces + [b""] * (len(CUT) - len(pieces))
+    return found
+
+
+def digest_of(*payloads):
+    return blake3.blake3(hashes_of(slots(*payloads))).digest()
+
+
+DIGEST = digest_of(*(PAYLOADS[peer] for peer in IDS))
+
+
+def test_our_pieces_go_to_everybody_once():
+    seat = Seat()
+    assert seat.tray.of(Chunk) == [(peer, Chunk(1, 0, 1, 0), b"me") for peer in (OTHER, LEADER)]
+    seat.open(ballot=Ballot(2, LEADER))
+    assert not seat.tray.of(Chunk)
+    seat.fly.lost(OTHER, gone=False)
+    seat.fly.reach(OTHER)
+    assert [to for to, _, _ in seat.tray.of(Chunk)] == [OTHER]
+
+
+def test_the_vote_is_for_all_payloads_in_the_order_of_the_record():
+    seat = Seat()
+    seat.send(OTHER)
+    assert not seat.tray.of(Vote)
+    seat.send(LEADER)
+    (vote,) = [message for _, message, _ in seat.tray.of(Vote)]
+    assert vote.digest == DIGEST
+    assert [bytes(one) for one in put_together(seat.fly.results, CUT)] == [PAYLOADS[peer] for peer in IDS]
+
+
+@pytest.mark.parametrize("early", ["announcement", "open"])
+def test_what_comes_before_its_meaning_is_kept(early):
+    seat = Seat(tell=(LEADER,) if early == "announcement" else (LEADER, OTHER), opens=early == "announcement")
+    seat.send(OTHER)
+    seat.send(LEADER)
+    assert not seat.tray.of(Vote)
+    if early == "announcement":
+        assert (OTHER, Ask(1, 0), b"") in seat.tray.sent
+        seat.ready(OTHER)
+    else:
+        seat.open()
+    assert [message.digest for _, message, _ in seat.tray.of(Vote)] == [DIGEST]
+    assert seat.fly.exchange.early[0] == 0
+
+
+def blamed(seat):
+    return [(message.peer, message.reason) for _, message, _ in seat.tray.of(Blame)]
+
+
+def test_a_piece_that_was_not_announced_is_refused():
+    seat = Seat()
+    seat.send(OTHER, 0, b"y" * 30)
+    assert blamed(seat) == [(OTHER, "hash")]
+    seat.send(OTHER, 1, b"z" * 30)
+    assert not blamed(seat), "once is enough"
+
+
+@pytest.mark.parametrize(
+    "hashes", [b"", hashes_of([b"1", b"2", b"3", b"4"]), hashes_of([b"1"])[:31], hashes_of([b"1", b""])]
+)
+def test_an_announcement_of_too_many_pieces_is_refused_before_any_comes(hashes):
+    seat = Seat(tell=(LEADER,))
+    seat.ready(OTHER, hashes)
+    assert blamed(seat) == [(OTHER, "length")]
+    seat.send(LEADER)
+    assert not seat.tray.of(Vote)
+    # The next ballot does without.
+    both = tuple(Contribution(peer, 1, 10) for peer in (LEADER, ME))
+    seat.open(ballot=Ballot(2, LEADER), contributors=both)
+    assert [message.digest for _, message, _ in seat.tray.of(Vote)] == [digest_of(PAYLOADS[LEADER], PAYLOADS[ME])]
+
+
+@pytest.mark.parametrize(("payload", "reason"), [(b"bad", "encoding"), (b"x" * 31, "length")])
+def test_a_payload_that_is_none_is_refused_and_so_in_every_ballot(payload, reason):
+    payloads = {**PAYLOADS, OTHER: payload}
+    seat = Seat(payloads=payloads)
+    seat.send(OTHER)
+    assert blamed(seat) == [(OTHER, reason)]
+    seat.send(LEADER)
+    assert not seat.tray.of(Vote)
+    seat.open(ballot=Ballot(2, LEADER))
+    assert blamed(seat) == [(OTHER, reason)]
+
+
+def test_ragged_pieces_are_no_payload():
+    seat = Seat(tell=(LEADER,))
+    pieces = [b"x" * 5, b"x" * 10]
+    seat.ready(OTHER, hashes_of(pieces))
+    for index, piece in enumerate(pieces):
+        seat.hear(OTHER, Chunk(1, 0, 1, index), piece)
+    assert blamed(seat) == [(OTHER, "length")]
+
+
+def test_an_absurdly_long_one_is_out():
+    seat = Seat(payloads={LEADER: b"\x01", ME: b"\x01", OTHER: b"\xff" * 3})
+    seat.fly.exchange._contributions._usual[0] = 1e-3
+    seat.send(OTHER)
+    seat.send(LEADER)
+    assert (OTHER, "norm") in blamed(seat) and not seat.tray.of(Vote)
+
+
+def test_what_does_not_come_is_asked_of_others_and_then_complained_of():
+    seat = Seat()
+    seat.send(LEADER)
+    seat.tick(1.01)
+    asked = seat.tray.of(Fetch)
+    assert {to for to, _, _ in asked} == {LEADER, OTHER}
+    assert {index for _, message, _ in asked for index in message.indices} == {6, 7, 8}
+    key = asked[0][1].digest
+    for index, piece in enumerate(cut_up(PAYLOADS[OTHER], CUT)[:2]):
+        seat.hear(LEADER, Result(1, 0, FIRST, 6 + index), piece)
+    assert not blamed(seat)
+    seat.tick(3.2)
+    assert blamed(seat) == [(OTHER, "chunk missing")]
+    # We serve what we have ourselves.
+    seat.hear(OTHER, Fetch(1, 0, key, (0, 7, 8)))
+    served = {(to, message.index) for to, message, _ in seat.tray.of(Result)}
+    assert served == {(OTHER, 0), (OTHER, 7)}
+    seat.hear(LEADER, Result(1, 0, FIRST, 8), cut_up(PAYLOADS[OTHER], CUT)[2])
+    assert [message.digest for _, message, _ in seat.tray.of(Vote)] == [DIGEST]
+
+
+def test_of_who_is_out_of_reach_others_are_asked_soon():
+    seat = Seat()
+    seat.send(LEADER)
+    seat.fly.lost(OTHER, gone=False)
+    seat.tick(SOON * 2.0 + 0.01)
+    assert {to for to, _, _ in seat.tray.of(Fetch)} == {LEADER}
+
+
+def test_a_wrong_answer_is_nobodys_fault_and_asked_again():
+    seat = Seat()
+    seat.send(LEADER)
+    seat.hear(LEADER, Result(1, 0, FIRST, 6), b"something!")
+    assert not blamed(seat) and not seat.tray.of(Vote)
+    seat.send(OTHER)
+    assert len(seat.tray.of(Vote)) == 1
+
+
+def commit_of(opened, digest):
+    vote = Vote(1, 0, opened.ballot, name_of(opened), digest)
+    return Commit(opened, digest, tuple(Proof(peer, signature(peer, vote)) for peer in (LEADER, OTHER)))
+
+
+def test_what_was_committed_is_taken_from_those_who_voted_even_when_others_were_announced_to_us():
+    """OTHER has told us of another payload than the rest: what they hold counts."""
+    seat = Seat(tell=(LEADER,))
+    seat.ready(OTHER, hashes_of([b"a lie"]))
+    seat.send(LEADER)
+    seat.hear(OTHER, Chunk(1, 0, 1, 0), b"a lie")
+    assert len(seat.tray.of(Vote)) == 1, "we cannot know"
+    seat.hear(LEADER, commit_of(seat.opened, DIGEST))
+    seat.tick(0.3)
+    assert seat.tray.of(Fetch) and not seat.fly.complete
+    everything = tuple(range(9))
+    wrong = Record(1, 0, FIRST, everything, hashes_of(slots(b"1", b"2", b"3")))
+    seat.hear(LEADER, wrong)
+    pieces = slots(*(PAYLOADS[peer] for peer in IDS))
+    seat.hear(LEADER, Result(1, 0, FIRST, 8), pieces[8])  # it may come before the word of what it is
+    seat.hear(LEADER, Record(1, 0, FIRST, everything, hashes_of(pieces)))
+    for index in (6, 7):
+        seat.hear(LEADER, Result(1, 0, FIRST, index), pieces[index])
+    assert seat.fly.complete
+    assert [bytes(one) for one in put_together(seat.fly.results, CUT)] == [PAYLOADS[peer] for peer in IDS]
+
+
+def test_a_follower_is_served_the_hashes_and_the_pieces():
+    seat = Seat()
+    seat.send(OTHER)
+    seat.send(LEADER)
+    seat.hear(LEADER, commit_of(seat.opened, DIGEST))
+    assert seat.fly.complete
+    seat.tray.sent.clear()
+    seat.hear(OTHER, Fetch(1, 0, DIGEST, (0, 1, 6)))
+    (record,) = [message for _, message, _ in seat.tray.of(Record)]
+    assert len(record.indices) == 9 and record.hashes[32 * 5 : 32 * 6] == EMPTY
+    assert {message.index for _, message, _ in seat.tray.of(Result)} == {0, 1, 6}
+    seat.hear(OTHER, Fetch(1, 0, bytes(32), (0,)))
+    assert not seat.tray.of(Result)
+
+
+def test_no_more_contribute_than_fit_in_a_round():
+    assert room(Grid(1 << 20, 1 << 20)) == MAX_GROUP and room(Grid(30 << 20, 1 << 20)) == 34
+    opened = Seat().opened
+    assert sound(opened, Terms(1, 0, tuple(IDS), BASE, PLAN, room=3))
+    assert not sound(opened, Terms(1, 0, tuple(IDS), BASE, PLAN, room=2))
