@@ -97,7 +97,7 @@ def check(seed: int, peers: int = PEERS, *, shrink: bool = True, rerun: bool = F
     """Run one seed; None when all is well."""
     few = f" --peers {peers}" if peers != PEERS else ""
 
-    def command(seed: int, faults: Sequence[Fault]) -> str:
+    def command(seed: int, faults: Sequence[Fault] | None) -> str:
         return f"python -m thinwire.sims.seeds {seed}{few}"
 
     return examine(trial(seed, peers), preset=PACE, stall=STALL, shrink=shrink, rerun=rerun, command=command)
