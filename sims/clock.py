@@ -14,11 +14,12 @@ import random
 import struct
 import threading
 from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, ContextVar
 from functools import cache
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from blake3 import blake3
+from thinwire.sims.handles import Handle, Timer
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -61,47 +62,9 @@ class Overtime(SimFailure):
     """The main coroutine did not finish within its limit of virtual seconds."""
 
 
-class _Handle(asyncio.Handle):
-    """The same without the traces of the debug mode, which take longer than all the rest."""
-
-    __slots__ = ()
-
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], loop: SimLoop, context: Context | None
-    ) -> None:
-        self._context = copy_context() if context is None else context
-        self._loop, self._callback, self._args = loop, callback, args
-        self._cancelled, self._repr, self._source_traceback = False, None, None
-
-
 def _unasked(task: asyncio.Task[Any]) -> bool:
     """Whether a task has failed and nobody has asked for its exception."""
     return task.done() and not task.cancelled() and bool(getattr(task, "_log_traceback", False))
-
-
-class _Timer(asyncio.TimerHandle):
-    """As `_Handle`; `_scheduled` while it is in the heap."""
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: SimLoop,
-        context: Context | None,
-    ) -> None:
-        self._context = copy_context() if context is None else context
-        self._loop, self._callback, self._args, self._when = loop, callback, args, when
-        self._cancelled, self._repr, self._source_traceback, self._scheduled = False, None, None, True
-
-    def cancel(self) -> None:
-        if not self._cancelled:
-            self._cancelled = True
-            self._callback = self._args = None  # type: ignore[assignment]  # what they hold may be large
-            if self._scheduled:
-                self._loop._timer_handle_cancelled(self)
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -244,7 +207,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Handle:
         if self._closed:
             self._check()
-        handle = _Handle(callback, args, self, context)
+        handle = Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -266,7 +229,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._check()
         if when != when:
             raise ValueError("a timer cannot be set to NaN")
-        timer = _Timer(when, callback, args, self, context)
+        timer = Timer(when, callback, args, self, context)
         self._count += 1
         tie = self._rng.random() if self._explore else 0.0
         heapq.heappush(self._heap, (when, tie, self._count, timer))

@@ -2,12 +2,14 @@
 
     python -m thinwire.sims.seeds 17               # run a seed, and shrink what it needs when it fails
     python -m thinwire.sims.seeds 0 200            # seeds 0 to 199
+    python -m thinwire.sims.seeds 17 --peers 8     # with fewer peers
 
 Everything about a run follows from its seed: which kinds of faults it has, how many, the codec, how the peers are connected.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 from collections.abc import Sequence
@@ -91,21 +93,25 @@ def trial(seed: int, peers: int = PEERS) -> Scenario:
     )
 
 
-def command(seed: int, faults: Sequence[Fault] | None = None) -> str:
-    """What to type to see a seed fail again."""
-    return f"python -m thinwire.sims.seeds {seed}"
-
-
 def check(seed: int, peers: int = PEERS, *, shrink: bool = True, rerun: bool = False) -> Finding | None:
     """Run one seed; None when all is well."""
+    few = f" --peers {peers}" if peers != PEERS else ""
+
+    def command(seed: int, faults: Sequence[Fault] | None) -> str:
+        return f"python -m thinwire.sims.seeds {seed}{few}"
+
     return examine(trial(seed, peers), preset=PACE, stall=STALL, shrink=shrink, rerun=rerun, command=command)
 
 
 def main(words: Sequence[str]) -> int:
     """Run the seeds that are named: one, or a first and the one after the last. Exit code 1 when one fails."""
-    first = int(words[0])
-    seeds = range(first, int(words[1]) if len(words) > 1 else first + 1)
-    failed = [found for seed in seeds if (found := check(seed)) is not None]
+    parser = argparse.ArgumentParser(prog="python -m thinwire.sims.seeds")
+    parser.add_argument("first", type=int)
+    parser.add_argument("end", type=int, nargs="?")
+    parser.add_argument("--peers", type=int, default=PEERS)
+    given = parser.parse_args(words)
+    seeds = range(given.first, given.first + 1 if given.end is None else given.end)
+    failed = [found for seed in seeds if (found := check(seed, given.peers)) is not None]
     for found in failed:
         print(found.text)
     print(f"{len(seeds)} seeds, {len(failed)} failed")
