@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 from thinwire.compression import dct, sparsemean, spectrumkernels
@@ -109,6 +109,14 @@ def synthesise(coefficients: Floats, chunks: Chunks, out: Floats, scale: float =
     chunks.check(out)
     more = (dct.matrix(chunks.side), np.float32(scale))
     _each(spectrumkernels.synthesise, chunks, threads, out, coefficients, more)
+
+
+@cache
+def warm_up() -> None:
+    """Compile the kernels, or load them from the disk cache; call before the first round."""
+    chunks = Chunks((("matrix", (16, 17)),), 256)
+    values = np.ones(chunks.total, np.float32)
+    Demo(4, 256).select(values, chunks).scatter(values, -1.0)
 
 
 def _each(

@@ -11,6 +11,7 @@ round that loses one in between is aborted whole. `PowerSGD` has the pure steps,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from thinwire.compression import lowrankkernels as kernels
@@ -218,6 +219,14 @@ class LowRank:
         if self._m is None:
             raise RuntimeError("no round waits for an outcome")
         self._m = self._first = self._own = None
+
+
+@cache
+def warm_up() -> None:
+    """Compile the kernels, or load them from the disk cache; call before the first round."""
+    chunks = Chunks((("matrix", (16, 16)),), 256)
+    peer = LowRank(PowerSGD(1), chunks, 0)
+    peer.commit(peer.turn(peer.prepare(np.ones(chunks.total, np.float32))))
 
 
 def _frozen(array: Floats) -> Floats:

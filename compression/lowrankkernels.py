@@ -30,14 +30,23 @@ def project(m: NDArray[np.float32], q: NDArray[np.float32], p: NDArray[np.float3
         for s in range(q.shape[0]):
             other = q[s]
             sums[:] = np.float32(0.0)
-            for j in range(0, whole, LANES):
-                for lane in range(LANES):
-                    sums[lane] += line[j + lane] * other[j + lane]
+            start = 0
+            # Four steps at once read and write the sums less often; what is added when stays the same.
+            while start + 4 * LANES <= whole:
+                a, b = line[start : start + 4 * LANES], other[start : start + 4 * LANES]
+                for k in range(LANES):
+                    far, last = k + 2 * LANES, k + 3 * LANES
+                    near = sums[k] + a[k] * b[k] + a[k + LANES] * b[k + LANES]
+                    sums[k] = near + a[far] * b[far] + a[last] * b[last]
+                start += 4 * LANES
+            for j in range(start, whole, LANES):
+                for k in range(LANES):
+                    sums[k] += line[j + k] * other[j + k]
             for j in range(whole, cols):
                 sums[j - whole] += line[j] * other[j]
             total = np.float32(0.0)
-            for lane in range(LANES):
-                total += sums[lane]
+            for k in range(LANES):
+                total += sums[k]
             p[s, i] = total
 
 
@@ -45,27 +54,40 @@ def project(m: NDArray[np.float32], q: NDArray[np.float32], p: NDArray[np.float3
 def project_back(m: NDArray[np.float32], p: NDArray[np.float32], q: NDArray[np.float32]) -> None:
     """q = P·M in float32, row after row of M."""
     rows, cols = m.shape
+    whole = rows - rows % 4
     for s in range(p.shape[0]):
         line = q[s]
         line[:] = np.float32(0.0)
-    for i in range(rows):
-        source = m[i]
+    for i in range(0, whole, 4):
+        a, b, c, d = m[i], m[i + 1], m[i + 2], m[i + 3]
         for s in range(p.shape[0]):
-            factor, line = p[s, i], q[s]
+            f, g, h, e, line = p[s, i], p[s, i + 1], p[s, i + 2], p[s, i + 3], q[s]
             for j in range(cols):
-                line[j] = line[j] + factor * source[j]
+                line[j] = line[j] + f * a[j] + g * b[j] + h * c[j] + e * d[j]
+    for i in range(whole, rows):
+        a = m[i]
+        for s in range(p.shape[0]):
+            f, line = p[s, i], q[s]
+            for j in range(cols):
+                line[j] = line[j] + f * a[j]
 
 
 @kernel
 def accumulate(p: NDArray[np.float32], q: NDArray[np.float32], sign: np.float32, out: NDArray[np.float32]) -> None:
     """out += sign·PᵀQ in float32, one rank after the other; sign is 1 or −1."""
     rows, cols = out.shape
+    whole = p.shape[0] - p.shape[0] % 4
     for i in range(rows):
         target = out[i]
-        for s in range(p.shape[0]):
-            factor, line = sign * p[s, i], q[s]
+        for s in range(0, whole, 4):
+            a, b, c, d = q[s], q[s + 1], q[s + 2], q[s + 3]
+            f, g, h, e = sign * p[s, i], sign * p[s + 1, i], sign * p[s + 2, i], sign * p[s + 3, i]
             for j in range(cols):
-                target[j] = target[j] + factor * line[j]
+                target[j] = target[j] + f * a[j] + g * b[j] + h * c[j] + e * d[j]
+        for s in range(whole, p.shape[0]):
+            f, a = sign * p[s, i], q[s]
+            for j in range(cols):
+                target[j] = target[j] + f * a[j]
 
 
 @kernel

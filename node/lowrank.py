@@ -19,7 +19,7 @@ from thinwire.collectives.statesync import Fetched
 from thinwire.compression import registry
 from thinwire.compression.codec import Buffer, Codec, Floats
 from thinwire.compression.kernels import outer_step
-from thinwire.compression.lowrank import LowRank, PowerSGD
+from thinwire.compression.lowrank import LowRank, PowerSGD, warm_up
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import Contribution, PeerId
 
@@ -48,6 +48,7 @@ class LowRankReplica(Replica):
     @classmethod
     def begin(cls, manifest: Manifest, layout: Layout, codec: Any, theta: Floats, members: Sequence[PeerId]) -> Self:
         """See Replica."""
+        warm_up()
         power: Any = registry.parse(manifest.exchange.codec)
         chunks = chunks_of(layout)
         sizes = power.first(chunks), power.second(chunks)

@@ -151,6 +151,12 @@ class DemoReplica(SparseReplica):
     cosine coefficients. With their mean G: θ̄ ← θ̄ − lr (sign G + decay θ̄).
     """
 
+    @classmethod
+    def begin(cls, manifest: Manifest, layout: Layout, codec: Any, theta: Floats, members: Sequence[PeerId]) -> Self:
+        """See Replica."""
+        demo.warm_up()
+        return super().begin(manifest, layout, codec, theta, members)
+
     def step(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
         """See SparseReplica."""
         mean = demo.mean(selected, weights, self.codec.chunks, self.denominator)

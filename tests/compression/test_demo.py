@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.compression import dct, demo, registry
+from thinwire.compression import dct, demo, registry, spectrumkernels
 from thinwire.compression.chunks import Chunks
 from thinwire.compression.codec import CodecError
 from thinwire.compression.demo import Demo
@@ -158,3 +158,14 @@ def test_parameters_are_checked() -> None:
     for bad in (dict(k=0), dict(k=257, chunk=256), dict(chunk=100), dict(values="3bit"), dict(indices="gray")):
         with pytest.raises(ValueError):
             Demo(**bad)
+
+
+def test_warm_up_leaves_nothing_to_compile() -> None:
+    demo.warm_up()
+    kernels = (spectrumkernels.analyse, spectrumkernels.synthesise)
+    before = [len(kernel.nopython_signatures) for kernel in kernels]
+    flat = gaussian(9)
+    selected = Demo().select(flat, CHUNKS)
+    selected.scatter(flat, -1.0)
+    demo.mean([selected], [1.0], CHUNKS)
+    assert [len(kernel.nopython_signatures) for kernel in kernels] == before

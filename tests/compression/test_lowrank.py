@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from thinwire.compression import lowrankkernels as kernels
 from thinwire.compression import registry
 from thinwire.compression.chunks import Chunks
-from thinwire.compression.lowrank import LowRank, PowerSGD
+from thinwire.compression.lowrank import LowRank, PowerSGD, warm_up
 
 SHAPES = (("a.bias", (40,)), ("a.weight", (64, 96)), ("b.small", (6, 6)), ("c.weight", (50, 7, 9)))
 CHUNKS = Chunks(SHAPES)
@@ -171,3 +171,11 @@ def test_what_is_not_finite_is_not_sent() -> None:
         with pytest.raises(ValueError, match="finite"):
             peer.prepare(delta)
         assert not peer.pending
+
+
+def test_warm_up_leaves_nothing_to_compile() -> None:
+    warm_up()
+    found = (kernels.project, kernels.project_back, kernels.accumulate, kernels.orthonormalise)
+    before = [len(kernel.nopython_signatures) for kernel in found]
+    play([LowRank(CODEC, CHUNKS, 1)], [gaussian(1)], [1.0])
+    assert [len(kernel.nopython_signatures) for kernel in found] == before
