@@ -58,6 +58,7 @@ class Vitals:
         self._touched: dict[int, float] = {}
         self._changed: dict[int, float] = {}
         self._told: dict[int, float] = {}
+        self._wrong: dict[int, float] = {}
         self._quiet_since = self._moved_at = 0.0
         self._start = self._frontier = 0
 
@@ -92,12 +93,15 @@ class Vitals:
         if index is None or by.index not in self._ids.values():
             return
         machine = self._machines[index]
+        if now <= self._wrong.get(by.index, -self._doubt) + self._doubt:
+            return  # a clock that is wrong refuses records that refute
         if not machine.up or now <= self._touched.get(index, -self._doubt) + self._doubt:
             return
         self._tell("buried", by.index, f"peer {index}, which is well")
 
     def look(self, now: float) -> None:
         """Check everything."""
+        self._wrong |= {machine.index: now for machine in self._machines if _skewed(machine)}
         running = [machine for machine in self._honest if machine.process is not None and machine.process.ready]
         for machine in running:
             assert machine.process is not None
