@@ -209,7 +209,7 @@ def low_rank(rank: int, lr: float = 1.0, momentum: float = 0.0) -> Make:
     return make
 
 
-def demo_run(spec: str, beta: float = 0.999, lr: float = 1e-3) -> Callable[[Toy], float]:
+def demo_run(spec: str, beta: float = 0.999, lr: float = 3e-3) -> Callable[[Toy], float]:
     """DeMo: every gradient goes into the replica's momentum, and its strongest coefficients are exchanged in every step."""
 
     def make(toy: Toy, layout: Layout) -> Step:

@@ -58,7 +58,8 @@ def test_thresholds(quality, tmp_path):
     assert mean["beta 1"] >= sparse + 0.05
     assert mean["denominator mean"] >= sparse + 0.08
     assert mean["30% excluded"] <= sparse + 0.05
-    assert mean["powersgd rank 8"] <= diloco + 0.10
+    assert mean["demo k=32"] <= diloco + np.log(1.03) + NOISE
+    assert mean["powersgd rank 8"] <= diloco + 0.15
 
 
 NOISE = 0.015
