@@ -126,8 +126,11 @@ def mean_of(vectors: Sequence[Floats]) -> Floats:
     return out
 
 
-def dense(spec: str, lr: float = 0.4, momentum: float = 0.8) -> Make:
-    """DiLoCo: chunks are encoded, averaged in fp32, encoded once more, and everybody applies what that says."""
+def dense(spec: str, lr: float = 1.0, momentum: float = 0.0) -> Make:
+    """DiLoCo: chunks are encoded, averaged in fp32, encoded once more, and everybody applies what that says.
+
+    A plain average was the best outer step on this toy, of (lr, momentum) (1, 0), (0.7, 0.5), (0.4, 0.8) and (0.7, 0.9).
+    """
 
     def make(toy: Toy, layout: Layout) -> Step:
         codec = registry.dense(spec)
@@ -187,7 +190,7 @@ def sparse(
     return make
 
 
-def low_rank(rank: int, lr: float = 0.4, momentum: float = 0.8) -> Make:
+def low_rank(rank: int, lr: float = 1.0, momentum: float = 0.0) -> Make:
     """DiLoCo with PowerSGD: two averages a round."""
 
     def make(toy: Toy, layout: Layout) -> Step:
@@ -206,7 +209,7 @@ def low_rank(rank: int, lr: float = 0.4, momentum: float = 0.8) -> Make:
     return make
 
 
-def demo_run(spec: str, beta: float = 0.999, lr: float = 1e-3) -> Callable[[Toy], float]:
+def demo_run(spec: str, beta: float = 0.999, lr: float = 3e-3) -> Callable[[Toy], float]:
     """DeMo: every gradient goes into the replica's momentum, and its strongest coefficients are exchanged in every step."""
 
     def make(toy: Toy, layout: Layout) -> Step:
@@ -242,6 +245,7 @@ TOPK = "topk(k={},chunk=4096)|2bit|rice"
 RUNS: dict[str, Callable[[Toy], float]] = {
     "synchronous": synchronous,
     "diloco": rounds_of(dense("fp32")),
+    "diloco .4/.8": rounds_of(dense("fp32", 0.4, 0.8)),
     "diloco .7/.9": rounds_of(dense("fp32", 0.7, 0.9)),
     "int8": rounds_of(dense("int8(block=256)")),
     "int4": rounds_of(dense("int4(block=256)")),

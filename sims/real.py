@@ -23,6 +23,7 @@ from typing import ClassVar
 
 import psutil
 from thinwire.node.diary import proof
+from thinwire.node.methods import METHODS
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.manifest import parse
 
@@ -193,7 +194,7 @@ class Stage:
     def violations(self) -> list[Seen]:
         """What the processes' own words give away: replicas that differ, and processes that failed."""
         seen = []
-        if parse(self._scenario.manifest).outer.method == "diloco":  # with other methods replicas are meant to differ
+        if METHODS[parse(self._scenario.manifest).outer.method].replica.alike:
             diaries = [seat.diary for seat in self._troupe.seats]
             seen = [Seen(self.now, "one aggregate", WORLD, text) for text in proof(diaries, diaries).differences]
         for event in self.journal.of("down"):

@@ -27,6 +27,7 @@ def test_a_sparse_run_and_a_way_back(machine):
     assert founder.exit(60) == 0
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(("method", "steps"), [("demo", 1), ("powersgd", 10)])
 def test_daemons_of_other_methods(machine, method, steps):
     here = machine(rounds=6, steps=steps, method=method)
