@@ -27,6 +27,7 @@ def quality():
     del sys.modules[spec.name]
 
 
+@pytest.mark.trial
 @pytest.mark.timeout(300)
 def test_what_was_not_sent_counts(quality, tmp_path):
     """Fifty steps: without error feedback it is far worse already."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 
+
+@pytest.mark.trial
 def test_a_run_with_four_bits(machine):
     here = machine(steps=10)
     here.manifest.write_text(here.manifest.read_text() + 'codec = "int4(block=256)"\n')

@@ -124,6 +124,7 @@ def test_a_scenario_is_played_by_real_daemons(started, tmp_path):
     assert not list((tmp_path / "temporary").iterdir()) and not actors(tmp_path / "temporary")
 
 
+@pytest.mark.trial
 @pytest.mark.skipif(bool(lacking()) or not TUN.exists(), reason=lacking() or "there is no /dev/net/tun")
 def test_the_same_scenario_in_namespaces(started, tmp_path):
     process = started(15, "--namespaces")
