@@ -146,7 +146,8 @@ class SimWorld:
             self.oracles,
             self.tell,
             preset=preset,
-            settle=24 * preset.probe_period,
+            # Whom the news has passed by learns it when next it exchanges whole tables.
+            settle=max(24 * preset.probe_period, preset.push_pull(len(self.machines))),
             pause=stall or 30.0 + 3 * (slowest + self.manifest.exchange.grace),
             window=WINDOW,
         )
