@@ -88,6 +88,7 @@ async def main(options: dict) -> None:
             digest.update(array.view(np.uint8).data)
         say(whole=whole, digest=digest.hexdigest(), error=error(result[0], exact))
     running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     await averager.close()
     await transport.close()
 
