@@ -178,7 +178,8 @@ class Gather(Plane):
                 continue
             hashes = [ready.hashes[at : at + 32] for at in range(0, len(ready.hashes), 32)]
             if not 0 < len(hashes) <= count or len(hashes[-1]) < 32 or EMPTY in hashes:
-                self._faults[entry.peer, entry.attempt] = "length"
+                if self.results.wanted is None:  # what is settled is judged by itself
+                    self._faults[entry.peer, entry.attempt] = "length"
             elif self.results.wanted is None:
                 for index, found in enumerate(hashes + [EMPTY] * (count - len(hashes))):
                     if not self.results.signed(place * count + index):
@@ -192,6 +193,7 @@ class Gather(Plane):
         self.results.sign(slot, found)
         if found == EMPTY and self.results.chunks[slot] is None:
             self.results.take(slot, b"", from_owner=False)
+            self._arrived(slot)
 
     def _fill(self) -> None:
         """Put what is here already where it is lacking."""

@@ -110,8 +110,12 @@ def norm(selected: Selected, part: Part) -> float:
 
 
 def clipping(norms: Sequence[float]) -> list[float]:
-    """By what each contributor's section is multiplied; of fewer than three nothing is."""
-    if len(norms) < CLIP_FROM:
+    """By what each contributor's section is multiplied; of fewer than three that have anything in it nothing is.
+
+    Who sent nothing is no measure: else a section that half of the peers have no gradient in would never be trained.
+    """
+    present = sorted(norm for norm in norms if norm > 0.0)
+    if len(present) < CLIP_FROM:
         return [1.0] * len(norms)
-    median = sorted(norms)[(len(norms) - 1) // 2]
+    median = present[(len(present) - 1) // 2]
     return [min(1.0, median / (each + 1e-8)) for each in norms]

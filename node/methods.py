@@ -72,4 +72,6 @@ def check_codec(manifest: Manifest, name: str = "run.toml") -> None:
     try:
         registry.parse(manifest.exchange.codec)
     except registry.SpecError as error:
-        raise ManifestError(f"{name}: exchange.codec: {error}", "int8(block=256) suits most runs") from None
+        raise ManifestError(
+            f"{name}: exchange.codec: {error}", "leave it out: every method has one that suits it"
+        ) from None

@@ -324,3 +324,20 @@ def test_no_more_contribute_than_fit_in_a_round():
     opened = Seat().opened
     assert sound(opened, Terms(1, 0, tuple(IDS), BASE, PLAN, room=3))
     assert not sound(opened, Terms(1, 0, tuple(IDS), BASE, PLAN, room=2))
+
+
+@pytest.mark.parametrize("told", [hashes_of([b"x" * 10, b"y" * 10]), b""])
+def test_what_is_settled_counts_whatever_a_contributor_had_told_us_alone(told):
+    """It announced one payload to the others and another, or none at all, to us."""
+    paid = {**PAYLOADS, OTHER: b"x" * 10}
+    whole = slots(*(paid[peer] for peer in IDS))
+    seat = Seat(tell=(LEADER,))
+    seat.ready(OTHER, told)
+    vote = Vote(1, 0, seat.opened.ballot, name_of(seat.opened), digest_of(*(paid[peer] for peer in IDS)))
+    proofs = tuple(Proof(peer, signature(peer, vote)) for peer in (LEADER, OTHER))
+    seat.hear(LEADER, Commit(seat.opened, vote.digest, proofs))
+    seat.hear(LEADER, Record(1, 0, FIRST, tuple(range(len(whole))), hashes_of(whole)))
+    seat.ready(OTHER, told)
+    for slot, piece in enumerate(whole):
+        seat.hear(LEADER, Result(1, 0, FIRST, slot), piece)
+    assert seat.fly.complete

@@ -30,8 +30,9 @@ def expected(selected: list[Selected], weights: list[float], denominator: str, c
         parts = [one.parts[i] for one in selected]
         vectors = [np.zeros(0) if p.mode == EMPTY else one.values(p) for one, p in zip(selected, parts, strict=True)]
         norms = [math.sqrt(math.fsum(float(x) ** 2 for x in vector)) for vector in vectors]
-        median = sorted(norms)[(len(norms) - 1) // 2]
-        factors = [min(1.0, median / (n + 1e-8)) if clip and len(norms) > 2 else 1.0 for n in norms]
+        some = sorted(n for n in norms if n)
+        median = some[(len(some) - 1) // 2] if some else 0.0
+        factors = [min(1.0, median / (n + 1e-8)) if clip and len(some) > 2 else 1.0 for n in norms]
         sums, counts = np.zeros(section.size), np.zeros(section.size)
         for r, part in enumerate(parts):
             if part.mode == EMPTY:
@@ -104,7 +105,9 @@ def test_who_shouts_is_clipped_to_the_lower_median() -> None:
     # Of two nobody is clipped.
     assert np.linalg.norm(sparsemean.mean([calm[0], loud], [1.0] * 2, CHUNKS)[:size]) > 0.5 * norms[3]
     assert sparsemean.clipping([1.0, 5.0]) == [1.0, 1.0]
-    assert sparsemean.clipping([0.0, 0.0, 0.0]) == [0.0, 0.0, 0.0]
+    # Who has nothing there is no measure of those who have.
+    assert sparsemean.clipping([0.0, 0.0, 7.0]) == sparsemean.clipping([0.0, 0.0, 0.0]) == [1.0, 1.0, 1.0]
+    assert sparsemean.clipping([0.0, 0.0, 0.0, 2.0, 2.0, 8.0])[3:] == pytest.approx([1.0, 1.0, 0.25])
 
 
 def test_what_makes_no_mean() -> None:
