@@ -326,18 +326,21 @@ def test_no_more_contribute_than_fit_in_a_round():
     assert not sound(opened, Terms(1, 0, tuple(IDS), BASE, PLAN, room=2))
 
 
-@pytest.mark.parametrize("told", [hashes_of([b"x" * 10, b"y" * 10]), b""])
+@pytest.mark.parametrize("told", [hashes_of([b"x" * 10, b"y" * 10]), b""], ids=["more", "nothing"])
 def test_what_is_settled_counts_whatever_a_contributor_had_told_us_alone(told):
     """It announced one payload to the others and another, or none at all, to us."""
     paid = {**PAYLOADS, OTHER: b"x" * 10}
     whole = slots(*(paid[peer] for peer in IDS))
     seat = Seat(tell=(LEADER,))
     seat.ready(OTHER, told)
+    for peer in (LEADER, OTHER):
+        seat.send(peer, 0, paid[peer])
     vote = Vote(1, 0, seat.opened.ballot, name_of(seat.opened), digest_of(*(paid[peer] for peer in IDS)))
     proofs = tuple(Proof(peer, signature(peer, vote)) for peer in (LEADER, OTHER))
     seat.hear(LEADER, Commit(seat.opened, vote.digest, proofs))
     seat.hear(LEADER, Record(1, 0, FIRST, tuple(range(len(whole))), hashes_of(whole)))
-    seat.ready(OTHER, told)
-    for slot, piece in enumerate(whole):
-        seat.hear(LEADER, Result(1, 0, FIRST, slot), piece)
+    first = len(whole) // len(IDS) * IDS.index(OTHER)
+    for slot in (*range(first, len(whole)), *range(first)):
+        seat.hear(LEADER, Result(1, 0, FIRST, slot), whole[slot])
+        seat.ready(OTHER, told)
     assert seat.fly.complete
