@@ -49,7 +49,7 @@ def join(
     text = os.fspath(invite_or_toml)
     if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
         return Swarm(Companion(arriving(text, config)))
-    return Swarm(Companion(founding(_read_custom(Path(text)), config)))
+    return Swarm(Companion(founding(_read_custom(Path(text)), config, Path(text).name)))
 
 
 def _read_custom(path: Path) -> bytes:

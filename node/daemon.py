@@ -39,7 +39,7 @@ def start(run: Path, config: Config, options: Options) -> int:
         from .local import start_local
 
         return start_local(run, config, options)
-    return _run(founding(run.read_bytes(), config), options, here=run.parent)
+    return _run(founding(run.read_bytes(), config, run.name), options, here=run.parent)
 
 
 def join(invite: str, config: Config, options: Options) -> int:

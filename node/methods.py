@@ -67,7 +67,7 @@ METHODS: Mapping[str, Method] = {
 """Name -> its parts."""
 
 
-def check_codec(manifest: Manifest, name: str = "run.toml") -> None:
+def check_codec(manifest: Manifest, name: str) -> None:
     """Raises ManifestError when the manifest's codec has parameters that it cannot have; `name` is the file's."""
     try:
         registry.parse(manifest.exchange.codec)

@@ -42,12 +42,15 @@ class Entry:
         return Peer(self.identity, self.run_id, doors, self.config.directories.run(self.run_id), preset, emit)
 
 
-def founding(toml: bytes, config: Config) -> Entry:
-    """The run of a manifest of one's own: found it, or come back to it. Raises ManifestError, ConfigError."""
+def founding(toml: bytes, config: Config, name: str) -> Entry:
+    """The run of a manifest of one's own, from the file `name`: found it, or come back to it.
+
+    Raises ManifestError, ConfigError.
+    """
     identity = Identity.load_or_create(config.directories.key)
     signed = manifests.sign(toml, identity)
     manifest = signed.verify()
-    check_codec(manifest)
+    check_codec(manifest, name)
     run_id = manifest.run_id(identity.public_key)
     opener = _transport_opener(identity, run_id, config)
 

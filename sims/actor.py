@@ -157,7 +157,8 @@ def main(file: Path) -> int:
     watch(sys.stdin.fileno())
     set_up_logging("plain", config.directories.log)
     try:
-        entry = founding(Path(part.manifest).read_bytes(), config) if word == "found" else arriving(word, config)
+        file = Path(part.manifest)
+        entry = founding(file.read_bytes(), config, file.name) if word == "found" else arriving(word, config)
         with hold(config.directories.lock):
             return uvloop.run(Actor(Abroad(entry.identity, entry.run_id, config, entry.begin), part).run())
     except HintedError as error:

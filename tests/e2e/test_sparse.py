@@ -45,4 +45,4 @@ def test_a_codec_that_cannot_be_is_refused(machine):
     founder = here.found("founder")
     assert founder.exit() == 2
     error, _ = founder.complaint()
-    assert "exchange.codec" in error and "k must be" in error
+    assert f"{here.manifest.name}: exchange.codec" in error and "k must be" in error

@@ -152,5 +152,5 @@ def test_the_screen_bounds_the_length_before_it_looks_inside():
 )
 def test_a_codec_with_parameters_that_it_cannot_have_is_refused(codec):
     manifest = parse(f'[outer]\nmethod = "sparseloco"\n[exchange]\ncodec = "{codec}"')
-    with pytest.raises(ManifestError, match="exchange.codec"):
-        check_codec(manifest)
+    with pytest.raises(ManifestError, match="^mine.toml: exchange.codec"):
+        check_codec(manifest, "mine.toml")
