@@ -14,8 +14,9 @@ from typing import TypeAlias
 
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType
-from thinwire.swarm.protocol import CHUNK_BYTES, TYPES, Hello, PeerId, Refuse, Welcome
+from thinwire.swarm.protocol import CHUNK_BYTES, TYPES, Gossip, Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord
+from thinwire.swarm.rumor import announce
 
 from .bundle import Bundle
 from .control import Bounds, Control, Station
@@ -208,6 +209,14 @@ class Link:
         if not control.post(parts):
             await control.flushed()
         return not self.reason
+
+    def show(self, record: PeerRecord | None) -> None:
+        """Send the peer a record in its own name that may be news to it, as a last word: nothing waits for it."""
+        control = self._control
+        if record is None or record.wire == self._record.wire or control is None or control.passage.reason:
+            return
+        station = self._station
+        control.post([frames.encode(Frame(Gossip((announce(record),))), station.identity, station.run_id)])
 
     def _hear(self, control: Control, key: bytes, parts: list[memoryview]) -> None:
         if key != self._record.transport_key or self.reason:

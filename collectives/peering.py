@@ -136,6 +136,9 @@ class Peering:
                 link.close("another link is kept")
                 return
             del self.links[peer]
+            # Were it another process with the same key, the older of the two would else dial on until gossip reaches it,
+            # and both would vote as one member.
+            old.show(self._records.get(peer))
             old.close("replaced by a newer link")
             self._station.inbox.put(Arrival(peer, None, "replaced by a newer link"), 0)
         self.links[peer] = link

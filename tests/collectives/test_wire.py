@@ -12,7 +12,8 @@ import pytest
 import uvloop
 from thinwire.collectives.ports import PortTaken
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import CHUNK_BYTES, TYPES, Chunk, Hello, Ping, Refuse, Welcome
+from thinwire.swarm.protocol import CHUNK_BYTES, TYPES, Chunk, Gossip, Hello, Ping, Refuse, Welcome
+from thinwire.swarm.rumor import announce
 
 
 def sample(info):
@@ -251,6 +252,8 @@ def test_a_peer_that_comes_back_replaces_its_old_link(wire):
         assert "replaced" in (await second.recv()).reason
         assert await second.ping(first, 4)
         assert (await again.recv()).frame.message.sequence == 4
+        # Should it be another process with one key, the older one must know at once, or it would fight for the link.
+        assert (await first.recv()).frame.message == Gossip((announce(again.record),))
         assert "replaced" in (await first.recv()).reason
 
     wire.run(work)
