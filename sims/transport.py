@@ -13,8 +13,9 @@ from thinwire.sims.packets import Packer
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import NUMBERS, VERSION, Hello, Message, PeerId, Refuse, Welcome
+from thinwire.swarm.protocol import NUMBERS, VERSION, Gossip, Hello, Message, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord, RecordError
+from thinwire.swarm.rumor import announce
 
 if TYPE_CHECKING:
     from thinwire.sims.network import SimNet
@@ -159,6 +160,13 @@ class SimTransport:
             self._control.append((Arrival(peer, None, reason), None))
             self._wake()
 
+    def replace(self, link: Link, record: PeerRecord | None) -> None:
+        """The other end has a link to another life of ours, whose record it shows."""
+        if self.has(link):
+            if record is not None:
+                self._control.append((Arrival(link.other(self).peer_id, Frame(Gossip((announce(record),)))), None))
+            self.lose(link, "closed by the peer")
+
     def vanish(self) -> None:
         """Killed: nothing here goes on."""
         self.awake.clear()
@@ -294,8 +302,8 @@ class SimTransport:
                 if old.other(end) is other and other.has(old):
                     return  # both knocked at the same time
                 end.lose(old, "replaced")
-                # An earlier life that still runs, with the same key, is cut off.
+                # An earlier life that still runs, with the same key, is told so and cut off.
                 when = self._net.loop.now + self._net.latency(end.peer_id, other.peer_id)
-                self._net.at(when, old.other(end).lose, old, "closed by the peer")
+                self._net.at(when, old.other(end).replace, old, end.known.get(other.peer_id))
         link = Link(self._net, self, host)
         self.links[host.peer_id] = host.links[self.peer_id] = link
