@@ -59,6 +59,7 @@ def _pieces(layout: Layout, codec: SparseCodec) -> Grid:
 
 METHODS: Mapping[str, Method] = {
     "diloco": Method(Replica, Session, Rounds, _dense),
+    "muloco": Method(Replica, Session, Rounds, _dense),
     "noloco": Method(PairedReplica, GossipSession, GossipRounds, _pairs),
     "sparseloco": Method(SparseReplica, Session, SparseRounds, _sparse, _pieces),
     "powersgd": Method(LowRankReplica, Session, LowRankRounds, lambda manifest, layout: registry.dense("fp32")),

@@ -73,7 +73,7 @@ class Trainer:
     def _step(self) -> tuple[torch.Tensor, int]:
         rate = learning_rate(self.config, self.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("share", 1.0)
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         tokens = 0

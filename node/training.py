@@ -132,6 +132,8 @@ def prepare(
         steps=manifest.schedule_steps,
         accumulate=inner.accumulate,
         clip=inner.clip,
+        momentum=inner.momentum,
+        adam_lr=inner.adam_lr,
     )
     layout = layout_of(model)
     autocast = torch.bfloat16 if device.startswith("cuda") else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, ClassVar, get_args
@@ -25,6 +25,8 @@ from .settings import (
     FOREIGN,
     INNER,
     MAX_WEIGHT,
+    MUON,
+    ONLY_MUON,
     OUTER,
     Data,
     Exchange,
@@ -107,6 +109,9 @@ class Manifest(Table, frozen=True):
         for key in FOREIGN[self.outer.method]:
             if key in YOUNG:
                 del plain["outer"][key]
+        if self.inner.optimizer != "muon":
+            for key in ONLY_MUON:
+                del plain["inner"][key]
         return msgspec.msgpack.encode(plain)
 
     def warnings(self) -> tuple[str, ...]:
@@ -140,16 +145,25 @@ def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
         fields = _fields(tables[key], table, name, key)
         values[key] = Outer(**_with_method(fields, name)) if key == "outer" else tables[key](**fields)
     manifest = Manifest(**values)
-    for section, defaults in (("inner", INNER), ("exchange", EXCHANGE)):
-        usual: dict[str, Any] = dict(defaults.get(manifest.outer.method, {}))
-        for key in document.get(section, {}):
-            usual.pop(key, None)
-        if usual:
-            changed = msgspec.structs.replace(getattr(manifest, section), **usual)
-            manifest = msgspec.structs.replace(manifest, **{section: changed})
+    method = manifest.outer.method
+    manifest = _with_usual(manifest, "inner", INNER.get(method, {}), document)
+    manifest = _with_usual(manifest, "exchange", EXCHANGE.get(method, {}), document)
+    if manifest.inner.optimizer == "muon":
+        manifest = _with_usual(manifest, "inner", MUON, document)
+    elif strange := next((key for key in ONLY_MUON if key in document.get("inner", {})), None):
+        raise ManifestError(
+            f"{name}: inner.{strange} says nothing with the optimizer {manifest.inner.optimizer!r}", "remove the key"
+        )
     for message, hint in _contradictions(manifest):
         raise ManifestError(f"{name}: {message}", hint)
     return manifest
+
+
+def _with_usual(manifest: Manifest, section: str, usual: Mapping[str, object], document: dict[str, Any]) -> Manifest:
+    """The manifest with these values in a table, but for those that the file has itself."""
+    new = {key: value for key, value in usual.items() if key not in document.get(section, {})}
+    changed = msgspec.structs.replace(getattr(manifest, section), **new)
+    return msgspec.structs.replace(manifest, **{section: changed}) if new else manifest
 
 
 def _fields(kind: type[Table], table: dict[str, Any], name: str, section: str) -> dict[str, Any]:
@@ -219,6 +233,8 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",
             "remove the keys; beta and decay of [outer] take their place",
         )
+    if outer.method == "muloco" and inner.optimizer != "muon":
+        yield "muloco is diloco with Muon: inner.optimizer is 'muon'", "remove the key, or take the method 'diloco'"
     if manifest.max_weight > MAX_WEIGHT:
         yield "a round has more tokens than can be counted", "lower outer.steps, inner.batch or model.context"
 

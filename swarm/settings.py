@@ -78,8 +78,11 @@ class Data(Table, frozen=True):
 class Inner(Table, frozen=True):
     """[inner]: the optimizer each peer runs by itself between two exchanges.
 
-    optimizer: "adamw", or "sgd" (with betas[0] as its momentum) where memory for two moments is lacking.
-    lr: peak learning rate; lower it for wider models.
+    optimizer: "adamw"; "sgd" (with betas[0] as its momentum) where memory for two moments is lacking; or "muon", whose
+        updates of matrices are nearly orthogonal, and AdamW beside it for vectors, embeddings and the head.
+    lr: peak learning rate; lower it for wider models. muon: 0.02, that of the matrices.
+    adam_lr: of muon alone, peak learning rate of the AdamW beside it.
+    momentum: of muon alone.
     betas: decay of the first and second moment.
     weight_decay: decoupled weight decay.
     warmup: inner steps over which lr rises from 0.
@@ -90,8 +93,10 @@ class Inner(Table, frozen=True):
     clip: largest norm of the gradient; 0 = not clipped.
     """
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
     lr: Annotated[float, Meta(gt=0, le=100)] = 1e-3
+    adam_lr: Annotated[float, Meta(gt=0, le=100)] = 1e-3
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     betas: tuple[Annotated[float, Meta(ge=0, lt=1)], Annotated[float, Meta(ge=0, lt=1)]] = (0.9, 0.95)
     weight_decay: Annotated[float, Meta(ge=0, le=10)] = 0.1
     warmup: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 50
@@ -107,14 +112,15 @@ class Outer(Table, frozen=True):
 
     method: "diloco" (Douillard et al., arXiv:2311.08105), one step that all peers make together; "noloco" (Kolehmainen
         et al., arXiv:2506.10911), where each averages with one random partner: no barrier, replicas stay a little apart;
+        "muloco" (arXiv:2505.23725), diloco whose peers train with Muon;
         "sparseloco" (arXiv:2508.15706), diloco with a small part of every pseudo-gradient, 200 times fewer bytes; "demo"
         (arXiv:2411.19870), an exchange after every step of plain SGD: each peer's momentum sends its strongest coefficients;
         or "powersgd" (arXiv:1905.13727), diloco whose matrices travel as two thin factors: a step takes two rounds.
     steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together. noloco: 50,
-        sparseloco: 30, demo: 1.
-    lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient. With noloco they are β and α, 0.7 and 0.5, and
-        there is no nesterov. With sparseloco lr is α, 1, and there is no momentum: what was not sent takes its place.
-        With demo lr is the length of the sign step, 0.0004.
+        sparseloco and muloco: 30, demo: 1.
+    lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient; of muloco 0.7 and 0.6. With noloco they are β and α,
+        0.7 and 0.5, and there is no nesterov. With sparseloco lr is α, 1, and there is no momentum: what was not sent takes
+        its place. With demo lr is the length of the sign step, 0.0004.
     gamma: of noloco alone, how strongly partners are drawn together; with lr, and codec "fp32", one vector travels
         instead of two. noloco: 0.7.
     beta: of sparseloco and demo, which part of what was not sent lives on to the next round. demo: 0.999.
@@ -125,7 +131,7 @@ class Outer(Table, frozen=True):
     decay: of demo alone, weight decay of the sign step.
     """
 
-    method: Literal["diloco", "noloco", "sparseloco", "demo", "powersgd"] = "diloco"
+    method: Literal["diloco", "muloco", "noloco", "sparseloco", "demo", "powersgd"] = "diloco"
     steps: Annotated[int, Meta(ge=1, le=2**20)] = 20
     lr: Annotated[float, Meta(gt=0, le=10)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
@@ -146,8 +152,12 @@ SPARSELOCO: dict[str, float | bool] = {"steps": 30, "lr": 1.0, "momentum": 0.0, 
 DEMO: dict[str, float | bool] = {"steps": 1, "lr": 4e-4, "momentum": 0.0, "nesterov": False, "beta": 0.999}
 """Defaults of [outer] that the method "demo" changes: the values of its paper."""
 
+MULOCO: dict[str, float | bool] = {"steps": 30, "lr": 0.7, "momentum": 0.6}
+"""Defaults of [outer] that the method "muloco" changes: the values of its paper."""
+
 OUTER: dict[str, dict[str, float | bool]] = {
     "diloco": {},
+    "muloco": MULOCO,
     "noloco": NOLOCO,
     "sparseloco": SPARSELOCO,
     "demo": DEMO,
@@ -158,6 +168,7 @@ OUTER: dict[str, dict[str, float | bool]] = {
 _SPARSE = ("beta", "denominator", "on_exclusion")
 FOREIGN = {
     "diloco": ("gamma", "decay", *_SPARSE),
+    "muloco": ("gamma", "decay", *_SPARSE),
     "noloco": ("nesterov", "decay", *_SPARSE),
     "sparseloco": ("momentum", "nesterov", "gamma", "decay"),
     "demo": ("momentum", "nesterov", "gamma"),
@@ -166,7 +177,14 @@ FOREIGN = {
 """Keys of [outer] that a method has no use for."""
 
 DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3")
-CODECS = {"diloco": DENSE, "noloco": DENSE, "sparseloco": ("topk",), "demo": ("demo",), "powersgd": ("powersgd",)}
+CODECS = {
+    "diloco": DENSE,
+    "muloco": DENSE,
+    "noloco": DENSE,
+    "sparseloco": ("topk",),
+    "demo": ("demo",),
+    "powersgd": ("powersgd",),
+}
 """Method -> the codecs that it can have, by the first word of their names."""
 
 EXCHANGE: dict[str, dict[str, str]] = {
@@ -177,9 +195,16 @@ EXCHANGE: dict[str, dict[str, str]] = {
 """Method -> its defaults of [exchange]."""
 
 INNER: dict[str, dict[str, object]] = {
+    "muloco": {"optimizer": "muon"},
     "demo": {"optimizer": "sgd", "lr": 1.0, "betas": (0.0, 0.0), "weight_decay": 0.0, "warmup": 0},
 }
 """Method -> its defaults of [inner]."""
+
+MUON: dict[str, object] = {"lr": 0.02}
+"""Defaults of [inner] that the optimizer "muon" changes: the values of MuLoCo's paper."""
+
+ONLY_MUON = ("adam_lr", "momentum")
+"""Keys of [inner] that other optimizers have no use for; younger than the first runs, whose ids must stay."""
 
 
 def steady(momentum: float, peers: int | None = None) -> float:

@@ -70,6 +70,8 @@ def test_everything_can_be_set_and_keeps_its_type():
         ours, theirs = getattr(manifest, table), getattr(default, table)
         for field in ours.__struct_fields__:
             assert type(getattr(ours, field)) is type(getattr(theirs, field)), (table, field)
+            if (table, field) in (("inner", "adam_lr"), ("inner", "momentum")):
+                continue  # of another optimizer
             if field not in ("kind", "method", "collective", "aggregation", *FOREIGN["diloco"]):
                 assert getattr(ours, field) != getattr(theirs, field), (table, field)
     assert manifest.model == Model(layers=2, width=64, heads=2, context=32, mlp=4.0, tied=False)
@@ -147,6 +149,9 @@ def test_what_follows_from_the_values():
         ("[outer]\nmethod = 'noloco'\nmomentum = 0.9\ngamma = 1", "it is below 0.38", "lower outer.gamma"),
         ("[outer]\nmethod = 'sparseloco'\nmomentum = 0.9", "outer.momentum says nothing", "remove"),
         ("[outer]\nbeta = 0.9", "outer.beta says nothing with the method 'diloco'", "remove"),
+        ("[inner]\nmomentum = 0.9", "inner.momentum says nothing with the optimizer 'adamw'", "remove"),
+        ("[outer]\nmethod = 'muloco'\n[inner]\noptimizer = 'sgd'", "muloco is diloco with Muon", "diloco"),
+        ("[outer]\nmethod = 'muloco'\ngamma = 0.5", "outer.gamma says nothing", "remove"),
         ("[outer]\nmethod = 'sparseloco'\nbeta = 1.1", "outer.beta: ", "0.95"),
         ("[outer]\nmethod = 'sparseloco'\non_exclusion = 'keep'", "outer.on_exclusion: ", "drop"),
         (
@@ -345,3 +350,27 @@ def test_every_codec_a_manifest_may_name_can_be_made():
         "int3(block=64,asymmetric=1,stochastic=1)",
     ):
         assert parse(f"[exchange]\ncodec = '{codec}'").exchange.codec == codec == registry.parse(codec).spec
+
+
+def test_the_ids_of_the_first_runs_stay():
+    """As they were before there was anything else to choose; a peer of an older version meets them by these."""
+    ids = {
+        "": "6e673045d140b62eb6e252913e8c86290f8eb4a6a92c1e654b57e241578736b9",
+        "[outer]\nmethod='noloco'": "2e54e472191f0343ffbe5e4ddc0c1ebb83d8fcd99e74363e22cc517150ce7290",
+        "[outer]\nmethod='sparseloco'": "4ef5e5ed39997492a92f6fe335203fe2de0d33597580013c24c69b2916db9b4f",
+        "[outer]\nmethod='demo'": "ab824c2720fb2e15790a7bb31fa914834b786865eb9a1cee86cf733128cef7ae",
+        "[outer]\nmethod='powersgd'": "9d0ae8d73eef9b692e033e13f2e27021d62a32c5948764bd376a952e25538df6",
+    }
+    assert {toml: parse(toml).run_id(b"a" * 32).hex() for toml in ids} == ids
+
+
+def test_muloco_trains_with_muon():
+    manifest = parse("[outer]\nmethod = 'muloco'")
+    outer, inner = manifest.outer, manifest.inner
+    assert (outer.steps, outer.lr, outer.momentum, outer.nesterov) == (30, 0.7, 0.6, True)
+    assert (inner.optimizer, inner.lr, inner.momentum, inner.adam_lr) == ("muon", 0.02, 0.95, 0.001)
+    written = "[inner]\noptimizer = 'muon'\nmomentum = 0.95\n[outer]\nmethod = 'muloco'\nsteps = 30"
+    assert parse(written).run_id(b"a" * 32) == manifest.run_id(b"a" * 32)
+    assert parse(written.replace("0.95", "0.9")).run_id(b"a" * 32) != manifest.run_id(b"a" * 32)
+    assert parse("[inner]\noptimizer = 'muon'").inner.lr == 0.02
+    assert parse("[inner]\noptimizer = 'muon'\nlr = 0.01").inner.lr == 0.01
