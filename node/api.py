@@ -96,8 +96,8 @@ class Swarm:
 
     @property
     def steps(self) -> int:
-        """H: inner steps of a round."""
-        return self._peer.manifest.outer.steps
+        """Inner steps of the next round: H, or by this machine's power where the manifest says so."""
+        return self._companion.steps or self._peer.manifest.outer.steps
 
     @property
     def round(self) -> int:

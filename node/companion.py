@@ -60,6 +60,8 @@ class Companion:
             stack.callback(lambda: self._background.last_call(self._leave()))
             self._resources = stack.pop_all()
         self._exchanged_at = self.peer.doors.now()
+        self.steps = 0
+        """Inner steps of the next round, once the peer is a member."""
         self.check, self.ask = self._background.check, self._background.ask
 
     def open(self) -> None:
@@ -95,6 +97,7 @@ class Companion:
         work = self._background.work
         self._background.call(self.peer.take_up(layout, theta, read=read, write=write, work=work, joins=self._joins))
         self.emit("ready", {"round": self.peer.replica.round, "parameters": layout.total})
+        self.steps = self.peer.steps(0.0)
         self._report.phase = "training"
         self._exchanged_at = self.peer.doors.now()
 
@@ -109,6 +112,7 @@ class Companion:
             outcome, seconds = await self._duties.exchange(steps=steps, weight=weight, loss=loss)
         finally:
             self._exchanged_at = now()
+            self.steps = peer.steps(self._report.speed)
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
         committed, adopted = outcome.commit is not None, peer.replica.digest != before
         return RoundReport(peer.replica.round, committed, adopted, len(outcome.contributors), seconds, missing)

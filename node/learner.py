@@ -23,6 +23,17 @@ class Stop(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What is this peer's of the work of a round. `group`: the peers that share the data, `me` among them. `round`: the last
+    one that was committed.
+    """
+
+    group: Sequence[PeerId]
+    me: PeerId
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """What inner steps came to: their number, mean and last loss (nats per token; NaN without a step), tokens, seconds."""
 
@@ -55,8 +66,8 @@ class Learner(Protocol):
         """Set all parameters."""
         ...
 
-    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
-        """Train on the data that is this peer's share in `group`."""
+    def assign(self, share: Share) -> None:
+        """Train on the data that is this peer's share."""
         ...
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from thinwire.swarm.manifest import Manifest
 
 from .duties import Duties
-from .learner import Learner
+from .learner import Learner, Share
 from .peer import Peer
 from .report import Reporter
 from .waiting import Work, cancelled
@@ -161,9 +161,9 @@ class Life:
 
     async def _round(self, learner: Learner) -> bool:
         """Inner steps and an exchange; whether a round was committed."""
-        peer, report, count = self.peer, self.report, self.peer.manifest.outer.steps
+        peer, report, count = self.peer, self.report, self.peer.steps(self.report.speed)
         report.phase = "training"
-        learner.assign(peer.place(), peer.identity.peer_id)
+        learner.assign(Share(peer.place(), peer.identity.peer_id, peer.replica.round))
         # A commit without us ends the steps on what is now an old state; so does the end.
         self._interrupt = interrupt = asyncio.Event()
         peer.session.on_commit = interrupt.set

@@ -30,6 +30,7 @@ from .knock import NoSwarm, Refused, knock
 from .memory import AnchorFile, replace_file
 from .methods import METHODS
 from .outer import Read, Replica
+from .power import FRESH, steps_by_power
 from .presence import Emit, Presence
 from .rounds import Rounds
 from .session import Session
@@ -249,6 +250,15 @@ class Peer:
         # Where replicas differ the members are those of a pair.
         settled = self.replica.alike and self.replica.round > 0 and self.identity.peer_id in members
         return members if settled else self.session.roster.view.peers
+
+    def steps(self, speed: float) -> int:
+        """Inner steps of the next round for one that makes `speed` tokens/s, 0 when that is not known."""
+        outer = self.manifest.outer
+        if outer.work == "equal":
+            return outer.steps
+        oldest = self.replica.round - FRESH
+        others = [theirs for _, theirs, number in list(self.session.stats.values()) if number > oldest]
+        return steps_by_power(speed, others, outer.steps, outer.spread)
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received so far, all that was put on the wire."""

@@ -26,7 +26,7 @@ from thinwire.node.console import set_up_logging, tell
 from thinwire.node.daemon import Daemon
 from thinwire.node.disk import RealDisk
 from thinwire.node.fragments import Layout
-from thinwire.node.learner import Learner, StepReport
+from thinwire.node.learner import Learner, Share, StepReport
 from thinwire.node.lock import hold
 from thinwire.node.opening import Entry, arriving, founding
 from thinwire.node.options import Options
@@ -83,8 +83,8 @@ class Paced:
     def write(self, theta: Floats) -> None:
         self._inner.write(theta)
 
-    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
-        self._inner.assign(group, me)
+    def assign(self, share: Share) -> None:
+        self._inner.assign(share)
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         """One after the other; the time that a step does not need is waited for, and cut short by `stop`."""

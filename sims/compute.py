@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -15,12 +15,11 @@ import numpy as np
 from blake3 import blake3
 from thinwire.compression.codec import Floats
 from thinwire.node.fragments import Layout, Piece
-from thinwire.node.learner import StepReport
+from thinwire.node.learner import Share, StepReport
 from thinwire.node.snapshot import PrivateState
 from thinwire.node.training import Training, prepare
 from thinwire.sims.clock import current
 from thinwire.swarm.manifest import Manifest
-from thinwire.swarm.protocol import PeerId
 
 RATE = 0.05
 """Part of the way to its optimum that a made-up model goes in one inner step."""
@@ -108,9 +107,9 @@ class StubLearner(Observed):
         self.theta[:] = theta
         self.trained = 0
 
-    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
-        share = np.random.default_rng((self._seed, self._made))
-        self._own = self._optimum + SPREAD * share.standard_normal(self.theta.size, np.float32)
+    def assign(self, share: Share) -> None:
+        own = np.random.default_rng((self._seed, self._made))
+        self._own = self._optimum + SPREAD * own.standard_normal(self.theta.size, np.float32)
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         made = await self.watch.steps(n, stop)
@@ -164,8 +163,8 @@ class TorchLearner(Observed):
         self._training.write(theta)
         self.trained = 0
 
-    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
-        self._training.assign(group, me)
+    def assign(self, share: Share) -> None:
+        self._training.assign(share)
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         made = await self.watch.steps(n, stop)

@@ -47,6 +47,9 @@ NEAR = 0.9
 YOUNG = ("gamma", "beta", "denominator", "on_exclusion", "decay")
 """Keys of [outer] that are younger than the first runs, whose ids must stay: they count where a method has a use for them."""
 
+UNSAID = {"outer": {"work": {"equal": ("work", "spread")}}}
+"""Table -> key -> value that says nothing new -> the keys that then do not count: they are younger still."""
+
 _DOMAIN = "manifest"
 
 
@@ -91,8 +94,8 @@ class Manifest(Table, frozen=True):
     @property
     def max_weight(self) -> int:
         """Most tokens that one contribution may claim."""
-        per_round = self.outer.steps * self.inner.batch * self.inner.accumulate * self.model.context
-        return self.exchange.max_weight or per_round
+        most = self.outer.steps if self.outer.work == "equal" else round(self.outer.steps * self.outer.spread)
+        return self.exchange.max_weight or most * self.inner.batch * self.inner.accumulate * self.model.context
 
     @property
     def schedule_steps(self) -> int:
@@ -109,6 +112,10 @@ class Manifest(Table, frozen=True):
         for key in FOREIGN[self.outer.method]:
             if key in YOUNG:
                 del plain["outer"][key]
+        for section, keys in UNSAID.items():
+            for key, silent in keys.items():
+                for other in silent.get(plain[section][key], ()):
+                    del plain[section][other]
         if self.inner.optimizer != "muon":
             for key in ONLY_MUON:
                 del plain["inner"][key]
@@ -233,6 +240,8 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",
             "remove the keys; beta and decay of [outer] take their place",
         )
+    if outer.work == "equal" and outer.spread != Outer().spread:
+        yield "outer.spread says nothing where all peers make H steps", "remove the key, or write work = 'by-power'"
     if outer.method == "muloco" and inner.optimizer != "muon":
         yield "muloco is diloco with Muon: inner.optimizer is 'muon'", "remove the key, or take the method 'diloco'"
     if manifest.max_weight > MAX_WEIGHT:

@@ -129,6 +129,9 @@ class Outer(Table, frozen=True):
         "drop" takes it for sent, "restore" keeps it for the next round. Directions grow stale: "drop" was the better one where
         it was tried.
     decay: of demo alone, weight decay of the sign step.
+    work: "equal", H inner steps for everybody; or "by-power", for unequal machines: as many as fit into the time that the one
+        in the middle needs for H, so that all arrive together. Contributions count by their tokens either way.
+    spread: of "by-power" alone, how many times H a fast peer may make.
     """
 
     method: Literal["diloco", "muloco", "noloco", "sparseloco", "demo", "powersgd"] = "diloco"
@@ -141,6 +144,8 @@ class Outer(Table, frozen=True):
     denominator: Literal["contributor_mean", "mean"] = "contributor_mean"
     on_exclusion: Literal["drop", "restore"] = "drop"
     decay: Annotated[float, Meta(ge=0, le=10)] = 0.1
+    work: Literal["equal", "by-power"] = "equal"
+    spread: Annotated[float, Meta(ge=1, le=1000)] = 4.0
 
 
 NOLOCO: dict[str, float | bool] = {"steps": 50, "lr": 0.7, "momentum": 0.5, "nesterov": False, "gamma": 0.7}
@@ -166,12 +171,13 @@ OUTER: dict[str, dict[str, float | bool]] = {
 """Method -> its defaults of [outer]."""
 
 _SPARSE = ("beta", "denominator", "on_exclusion")
+_POWER = ("work", "spread")
 FOREIGN = {
     "diloco": ("gamma", "decay", *_SPARSE),
     "muloco": ("gamma", "decay", *_SPARSE),
-    "noloco": ("nesterov", "decay", *_SPARSE),
+    "noloco": ("nesterov", "decay", *_SPARSE, *_POWER),
     "sparseloco": ("momentum", "nesterov", "gamma", "decay"),
-    "demo": ("momentum", "nesterov", "gamma"),
+    "demo": ("momentum", "nesterov", "gamma", *_POWER),
     "powersgd": ("gamma", "decay", "beta", "denominator"),
 }
 """Keys of [outer] that a method has no use for."""
@@ -228,7 +234,7 @@ class Exchange(Table, frozen=True):
     min_peers: contributors without whom a round does not count.
     grace: seconds to wait for stragglers once the quorum is ready.
     max_weight: most tokens that one contribution may claim; 0 = H × batch × accumulate × context, what a peer trains on
-        in a round.
+        in a round, and `spread` times that by power.
     """
 
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"

@@ -51,3 +51,44 @@ def test_muon_trains_a_swarm_with_four_bits_over_a_kill() -> None:
     last = rounds[-2].fields["round"]
     digests = {e.fields["digest"] for e in run.journal.events if e.name == "round" and e.fields["round"] == last}
     assert len(digests) == 1
+
+
+WORK = """
+[manifest.outer]
+steps = 20
+work = "{work}"
+[manifest.exchange]
+grace = 120
+codec = "fp32"
+"""
+UNEQUAL = """
+[[peers]]
+name = "fast"
+region = "home"
+count = 3
+step = 0.4
+[[peers]]
+name = "slow"
+region = "home"
+step = 1.6
+"""
+
+
+def pace(work: str) -> tuple[int, float, float]:
+    """Rounds, how busy the first peer was, and the part of all tokens that is the slow one's; once all know their speed."""
+    run = sound(simulate(scenario(WORK.format(work=work), UNEQUAL, duration=240)))
+    late = [event for event in run.journal.events if event.name == "round" and event.at > 60]
+    first, last = (next(s for s in samples if s.at > 60) for samples in (run.journal.samples, run.journal.samples[-1:]))
+    assert first.peers[0] is not None and last.peers[0] is not None
+    tokens = [sum(event.fields["tokens"] for event in late if event.peer == peer) for peer in range(4)]
+    rounds = sum(event.peer == 0 for event in late)
+    assert all(event.fields["contributors"] == 4 for event in late)
+    return rounds, (last.peers[0].busy - first.peers[0].busy) / (last.at - first.at), tokens[3] / sum(tokens)
+
+
+def test_unequal_peers_arrive_together_by_power() -> None:
+    equal, by_power = pace("equal"), pace("by-power")
+    assert by_power[0] > 3.5 * equal[0]  # the round no longer lasts as long as the slow one's H steps
+    assert equal[1] < 0.35 and by_power[1] > 0.9  # nobody idles
+    # 1 of 13 steps are the slow one's; each round still has its contribution.
+    assert abs(by_power[2] - 1 / 13) < 0.01 and abs(equal[2] - 1 / 4) < 0.01
