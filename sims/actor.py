@@ -13,7 +13,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +36,6 @@ from thinwire.node.ward import watch
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.preset import WAN
-from thinwire.swarm.protocol import PeerId
 
 from .compute import StubLearner
 
