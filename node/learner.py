@@ -11,6 +11,7 @@ from thinwire.compression.codec import Floats
 from thinwire.swarm.protocol import PeerId
 
 from .fragments import Layout
+from .ledger import Lease
 from .snapshot import PrivateState
 
 
@@ -25,12 +26,13 @@ class Stop(Protocol):
 @dataclass(frozen=True, slots=True)
 class Share:
     """What is this peer's of the work of a round. `group`: the peers that share the data, `me` among them. `round`: the last
-    one that was committed.
+    one that was committed. `lease`: what of the data it may use, where the swarm keeps book of it.
     """
 
     group: Sequence[PeerId]
     me: PeerId
     round: int
+    lease: Lease | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,12 @@ class Life:
         """Inner steps and an exchange; whether a round was committed."""
         peer, report, count = self.peer, self.report, self.peer.steps(self.report.speed)
         report.phase = "training"
-        learner.assign(Share(peer.place(), peer.identity.peer_id, peer.replica.round))
+        lease = peer.lease()
+        learner.assign(Share(peer.place(), peer.identity.peer_id, peer.replica.round, lease))
+        if lease is not None and (self._tokens or not lease):
+            count = (
+                0  # what went into no round yet waits for the next one, and for who has no lease there is nothing to do
+            )
         # A commit without us ends the steps on what is now an old state; so does the end.
         self._interrupt = interrupt = asyncio.Event()
         peer.session.on_commit = interrupt.set
@@ -176,7 +181,10 @@ class Life:
         if self.stopping and done.steps < count:
             return False
         loss, before = done.loss if done.steps else report.loss, peer.replica.digest
-        outcome, _ = await self._duties.exchange(steps=count, weight=self._tokens, loss=loss)
+        weight = self._tokens
+        if lease is not None and not weight and peer.orphan:
+            weight = 1  # or else no round would ever have a contributor, and make us members
+        outcome, _ = await self._duties.exchange(steps=count, weight=weight, loss=loss)
         if outcome.commit is not None or peer.replica.digest != before:
             self._tokens = 0  # what they went into is done with, or gone
         return outcome.commit is not None

@@ -19,9 +19,10 @@ from thinwire.collectives.statesync import Fetched, state_digest
 from thinwire.compression.codec import Buffer, Codec, Floats
 from thinwire.compression.kernels import outer_step
 from thinwire.swarm.manifest import Manifest
-from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId
+from thinwire.swarm.protocol import CHUNK_BYTES, Contribution, Digest, PeerId
 
 from .fragments import Layout
+from .ledger import Ledger
 from .tensorfile import Array, Tensors
 
 Read = Callable[[int, int, Floats], None]
@@ -42,6 +43,8 @@ class Replica:
 
     def __init__(self, layout: Digest, theta: Floats, members: Sequence[PeerId], *, extra: int = 0) -> None:
         self.layout, self.size = layout, theta.size
+        self.ledger: Ledger | None = None
+        """What of the data is used up, where the swarm keeps book of it."""
         self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size + extra, np.float32)
         self.theta[:] = theta
         self.round, self.members = 0, tuple(sorted(members))
@@ -68,6 +71,19 @@ class Replica:
     def extra(self) -> Floats:
         """What a method's state has beside these (a view)."""
         return self.state[self.vectors * self.size :]
+
+    def keep_ledger(self, manifest: Manifest) -> None:
+        """From the first state on have a ledger of the data, if the run has one."""
+        words = Ledger.words(manifest)
+        if words:
+            self.state = np.concatenate([self.state, np.zeros(words, np.float32)])
+            self.ledger = Ledger(self.state[-words:], manifest.model.context)
+            self.seal()
+
+    def book(self, contributors: Sequence[Contribution]) -> None:
+        """Book what went into the next round, before it is applied."""
+        if self.ledger is not None:
+            self.ledger.book(contributors, self.members, self.round)
 
     def cut(self, usual: Grid) -> Grid:
         """The chunk grid of the next round."""

@@ -27,6 +27,7 @@ from .doors import Doors, OpenTransport
 from .fragments import Layout
 from .keep import Keep
 from .knock import NoSwarm, Refused, knock
+from .ledger import Lease
 from .memory import AnchorFile, replace_file
 from .methods import METHODS
 from .outer import Read, Replica
@@ -181,6 +182,7 @@ class Peer:
         self.layout = layout
         members = () if joins else (self.identity.peer_id,)
         self.replica = await work(partial(method.replica.begin, self.manifest, layout, codec, theta, members))
+        await work(lambda: self.replica.keep_ledger(self.manifest))
         del theta  # the replica has its own; this one would stay for as long as joining takes
         self.private = await self.keep.restore(self.replica, layout, work)
         if not joins:
@@ -259,6 +261,23 @@ class Peer:
         oldest = self.replica.round - FRESH
         others = [theirs for _, theirs, number in list(self.session.stats.values()) if number > oldest]
         return steps_by_power(speed, others, outer.steps, outer.spread)
+
+    def lease(self) -> Lease | None:
+        """What of the data we may use in the next round; None where nobody keeps book."""
+        replica, inner, me = self.replica, self.manifest.inner, self.identity.peer_id
+        if replica.ledger is None:
+            return None
+        samples, members = inner.batch * inner.accumulate, replica.members
+        if inner.global_batch and me in members:
+            share, larger = divmod(inner.global_batch, len(members))
+            samples = share + (members.index(me) < larger)
+        return replica.ledger.lease(members, me, replica.round, samples)
+
+    @property
+    def orphan(self) -> bool:
+        """Whether nobody is here who has a lease, so that nobody trains: we are no member, and all members are gone."""
+        members, roster = self.replica.members, self.session.roster
+        return not any(peer == self.identity.peer_id or roster.alive(peer) for peer in members)
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received so far, all that was put on the wire."""

@@ -52,8 +52,12 @@ class Training:
         else:
             shards = shards_of(seed, data.shards, share.group, share.me)
         self.trainer.batches.assign(shards)
-        if self.manifest.outer.work == "by-power":
-            # Peers make different numbers of steps; the learning rate is the same for all.
+        batches, lease, most = self.trainer.batches, share.lease, self.manifest.inner.batch
+        batches.lease(lease)
+        if lease is not None and self.manifest.inner.global_batch:
+            self.trainer.portions = tuple(min(most, lease.samples - at) for at in range(0, lease.samples, most))
+        if self.manifest.outer.work == "by-power" or lease is not None:
+            # Peers make different numbers of steps, or none; the learning rate is the same for all.
             self.trainer.step = self.manifest.steps_after(share.round)
 
     def skip_to(self, round: int, peers: int) -> None:

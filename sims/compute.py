@@ -16,6 +16,7 @@ from blake3 import blake3
 from thinwire.compression.codec import Floats
 from thinwire.node.fragments import Layout, Piece
 from thinwire.node.learner import Share, StepReport
+from thinwire.node.ledger import Lease
 from thinwire.node.snapshot import PrivateState
 from thinwire.node.training import Training, prepare
 from thinwire.sims.clock import current
@@ -70,12 +71,13 @@ def _stub_layout(parameters: int) -> Layout:
 class Observed:
     """What oracles want to know of a learner.
 
-    `trained`: tokens of the steps made since its parameters were last set. `on_encode`: called with all parameters, which it
-    may not keep, whenever they are read for a contribution.
+    `trained`: tokens of the steps made since its parameters were last set, `draws`: their samples, where these are known.
+    `on_encode`: called with all parameters, which it may not keep, whenever they are read for a contribution.
     """
 
     def __init__(self) -> None:
         self.trained = 0
+        self.draws: list[tuple[int, int, int]] | None = None
         self.on_encode: Callable[[Floats], None] = lambda theta: None
 
 
@@ -94,6 +96,8 @@ class StubLearner(Observed):
         self._optimum = first.standard_normal(parameters, np.float32)
         self.theta: Floats = self._optimum + first.choice(np.array([-1, 1], np.float32), parameters)
         self._own, self._made = self._optimum, 0
+        self._lease: Lease | None = None
+        self.draws = []
 
     def parameters(self) -> Floats:
         return self.theta.copy()
@@ -105,9 +109,10 @@ class StubLearner(Observed):
 
     def write(self, theta: Floats) -> None:
         self.theta[:] = theta
-        self.trained = 0
+        self.trained, self.draws = 0, []
 
     def assign(self, share: Share) -> None:
+        self._lease = share.lease
         own = np.random.default_rng((self._seed, self._made))
         self._own = self._optimum + SPREAD * own.standard_normal(self.theta.size, np.float32)
 
@@ -118,10 +123,20 @@ class StubLearner(Observed):
             self._made += made
         away = self.theta - self._optimum
         loss = 0.5 * float(np.dot(away, away)) / away.size if made else math.nan
-        inner = self._manifest.inner
-        tokens = made * inner.batch * inner.accumulate * self._manifest.model.context
+        tokens = self._draw(made) * self._manifest.model.context
         self.trained += tokens
         return StepReport(made, loss, loss, tokens, made * self.watch.step_seconds)
+
+    def _draw(self, steps: int) -> int:
+        """Draw the samples of these steps; how many they are."""
+        inner, lease = self._manifest.inner, self._lease
+        if lease is None:
+            return steps * inner.batch * inner.accumulate
+        self._lease = lease.after(steps * lease.samples)
+        for shard, first, end in zip(lease.shards, lease.used, self._lease.used, strict=True):
+            if end > first and self.draws is not None:
+                self.draws.append((int(shard), int(first), int(end)))
+        return steps * lease.samples
 
     def private(self) -> PrivateState:
         return PrivateState({"made": np.array([self._made])}, {"made": self._made})

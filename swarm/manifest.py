@@ -28,6 +28,7 @@ from .settings import (
     MUON,
     ONLY_MUON,
     OUTER,
+    UNBOOKED,
     Data,
     Exchange,
     Inner,
@@ -47,7 +48,11 @@ NEAR = 0.9
 YOUNG = ("gamma", "beta", "denominator", "on_exclusion", "decay")
 """Keys of [outer] that are younger than the first runs, whose ids must stay: they count where a method has a use for them."""
 
-UNSAID = {"outer": {"work": {"equal": ("work", "spread")}}}
+UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
+    "data": {"once": {False: ("once",)}},
+    "inner": {"global_batch": {0: ("global_batch",)}},
+    "outer": {"work": {"equal": ("work", "spread")}},
+}
 """Table -> key -> value that says nothing new -> the keys that then do not count: they are younger still."""
 
 _DOMAIN = "manifest"
@@ -95,7 +100,8 @@ class Manifest(Table, frozen=True):
     def max_weight(self) -> int:
         """Most tokens that one contribution may claim."""
         most = self.outer.steps if self.outer.work == "equal" else round(self.outer.steps * self.outer.spread)
-        return self.exchange.max_weight or most * self.inner.batch * self.inner.accumulate * self.model.context
+        batch = self.inner.global_batch or self.inner.batch * self.inner.accumulate
+        return self.exchange.max_weight or most * batch * self.model.context
 
     @property
     def schedule_steps(self) -> int:
@@ -242,10 +248,32 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
         )
     if outer.work == "equal" and outer.spread != Outer().spread:
         yield "outer.spread says nothing where all peers make H steps", "remove the key, or write work = 'by-power'"
+    yield from _unbookable(manifest)
     if outer.method == "muloco" and inner.optimizer != "muon":
         yield "muloco is diloco with Muon: inner.optimizer is 'muon'", "remove the key, or take the method 'diloco'"
     if manifest.max_weight > MAX_WEIGHT:
         yield "a round has more tokens than can be counted", "lower outer.steps, inner.batch or model.context"
+
+
+def _unbookable(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What stands in the way of a ledger of the data."""
+    data, inner, outer = manifest.data, manifest.inner, manifest.outer
+    per_round = msgspec.structs.replace(manifest, exchange=Exchange()).max_weight
+    if data.once and outer.method in UNBOOKED:
+        yield f"data.once is not for the method {outer.method!r}, whose replicas have no state to book in", "remove it"
+    if data.once and manifest.model.kind == "custom":
+        yield "data.once says nothing with a model of someone's own: its samples are not ours to deal out", "remove it"
+    if data.once and manifest.max_weight < per_round:
+        yield (
+            f"exchange.max_weight is below the {per_round} tokens of a round: with data.once all that count are booked",
+            "remove max_weight",
+        )
+    if inner.global_batch and not data.once:
+        yield "inner.global_batch needs data.once: else nobody knows who shares the batch", "set data.once = true"
+    if inner.global_batch and outer.work != "equal":
+        yield "inner.global_batch is shared out equally, so nobody can work by power", "remove one of the two"
+    if inner.global_batch and inner.accumulate > 1:
+        yield "inner.accumulate follows from inner.global_batch", "remove it"
 
 
 def _wrong_codec(manifest: Manifest) -> Iterator[tuple[str, str]]:

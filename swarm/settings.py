@@ -67,12 +67,15 @@ class Data(Table, frozen=True):
     tokenizer_hash: blake3 of that file, 64 hexadecimal digits; set it, else peers may disagree about tokens unnoticed.
     shards: parts that the text is cut into; at least a few for every peer that may come.
     holdout: fraction of the text kept for evaluation.
+    once: whether the swarm keeps book of what is used up, so that no sample comes again before its shard is through and none
+        is left out, whoever joins, dies or comes back; a newcomer then trains from its second round on. All have the same text.
     """
 
     tokenizer: Annotated[str, Meta(min_length=1, max_length=256)] = "bytes"
     tokenizer_hash: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
     shards: Annotated[int, Meta(ge=1, le=2**20)] = 256
     holdout: Annotated[float, Meta(ge=0, le=0.5)] = 0.02
+    once: bool = False
 
 
 class Inner(Table, frozen=True):
@@ -90,6 +93,8 @@ class Inner(Table, frozen=True):
     steps: inner steps the schedule spans; 0 = rounds × H.
     batch: sequences of one forward pass; what fits a peer's memory.
     accumulate: forward passes of one inner step; raise it instead of batch when memory is short.
+    global_batch: sequences of one inner step over all peers, however many there are; 0 = batch × accumulate each. Needs
+        data.once; batch is then the most of one forward pass.
     clip: largest norm of the gradient; 0 = not clipped.
     """
 
@@ -104,6 +109,7 @@ class Inner(Table, frozen=True):
     steps: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
     batch: Annotated[int, Meta(ge=1, le=2**20)] = 8
     accumulate: Annotated[int, Meta(ge=1, le=2**16)] = 1
+    global_batch: Annotated[int, Meta(ge=0, le=2**24)] = 0
     clip: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
 
 
@@ -199,6 +205,9 @@ EXCHANGE: dict[str, dict[str, str]] = {
     "powersgd": {"codec": "powersgd(rank=4)"},
 }
 """Method -> its defaults of [exchange]."""
+
+UNBOOKED = ("noloco", "powersgd")
+"""Methods that cannot keep book of the data: whose replicas differ, or whose steps are two rounds."""
 
 INNER: dict[str, dict[str, object]] = {
     "muloco": {"optimizer": "muon"},

@@ -63,7 +63,7 @@ max_weight = 1000
 """
 
 
-YOUNGER = {"inner.adam_lr", "inner.momentum", "outer.work", "outer.spread"}
+YOUNGER = {"inner.adam_lr", "inner.momentum", "outer.work", "outer.spread", "data.once", "inner.global_batch"}
 """Keys that came after this file, whose run id must stay."""
 
 
@@ -154,6 +154,16 @@ def test_what_follows_from_the_values():
         ("[outer]\nmethod = 'sparseloco'\nmomentum = 0.9", "outer.momentum says nothing", "remove"),
         ("[outer]\nbeta = 0.9", "outer.beta says nothing with the method 'diloco'", "remove"),
         ("[outer]\nwork = 'by power'", "outer.work: Invalid enum value 'by power'", "did you mean 'by-power'?"),
+        ("[data]\nonce = true\n[outer]\nmethod = 'noloco'", "data.once is not for the method 'noloco'", "remove"),
+        ("[data]\nonce = true\n[model]\nkind = 'custom'", "data.once says nothing", "remove"),
+        ("[data]\nonce = true\n[exchange]\nmax_weight = 100", "exchange.max_weight is below", "remove"),
+        ("[inner]\nglobal_batch = 8", "inner.global_batch needs data.once", "data.once = true"),
+        (
+            "[data]\nonce = true\n[inner]\nglobal_batch = 8\n[outer]\nwork = 'by-power'",
+            "inner.global_batch is shared out equally",
+            "remove",
+        ),
+        ("[data]\nonce = true\n[inner]\nglobal_batch = 8\naccumulate = 2", "inner.accumulate follows", "remove"),
         ("[outer]\nspread = 2", "outer.spread says nothing", "by-power"),
         ("[outer]\nmethod = 'noloco'\nwork = 'by-power'", "outer.work says nothing", "remove"),
         ("[inner]\nmomentum = 0.9", "inner.momentum says nothing with the optimizer 'adamw'", "remove"),
