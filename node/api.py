@@ -97,7 +97,8 @@ class Swarm:
     @property
     def steps(self) -> int:
         """Inner steps of the next round: H, or by this machine's power where the manifest says so."""
-        return self._companion.steps or self._peer.manifest.outer.steps
+        steps = self._companion.steps
+        return self._peer.manifest.outer.steps if steps is None else steps
 
     @property
     def round(self) -> int:

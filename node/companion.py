@@ -60,8 +60,8 @@ class Companion:
             stack.callback(lambda: self._background.last_call(self._leave()))
             self._resources = stack.pop_all()
         self._exchanged_at = self.peer.doors.now()
-        self.steps = 0
-        """Inner steps of the next round, once the peer is a member."""
+        self.steps: int | None = None
+        """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
         self.check, self.ask = self._background.check, self._background.ask
 
     def open(self) -> None:

@@ -181,9 +181,7 @@ class Life:
         if self.stopping and done.steps < count:
             return False
         loss, before = done.loss if done.steps else report.loss, peer.replica.digest
-        weight = self._tokens
-        if lease is not None and not weight and peer.orphan:
-            weight = 1  # or else no round would ever have a contributor, and make us members
+        weight = self._tokens or peer.idle_weight
         outcome, _ = await self._duties.exchange(steps=count, weight=weight, loss=loss)
         if outcome.commit is not None or peer.replica.digest != before:
             self._tokens = 0  # what they went into is done with, or gone

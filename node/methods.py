@@ -63,6 +63,7 @@ METHODS: Mapping[str, Method] = {
     "noloco": Method(PairedReplica, GossipSession, GossipRounds, _pairs),
     "sparseloco": Method(SparseReplica, Session, SparseRounds, _sparse, _pieces),
     "powersgd": Method(LowRankReplica, Session, LowRankRounds, lambda manifest, layout: registry.dense("fp32")),
+    "merge": Method(Replica, Session, Rounds, _dense),
     "demo": Method(DemoReplica, Session, SparseRounds, _sparse, _pieces),
 }
 """Name -> its parts."""

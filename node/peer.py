@@ -256,6 +256,8 @@ class Peer:
     def steps(self, speed: float) -> int:
         """Inner steps of the next round for one that makes `speed` tokens/s, 0 when that is not known."""
         outer = self.manifest.outer
+        if self._gathers:
+            return 0
         if outer.work == "equal":
             return outer.steps
         oldest = self.replica.round - FRESH
@@ -274,10 +276,19 @@ class Peer:
         return replica.ledger.lease(members, me, replica.round, samples)
 
     @property
-    def orphan(self) -> bool:
-        """Whether nobody is here who has a lease, so that nobody trains: we are no member, and all members are gone."""
-        members, roster = self.replica.members, self.session.roster
-        return not any(peer == self.identity.peer_id or roster.alive(peer) for peer in members)
+    def idle_weight(self) -> int:
+        """What a contribution weighs in which nothing was trained: a token where its round would else have none at all.
+
+        That is the round that only gathers, and, where only members may train, the one of newcomers whose members are gone.
+        """
+        members, roster, me = self.replica.members, self.session.roster, self.identity.peer_id
+        orphaned = not any(peer == me or roster.alive(peer) for peer in members)
+        return int(self._gathers or (orphaned and self.replica.ledger is not None))
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether the next round only makes those who are here members, so that they are waited for when they merge."""
+        return self.manifest.outer.method == "merge" and not self.replica.round
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received so far, all that was put on the wire."""

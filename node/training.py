@@ -45,10 +45,14 @@ class Training:
         return report
 
     def assign(self, share: Share) -> None:
-        """Take this peer's shards: derived from the seed and its place in the group, or those of `place` when it has one."""
+        """Take this peer's shards: derived from the seed and its place in the group, or those of `place` when it has one; or
+        all, of a text of its own.
+        """
         data, seed = self.manifest.data, self.manifest.run.seed
-        if self.place is not None:
-            shards: tuple[int, ...] = tuple(range(self.place % data.shards, data.shards, PLACES))
+        if data.domains:
+            shards: tuple[int, ...] = tuple(range(data.shards))
+        elif self.place is not None:
+            shards = tuple(range(self.place % data.shards, data.shards, PLACES))
         else:
             shards = shards_of(seed, data.shards, share.group, share.me)
         self.trainer.batches.assign(shards)

@@ -95,7 +95,7 @@ class Oracles:
         self._vectors = METHODS[method].replica.vectors
         # What a replica sends of its own memory nobody else can compute; that all compute the same of it is "agreement".
         self._single = method != "powersgd"
-        self._known = method in ("diloco", "muloco", "noloco")
+        self._known = method in ("diloco", "muloco", "merge", "noloco")
         self.samples = Samples(tell) if manifest.data.once else None
         self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
         self._rule = RULES[manifest.exchange.aggregation]
@@ -197,13 +197,13 @@ class Oracles:
     def _check(self, index: int, old: _State, new: _State, commit: Commit) -> None:
         entries = commit.opened.contributors
         sent = [self._sent.get((entry.peer, new.round, entry.attempt)) for entry in entries]
-        most = self._manifest.max_weight
+        most, method = self._manifest.max_weight, self._manifest.outer.method
         for entry, one in zip(entries, sent, strict=True):
             if entry.weight > most:
                 self._tell("weight", index, f"round {new.round}: {entry.weight} tokens of at most {most}")
             elif entry.peer in self._honest and one is not None and entry.weight != min(most, one.trained):
-                if self.samples is not None and not one.trained and entry.weight == 1:
-                    continue  # so that a swarm of newcomers gets on
+                if not one.trained and entry.weight == 1 and (self.samples is not None or method == "merge"):
+                    continue  # so that a round gets on in which nobody trains
                 detail = f"round {new.round}: {entry.weight} tokens, {one.trained} were trained"
                 self._tell("weight", self._honest[entry.peer], detail)
         known = [one for one in sent if one is not None]

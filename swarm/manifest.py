@@ -21,6 +21,7 @@ from .errors import HintedError
 from .identity import SIGNATURE_BYTES, Identity, verify
 from .settings import (
     CODECS,
+    DATA,
     EXCHANGE,
     FOREIGN,
     INNER,
@@ -28,6 +29,7 @@ from .settings import (
     MUON,
     ONLY_MUON,
     OUTER,
+    RUN,
     UNBOOKED,
     Data,
     Exchange,
@@ -49,7 +51,7 @@ YOUNG = ("gamma", "beta", "denominator", "on_exclusion", "decay")
 """Keys of [outer] that are younger than the first runs, whose ids must stay: they count where a method has a use for them."""
 
 UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
-    "data": {"once": {False: ("once",)}},
+    "data": {"once": {False: ("once",)}, "domains": {False: ("domains",)}},
     "inner": {"global_batch": {0: ("global_batch",)}},
     "outer": {"work": {"equal": ("work", "spread")}},
 }
@@ -110,6 +112,8 @@ class Manifest(Table, frozen=True):
 
     def steps_after(self, round: int) -> int:
         """Inner steps that a peer has made when a round is over: with powersgd two rounds follow H of them."""
+        if self.outer.method == "merge":
+            return max(0, round - 1) * self.outer.steps  # the first one only gathers
         return round // (2 if self.outer.method == "powersgd" else 1) * self.outer.steps
 
     def canonical(self) -> bytes:
@@ -159,8 +163,8 @@ def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
         values[key] = Outer(**_with_method(fields, name)) if key == "outer" else tables[key](**fields)
     manifest = Manifest(**values)
     method = manifest.outer.method
-    manifest = _with_usual(manifest, "inner", INNER.get(method, {}), document)
-    manifest = _with_usual(manifest, "exchange", EXCHANGE.get(method, {}), document)
+    for section, usual in (("run", RUN), ("data", DATA), ("inner", INNER), ("exchange", EXCHANGE)):
+        manifest = _with_usual(manifest, section, usual.get(method, {}), document)
     if manifest.inner.optimizer == "muon":
         manifest = _with_usual(manifest, "inner", MUON, document)
     elif strange := next((key for key in ONLY_MUON if key in document.get("inner", {})), None):
@@ -260,7 +264,11 @@ def _unbookable(manifest: Manifest) -> Iterator[tuple[str, str]]:
     data, inner, outer = manifest.data, manifest.inner, manifest.outer
     per_round = msgspec.structs.replace(manifest, exchange=Exchange()).max_weight
     if data.once and outer.method in UNBOOKED:
-        yield f"data.once is not for the method {outer.method!r}, whose replicas have no state to book in", "remove it"
+        yield f"data.once is not for the method {outer.method!r}, which has no state to book in", "remove it"
+    if data.once and data.domains:
+        yield "data.once needs one text for all, data.domains one for each", "remove one of the two"
+    if outer.method == "merge" and manifest.run.rounds != 2:
+        yield "run.rounds is 2 with the method 'merge': one to gather, and one to merge", "set outer.steps instead"
     if data.once and manifest.model.kind == "custom":
         yield "data.once says nothing with a model of someone's own: its samples are not ours to deal out", "remove it"
     if data.once and manifest.max_weight < per_round:

@@ -69,6 +69,7 @@ class Data(Table, frozen=True):
     holdout: fraction of the text kept for evaluation.
     once: whether the swarm keeps book of what is used up, so that no sample comes again before its shard is through and none
         is left out, whoever joins, dies or comes back; a newcomer then trains from its second round on. All have the same text.
+    domains: whether every peer has a text of its own and trains on all of it; else all have the same, and share it.
     """
 
     tokenizer: Annotated[str, Meta(min_length=1, max_length=256)] = "bytes"
@@ -76,6 +77,7 @@ class Data(Table, frozen=True):
     shards: Annotated[int, Meta(ge=1, le=2**20)] = 256
     holdout: Annotated[float, Meta(ge=0, le=0.5)] = 0.02
     once: bool = False
+    domains: bool = False
 
 
 class Inner(Table, frozen=True):
@@ -121,9 +123,11 @@ class Outer(Table, frozen=True):
         "muloco" (arXiv:2505.23725), diloco whose peers train with Muon;
         "sparseloco" (arXiv:2508.15706), diloco with a small part of every pseudo-gradient, 200 times fewer bytes; "demo"
         (arXiv:2411.19870), an exchange after every step of plain SGD: each peer's momentum sends its strongest coefficients;
-        or "powersgd" (arXiv:1905.13727), diloco whose matrices travel as two thin factors: a step takes two rounds.
+        "powersgd" (arXiv:1905.13727), diloco whose matrices travel as two thin factors: a step takes two rounds; or "merge":
+        all train apart, on domains of their own, and the run ends with the one average of what they have. Its first round
+        only gathers those who are there, after which all make their H steps.
     steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together. noloco: 50,
-        sparseloco and muloco: 30, demo: 1.
+        sparseloco and muloco: 30, demo: 1, merge: 1000.
     lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient; of muloco 0.7 and 0.6. With noloco they are β and α,
         0.7 and 0.5, and there is no nesterov. With sparseloco lr is α, 1, and there is no momentum: what was not sent takes
         its place. With demo lr is the length of the sign step, 0.0004.
@@ -140,7 +144,7 @@ class Outer(Table, frozen=True):
     spread: of "by-power" alone, how many times H a fast peer may make.
     """
 
-    method: Literal["diloco", "muloco", "noloco", "sparseloco", "demo", "powersgd"] = "diloco"
+    method: Literal["diloco", "muloco", "noloco", "sparseloco", "demo", "powersgd", "merge"] = "diloco"
     steps: Annotated[int, Meta(ge=1, le=2**20)] = 20
     lr: Annotated[float, Meta(gt=0, le=10)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
@@ -166,6 +170,9 @@ DEMO: dict[str, float | bool] = {"steps": 1, "lr": 4e-4, "momentum": 0.0, "neste
 MULOCO: dict[str, float | bool] = {"steps": 30, "lr": 0.7, "momentum": 0.6}
 """Defaults of [outer] that the method "muloco" changes: the values of its paper."""
 
+MERGE: dict[str, float | bool] = {"steps": 1000, "lr": 1.0, "momentum": 0.0, "nesterov": False}
+"""Defaults of [outer] that the method "merge" changes: the plain average."""
+
 OUTER: dict[str, dict[str, float | bool]] = {
     "diloco": {},
     "muloco": MULOCO,
@@ -173,6 +180,7 @@ OUTER: dict[str, dict[str, float | bool]] = {
     "sparseloco": SPARSELOCO,
     "demo": DEMO,
     "powersgd": {},
+    "merge": MERGE,
 }
 """Method -> its defaults of [outer]."""
 
@@ -185,6 +193,7 @@ FOREIGN = {
     "sparseloco": ("momentum", "nesterov", "gamma", "decay"),
     "demo": ("momentum", "nesterov", "gamma", *_POWER),
     "powersgd": ("gamma", "decay", "beta", "denominator"),
+    "merge": ("lr", "momentum", "nesterov", "gamma", "decay", *_SPARSE, *_POWER),
 }
 """Keys of [outer] that a method has no use for."""
 
@@ -196,18 +205,26 @@ CODECS = {
     "sparseloco": ("topk",),
     "demo": ("demo",),
     "powersgd": ("powersgd",),
+    "merge": DENSE,
 }
 """Method -> the codecs that it can have, by the first word of their names."""
 
-EXCHANGE: dict[str, dict[str, str]] = {
+EXCHANGE: dict[str, dict[str, str | float]] = {
     "sparseloco": {"codec": "topk(k=64,chunk=4096)|2bit|rice", "collective": "gather"},
     "demo": {"codec": "demo(k=32,chunk=4096)|2bit|rice", "collective": "gather"},
     "powersgd": {"codec": "powersgd(rank=4)"},
+    "merge": {"codec": "fp32", "grace": 3600.0},
 }
 """Method -> its defaults of [exchange]."""
 
-UNBOOKED = ("noloco", "powersgd")
-"""Methods that cannot keep book of the data: whose replicas differ, or whose steps are two rounds."""
+RUN: dict[str, dict[str, object]] = {"merge": {"rounds": 2}}
+"""Method -> its defaults of [run]."""
+
+DATA: dict[str, dict[str, object]] = {"merge": {"domains": True}}
+"""Method -> its defaults of [data]."""
+
+UNBOOKED = ("noloco", "powersgd", "merge")
+"""Methods that cannot keep book of the data: replicas differ, a step is two rounds, or there is but one."""
 
 INNER: dict[str, dict[str, object]] = {
     "muloco": {"optimizer": "muon"},

@@ -192,6 +192,20 @@ def test_the_ledger_is_part_of_the_state_and_of_checkpoints(tmp_path: Path) -> N
     assert empty.ledger.used.sum() == 9
 
 
+def test_who_has_a_text_of_its_own_trains_on_all_of_it(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n" for number in range(800)))
+    size = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8"
+    for toml, part in (("[outer]\nmethod = 'merge'\n", 1.0), ("", 0.5)):
+        training = prepare(
+            parse(toml + size), data=tmp_path / "text.txt", device="cpu", threads=1, cache=tmp_path, here=tmp_path,
+            clock=lambda: 0.0,
+        )  # fmt: skip
+        training.assign(Share([peer(1), peer(2)], peer(1), 1))
+        batches, total = training.trainer.batches, training.split.training.size
+        epoch = [int(s) for _ in range(total) for s in batches.next_samples(1) if batches.cursor.epoch == 0]
+        assert len(epoch) == pytest.approx(part * total, abs=total / 64)
+
+
 def test_a_share_of_the_global_batch_is_trained_in_passes_of_the_usual_size(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n" for number in range(800)))
     manifest = parse(

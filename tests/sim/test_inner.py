@@ -232,3 +232,43 @@ def test_a_swarm_of_newcomers_gets_on() -> None:
     last = [event for event in run.journal.events if event.name == "round"][-2:]
     assert {event.peer for event in last} == {1, 2} and sum(event.fields["tokens"] for event in last) == 4 * 11 * 4
     assert not [violation for violation in run.violations if violation.oracle in DATA]
+
+
+MERGE = """
+[manifest.outer]
+method = "merge"
+steps = 60
+[manifest.exchange]
+codec = "{codec}"
+[[peers]]
+name = "quick"
+region = "home"
+count = 2
+step = 0.2
+[[peers]]
+name = "slow"
+region = "home"
+count = 2
+step = 0.5
+"""
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8(block=256)"])
+def test_all_train_apart_and_merge_once(codec: str) -> None:
+    """The oracles compute the average; here it counts that everybody is in it, and that nothing was sent before."""
+    toml = MERGE.format(codec=codec)
+    run = sound(simulate(scenario(toml, "", duration=60)))
+    rounds = [event for event in run.journal.events if event.name == "round"]
+    first, last = ([event for event in rounds if event.fields["round"] == number] for number in (1, 2))
+    assert len(rounds) == 8 and all(event.fields["steps"] == 0 and event.fields["contributors"] == 4 for event in first)
+    assert all(event.fields["steps"] == 60 and event.fields["contributors"] == 4 for event in last)
+    assert last[0].at > 30  # the slow ones were waited for
+    assert len({event.fields["digest"] for event in last}) == 1
+
+
+def test_who_dies_is_not_in_the_merge() -> None:
+    toml = MERGE.format(codec="fp32")
+    run = sound(simulate(scenario(toml, '[[faults]]\nat = 8\nkind = "kill"\npeers = [3]\n', duration=90)))
+    last = [event for event in run.journal.events if event.name == "round"][-3:]
+    assert {event.peer for event in last} == {0, 1, 2}
+    assert all(event.fields["round"] == 2 and event.fields["contributors"] == 3 for event in last)

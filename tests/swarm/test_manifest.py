@@ -63,7 +63,15 @@ max_weight = 1000
 """
 
 
-YOUNGER = {"inner.adam_lr", "inner.momentum", "outer.work", "outer.spread", "data.once", "inner.global_batch"}
+YOUNGER = {
+    "inner.adam_lr",
+    "inner.momentum",
+    "outer.work",
+    "outer.spread",
+    "data.once",
+    "data.domains",
+    "inner.global_batch",
+}
 """Keys that came after this file, whose run id must stay."""
 
 
@@ -164,6 +172,10 @@ def test_what_follows_from_the_values():
             "remove",
         ),
         ("[data]\nonce = true\n[inner]\nglobal_batch = 8\naccumulate = 2", "inner.accumulate follows", "remove"),
+        ("[data]\nonce = true\ndomains = true", "data.once needs one text for all", "remove"),
+        ("[outer]\nmethod = 'merge'\n[run]\nrounds = 5", "run.rounds is 2 with the method 'merge'", "outer.steps"),
+        ("[outer]\nmethod = 'merge'\nmomentum = 0.9", "outer.momentum says nothing", "remove"),
+        ("[outer]\nmethod = 'merge'\n[data]\nonce = true", "data.once is not for the method 'merge'", "remove"),
         ("[outer]\nspread = 2", "outer.spread says nothing", "by-power"),
         ("[outer]\nmethod = 'noloco'\nwork = 'by-power'", "outer.work says nothing", "remove"),
         ("[inner]\nmomentum = 0.9", "inner.momentum says nothing with the optimizer 'adamw'", "remove"),
@@ -398,3 +410,12 @@ def test_muloco_trains_with_muon():
     assert parse(written.replace("0.95", "0.9")).run_id(b"a" * 32) != manifest.run_id(b"a" * 32)
     assert parse("[inner]\noptimizer = 'muon'").inner.lr == 0.02
     assert parse("[inner]\noptimizer = 'muon'\nlr = 0.01").inner.lr == 0.01
+
+
+def test_merge_has_one_exchange():
+    manifest = parse("[outer]\nmethod = 'merge'")
+    outer, exchange = manifest.outer, manifest.exchange
+    assert (outer.steps, outer.lr, outer.momentum, outer.nesterov) == (1000, 1.0, 0.0, False)
+    assert (manifest.run.rounds, manifest.data.domains, exchange.codec, exchange.grace) == (2, True, "fp32", 3600.0)
+    assert (manifest.steps_after(1), manifest.steps_after(2), manifest.schedule_steps) == (0, 1000, 1000)
+    assert parse("[outer]\nmethod = 'merge'\n[data]\ndomains = false").run_id(b"a" * 32) != manifest.run_id(b"a" * 32)
