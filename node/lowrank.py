@@ -17,6 +17,7 @@ from thinwire.collectives.proposal import Terms
 from thinwire.collectives.shards import Grid, grid
 from thinwire.collectives.statesync import Fetched
 from thinwire.compression import registry
+from thinwire.compression.chunks import Chunks
 from thinwire.compression.codec import Buffer, Codec, Floats
 from thinwire.compression.kernels import outer_step
 from thinwire.compression.lowrank import LowRank, PowerSGD, warm_up
@@ -31,6 +32,11 @@ from .tensorfile import Array, Tensors
 
 _Q = 1 + pledges.SIZE
 """Where Q begins in what the state has beside parameters and momentum."""
+
+
+def cuts(power: PowerSGD, chunks: Chunks, codec: Codec) -> tuple[Grid, Grid]:
+    """The chunk grids of the two rounds of a step. Raises ValueError when a factor is too large."""
+    return grid(power.first(chunks), codec), grid(max(1, power.second(chunks)), codec)
 
 
 class LowRankReplica(Replica):
@@ -54,11 +60,11 @@ class LowRankReplica(Replica):
         warm_up()
         power: Any = registry.parse(manifest.exchange.codec)
         chunks = chunks_of(layout)
-        sizes = power.first(chunks), power.second(chunks)
-        replica = cls(layout.digest, theta, members, extra=_Q + sum(sizes))
+        extra = _Q + power.first(chunks) + power.second(chunks)
+        replica = cls(layout.digest, theta, members, extra=extra)
         replica.power, replica.sent = power, {}
         replica.memory = LowRank(power, chunks, manifest.run.seed, manifest.outer.on_exclusion)
-        replica.cuts = grid(sizes[0], codec), grid(max(1, sizes[1]), codec)
+        replica.cuts = cuts(power, chunks, codec)
         replica.q[:] = replica.memory.q
         replica.seal()
         return replica

@@ -34,7 +34,7 @@ def made(more="", theta=None):
     method = METHODS["sparseloco"]
     codec = method.codec(manifest, LAYOUT)
     theta = np.zeros(LAYOUT.total, np.float32) if theta is None else theta
-    return method.replica.begin(manifest, LAYOUT, codec, theta, (ME.peer_id,)), method.cut(LAYOUT, codec)
+    return method.replica.begin(manifest, LAYOUT, codec, theta, (ME.peer_id,)), method.cut(manifest, LAYOUT, codec)
 
 
 def reader(values):
