@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import blake3
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.collectives.proposal import Terms
 from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched, state_digest
@@ -87,6 +88,10 @@ class Replica:
 
     def cut(self, usual: Grid) -> Grid:
         """The chunk grid of the next round."""
+        return usual
+
+    def terms(self, usual: Terms) -> Terms:
+        """The terms of the next round."""
         return usual
 
     def private(self, layout: Layout) -> dict[str, Array]:

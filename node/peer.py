@@ -15,7 +15,7 @@ from thinwire.compression.codec import Floats
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.identity import Identity, short
 from thinwire.swarm.invite import Invite, Seed
-from thinwire.swarm.manifest import SignedManifest
+from thinwire.swarm.manifest import ManifestError, ManifestMismatch, SignedManifest
 from thinwire.swarm.preset import Preset
 from thinwire.swarm.protocol import VERSION, Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord, RecordError
@@ -29,7 +29,7 @@ from .keep import Keep
 from .knock import NoSwarm, Refused, knock
 from .ledger import Lease
 from .memory import AnchorFile, replace_file
-from .methods import METHODS
+from .methods import METHODS, check_codec, fitted
 from .outer import Read, Replica
 from .power import FRESH, steps_by_power
 from .presence import Emit, Presence
@@ -135,8 +135,16 @@ class Peer:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 
     def _take(self, signed: SignedManifest) -> None:
-        """Check the run's manifest and keep a copy of its text for those who read checkpoints without us."""
-        self.manifest = signed.verify(self.run_id)
+        """Check the run's manifest and keep a copy of its text for those who read checkpoints without us.
+
+        Raises ManifestMismatch.
+        """
+        manifest = signed.verify(self.run_id)
+        try:
+            check_codec(manifest, "the swarm's manifest")
+        except ManifestError as error:  # its author has made what this version refuses to make
+            raise ManifestMismatch(str(error), "the swarm may run another version of thinwire") from None
+        self.manifest = manifest
         self.signed = signed
         for warning in self.manifest.warnings():
             self._emit("alarm", {"detail": warning})
@@ -175,10 +183,10 @@ class Peer:
         """Become a member with these parameters: from the own checkpoint or the swarm's state, whichever is newer.
 
         `theta` are the first parameters, the same on every peer (they follow from the manifest's seed). Raises
-        ManifestMismatch when the model here is not the swarm's.
+        ManifestMismatch when the model here is not the swarm's, ManifestError when it is too large for what the manifest says.
         """
         method = METHODS[self.manifest.outer.method]
-        codec = method.codec(self.manifest, layout)
+        codec, cut = fitted(self.manifest, layout)
         self.layout = layout
         members = () if joins else (self.identity.peer_id,)
         self.replica = await work(partial(method.replica.begin, self.manifest, layout, codec, theta, members))
@@ -196,7 +204,7 @@ class Peer:
             presence=self.presence,
             replica=self.replica,
             codec=codec,
-            grid=method.cut(layout, codec),
+            grid=cut,
             now=self.doors.now,
             emit=self._emit,
             probation=PROBATION if joins and self._lived else 0,

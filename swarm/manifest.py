@@ -47,6 +47,9 @@ MAX_TOML = 32_768
 NEAR = 0.9
 """From this part of what is steady on, a manifest is used with a warning."""
 
+SUITS = "leave it out: every method has one that suits it"
+"""What to do about a codec that cannot be."""
+
 YOUNG = ("gamma", "beta", "denominator", "on_exclusion", "decay")
 """Keys of [outer] that are younger than the first runs, whose ids must stay: they count where a method has a use for them."""
 
@@ -195,7 +198,8 @@ def _fields(kind: type[Table], table: dict[str, Any], name: str, section: str) -
             values[key] = msgspec.convert(value, field.type)
         except msgspec.ValidationError as error:
             choices = [choice for choice in get_args(field.type) if isinstance(choice, str)]
-            hint = _nearest(str(value), choices, "choices") if choices else f"the default is {field.default!r}"
+            usual = SUITS if key == "codec" else f"the default is {field.default!r}"
+            hint = _nearest(str(value), choices, "choices") if choices else usual
             wanted = [meta.description for meta in get_args(field.type)[1:] if isinstance(meta, Meta)]
             reason = f"{value!r} is not {wanted[0]}" if wanted and wanted[0] else str(error)
             raise ManifestError(f"{place}: {reason}", hint) from None

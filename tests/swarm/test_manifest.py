@@ -140,6 +140,11 @@ def test_what_follows_from_the_values():
             "exchange.codec: 'int8' is not a codec with all its parameters",
             "int8(block=256)",
         ),
+        (
+            "[outer]\nmethod = 'sparseloco'\n[exchange]\ncodec = 'topk(K=64)'",
+            "exchange.codec: 'topk(K=64)' is not a codec",
+            "every method has one that suits it",
+        ),
         ("[exchange]\ncodec = 'int8(block=15)'", "exchange.codec: a block has 16 to 65536 values", "256"),
         ("[exchange]\ncodec = 'int8(block=65537)'", "exchange.codec: a block has 16 to 65536 values", "256"),
         ("[model]\nwidth = 100\nheads = 8", "model.width 100 is not a multiple of 2 × model.heads (16)", "change"),
