@@ -27,6 +27,7 @@ from .rounds import Rounds
 from .session import Session
 from .sparse import DemoReplica, SparseCodec, SparseReplica, chunks_of
 from .sparserounds import SparseRounds
+from .streaming import StreamingReplica, StreamingRounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ METHODS: Mapping[str, Method] = {
     "sparseloco": Method(SparseReplica, Session, SparseRounds, _sparse, _pieces),
     "powersgd": Method(LowRankReplica, Session, LowRankRounds, lambda manifest, layout: registry.dense("fp32")),
     "demo": Method(DemoReplica, Session, SparseRounds, _sparse, _pieces),
+    "streaming": Method(StreamingReplica, Session, StreamingRounds, _dense),
 }
 """Name -> its parts."""
 

@@ -7,7 +7,7 @@ gets the model's parameters and makes the peer a member.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from thinwire.collectives.transport import REFUSED, Contact, Transport
@@ -29,7 +29,7 @@ from .keep import Keep
 from .knock import NoSwarm, Refused, knock
 from .memory import AnchorFile, replace_file
 from .methods import METHODS
-from .outer import Read, Replica
+from .outer import Read, Replica, Write
 from .presence import Emit, Presence
 from .rounds import Rounds
 from .session import Session
@@ -168,7 +168,7 @@ class Peer:
     # --- the second stage: the model
 
     async def take_up(
-        self, layout: Layout, theta: Floats, *, read: Read, write: Callable[[Floats], None], work: Work, joins: bool
+        self, layout: Layout, theta: Floats, *, read: Read, write: Write, work: Work, joins: bool
     ) -> None:
         """Become a member with these parameters: from the own checkpoint or the swarm's state, whichever is newer.
 

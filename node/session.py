@@ -226,7 +226,9 @@ class Session:
             grace=exchange.grace,
         )
         witness = self._probation == 0
-        return self._series.begin(terms, self.grid, gone=self._gone, witness=witness, attempt=attempt)
+        return self._series.begin(
+            terms, self.grid, gone=self._gone, witness=witness, attempt=attempt, turn=self.replica.turn
+        )
 
     def _phase(self, round: int, name: str) -> None:
         self._emit("phase", {"round": round, "phase": name})

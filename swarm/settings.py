@@ -109,12 +109,14 @@ class Outer(Table, frozen=True):
         et al., arXiv:2506.10911), where each averages with one random partner: no barrier, replicas stay a little apart;
         "sparseloco" (arXiv:2508.15706), diloco with a small part of every pseudo-gradient, 200 times fewer bytes; "demo"
         (arXiv:2411.19870), an exchange after every step of plain SGD: each peer's momentum sends its strongest coefficients;
-        or "powersgd" (arXiv:1905.13727), diloco whose matrices travel as two thin factors: a step takes two rounds.
+        "powersgd" (arXiv:1905.13727), diloco whose matrices travel as two thin factors: a step takes two rounds;
+        or "streaming" (arXiv:2501.18512), diloco in parts: a round is for one part of the model, and training goes on while it
+        is under way.
     steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together. noloco: 50,
-        sparseloco: 30, demo: 1.
+        sparseloco: 30, demo: 1. With streaming, between two of the same part; a round is every H / fragments steps. Its: 30.
     lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient. With noloco they are β and α, 0.7 and 0.5, and
         there is no nesterov. With sparseloco lr is α, 1, and there is no momentum: what was not sent takes its place.
-        With demo lr is the length of the sign step, 0.0004.
+        With demo lr is the length of the sign step, 0.0004. With streaming lr is 0.4.
     gamma: of noloco alone, how strongly partners are drawn together; with lr, and codec "fp32", one vector travels
         instead of two. noloco: 0.7.
     beta: of sparseloco and demo, which part of what was not sent lives on to the next round. demo: 0.999.
@@ -123,9 +125,14 @@ class Outer(Table, frozen=True):
         "drop" takes it for sent, "restore" keeps it for the next round. Directions grow stale: "drop" was the better one where
         it was tried.
     decay: of demo alone, weight decay of the sign step.
+    fragments: of streaming alone, parts that the model is exchanged in, by layers; steps is a multiple of it. More lowers the
+        peak of the traffic.
+    overlap: of streaming alone, inner steps that a peer makes while a part is under way, before it waits for the result; at
+        most steps / fragments. Raise it until nobody waits; 5 and less cost next to nothing.
+    alpha: of streaming alone, which part of the local parameters stays when the result comes. 0 suits an overlap of 0.
     """
 
-    method: Literal["diloco", "noloco", "sparseloco", "demo", "powersgd"] = "diloco"
+    method: Literal["diloco", "noloco", "sparseloco", "demo", "powersgd", "streaming"] = "diloco"
     steps: Annotated[int, Meta(ge=1, le=2**20)] = 20
     lr: Annotated[float, Meta(gt=0, le=10)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
@@ -135,6 +142,9 @@ class Outer(Table, frozen=True):
     denominator: Literal["contributor_mean", "mean"] = "contributor_mean"
     on_exclusion: Literal["drop", "restore"] = "drop"
     decay: Annotated[float, Meta(ge=0, le=10)] = 0.1
+    fragments: Annotated[int, Meta(ge=1, le=1024)] = 3
+    overlap: Annotated[int, Meta(ge=0, le=2**20)] = 1
+    alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.5
 
 
 NOLOCO: dict[str, float | bool] = {"steps": 50, "lr": 0.7, "momentum": 0.5, "nesterov": False, "gamma": 0.7}
@@ -146,27 +156,40 @@ SPARSELOCO: dict[str, float | bool] = {"steps": 30, "lr": 1.0, "momentum": 0.0, 
 DEMO: dict[str, float | bool] = {"steps": 1, "lr": 4e-4, "momentum": 0.0, "nesterov": False, "beta": 0.999}
 """Defaults of [outer] that the method "demo" changes: the values of its paper."""
 
+STREAMING: dict[str, float | bool] = {"steps": 30, "lr": 0.4}
+"""Defaults of [outer] that the method "streaming" changes: the values of its paper."""
+
 OUTER: dict[str, dict[str, float | bool]] = {
     "diloco": {},
     "noloco": NOLOCO,
     "sparseloco": SPARSELOCO,
     "demo": DEMO,
     "powersgd": {},
+    "streaming": STREAMING,
 }
 """Method -> its defaults of [outer]."""
 
 _SPARSE = ("beta", "denominator", "on_exclusion")
+_PARTS = ("fragments", "overlap", "alpha")
 FOREIGN = {
-    "diloco": ("gamma", "decay", *_SPARSE),
-    "noloco": ("nesterov", "decay", *_SPARSE),
-    "sparseloco": ("momentum", "nesterov", "gamma", "decay"),
-    "demo": ("momentum", "nesterov", "gamma"),
-    "powersgd": ("gamma", "decay", "beta", "denominator"),
+    "diloco": ("gamma", "decay", *_SPARSE, *_PARTS),
+    "noloco": ("nesterov", "decay", *_SPARSE, *_PARTS),
+    "sparseloco": ("momentum", "nesterov", "gamma", "decay", *_PARTS),
+    "demo": ("momentum", "nesterov", "gamma", *_PARTS),
+    "powersgd": ("gamma", "decay", "beta", "denominator", *_PARTS),
+    "streaming": ("gamma", "decay", *_SPARSE),
 }
 """Keys of [outer] that a method has no use for."""
 
 DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3")
-CODECS = {"diloco": DENSE, "noloco": DENSE, "sparseloco": ("topk",), "demo": ("demo",), "powersgd": ("powersgd",)}
+CODECS = {
+    "diloco": DENSE,
+    "noloco": DENSE,
+    "sparseloco": ("topk",),
+    "demo": ("demo",),
+    "powersgd": ("powersgd",),
+    "streaming": DENSE,
+}
 """Method -> the codecs that it can have, by the first word of their names."""
 
 EXCHANGE: dict[str, dict[str, str]] = {
