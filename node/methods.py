@@ -16,6 +16,7 @@ from thinwire.collectives.shards import Grid, grid
 from thinwire.compression import registry
 from thinwire.swarm.manifest import Manifest, ManifestError
 
+from .eager import EagerReplica, EagerRounds
 from .fragments import Layout
 from .gossiprounds import GossipRounds
 from .gossipsession import GossipSession
@@ -64,6 +65,7 @@ METHODS: Mapping[str, Method] = {
     "sparseloco": Method(SparseReplica, Session, SparseRounds, _sparse, _pieces),
     "powersgd": Method(LowRankReplica, Session, LowRankRounds, lambda manifest, layout: registry.dense("fp32")),
     "demo": Method(DemoReplica, Session, SparseRounds, _sparse, _pieces),
+    "eager": Method(EagerReplica, Session, EagerRounds, _dense),
     "streaming": Method(StreamingReplica, Session, StreamingRounds, _dense),
 }
 """Name -> its parts."""

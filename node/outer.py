@@ -99,6 +99,9 @@ class Replica:
     def recall(self, tensors: Tensors, layout: Layout) -> None:
         """Take up what `private` gave. Raises KeyError or ValueError, with nothing changed, when it does not fit."""
 
+    def reset(self) -> None:
+        """The state is another one: forget what only this replica has and what belongs to the old one."""
+
     def chunk(self, index: int) -> memoryview:
         """Chunk `index` (CHUNK_BYTES, the last one shorter) of the state's bytes: parameters, then momentum."""
         return self.state.view(np.uint8).data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]

@@ -24,6 +24,19 @@ class OverlappedRounds(Rounds):
     _settled: Outcome | None = None
     """A verdict that the outer state follows already, and the model not yet."""
 
+    def _prepare(self) -> None:
+        """What comes before a contribution is encoded. Raises FloatingPointError."""
+
+    def _encode(self) -> tuple[list[memoryview], bytes]:
+        try:
+            self._prepare()
+            return super()._encode()
+        except FloatingPointError:
+            # No verdict would set all of the model anew.
+            self._session.replica.reset()
+            self._write(self._session.replica.theta)
+            raise
+
     async def _average(self, average: Callable[[float | None], Coroutine[Any, Any, Outcome]]) -> Outcome:
         """See Rounds: the outcome of what goes on while `meanwhile` does, and as long as without it thereafter."""
         if self.meanwhile is None:

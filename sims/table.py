@@ -79,6 +79,36 @@ class Table:
         self._sent: dict[PeerId, tuple[Sequence[Buffer], int]] = {}
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
+    async def play(
+        self, rounds: int, train: Callable[[int, int], int], look: Callable[[], None] = lambda: None
+    ) -> None:
+        """Tries of rounds, with inner steps before them and while they are under way, as a life makes them.
+
+        `train(index, steps)` makes one replica's steps and returns their tokens; `look` is called after each try.
+        """
+        pace, overlap, count = self.manifest.pace, self.manifest.overlap, len(self.seats)
+        tokens, tails = [0] * count, [0] * count
+
+        async def one(index: int) -> None:
+            rounds, tail = self.seats[index].rounds, 0
+
+            async def meanwhile() -> None:
+                nonlocal tail
+                for _ in range(overlap):
+                    tail += train(index, 1)
+                    await asyncio.sleep(0)
+
+            rounds.meanwhile = meanwhile if overlap else None
+            outcome = await rounds.sync(weight=tokens[index], loss=0.0, speed=0.0)
+            tokens[index] = tail + (0 if outcome.commit else tokens[index])
+            tails[index] = overlap
+
+        for _ in range(rounds):
+            for index in range(count):
+                tokens[index] += train(index, pace - tails[index]) if pace > tails[index] else 0
+            await asyncio.gather(*(one(index) for index in range(count)))
+            look()
+
     async def put(self, seat: Seat, source: Sequence[Buffer], weight: int) -> Outcome:
         """One contribution; returns when the last one is there."""
         self._sent[seat.me], outcome = (source, weight), self._outcome
@@ -96,8 +126,9 @@ class Table:
         weights, results = [weight for _, weight in sent], []
         for index in range(len(cut)):
             mean = np.empty(cut.size(index), np.float32)
-            payloads = [source[index] for source, _ in sent]
-            RULES[self.manifest.exchange.aggregation](codec, payloads, [float(weight) for weight in weights], mean)
+            payloads = [source[index] for source, _ in sent if source]
+            counting = [float(weight) for source, weight in sent if source]
+            RULES[self.manifest.exchange.aggregation](codec, payloads, counting, mean)
             result = np.empty(codec.nbytes(mean.size), np.uint8)
             encode(codec, mean, result)
             results.append(result.data)

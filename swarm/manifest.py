@@ -105,6 +105,8 @@ class Manifest(Table, frozen=True):
     @property
     def overlap(self) -> int:
         """Of these, how many a peer makes while the exchange is under way."""
+        if self.outer.method == "eager":
+            return self.outer.steps
         return self.outer.overlap if self.outer.method == "streaming" else 0
 
     def steps_after(self, round: int) -> int:

@@ -110,13 +110,16 @@ class Outer(Table, frozen=True):
         "sparseloco" (arXiv:2508.15706), diloco with a small part of every pseudo-gradient, 200 times fewer bytes; "demo"
         (arXiv:2411.19870), an exchange after every step of plain SGD: each peer's momentum sends its strongest coefficients;
         "powersgd" (arXiv:1905.13727), diloco whose matrices travel as two thin factors: a step takes two rounds;
-        or "streaming" (arXiv:2501.18512), diloco in parts: a round is for one part of the model, and training goes on while it
-        is under way.
+        "streaming" (arXiv:2501.18512), diloco in parts: a round is for one part of the model, and training goes on while it
+        is under way; or "eager" (arXiv:2502.12996), where a round is under way during all of the next one's inner steps, and
+        each puts its own newest contribution in the place of its last one.
     steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together. noloco: 50,
-        sparseloco: 30, demo: 1. With streaming, between two of the same part; a round is every H / fragments steps. Its: 30.
+        sparseloco: 30, demo: 1. With streaming, between two of the same part; a round is every H / fragments steps. Its and
+        eager: 30.
     lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient. With noloco they are β and α, 0.7 and 0.5, and
         there is no nesterov. With sparseloco lr is α, 1, and there is no momentum: what was not sent takes its place.
-        With demo lr is the length of the sign step, 0.0004. With streaming lr is 0.4.
+        With demo lr is the length of the sign step, 0.0004. With streaming lr is 0.4, with eager 0.2:
+        a late step has to be shorter.
     gamma: of noloco alone, how strongly partners are drawn together; with lr, and codec "fp32", one vector travels
         instead of two. noloco: 0.7.
     beta: of sparseloco and demo, which part of what was not sent lives on to the next round. demo: 0.999.
@@ -132,7 +135,7 @@ class Outer(Table, frozen=True):
     alpha: of streaming alone, which part of the local parameters stays when the result comes. 0 suits an overlap of 0.
     """
 
-    method: Literal["diloco", "noloco", "sparseloco", "demo", "powersgd", "streaming"] = "diloco"
+    method: Literal["diloco", "noloco", "sparseloco", "demo", "powersgd", "streaming", "eager"] = "diloco"
     steps: Annotated[int, Meta(ge=1, le=2**20)] = 20
     lr: Annotated[float, Meta(gt=0, le=10)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
@@ -159,6 +162,9 @@ DEMO: dict[str, float | bool] = {"steps": 1, "lr": 4e-4, "momentum": 0.0, "neste
 STREAMING: dict[str, float | bool] = {"steps": 30, "lr": 0.4}
 """Defaults of [outer] that the method "streaming" changes: the values of its paper."""
 
+EAGER: dict[str, float | bool] = {"steps": 30, "lr": 0.2}
+"""Defaults of [outer] that the method "eager" changes."""
+
 OUTER: dict[str, dict[str, float | bool]] = {
     "diloco": {},
     "noloco": NOLOCO,
@@ -166,6 +172,7 @@ OUTER: dict[str, dict[str, float | bool]] = {
     "demo": DEMO,
     "powersgd": {},
     "streaming": STREAMING,
+    "eager": EAGER,
 }
 """Method -> its defaults of [outer]."""
 
@@ -178,6 +185,7 @@ FOREIGN = {
     "demo": ("momentum", "nesterov", "gamma", *_PARTS),
     "powersgd": ("gamma", "decay", "beta", "denominator", *_PARTS),
     "streaming": ("gamma", "decay", *_SPARSE),
+    "eager": ("gamma", "decay", *_SPARSE, *_PARTS),
 }
 """Keys of [outer] that a method has no use for."""
 
@@ -189,6 +197,7 @@ CODECS = {
     "demo": ("demo",),
     "powersgd": ("powersgd",),
     "streaming": DENSE,
+    "eager": DENSE,
 }
 """Method -> the codecs that it can have, by the first word of their names."""
 

@@ -44,32 +44,16 @@ class Model:
 
 
 async def drive(text, rounds, *, count=3, codec="fp32", fail=(), look=lambda table, models: None):
-    """Rounds with inner steps before and meanwhile, as a life makes them."""
-    run, models = manifest(text, codec), [Model(index) for index in range(count)]
-    table = Table(run, LAYOUT, [(one.theta.copy(), one.read, one.write) for one in models], fail)
-    owed = [0] * count
-    for _ in range(rounds):
-        for index, model in enumerate(models):
-            for _ in range(run.pace - run.overlap if owed[index] else run.pace):
-                model.step()
-                owed[index] += 1
+    """Rounds of replicas that train by chance; a step is a token."""
+    models = [Model(index) for index in range(count)]
+    table = Table(manifest(text, codec), LAYOUT, [(one.theta.copy(), one.read, one.write) for one in models], fail)
 
-        async def one(index):
-            seat, made = table.seats[index], 0
+    def train(index, steps):
+        for _ in range(steps):
+            models[index].step()
+        return steps
 
-            async def meanwhile():
-                nonlocal made
-                for _ in range(run.overlap):
-                    models[index].step()
-                    made += 1
-                    await asyncio.sleep(0)
-
-            seat.rounds.meanwhile = meanwhile if run.overlap else None
-            outcome = await seat.rounds.sync(weight=owed[index], loss=1.0, speed=1.0)
-            owed[index] = made + (0 if outcome.commit else owed[index])
-
-        await asyncio.gather(*(one(index) for index in range(count)))
-        look(table, models)
+    await table.play(rounds, train, lambda: look(table, models))
     return table, models
 
 
@@ -216,3 +200,22 @@ def test_defaults_and_ids():
     plain = parse('[outer]\nmethod = "diloco"')
     assert b"fragments" not in plain.canonical() and b"fragments" in run.canonical()
     assert plain.run_id(bytes(32)) != run.run_id(bytes(32))
+
+
+@pytest.mark.parametrize("text", [STREAMING, 'method = "eager"\nsteps = 3'])
+def test_a_model_that_is_not_finite_sends_nothing_and_starts_anew(text, monkeypatch):
+    spoilt = []
+
+    def look(table, models):
+        if len(spoilt) < 1:
+            models[1].theta[4_000] = np.nan
+            spoilt.append(1)
+        elif len(spoilt) == 1 and not np.isnan(models[1].theta).any():
+            spoilt.append(2)
+
+    said = []
+    monkeypatch.setattr("thinwire.sims.table.Seat.report", lambda self, name, detail: said.append(name))
+    table, models = asyncio.run(drive(text, 6, look=look))
+    assert said == ["unsent"] and spoilt == [1, 2]
+    assert all(np.isfinite(model.theta).all() for model in models)
+    assert sum(0 in weights for weights in table.weights) == 1 and table.seats[0].replica.round == 6
