@@ -48,7 +48,7 @@ def pieces(bound: int, piece: int = CHUNK_BYTES) -> Grid:
     """The cut of a payload of at most `bound` bytes. Raises ValueError when not even two contributors would fit a round."""
     cut = Grid(bound, piece)
     if room(cut) < 2:
-        raise ValueError(f"a payload of up to {bound} bytes is too large to be gathered: cut the model into fragments")
+        raise ValueError(f"a payload of up to {bound} bytes is too large to be gathered")
     return cut
 
 

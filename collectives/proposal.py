@@ -35,6 +35,8 @@ class Terms:
     max_weight: most tokens that one contribution may claim. room: most contributors.
     grace: seconds to wait for stragglers once a quorum is ready. patience: seconds without progress before somebody acts;
     derived by the caller from what rounds have taken so far.
+    weights: who may contribute, each with this weight whatever it announces; None: everybody, with what is announced.
+    spare: who contributes only where too few others do.
     """
 
     round: int
@@ -48,6 +50,8 @@ class Terms:
     room: int = MAX_GROUP
     grace: float = 10.0
     patience: float = 2.0
+    weights: Mapping[PeerId, int] | None = None
+    spare: frozenset[PeerId] = frozenset()
 
 
 def name_of(opened: Open) -> Digest:
@@ -61,7 +65,8 @@ def gone_in(opened: Open) -> set[PeerId]:
 
 
 def sound(opened: Open, terms: Terms) -> bool:
-    """Structure of an Open: of this round, sorted, no duplicates, alive within the group, an owner left, weights bounded.
+    """Structure of an Open: of this round, sorted, no duplicates, alive within the group, an owner left, weights bounded or as
+    they are settled.
 
     A free choice has its contributors in the group; one that is not free names who holds its results.
     """
@@ -75,6 +80,7 @@ def sound(opened: Open, terms: Terms) -> bool:
         and (opened.adopted is not None or set(peers) <= set(opened.group))
         and (opened.adopted is None) == (not opened.sources)
         and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
+        and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in opened.contributors))
     )
 
 
@@ -121,18 +127,27 @@ def propose(
     alive = tuple(peer for peer in able if peer in group)
     if not alive:
         group = alive = able
-    willing = [peer for peer in alive if ready[peer].weight > 0 and peer not in rejected]
+    willing = [peer for peer in alive if _weight(ready[peer], peer, terms) > 0 and peer not in rejected]
+    first = [peer for peer in willing if peer not in terms.spare]
+    if len(first) >= terms.min_peers:
+        excluded = {**excluded, **{peer: "spare" for peer in willing if peer in terms.spare}}
+        willing = first
     if len(willing) > terms.room:
         # Members come in another order in every round, so that it is not always the same ones who are left out.
         order = {peer: place for place, peer in enumerate(terms.members)}
         willing = sorted(sorted(willing, key=lambda peer: order.get(peer, len(order)))[: terms.room])
-    contributors = tuple(
-        Contribution(peer, ready[peer].attempt, min(ready[peer].weight, terms.max_weight)) for peer in willing
-    )
+    contributors = tuple(Contribution(peer, ready[peer].attempt, _weight(ready[peer], peer, terms)) for peer in willing)
     if not alive or len(contributors) < terms.min_peers:
         return None
     out = _listed({**rejected, **excluded})
     return Open(terms.round, terms.fragment, ballot, group, alive, contributors, out, None, (), _resting(idle, alive))
+
+
+def _weight(ready: Ready, peer: PeerId, terms: Terms) -> int:
+    """What an announcement counts: 0 when it is none, or of one who may not contribute."""
+    if terms.weights is not None:
+        return terms.weights.get(peer, 0) if ready.weight else 0
+    return min(ready.weight, terms.max_weight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,11 @@ class ErrorFeedback:
         return self._choice is not None
 
     @property
+    def choice(self) -> Choice | None:
+        """What the pending payload says, None when none is pending: for `commit`."""
+        return self._choice
+
+    @property
     def residual(self) -> Floats:
         """e as of the last decision, a view that cannot be written: what a checkpoint saves."""
         view = self._residual.view()
@@ -120,11 +125,13 @@ class ErrorFeedback:
         self._choice = choice
         return payload
 
-    def commit(self, excluded: bool = False) -> None:
-        """The round committed. excluded: its record does not name this peer."""
+    def commit(self, excluded: bool = False, sent: Choice | None = None) -> None:
+        """The round committed. excluded: its record does not name this peer. `sent`: the choice of an earlier payload, when it
+        is that one which the record names: of a, which has grown meanwhile, it is taken.
+        """
         choice = self._taken()
         if not excluded or self.on_exclusion == "drop":
-            choice.scatter(self._accumulator, -1.0)
+            (sent or choice).scatter(self._accumulator, -1.0)
         self._residual, self._accumulator = self._accumulator, self._residual
 
     def restore(self) -> None:

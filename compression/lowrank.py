@@ -108,9 +108,16 @@ class PowerSGD:
             at += size
         return out
 
-    def residual(self, m: Floats, first: Floats, own: Floats, chunks: Chunks) -> Floats:
-        """e = M − P·Q_iᵀ, with this peer's own second vector; zero where the values travelled whole."""
-        out = np.zeros(chunks.total, np.float32)
+    def residual(self, m: Floats, first: Floats, own: Floats, chunks: Chunks, sent: Floats | None = None) -> Floats:
+        """e = M − P·Q_iᵀ, with this peer's own second vector. Where the values travelled whole it is M less what was `sent`,
+        this peer's first vector; zero without one.
+        """
+        out, at = np.zeros(chunks.total, np.float32), 0
+        for s in chunks.sections if sent is not None else ():
+            size = self.rank * s.rows if self.thin(s) else s.size
+            if sent is not None and not self.thin(s):
+                s.put(s.gather(m) - sent[at : at + size], out)
+            at += size
         for s, p, q, start in self._factors(first, own, chunks):
             out[start : start + s.size] = m[start : start + s.size]
             kernels.accumulate(p, q, np.float32(-1.0), out[start : start + s.size].reshape(s.rows, s.cols))
@@ -146,6 +153,7 @@ class LowRank:
         self._m: Floats | None = None
         self._first: Floats | None = None
         self._own: Floats | None = None
+        self._sent: Floats | None = None
 
     @property
     def pending(self) -> bool:
@@ -171,6 +179,12 @@ class LowRank:
         np.copyto(self._residual, residual)
         np.copyto(self._q, q)
 
+    def adopt(self, q: Floats) -> None:
+        """Take the Q that replicas share. Raises ValueError when it does not fit."""
+        if q.dtype != np.float32 or q.shape != self._q.shape:
+            raise ValueError("this is no Q of that layout and rank")
+        np.copyto(self._q, q)
+
     def prepare(self, delta: Floats) -> Floats:
         """This peer's first vector for the pseudo-gradient delta. Raises ValueError when a value is not finite."""
         if self.pending:
@@ -183,28 +197,34 @@ class LowRank:
         self._m = m
         return first
 
-    def turn(self, first: Floats) -> Floats:
-        """This peer's second vector, after the first average (which is copied)."""
+    def turn(self, first: Floats, sent: Floats | None = None) -> Floats:
+        """This peer's second vector, after the first average (which is copied). `sent`: the first vector that this peer has in
+        it, where that may not be what `prepare` gave last.
+        """
         if self._m is None or self._first is not None:
             raise RuntimeError("the first average comes after prepare, once")
-        self._first = first.copy()
+        self._first, self._sent = first.copy(), sent
         self.codec.orthonormalise(self._first, self.chunks)
         self._own = self.codec.project_back(self._m, self._first, self.chunks)
         return self._own.copy()
 
-    def commit(self, second: Floats, excluded: bool = False) -> Floats:
+    def commit(self, second: Floats, excluded: bool = False, delta: Floats | None = None) -> Floats:
         """The round committed with the second average: its result as the model's flat vector. excluded: its record does not
-        name this peer.
+        name this peer. `delta`: the pseudo-gradient as it is now, when training went on since `prepare`; what came since is
+        left for the next round.
         """
         if self._m is None or self._first is None or self._own is None:
             raise RuntimeError("the second average comes after turn")
+        since = None if delta is None else delta - (self._m - self._residual)
         result = self.codec.rebuild(self._first, second, self.chunks)
         if excluded and self.on_exclusion == "restore":
             self._residual = self._m
         else:
-            self._residual = self.codec.residual(self._m, self._first, self._own, self.chunks)
+            self._residual = self.codec.residual(self._m, self._first, self._own, self.chunks, self._sent)
+        if since is not None:
+            np.add(self._residual, since, out=self._residual)
         np.copyto(self._q, second)
-        self._m = self._first = self._own = None
+        self._clear()
         return result
 
     def restore(self) -> None:
@@ -212,13 +232,16 @@ class LowRank:
         if self._m is None:
             raise RuntimeError("no round waits for an outcome")
         self._residual = self._m
-        self._m = self._first = self._own = None
+        self._clear()
 
     def rollback(self) -> None:
         """As though there had been no `prepare`."""
         if self._m is None:
             raise RuntimeError("no round waits for an outcome")
-        self._m = self._first = self._own = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._m = self._first = self._own = self._sent = None
 
 
 @cache

@@ -98,8 +98,9 @@ class Swarm:
 
     @property
     def steps(self) -> int:
-        """Inner steps between two rounds: H, where a round is for the whole model."""
-        return self._peer.manifest.pace
+        """Inner steps of the next round: H, or by this machine's power where the manifest says so."""
+        steps = self._companion.steps
+        return self._peer.manifest.pace if steps is None else steps
 
     @property
     def overlap(self) -> int:

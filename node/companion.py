@@ -64,6 +64,8 @@ class Companion:
         self._exchanged_at = self.peer.doors.now()
         self._flight: asyncio.Task[RoundReport] | None = None
         self._begun, self._due = asyncio.Event(), asyncio.Event()
+        self.steps: int | None = None
+        """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
         self.check, self.ask = self._background.check, self._background.ask
 
     def open(self) -> None:
@@ -99,6 +101,7 @@ class Companion:
         if self.peer.manifest.overlap:
             self.ask(lambda: self._duties.train_on(self._until_due))
         self.emit("ready", {"round": self.peer.replica.round, "parameters": layout.total})
+        self.steps = self.peer.steps(0.0)
         self._report.phase = "training"
         self._exchanged_at = self.peer.doors.now()
 
@@ -161,6 +164,7 @@ class Companion:
         finally:
             if not peer.manifest.overlap:
                 self._exchanged_at = now()
+            self.steps = peer.steps(self._report.speed)
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
         committed, adopted = outcome.commit is not None, peer.replica.digest != before
         return RoundReport(peer.replica.round, committed, adopted, len(outcome.contributors), seconds, missing)

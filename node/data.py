@@ -21,6 +21,7 @@ from thinwire.swarm.protocol import PeerId
 from thinwire.swarm.rendezvous import rank
 
 from .corpus import Corpus
+from .ledger import Lease
 from .tokenizer import DataError
 
 Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -147,6 +148,8 @@ class Batches:
         self.cursor = cursor
         self._epoch = -1
         self._order: Indices = np.empty(0, np.int64)
+        self._lease: Lease | None = None
+        self._orders: dict[int, tuple[int, Indices]] = {}
         self.assign(shards)
 
     def assign(self, shards: Sequence[int]) -> None:
@@ -162,14 +165,25 @@ class Batches:
         self._mask = mask
         self._epoch = -1
 
-    def next(self) -> Batch:
-        """The next `batch` samples of this peer's shards; goes on to the next epoch when one is used up."""
-        return self.split.batch(self.next_samples())
+    def lease(self, lease: Lease | None) -> None:
+        """From now on draw what a lease allows; the shards and the cursor count only without one. Raises DataError."""
+        if lease is not None and self.split.training.size < self.split.shards:
+            raise DataError(
+                f"{self.split.training.size} training samples are fewer than the {self.split.shards} shards of data.once",
+                "give more text, or lower data.shards",
+            )
+        self._lease = lease
 
-    def next_samples(self) -> Indices:
+    def next(self, size: int = 0) -> Batch:
+        """The next `size` samples (0: `batch`) of this peer's shards; goes on to the next epoch when one is used up."""
+        return self.split.batch(self.next_samples(size))
+
+    def next_samples(self, size: int = 0) -> Indices:
         """The sample numbers of the next batch."""
+        if self._lease is not None:
+            return self._leased(self._lease, size or self.batch)
         chosen: list[Indices] = []
-        missing = self.batch
+        missing = size or self.batch
         while missing:
             self._enter(self.cursor.epoch)
             first = int(np.searchsorted(self._places, self.cursor.position))
@@ -181,6 +195,23 @@ class Batches:
             elif places.size:
                 self.cursor = Cursor(self.cursor.epoch, int(places[-1]) + 1)
         return np.concatenate(chosen)
+
+    def _leased(self, lease: Lease, size: int) -> Indices:
+        self._lease = lease.after(size)
+        drawn = zip(lease.shards.tolist(), lease.used.tolist(), self._lease.used.tolist(), strict=True)
+        return np.array([self._sample(shard, at) for shard, first, end in drawn for at in range(first, end)], np.int64)
+
+    def _sample(self, shard: int, count: int) -> int:
+        """Number of the sample that is drawn from a shard when `count` have been: each once before any comes again."""
+        size, shards = self.split.training.size, self.split.shards
+        first, end = -(-shard * size // shards), -(-(shard + 1) * size // shards)
+        epoch, place = divmod(count, end - first)
+        known, order = self._orders.get(shard, (-1, self._order))
+        if known != epoch:
+            draw = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.split.seed, epoch, shard])))
+            order = draw.permutation(end - first)
+            self._orders[shard] = epoch, order
+        return int(self.split.training[first + order[place]])
 
     def _enter(self, epoch: int) -> None:
         """Work out the order of an epoch and this peer's places in it, once."""

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from .muon import MuonWithAdamW, matrices
+
 FLOOR = 0.1
 """Part of the peak learning rate that a cosine schedule ends with."""
 
@@ -22,9 +24,10 @@ class InnerConfig:
 
     lr: peak learning rate. betas: of AdamW's moments; SGD takes the first as its momentum. weight_decay: decoupled, on
     matrices only. warmup: steps over which lr rises. accumulate: batches of one step. clip: largest gradient norm, 0 = any.
+    momentum, adam_lr: of Muon, and of the AdamW beside it, which takes betas.
     """
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
@@ -33,6 +36,8 @@ class InnerConfig:
     steps: int = 0
     accumulate: int = 1
     clip: float = 1.0
+    momentum: float = 0.95
+    adam_lr: float = 1e-3
 
 
 def learning_rate(config: InnerConfig, step: int) -> float:
@@ -46,7 +51,12 @@ def learning_rate(config: InnerConfig, step: int) -> float:
 
 
 def make_optimizer(model: nn.Module, config: InnerConfig) -> torch.optim.Optimizer:
-    """AdamW or SGD over the trainable parameters, in two groups: matrices, which decay, and vectors, which do not."""
+    """The inner optimizer over the trainable parameters, in groups: matrices, which decay, and vectors, which do not.
+
+    A group's `share` is its part of the learning rate that is set from step to step.
+    """
+    if config.optimizer == "muon":
+        return _muon(model, config)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},
@@ -56,6 +66,23 @@ def make_optimizer(model: nn.Module, config: InnerConfig) -> torch.optim.Optimiz
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
     return DecoupledSGD(groups, lr=config.lr, momentum=config.betas[0])
+
+
+def _muon(model: nn.Module, config: InnerConfig) -> torch.optim.Optimizer:
+    hidden, others = matrices(model)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in others if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return MuonWithAdamW(
+        hidden,
+        [{**group, "share": config.adam_lr / config.lr} for group in groups if group["params"]],
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        adam_lr=config.adam_lr,
+        betas=config.betas,
+    )
 
 
 class DecoupledSGD(torch.optim.SGD):

@@ -12,6 +12,7 @@ from thinwire.compression.codec import Floats
 from thinwire.swarm.protocol import PeerId
 
 from .fragments import Layout
+from .ledger import Lease
 from .snapshot import PrivateState
 
 
@@ -21,6 +22,18 @@ class Stop(Protocol):
     def is_set(self) -> bool:
         """Whether they shall."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What is this peer's of the work of a round. `group`: the peers that share the data, `me` among them. `round`: the last
+    one that was committed. `lease`: what of the data it may use, where the swarm keeps book of it.
+    """
+
+    group: Sequence[PeerId]
+    me: PeerId
+    round: int
+    lease: Lease | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +82,8 @@ class Learner(Protocol):
         """Set parameters [start, start + theta.size) to keep · what they are + (1 − keep) · theta."""
         ...
 
-    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
-        """Train on the data that is this peer's share in `group`."""
+    def assign(self, share: Share) -> None:
+        """Train on the data that is this peer's share."""
         ...
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:

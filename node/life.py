@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from thinwire.swarm.manifest import Manifest
 
 from .duties import Duties
-from .learner import NOTHING, Learner, together
+from .learner import NOTHING, Learner, Share, together
 from .peer import Peer
 from .report import Reporter
 from .waiting import Work, cancelled
@@ -165,8 +165,11 @@ class Life:
     async def _round(self, learner: Learner) -> bool:
         """Inner steps and an exchange; whether a round was committed."""
         peer, report, tail = self.peer, self.report, self._tail
-        report.phase, count = "training", max(0, peer.manifest.pace - tail.steps)
-        learner.assign(peer.place(), peer.identity.peer_id)
+        report.phase, count = "training", max(0, peer.steps(report.speed) - tail.steps)
+        lease = peer.lease()
+        learner.assign(Share(peer.place(), peer.identity.peer_id, peer.replica.round, lease))
+        if lease is not None and (self._tokens or not lease):
+            count = 0  # what went into no round yet waits for the next one; for who has no lease there is nothing to do
         # A commit without us ends the steps on what is now an old state; so does the end.
         self._interrupt = interrupt = asyncio.Event()
         peer.session.on_commit = interrupt.set
@@ -180,7 +183,8 @@ class Life:
         if self.stopping and lead.steps < count:
             return False
         loss, before = done.loss if done.steps else report.loss, peer.replica.digest
-        outcome, _ = await self._duties.exchange(steps=peer.manifest.pace, weight=self._tokens, loss=loss)
+        weight = self._tokens or peer.idle_weight
+        outcome, _ = await self._duties.exchange(steps=tail.steps + count, weight=weight, loss=loss)
         if outcome.commit is not None or peer.replica.digest != before:
             self._tokens = 0  # what they went into is done with, or gone
             if outcome.commit is None:

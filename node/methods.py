@@ -14,16 +14,17 @@ from thinwire.collectives.gather import pieces
 from thinwire.collectives.halves import halves
 from thinwire.collectives.shards import Grid, grid
 from thinwire.compression import registry
-from thinwire.swarm.manifest import Manifest, ManifestError
+from thinwire.swarm.manifest import SUITS, Manifest, ManifestError
 
 from .eager import EagerReplica, EagerRounds
 from .fragments import Layout
 from .gossiprounds import GossipRounds
 from .gossipsession import GossipSession
-from .lowrank import LowRankReplica
+from .lowrank import LowRankReplica, cuts
 from .lowrankrounds import LowRankRounds
 from .outer import Replica
 from .paired import PairedReplica
+from .parts import parts_of
 from .rounds import Rounds
 from .session import Session
 from .sparse import DemoReplica, SparseCodec, SparseReplica, chunks_of
@@ -39,7 +40,9 @@ class Method:
     session: Callable[..., Any]
     rounds: Callable[..., Any]
     codec: Callable[[Manifest, Layout], Any]
-    cut: Callable[[Layout, Any], Grid] = lambda layout, codec: grid(layout.total, codec)
+    cut: Callable[[Manifest, Layout, Any], Grid] = lambda manifest, layout, codec: grid(layout.total, codec)
+    smaller: str = "choose a codec with fewer bits per value, or another method, such as sparseloco"
+    """What to do about a model that is too large."""
 
 
 def _dense(manifest: Manifest, layout: Layout) -> Any:
@@ -55,20 +58,60 @@ def _sparse(manifest: Manifest, layout: Layout) -> SparseCodec:
     return SparseCodec(codec, chunks_of(layout, codec.chunk))
 
 
-def _pieces(layout: Layout, codec: SparseCodec) -> Grid:
+def _pieces(manifest: Manifest, layout: Layout, codec: SparseCodec) -> Grid:
     return pieces(codec.bound)
 
 
+def _factors(manifest: Manifest, layout: Layout, codec: Any) -> Grid:
+    power: Any = registry.parse(manifest.exchange.codec)
+    return cuts(power, chunks_of(layout), codec)[0]
+
+
+def _part(manifest: Manifest, layout: Layout, codec: Any) -> Grid:
+    return grid(max(part.size for part in parts_of(layout, manifest.outer.fragments)), codec)
+
+
+_LOWER_K = "lower k in exchange.codec: fewer values are sent"
+
 METHODS: Mapping[str, Method] = {
     "diloco": Method(Replica, Session, Rounds, _dense),
+    "muloco": Method(Replica, Session, Rounds, _dense),
     "noloco": Method(PairedReplica, GossipSession, GossipRounds, _pairs),
-    "sparseloco": Method(SparseReplica, Session, SparseRounds, _sparse, _pieces),
-    "powersgd": Method(LowRankReplica, Session, LowRankRounds, lambda manifest, layout: registry.dense("fp32")),
-    "demo": Method(DemoReplica, Session, SparseRounds, _sparse, _pieces),
+    "sparseloco": Method(SparseReplica, Session, SparseRounds, _sparse, _pieces, _LOWER_K),
+    "powersgd": Method(
+        LowRankReplica,
+        Session,
+        LowRankRounds,
+        lambda manifest, layout: registry.dense("fp32"),
+        _factors,
+        "lower the rank in exchange.codec, or choose another method, such as sparseloco",
+    ),
+    "merge": Method(Replica, Session, Rounds, _dense),
+    "demo": Method(DemoReplica, Session, SparseRounds, _sparse, _pieces, _LOWER_K),
     "eager": Method(EagerReplica, Session, EagerRounds, _dense),
-    "streaming": Method(StreamingReplica, Session, StreamingRounds, _dense),
+    "streaming": Method(
+        StreamingReplica,
+        Session,
+        StreamingRounds,
+        _dense,
+        _part,
+        "raise outer.fragments: a round is for one part; or choose a codec with fewer bits per value",
+    ),
 }
 """Name -> its parts."""
+
+
+def fitted(manifest: Manifest, layout: Layout) -> tuple[Any, Grid]:
+    """The codec of a run whose model has this layout, and the cut of what it sends. Raises ManifestError for one too large."""
+    method = METHODS[manifest.outer.method]
+    try:
+        codec = method.codec(manifest, layout)
+        return codec, method.cut(manifest, layout, codec)
+    except ValueError as error:
+        message = (
+            f"a model of {layout.total} parameters does not go with exchange.codec {manifest.exchange.codec!r}: {error}"
+        )
+        raise ManifestError(message, method.smaller) from None
 
 
 def check_codec(manifest: Manifest, name: str) -> None:
@@ -76,6 +119,4 @@ def check_codec(manifest: Manifest, name: str) -> None:
     try:
         registry.parse(manifest.exchange.codec)
     except registry.SpecError as error:
-        raise ManifestError(
-            f"{name}: exchange.codec: {error}", "leave it out: every method has one that suits it"
-        ) from None
+        raise ManifestError(f"{name}: exchange.codec: {error}", SUITS) from None

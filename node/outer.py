@@ -13,15 +13,17 @@ from typing import Any, ClassVar, Protocol, Self
 import blake3
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.collectives.proposal import Terms
 from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched, state_digest
 from thinwire.compression.codec import Buffer, Codec, Floats
 from thinwire.compression.kernels import outer_step
 from thinwire.swarm.manifest import Manifest
-from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId
+from thinwire.swarm.protocol import CHUNK_BYTES, Contribution, Digest, PeerId
 
 from .fragments import Layout
+from .ledger import Ledger
 from .tensorfile import Array, Tensors
 
 Read = Callable[[int, int, Floats], None]
@@ -48,6 +50,8 @@ class Replica:
 
     def __init__(self, layout: Digest, theta: Floats, members: Sequence[PeerId], *, extra: int = 0) -> None:
         self.layout, self.size = layout, theta.size
+        self.ledger: Ledger | None = None
+        """What of the data is used up, where the swarm keeps book of it."""
         self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size + extra, np.float32)
         self.theta[:] = theta
         self.round, self.members = 0, tuple(sorted(members))
@@ -75,6 +79,19 @@ class Replica:
         """What a method's state has beside these (a view)."""
         return self.state[self.vectors * self.size :]
 
+    def keep_ledger(self, manifest: Manifest) -> None:
+        """From the first state on have a ledger of the data, if the run has one."""
+        words = Ledger.words(manifest)
+        if words:
+            self.state = np.concatenate([self.state, np.zeros(words, np.float32)])
+            self.ledger = Ledger(self.state[-words:], manifest.model.context)
+            self.seal()
+
+    def book(self, contributors: Sequence[Contribution]) -> None:
+        """Book what went into the next round, before it is applied."""
+        if self.ledger is not None:
+            self.ledger.book(contributors, self.members, self.round)
+
     @property
     def turn(self) -> int:
         """Which vector the next round is about, where they take turns."""
@@ -82,6 +99,10 @@ class Replica:
 
     def cut(self, usual: Grid) -> Grid:
         """The chunk grid of the next round."""
+        return usual
+
+    def terms(self, usual: Terms) -> Terms:
+        """The terms of the next round."""
         return usual
 
     def spans(self, start: int, stop: int) -> Iterable[tuple[int, int]]:

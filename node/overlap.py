@@ -41,7 +41,7 @@ class OverlappedRounds(Rounds):
         """See Rounds: the outcome of what goes on while `meanwhile` does, and as long as without it thereafter."""
         if self.meanwhile is None:
             return await super()._average(average)
-        return await self._both(self._settle(average), self.meanwhile)
+        return await self._both(self._fly(average), self.meanwhile)
 
     async def _both(self, settle: Coroutine[Any, Any, Outcome], meanwhile: Callable[[], Awaitable[None]]) -> Outcome:
         settling = asyncio.ensure_future(settle)
@@ -54,7 +54,7 @@ class OverlappedRounds(Rounds):
             await cancelled(settling)
         return self._settled or Outcome()  # a step that has begun is made
 
-    async def _settle(self, average: Callable[[float | None], Coroutine[Any, Any, Outcome]]) -> Outcome:
+    async def _fly(self, average: Callable[[float | None], Coroutine[Any, Any, Outcome]]) -> Outcome:
         outcome = await average(None)
         if outcome.commit is not None:
             self._settled = outcome

@@ -15,7 +15,7 @@ from thinwire.compression.codec import Floats
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.identity import Identity, short
 from thinwire.swarm.invite import Invite, Seed
-from thinwire.swarm.manifest import SignedManifest
+from thinwire.swarm.manifest import ManifestError, ManifestMismatch, SignedManifest
 from thinwire.swarm.preset import Preset
 from thinwire.swarm.protocol import VERSION, Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord, RecordError
@@ -27,9 +27,11 @@ from .doors import Doors, OpenTransport
 from .fragments import Layout
 from .keep import Keep
 from .knock import NoSwarm, Refused, knock
+from .ledger import Lease
 from .memory import AnchorFile, replace_file
-from .methods import METHODS
+from .methods import METHODS, check_codec, fitted
 from .outer import Read, Replica, Write
+from .power import FRESH, steps_by_power
 from .presence import Emit, Presence
 from .rounds import Rounds
 from .session import Session
@@ -133,8 +135,16 @@ class Peer:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 
     def _take(self, signed: SignedManifest) -> None:
-        """Check the run's manifest and keep a copy of its text for those who read checkpoints without us."""
-        self.manifest = signed.verify(self.run_id)
+        """Check the run's manifest and keep a copy of its text for those who read checkpoints without us.
+
+        Raises ManifestMismatch.
+        """
+        manifest = signed.verify(self.run_id)
+        try:
+            check_codec(manifest, "the swarm's manifest")
+        except ManifestError as error:  # its author has made what this version refuses to make
+            raise ManifestMismatch(str(error), "the swarm may run another version of thinwire") from None
+        self.manifest = manifest
         self.signed = signed
         for warning in self.manifest.warnings():
             self._emit("alarm", {"detail": warning})
@@ -173,13 +183,14 @@ class Peer:
         """Become a member with these parameters: from the own checkpoint or the swarm's state, whichever is newer.
 
         `theta` are the first parameters, the same on every peer (they follow from the manifest's seed). Raises
-        ManifestMismatch when the model here is not the swarm's.
+        ManifestMismatch when the model here is not the swarm's, ManifestError when it is too large for what the manifest says.
         """
         method = METHODS[self.manifest.outer.method]
-        codec = method.codec(self.manifest, layout)
+        codec, cut = fitted(self.manifest, layout)
         self.layout = layout
         members = () if joins else (self.identity.peer_id,)
         self.replica = await work(partial(method.replica.begin, self.manifest, layout, codec, theta, members))
+        await work(lambda: self.replica.keep_ledger(self.manifest))
         del theta  # the replica has its own; this one would stay for as long as joining takes
         self.private = await self.keep.restore(self.replica, layout, work)
         if not joins:
@@ -193,7 +204,7 @@ class Peer:
             presence=self.presence,
             replica=self.replica,
             codec=codec,
-            grid=method.cut(layout, codec),
+            grid=cut,
             now=self.doors.now,
             emit=self._emit,
             probation=PROBATION if joins and self._lived else 0,
@@ -249,6 +260,43 @@ class Peer:
         # Where replicas differ the members are those of a pair.
         settled = self.replica.alike and self.replica.round > 0 and self.identity.peer_id in members
         return members if settled else self.session.roster.view.peers
+
+    def steps(self, speed: float) -> int:
+        """Inner steps of the next round for one that makes `speed` tokens/s, 0 when that is not known."""
+        outer = self.manifest.outer
+        if self._gathers:
+            return 0
+        if outer.work == "equal":
+            return self.manifest.pace
+        oldest = self.replica.round - FRESH
+        others = [theirs for _, theirs, number in list(self.session.stats.values()) if number > oldest]
+        return steps_by_power(speed, others, outer.steps, outer.spread)
+
+    def lease(self) -> Lease | None:
+        """What of the data we may use in the next round; None where nobody keeps book."""
+        replica, inner, me = self.replica, self.manifest.inner, self.identity.peer_id
+        if replica.ledger is None:
+            return None
+        samples, members = inner.batch * inner.accumulate, replica.members
+        if inner.global_batch and me in members:
+            share, larger = divmod(inner.global_batch, len(members))
+            samples = share + (members.index(me) < larger)
+        return replica.ledger.lease(members, me, replica.round, samples)
+
+    @property
+    def idle_weight(self) -> int:
+        """What a contribution weighs in which nothing was trained: a token where its round would else have none at all.
+
+        That is the round that only gathers, and, where only members may train, the one of newcomers whose members are gone.
+        """
+        members, roster, me = self.replica.members, self.session.roster, self.identity.peer_id
+        orphaned = not any(peer == me or roster.alive(peer) for peer in members)
+        return int(self._gathers or (orphaned and self.replica.ledger is not None))
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether the next round only makes those who are here members, so that they are waited for when they merge."""
+        return self.manifest.outer.method == "merge" and not self.replica.round
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received so far, all that was put on the wire."""

@@ -85,7 +85,7 @@ class Rounds:
             if outcome.commit is not None:
                 await self._late(weight)
         if outcome.commit is not None:
-            await whole(self._commit(outcome, outcome.commit))
+            await whole(self._settle(outcome, outcome.commit))
         elif outcome.diverged or session.behind.is_set():
             if not await self._catch_up():
                 session.again()
@@ -110,6 +110,13 @@ class Rounds:
     async def _take_over(self, fetched: Fetched) -> None:
         await self._session.install(fetched, self._work)
         await self._adopt()
+
+    async def _settle(self, outcome: Outcome, commit: Commit) -> None:
+        """Book what data is used up, and apply the commit."""
+        session, entries = self._session, commit.opened.contributors
+        if session.replica.ledger is not None:
+            await session.change(self._work, lambda: session.replica.book(entries))
+        await self._commit(outcome, commit)
 
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:
         """Apply a commit, whole: whoever cancels `sync` on the way waits for it."""

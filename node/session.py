@@ -226,6 +226,7 @@ class Session:
             grace=exchange.grace,
         )
         witness = self._probation == 0
+        terms = self.replica.terms(terms)
         return self._series.begin(
             terms, self.grid, gone=self._gone, witness=witness, attempt=attempt, turn=self.replica.turn
         )

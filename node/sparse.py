@@ -20,12 +20,12 @@ from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched
 from thinwire.compression import demo, sparsemean
 from thinwire.compression.chunks import Chunks
-from thinwire.compression.codec import Buffer, CodecError, Floats
+from thinwire.compression.codec import Buffer, Choice, CodecError, Floats
 from thinwire.compression.demo import Coefficients, Demo
 from thinwire.compression.feedback import ErrorFeedback
 from thinwire.compression.sparse import Selected, Sparse
 from thinwire.swarm.manifest import Manifest
-from thinwire.swarm.protocol import PeerId
+from thinwire.swarm.protocol import Contribution, PeerId
 
 from .fragments import Layout
 from .outer import Read, Replica
@@ -62,6 +62,17 @@ class SparseCodec:
         return float(sum(sparsemean.norm(selected, part) ** 2 for part in selected.parts))
 
 
+KEPT = 4
+"""Announcements of one round that are remembered: an older one than that is in no record any more."""
+
+
+def keep(announced: dict[int, Any], attempt: int, what: Any) -> None:
+    """Remember what was announced with this number."""
+    announced[attempt] = what
+    while len(announced) > KEPT:
+        del announced[min(announced)]
+
+
 def chunks_of(layout: Layout, chunk: int = 4096) -> Chunks:
     """The chunks of a model's parameters."""
     return Chunks(tuple((piece.name, piece.shape) for piece in layout.pieces), chunk)
@@ -72,6 +83,8 @@ class SparseReplica(Replica):
 
     vectors: ClassVar[int] = 1
     feedback: ErrorFeedback
+    sent: dict[int, Choice]
+    """What we have announced in the round in progress, by the number of the announcement: any may be its record's."""
     codec: SparseCodec
     lr: float
     decay: float
@@ -82,12 +95,13 @@ class SparseReplica(Replica):
         """See Replica; `codec` is a SparseCodec."""
         replica, outer = cls(layout.digest, theta, members), manifest.outer
         replica.codec, replica.lr, replica.decay = codec, outer.lr, outer.decay
-        replica.denominator = outer.denominator
+        replica.denominator, replica.sent = outer.denominator, {}
         replica.feedback = ErrorFeedback(codec.codec, codec.chunks, outer.beta, outer.on_exclusion)
         return replica
 
-    def prepare(self, read: Read) -> bytes:
+    def prepare(self, read: Read, attempt: int | None = None) -> bytes:
         """The payload of this round. It is pending until `commit` or `rollback`, and takes the place of one that was.
+        `attempt`: the number with which it will be announced, if it will.
 
         Raises FloatingPointError when something is not finite: such a contribution must not be sent.
         """
@@ -96,9 +110,12 @@ class SparseReplica(Replica):
         read(0, delta.size, delta)
         np.subtract(self.theta, delta, out=delta)
         try:
-            return self.feedback.prepare(delta)
+            payload = self.feedback.prepare(delta)
         except CodecError as error:
             raise FloatingPointError(f"the pseudo-gradient is not finite: {error}") from None
+        if attempt is not None:
+            keep(self.sent, attempt, self.feedback.choice)
+        return payload
 
     def rollback(self) -> None:
         """The round did not commit: what was trained is still in the model and comes again."""
@@ -108,18 +125,23 @@ class SparseReplica(Replica):
     def commit(
         self,
         results: Sequence[Buffer],
-        weights: Sequence[int],
+        contributors: Sequence[Contribution],
         cut: Grid,
         *,
+        me: PeerId,
         members: Sequence[PeerId],
-        named: bool,
     ) -> None:
-        """Commit the next round with the results of a gather, whose contributors have these weights. `named`: whether we are
-        one of them. Cannot fail half-way: the results have been checked against the digest that was voted for.
+        """Commit the next round with the results of a gather. Its record may name an announcement of ours that is not the last:
+        what was sent is what that one said. Cannot fail half-way: the results have been checked against the digest that was
+        voted for.
         """
-        self.step([self.codec.decode(payload) for payload in put_together(results, cut)], [float(w) for w in weights])
+        weights = [float(entry.weight) for entry in contributors]
+        self.step([self.codec.decode(payload) for payload in put_together(results, cut)], weights)
+        attempt = next((entry.attempt for entry in contributors if entry.peer == me), None)
+        sent = None if attempt is None else self.sent.get(attempt)
+        self.sent = {}
         if self.feedback.pending:
-            self.feedback.commit(excluded=not named)
+            self.feedback.commit(excluded=sent is None, sent=sent)
         self.round += 1
         self.members = tuple(sorted(members))
         self.seal()
@@ -133,6 +155,7 @@ class SparseReplica(Replica):
     def install(self, fetched: Fetched) -> int:
         """See Replica; what was left out of the old state's steps says nothing about another one."""
         self.rollback()
+        self.sent = {}
         if fetched.offer.digest != self.digest:
             self.feedback.load(np.zeros(self.theta.size, np.float32))
         return super().install(fetched)

@@ -27,29 +27,31 @@ class SparseRounds(Rounds):
             self._replica.rollback()
 
     async def _late(self, weight: int) -> None:
-        """The others have committed without us: what we would have sent is treated as what was sent in vain."""
-        if weight:
+        """The others have committed without us: what we would have sent is treated as what was sent in vain. And when they have
+        counted an earlier announcement of ours, what it said is known.
+        """
+        if weight or self._replica.sent:
             try:
-                await self._work(self._encode)
+                await self._work(lambda: self._replica.prepare(self._read))
             except FloatingPointError as error:
                 self._session.report("unsent", str(error))
 
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:
         """Apply a commit, whole: whoever cancels `sync` on the way waits for it."""
-        session, replica, entries = self._session, self._replica, commit.opened.contributors
+        session, replica = self._session, self._replica
         await session.change(
             self._work,
             lambda: replica.commit(
                 outcome.results,
-                [entry.weight for entry in entries],
+                commit.opened.contributors,
                 session.grid,
+                me=session.me,
                 members=commit.opened.alive,
-                named=any(entry.peer == session.me for entry in entries),
             ),
         )
         await self._adopt()
 
     def _encode(self) -> tuple[list[memoryview], bytes]:
         session = self._session
-        pieces = cut_up(self._replica.prepare(self._read), session.grid)
+        pieces = cut_up(self._replica.prepare(self._read, session.current.attempt + 1), session.grid)
         return pieces, b"".join(blake3.blake3(piece).digest() for piece in pieces)

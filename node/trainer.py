@@ -46,6 +46,8 @@ class Trainer:
         self.device = torch.device(device)
         self.optimizer = make_optimizer(self.model, config)
         self.step = 0
+        self.portions: tuple[int, ...] = (batches.batch,) * config.accumulate
+        """Samples of each forward pass of one step."""
         self._autocast = autocast
         self._clock = clock
 
@@ -73,13 +75,13 @@ class Trainer:
     def _step(self) -> tuple[torch.Tensor, int]:
         rate = learning_rate(self.config, self.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("share", 1.0)
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         tokens = 0
-        for _ in range(self.config.accumulate):
-            batch = self.batches.next()
-            loss = self._loss(batch) / self.config.accumulate
+        for size in self.portions:
+            batch = self.batches.next(size)
+            loss = self._loss(batch) / (sum(self.portions) / size)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
             tokens += batch[1].numel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from thinwire.compression.codec import Floats
 from thinwire.swarm.manifest import Manifest, ManifestError
-from thinwire.swarm.protocol import PeerId
 
 from .corpus import open_corpus
 from .data import Batches, Split, cursor_after, shards_of, split
 from .fragments import Layout, layout_of
 from .inner import InnerConfig
-from .learner import StepReport
+from .learner import Share, StepReport
 from .model import ModelConfig, Transformer
 from .snapshot import PrivateState
 from .tokenizer import Tokenizer, load_tokenizer
@@ -45,14 +44,25 @@ class Training:
         report: StepReport = await self.work(lambda: self.trainer.run_steps(n, stop))
         return report
 
-    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
-        """Take this peer's shards: derived from the seed and its place in `group`, or those of `place` when it has one."""
+    def assign(self, share: Share) -> None:
+        """Take this peer's shards: derived from the seed and its place in the group, or those of `place` when it has one; or
+        all, of a text of its own.
+        """
         data, seed = self.manifest.data, self.manifest.run.seed
-        if self.place is not None:
-            shards: tuple[int, ...] = tuple(range(self.place % data.shards, data.shards, PLACES))
+        if data.domains:
+            shards: tuple[int, ...] = tuple(range(data.shards))
+        elif self.place is not None:
+            shards = tuple(range(self.place % data.shards, data.shards, PLACES))
         else:
-            shards = shards_of(seed, data.shards, group, me)
+            shards = shards_of(seed, data.shards, share.group, share.me)
         self.trainer.batches.assign(shards)
+        batches, lease, most = self.trainer.batches, share.lease, self.manifest.inner.batch
+        batches.lease(lease)
+        if lease is not None and self.manifest.inner.global_batch:
+            self.trainer.portions = tuple(min(most, lease.samples - at) for at in range(0, lease.samples, most))
+        if self.manifest.outer.work == "by-power" or lease is not None:
+            # Peers make different numbers of steps, or none; the learning rate is the same for all.
+            self.trainer.step = self.manifest.steps_after(share.round)
 
     def skip_to(self, round: int, peers: int) -> None:
         """Stand where a peer stands that has trained for `round` rounds in a group of `peers`."""
@@ -132,6 +142,8 @@ def prepare(
         steps=manifest.schedule_steps,
         accumulate=inner.accumulate,
         clip=inner.clip,
+        momentum=inner.momentum,
+        adam_lr=inner.adam_lr,
     )
     layout = layout_of(model)
     autocast = torch.bfloat16 if device.startswith("cuda") else None

@@ -13,7 +13,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from thinwire.node.console import set_up_logging, tell
 from thinwire.node.daemon import Daemon
 from thinwire.node.disk import RealDisk
 from thinwire.node.fragments import Layout
-from thinwire.node.learner import Learner, StepReport
+from thinwire.node.learner import Learner, Share, StepReport
 from thinwire.node.lock import hold
 from thinwire.node.opening import Entry, arriving, founding
 from thinwire.node.options import Options
@@ -37,7 +36,6 @@ from thinwire.node.ward import watch
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.preset import WAN
-from thinwire.swarm.protocol import PeerId
 
 from .compute import StubLearner
 
@@ -83,8 +81,8 @@ class Paced:
     def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
         self._inner.write(theta, start, keep)
 
-    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
-        self._inner.assign(group, me)
+    def assign(self, share: Share) -> None:
+        self._inner.assign(share)
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         """One after the other; the time that a step does not need is waited for, and cut short by `stop`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -15,12 +15,12 @@ import numpy as np
 from blake3 import blake3
 from thinwire.compression.codec import Floats
 from thinwire.node.fragments import Layout, Piece
-from thinwire.node.learner import StepReport
+from thinwire.node.learner import Share, StepReport
+from thinwire.node.ledger import Lease
 from thinwire.node.snapshot import PrivateState
 from thinwire.node.training import Training, prepare
 from thinwire.sims.clock import current
 from thinwire.swarm.manifest import Manifest
-from thinwire.swarm.protocol import PeerId
 
 RATE = 0.05
 """Part of the way to its optimum that a made-up model goes in one inner step."""
@@ -73,13 +73,15 @@ class Observed:
 
     `firsts`: the first parameter of each part that contributions are about. `on_encode`: called with all parameters, which it
     may not keep, whenever they are read for a contribution, and with the tokens of the steps that may have gone into it: those
-    made since this part was last set, or with `overlaps` since it was read for what set it.
+    made since this part was last set, or with `overlaps` since it was read for what set it. `draws`: the samples of the steps
+    since all parameters were set, where these are known.
     """
 
     def __init__(self) -> None:
         self.firsts: tuple[int, ...] = (0,)
         self.overlaps = False
         self.on_encode: Callable[[Floats, int], None] = lambda theta, trained: None
+        self.draws: list[tuple[int, int, int]] | None = None
         self._tokens = 0
         self._since: dict[int, int] = {}
         self._read_at: dict[int, int] = {}
@@ -111,6 +113,8 @@ class StubLearner(Observed):
         self._optimum = first.standard_normal(parameters, np.float32)
         self.theta: Floats = self._optimum + first.choice(np.array([-1, 1], np.float32), parameters)
         self._own, self._made = self._optimum, 0
+        self._lease: Lease | None = None
+        self.draws = []
 
     def parameters(self) -> Floats:
         return self.theta.copy()
@@ -123,10 +127,13 @@ class StubLearner(Observed):
         part = self.theta[start : start + theta.size]
         part[:] = np.float32(keep) * part + np.float32(1 - keep) * theta if keep else theta
         self._written(start, theta.size)
+        if theta.size == self.theta.size:
+            self.draws = []
 
-    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
-        share = np.random.default_rng((self._seed, self._made))
-        self._own = self._optimum + SPREAD * share.standard_normal(self.theta.size, np.float32)
+    def assign(self, share: Share) -> None:
+        self._lease = share.lease
+        own = np.random.default_rng((self._seed, self._made))
+        self._own = self._optimum + SPREAD * own.standard_normal(self.theta.size, np.float32)
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         made = await self.watch.steps(n, stop)
@@ -135,10 +142,20 @@ class StubLearner(Observed):
             self._made += made
         away = self.theta - self._optimum
         loss = 0.5 * float(np.dot(away, away)) / away.size if made else math.nan
-        inner = self._manifest.inner
-        tokens = made * inner.batch * inner.accumulate * self._manifest.model.context
+        tokens = self._draw(made) * self._manifest.model.context
         self._tokens += tokens
         return StepReport(made, loss, loss, tokens, made * self.watch.step_seconds)
+
+    def _draw(self, steps: int) -> int:
+        """Draw the samples of these steps; how many they are."""
+        inner, lease = self._manifest.inner, self._lease
+        if lease is None:
+            return steps * inner.batch * inner.accumulate
+        self._lease = lease.after(steps * lease.samples)
+        for shard, first, end in zip(lease.shards, lease.used, self._lease.used, strict=True):
+            if end > first and self.draws is not None:
+                self.draws.append((int(shard), int(first), int(end)))
+        return steps * lease.samples
 
     def private(self) -> PrivateState:
         return PrivateState({"made": np.array([self._made])}, {"made": self._made})
@@ -179,8 +196,8 @@ class TorchLearner(Observed):
         self._training.write(theta, start, keep)
         self._written(start, theta.size)
 
-    def assign(self, group: Sequence[PeerId], me: PeerId) -> None:
-        self._training.assign(group, me)
+    def assign(self, share: Share) -> None:
+        self._training.assign(share)
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         made = await self.watch.steps(n, stop)

@@ -21,6 +21,7 @@ from thinwire.compression.kernels import outer_step
 from thinwire.node.methods import METHODS
 from thinwire.node.parts import Part
 from thinwire.sims.pairs import Pairs
+from thinwire.sims.samples import Draws, Samples
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import Commit, Digest, PeerId
 
@@ -31,6 +32,7 @@ ORACLES: Mapping[str, str] = {
     "mean": "two that have met move the mean of their replicas as DiLoCo would: what one is pushed, the other is pulled",
     "bound": "with liars among the contributors, the aggregate is as near to the honest mean as the clipping promises",
     "weight": "a contribution counts with the tokens that went into it, and never with more than the manifest allows",
+    "once": "where the swarm keeps book of its data, no sample is used twice in an epoch, and none is left out",
     "finite": "no honest peer has a parameter that is not finite",
     "twice": "a peer applies each round once, and the round after it next",
     "crash": "no honest process ends by an error of ours, and nothing is left unheeded",
@@ -94,7 +96,8 @@ class Oracles:
         self._vectors = METHODS[method].replica.vectors
         # What a replica sends of its own memory nobody else can compute; that all compute the same of it is "agreement".
         self._single = method != "powersgd"
-        self._known = method in ("diloco", "noloco", "streaming")
+        self._known = method in ("diloco", "muloco", "merge", "noloco", "streaming")
+        self.samples = Samples(tell) if manifest.data.once else None
         self.parts: tuple[Part, ...] = ()
         """What rounds are about in turn; none: the whole model."""
         self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
@@ -115,8 +118,15 @@ class Oracles:
 
     # --- what happens
 
-    def encoded(self, peer: PeerId, round: int, attempt: int, theta: Floats, trained: int) -> None:
-        """A peer is about to announce what is between the swarm's state and `theta`, trained on so many tokens."""
+    def encoded(
+        self, peer: PeerId, round: int, attempt: int, theta: Floats, trained: int, draws: Draws | None = None
+    ) -> None:
+        """A peer is about to announce what is between the swarm's state and `theta`, trained on so many tokens.
+
+        `draws`: which samples these were, where that is known.
+        """
+        if self.samples is not None and draws is not None:
+            self.samples.encoded(peer, round, attempt, draws)
         if not np.isfinite(theta).all():
             return  # it must not be sent; what is sent in its place is not this
         self._sent[peer, round, attempt] = _Sent(theta.copy(), trained)
@@ -128,6 +138,8 @@ class Oracles:
         self._drop_claims(index)
         self._at[index] = (round, digest)
         self._claim(index, round, digest)
+        if self.samples is not None and not round:
+            self.samples.first(digest)
         if self.pairs is not None:
             self.pairs.installed(index, state)
         cut = state.size // self._vectors
@@ -156,6 +168,8 @@ class Oracles:
         old = self._states.get(before[1]) if before is not None else None
         if old is not None and outcome.commit is not None and not new.checked and old.round + 1 == round:
             new.checked = True
+            if self.samples is not None and before is not None:
+                self.samples.committed(index, before[1], digest, outcome.commit)
             self._check(index, old, new, outcome.commit)
         if self.pairs is not None and outcome.commit is not None:
             self.pairs.committed(index, round, state, outcome.commit)
@@ -186,13 +200,15 @@ class Oracles:
     def _check(self, index: int, old: _State, new: _State, commit: Commit) -> None:
         entries = commit.opened.contributors
         sent = [self._sent.get((entry.peer, new.round, entry.attempt)) for entry in entries]
-        most = self._manifest.max_weight
+        most, method = self._manifest.max_weight, self._manifest.outer.method
         for entry, one in zip(entries, sent, strict=True):
             if entry.weight > most:
                 self._tell("weight", index, f"round {new.round}: {entry.weight} tokens of at most {most}")
             elif (
                 entry.peer in self._honest and one is not None and not self._fair(entry.weight, min(most, one.trained))
             ):
+                if not one.trained and entry.weight == 1 and (self.samples is not None or method == "merge"):
+                    continue  # so that a round gets on in which nobody trains
                 detail = f"round {new.round}: {entry.weight} tokens, {one.trained} were trained"
                 self._tell("weight", self._honest[entry.peer], detail)
         known = [one for one in sent if one is not None]

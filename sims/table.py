@@ -34,7 +34,7 @@ class Seat:
         method = METHODS[table.manifest.outer.method]
         self.codec: Any = method.codec(table.manifest, table.layout)
         self.replica = method.replica.begin(table.manifest, table.layout, self.codec, theta, table.members)
-        self._grid = method.cut(table.layout, self.codec)
+        self._grid = method.cut(table.manifest, table.layout, self.codec)
         self.behind, self.patience = asyncio.Event(), 1.0
         self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None))
         self.ready: Collection[PeerId] = table.members

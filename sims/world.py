@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from thinwire.collectives.outcome import Outcome
+from thinwire.compression.codec import Floats
+from thinwire.node.outer import Replica
 from thinwire.node.parts import parts_of
 from thinwire.sims import clock, liars
 from thinwire.sims.compute import CORPUS, StubLearner, TorchLearner
@@ -270,14 +272,14 @@ class SimWorld:
         if process is not None and process.ready and process.learner is learner:
             session = process.peer.session
             round, attempt = session.replica.round + 1, session.current.attempt + 1
-            self.oracles.encoded(machine.identity.peer_id, round, attempt, theta, trained)
+            self.oracles.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
 
     def event(self, machine: Machine, kind: str, fields: Mapping[str, Any]) -> None:
         """A peer's own event."""
         now = self.loop.time()
         if kind in ("ready", "synced") and machine.process is not None:
             replica = machine.process.peer.replica
-            self.oracles.installed(machine.index, replica.round, replica.digest, replica.state)
+            self.oracles.installed(machine.index, replica.round, replica.digest, _trained(replica))
             if kind == "ready" and machine.lie:
                 liars.corrupt(machine.process, machine.lie)
             if kind == "ready":
@@ -294,7 +296,7 @@ class SimWorld:
         replica = machine.process.peer.replica
         self.loop.record(b"round", machine.identity.peer_id, replica.digest)
         if machine.index in self._honest:
-            self.oracles.committed(machine.index, replica.round, replica.digest, replica.state, outcome)
+            self.oracles.committed(machine.index, replica.round, replica.digest, _trained(replica), outcome)
 
     def booted(self, machine: Machine) -> None:
         """A process runs."""
@@ -308,6 +310,11 @@ class SimWorld:
         self._changed([machine.index])
         if failure is not None and machine.index in self._honest and not self.vitals.excuses(machine, failure, now):
             self.tell("crash", machine.index, _told(failure))
+
+
+def _trained(replica: Replica) -> Floats:
+    """A replica's state without what it books of the data."""
+    return replica.state if replica.ledger is None else replica.state[: replica.vectors * replica.size]
 
 
 def _told(failure: BaseException) -> str:

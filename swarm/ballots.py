@@ -37,8 +37,9 @@ class Ready(Message, frozen=True):
 
     `attempt` counts its announcements for this round; `base` is its state digest after the round before; `plan` is the
     digest of layout, codec, chunk grid and aggregation; `hashes` is the concatenated blake3 of each encoded chunk.
-    `loss` and `speed` (tokens per second) are for display only. `weight` 0 means: takes part, contributes nothing.
-    `witness` False means: this process restarted and will not vote in this round, count it as gone.
+    `loss` is for display; so is `speed` (tokens per second), but where others choose their inner steps by it. `weight` 0
+    means: takes part, contributes nothing. `witness` False means: this process restarted and will not vote in this round,
+    count it as gone.
     """
 
     limit: ClassVar[int] = 34_000

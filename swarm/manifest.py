@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, ClassVar, get_args
@@ -21,11 +21,16 @@ from .errors import HintedError
 from .identity import SIGNATURE_BYTES, Identity, verify
 from .settings import (
     CODECS,
+    DATA,
     EXCHANGE,
     FOREIGN,
     INNER,
     MAX_WEIGHT,
+    MUON,
+    ONLY_MUON,
     OUTER,
+    RUN,
+    UNBOOKED,
     Data,
     Exchange,
     Inner,
@@ -42,8 +47,18 @@ MAX_TOML = 32_768
 NEAR = 0.9
 """From this part of what is steady on, a manifest is used with a warning."""
 
+SUITS = "leave it out: every method has one that suits it"
+"""What to do about a codec that cannot be."""
+
 YOUNG = ("gamma", "beta", "denominator", "on_exclusion", "decay", "fragments", "overlap", "alpha")
 """Keys of [outer] that are younger than the first runs, whose ids must stay: they count where a method has a use for them."""
+
+UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
+    "data": {"once": {False: ("once",)}, "domains": {False: ("domains",)}},
+    "inner": {"global_batch": {0: ("global_batch",)}},
+    "outer": {"work": {"equal": ("work", "spread")}},
+}
+"""Table -> key -> value that says nothing new -> the keys that then do not count: they are younger still."""
 
 _DOMAIN = "manifest"
 
@@ -89,8 +104,9 @@ class Manifest(Table, frozen=True):
     @property
     def max_weight(self) -> int:
         """Most tokens that one contribution may claim."""
-        per_round = self.outer.steps * self.inner.batch * self.inner.accumulate * self.model.context
-        return self.exchange.max_weight or per_round
+        most = self.outer.steps if self.outer.work == "equal" else round(self.outer.steps * self.outer.spread)
+        batch = self.inner.global_batch or self.inner.batch * self.inner.accumulate
+        return self.exchange.max_weight or most * batch * self.model.context
 
     @property
     def schedule_steps(self) -> int:
@@ -111,6 +127,8 @@ class Manifest(Table, frozen=True):
 
     def steps_after(self, round: int) -> int:
         """Inner steps that a peer has made when a round is over: with powersgd two rounds follow H of them."""
+        if self.outer.method == "merge":
+            return max(0, round - 1) * self.outer.steps  # the first one only gathers
         return round // (2 if self.outer.method == "powersgd" else 1) * self.pace
 
     def canonical(self) -> bytes:
@@ -119,6 +137,13 @@ class Manifest(Table, frozen=True):
         for key in FOREIGN[self.outer.method]:
             if key in YOUNG:
                 del plain["outer"][key]
+        for section, keys in UNSAID.items():
+            for key, silent in keys.items():
+                for other in silent.get(plain[section][key], ()):
+                    del plain[section][other]
+        if self.inner.optimizer != "muon":
+            for key in ONLY_MUON:
+                del plain["inner"][key]
         return msgspec.msgpack.encode(plain)
 
     def warnings(self) -> tuple[str, ...]:
@@ -152,16 +177,25 @@ def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
         fields = _fields(tables[key], table, name, key)
         values[key] = Outer(**_with_method(fields, name)) if key == "outer" else tables[key](**fields)
     manifest = Manifest(**values)
-    for section, defaults in (("inner", INNER), ("exchange", EXCHANGE)):
-        usual: dict[str, Any] = dict(defaults.get(manifest.outer.method, {}))
-        for key in document.get(section, {}):
-            usual.pop(key, None)
-        if usual:
-            changed = msgspec.structs.replace(getattr(manifest, section), **usual)
-            manifest = msgspec.structs.replace(manifest, **{section: changed})
+    method = manifest.outer.method
+    for section, usual in (("run", RUN), ("data", DATA), ("inner", INNER), ("exchange", EXCHANGE)):
+        manifest = _with_usual(manifest, section, usual.get(method, {}), document)
+    if manifest.inner.optimizer == "muon":
+        manifest = _with_usual(manifest, "inner", MUON, document)
+    elif strange := next((key for key in ONLY_MUON if key in document.get("inner", {})), None):
+        raise ManifestError(
+            f"{name}: inner.{strange} says nothing with the optimizer {manifest.inner.optimizer!r}", "remove the key"
+        )
     for message, hint in _contradictions(manifest):
         raise ManifestError(f"{name}: {message}", hint)
     return manifest
+
+
+def _with_usual(manifest: Manifest, section: str, usual: Mapping[str, object], document: dict[str, Any]) -> Manifest:
+    """The manifest with these values in a table, but for those that the file has itself."""
+    new = {key: value for key, value in usual.items() if key not in document.get(section, {})}
+    changed = msgspec.structs.replace(getattr(manifest, section), **new)
+    return msgspec.structs.replace(manifest, **{section: changed}) if new else manifest
 
 
 def _fields(kind: type[Table], table: dict[str, Any], name: str, section: str) -> dict[str, Any]:
@@ -176,7 +210,8 @@ def _fields(kind: type[Table], table: dict[str, Any], name: str, section: str) -
             values[key] = msgspec.convert(value, field.type)
         except msgspec.ValidationError as error:
             choices = [choice for choice in get_args(field.type) if isinstance(choice, str)]
-            hint = _nearest(str(value), choices, "choices") if choices else f"the default is {field.default!r}"
+            usual = SUITS if key == "codec" else f"the default is {field.default!r}"
+            hint = _nearest(str(value), choices, "choices") if choices else usual
             wanted = [meta.description for meta in get_args(field.type)[1:] if isinstance(meta, Meta)]
             reason = f"{value!r} is not {wanted[0]}" if wanted and wanted[0] else str(error)
             raise ManifestError(f"{place}: {reason}", hint) from None
@@ -243,8 +278,38 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",
             "remove the keys; beta and decay of [outer] take their place",
         )
+    if outer.work == "equal" and outer.spread != Outer().spread:
+        yield "outer.spread says nothing where all peers make H steps", "remove the key, or write work = 'by-power'"
+    yield from _unbookable(manifest)
+    if outer.method == "muloco" and inner.optimizer != "muon":
+        yield "muloco is diloco with Muon: inner.optimizer is 'muon'", "remove the key, or take the method 'diloco'"
     if manifest.max_weight > MAX_WEIGHT:
         yield "a round has more tokens than can be counted", "lower outer.steps, inner.batch or model.context"
+
+
+def _unbookable(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What stands in the way of a ledger of the data."""
+    data, inner, outer = manifest.data, manifest.inner, manifest.outer
+    per_round = msgspec.structs.replace(manifest, exchange=Exchange()).max_weight
+    if data.once and outer.method in UNBOOKED:
+        yield f"data.once is not for the method {outer.method!r}, which has no state to book in", "remove it"
+    if data.once and data.domains:
+        yield "data.once needs one text for all, data.domains one for each", "remove one of the two"
+    if outer.method == "merge" and manifest.run.rounds != 2:
+        yield "run.rounds is 2 with the method 'merge': one to gather, and one to merge", "set outer.steps instead"
+    if data.once and manifest.model.kind == "custom":
+        yield "data.once says nothing with a model of someone's own: its samples are not ours to deal out", "remove it"
+    if data.once and manifest.max_weight < per_round:
+        yield (
+            f"exchange.max_weight is below the {per_round} tokens of a round: with data.once all that count are booked",
+            "remove max_weight",
+        )
+    if inner.global_batch and not data.once:
+        yield "inner.global_batch needs data.once: else nobody knows who shares the batch", "set data.once = true"
+    if inner.global_batch and outer.work != "equal":
+        yield "inner.global_batch is shared out equally, so nobody can work by power", "remove one of the two"
+    if inner.global_batch and inner.accumulate > 1:
+        yield "inner.accumulate follows from inner.global_batch", "remove it"
 
 
 def _wrong_codec(manifest: Manifest) -> Iterator[tuple[str, str]]:

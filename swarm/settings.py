@@ -67,19 +67,27 @@ class Data(Table, frozen=True):
     tokenizer_hash: blake3 of that file, 64 hexadecimal digits; set it, else peers may disagree about tokens unnoticed.
     shards: parts that the text is cut into; at least a few for every peer that may come.
     holdout: fraction of the text kept for evaluation.
+    once: whether the swarm keeps book of what is used up, so that no sample comes again before its shard is through and none
+        is left out, whoever joins, dies or comes back; a newcomer then trains from its second round on. All have the same text.
+    domains: whether every peer has a text of its own and trains on all of it; else all have the same, and share it.
     """
 
     tokenizer: Annotated[str, Meta(min_length=1, max_length=256)] = "bytes"
     tokenizer_hash: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
     shards: Annotated[int, Meta(ge=1, le=2**20)] = 256
     holdout: Annotated[float, Meta(ge=0, le=0.5)] = 0.02
+    once: bool = False
+    domains: bool = False
 
 
 class Inner(Table, frozen=True):
     """[inner]: the optimizer each peer runs by itself between two exchanges.
 
-    optimizer: "adamw", or "sgd" (with betas[0] as its momentum) where memory for two moments is lacking.
-    lr: peak learning rate; lower it for wider models.
+    optimizer: "adamw"; "sgd" (with betas[0] as its momentum) where memory for two moments is lacking; or "muon", whose
+        updates of matrices are nearly orthogonal, and AdamW beside it for vectors, embeddings and the head.
+    lr: peak learning rate; lower it for wider models. muon: 0.02, that of the matrices.
+    adam_lr: of muon alone, peak learning rate of the AdamW beside it.
+    momentum: of muon alone.
     betas: decay of the first and second moment.
     weight_decay: decoupled weight decay.
     warmup: inner steps over which lr rises from 0.
@@ -87,11 +95,15 @@ class Inner(Table, frozen=True):
     steps: inner steps the schedule spans; 0 = rounds × H.
     batch: sequences of one forward pass; what fits a peer's memory.
     accumulate: forward passes of one inner step; raise it instead of batch when memory is short.
+    global_batch: sequences of one inner step over all peers, however many there are; 0 = batch × accumulate each. Needs
+        data.once; batch is then the most of one forward pass.
     clip: largest norm of the gradient; 0 = not clipped.
     """
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
     lr: Annotated[float, Meta(gt=0, le=100)] = 1e-3
+    adam_lr: Annotated[float, Meta(gt=0, le=100)] = 1e-3
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     betas: tuple[Annotated[float, Meta(ge=0, lt=1)], Annotated[float, Meta(ge=0, lt=1)]] = (0.9, 0.95)
     weight_decay: Annotated[float, Meta(ge=0, le=10)] = 0.1
     warmup: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 50
@@ -99,6 +111,7 @@ class Inner(Table, frozen=True):
     steps: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
     batch: Annotated[int, Meta(ge=1, le=2**20)] = 8
     accumulate: Annotated[int, Meta(ge=1, le=2**16)] = 1
+    global_batch: Annotated[int, Meta(ge=0, le=2**24)] = 0
     clip: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
 
 
@@ -107,19 +120,21 @@ class Outer(Table, frozen=True):
 
     method: "diloco" (Douillard et al., arXiv:2311.08105), one step that all peers make together; "noloco" (Kolehmainen
         et al., arXiv:2506.10911), where each averages with one random partner: no barrier, replicas stay a little apart;
+        "muloco" (arXiv:2505.23725), diloco whose peers train with Muon;
         "sparseloco" (arXiv:2508.15706), diloco with a small part of every pseudo-gradient, 200 times fewer bytes; "demo"
         (arXiv:2411.19870), an exchange after every step of plain SGD: each peer's momentum sends its strongest coefficients;
         "powersgd" (arXiv:1905.13727), diloco whose matrices travel as two thin factors: a step takes two rounds;
         "streaming" (arXiv:2501.18512), diloco in parts: a round is for one part of the model, and training goes on while it
-        is under way; or "eager" (arXiv:2502.12996), where a round is under way during all of the next one's inner steps, and
-        each puts its own newest contribution in the place of its last one.
+        is under way; "eager" (arXiv:2502.12996), where a round is under way during all of the next one's inner steps, and
+        each puts its own newest contribution in the place of its last one; or "merge": all train apart, on domains of their
+        own, and the run ends with the one average of what they have. Its first round only gathers those who are there, after
+        which all make their H steps.
     steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together. noloco: 50,
-        sparseloco: 30, demo: 1. With streaming, between two of the same part; a round is every H / fragments steps. Its and
-        eager: 30.
-    lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient. With noloco they are β and α, 0.7 and 0.5, and
-        there is no nesterov. With sparseloco lr is α, 1, and there is no momentum: what was not sent takes its place.
-        With demo lr is the length of the sign step, 0.0004. With streaming lr is 0.4, with eager 0.2:
-        a late step has to be shorter.
+        sparseloco, muloco and eager: 30, demo: 1, merge: 1000. Of streaming, 30, between two of the same part: it has a
+        round after every H / fragments.
+    lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient; of muloco 0.7 and 0.6. With noloco they are β and α,
+        0.7 and 0.5, and there is no nesterov. With sparseloco lr is α, 1, and there is no momentum: what was not sent takes
+        its place. With demo lr is the length of the sign step, 0.0004. Of streaming lr is 0.4, of eager 0.2.
     gamma: of noloco alone, how strongly partners are drawn together; with lr, and codec "fp32", one vector travels
         instead of two. noloco: 0.7.
     beta: of sparseloco and demo, which part of what was not sent lives on to the next round. demo: 0.999.
@@ -128,6 +143,9 @@ class Outer(Table, frozen=True):
         "drop" takes it for sent, "restore" keeps it for the next round. Directions grow stale: "drop" was the better one where
         it was tried.
     decay: of demo alone, weight decay of the sign step.
+    work: "equal", H inner steps for everybody; or "by-power", for unequal machines: as many as fit into the time that the one
+        in the middle needs for H, so that all arrive together. Contributions count by their tokens either way.
+    spread: of "by-power" alone, how many times H a fast peer may make.
     fragments: of streaming alone, parts that the model is exchanged in, by layers; steps is a multiple of it. More lowers the
         peak of the traffic.
     overlap: of streaming alone, inner steps that a peer makes while a part is under way, before it waits for the result; at
@@ -135,7 +153,9 @@ class Outer(Table, frozen=True):
     alpha: of streaming alone, which part of the local parameters stays when the result comes. 0 suits an overlap of 0.
     """
 
-    method: Literal["diloco", "noloco", "sparseloco", "demo", "powersgd", "streaming", "eager"] = "diloco"
+    method: Literal["diloco", "muloco", "noloco", "sparseloco", "demo", "powersgd", "streaming", "eager", "merge"] = (
+        "diloco"
+    )
     steps: Annotated[int, Meta(ge=1, le=2**20)] = 20
     lr: Annotated[float, Meta(gt=0, le=10)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
@@ -145,6 +165,8 @@ class Outer(Table, frozen=True):
     denominator: Literal["contributor_mean", "mean"] = "contributor_mean"
     on_exclusion: Literal["drop", "restore"] = "drop"
     decay: Annotated[float, Meta(ge=0, le=10)] = 0.1
+    work: Literal["equal", "by-power"] = "equal"
+    spread: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     fragments: Annotated[int, Meta(ge=1, le=1024)] = 3
     overlap: Annotated[int, Meta(ge=0, le=2**20)] = 1
     alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.5
@@ -159,6 +181,12 @@ SPARSELOCO: dict[str, float | bool] = {"steps": 30, "lr": 1.0, "momentum": 0.0, 
 DEMO: dict[str, float | bool] = {"steps": 1, "lr": 4e-4, "momentum": 0.0, "nesterov": False, "beta": 0.999}
 """Defaults of [outer] that the method "demo" changes: the values of its paper."""
 
+MULOCO: dict[str, float | bool] = {"steps": 30, "lr": 0.7, "momentum": 0.6}
+"""Defaults of [outer] that the method "muloco" changes: the values of its paper."""
+
+MERGE: dict[str, float | bool] = {"steps": 1000, "lr": 1.0, "momentum": 0.0, "nesterov": False}
+"""Defaults of [outer] that the method "merge" changes: the plain average."""
+
 STREAMING: dict[str, float | bool] = {"steps": 30, "lr": 0.4}
 """Defaults of [outer] that the method "streaming" changes: the values of its paper."""
 
@@ -167,10 +195,12 @@ EAGER: dict[str, float | bool] = {"steps": 30, "lr": 0.2}
 
 OUTER: dict[str, dict[str, float | bool]] = {
     "diloco": {},
+    "muloco": MULOCO,
     "noloco": NOLOCO,
     "sparseloco": SPARSELOCO,
     "demo": DEMO,
     "powersgd": {},
+    "merge": MERGE,
     "streaming": STREAMING,
     "eager": EAGER,
 }
@@ -178,40 +208,62 @@ OUTER: dict[str, dict[str, float | bool]] = {
 
 _SPARSE = ("beta", "denominator", "on_exclusion")
 _PARTS = ("fragments", "overlap", "alpha")
+_POWER = ("work", "spread")
 FOREIGN = {
     "diloco": ("gamma", "decay", *_SPARSE, *_PARTS),
-    "noloco": ("nesterov", "decay", *_SPARSE, *_PARTS),
+    "muloco": ("gamma", "decay", *_SPARSE, *_PARTS),
+    "noloco": ("nesterov", "decay", *_SPARSE, *_POWER, *_PARTS),
     "sparseloco": ("momentum", "nesterov", "gamma", "decay", *_PARTS),
-    "demo": ("momentum", "nesterov", "gamma", *_PARTS),
+    "demo": ("momentum", "nesterov", "gamma", *_POWER, *_PARTS),
     "powersgd": ("gamma", "decay", "beta", "denominator", *_PARTS),
-    "streaming": ("gamma", "decay", *_SPARSE),
-    "eager": ("gamma", "decay", *_SPARSE, *_PARTS),
+    "merge": ("lr", "momentum", "nesterov", "gamma", "decay", *_SPARSE, *_POWER, *_PARTS),
+    "streaming": ("gamma", "decay", *_SPARSE, *_POWER),
+    "eager": ("gamma", "decay", *_SPARSE, *_POWER, *_PARTS),
 }
 """Keys of [outer] that a method has no use for."""
 
 DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3")
 CODECS = {
     "diloco": DENSE,
+    "muloco": DENSE,
     "noloco": DENSE,
     "sparseloco": ("topk",),
     "demo": ("demo",),
     "powersgd": ("powersgd",),
+    "merge": DENSE,
     "streaming": DENSE,
     "eager": DENSE,
 }
 """Method -> the codecs that it can have, by the first word of their names."""
 
-EXCHANGE: dict[str, dict[str, str]] = {
+EXCHANGE: dict[str, dict[str, str | float]] = {
     "sparseloco": {"codec": "topk(k=64,chunk=4096)|2bit|rice", "collective": "gather"},
     "demo": {"codec": "demo(k=32,chunk=4096)|2bit|rice", "collective": "gather"},
     "powersgd": {"codec": "powersgd(rank=4)"},
+    "merge": {"codec": "fp32", "grace": 3600.0},
 }
 """Method -> its defaults of [exchange]."""
 
+RUN: dict[str, dict[str, object]] = {"merge": {"rounds": 2}}
+"""Method -> its defaults of [run]."""
+
+DATA: dict[str, dict[str, object]] = {"merge": {"domains": True}}
+"""Method -> its defaults of [data]."""
+
+UNBOOKED = ("noloco", "powersgd", "merge", "streaming", "eager")
+"""Methods that cannot keep book of the data: replicas differ, a step is two rounds, rounds overlap, or there is but one."""
+
 INNER: dict[str, dict[str, object]] = {
+    "muloco": {"optimizer": "muon"},
     "demo": {"optimizer": "sgd", "lr": 1.0, "betas": (0.0, 0.0), "weight_decay": 0.0, "warmup": 0},
 }
 """Method -> its defaults of [inner]."""
+
+MUON: dict[str, object] = {"lr": 0.02}
+"""Defaults of [inner] that the optimizer "muon" changes: the values of MuLoCo's paper."""
+
+ONLY_MUON = ("adam_lr", "momentum")
+"""Keys of [inner] that other optimizers have no use for; younger than the first runs, whose ids must stay."""
 
 
 def steady(momentum: float, peers: int | None = None) -> float:
@@ -235,7 +287,7 @@ class Exchange(Table, frozen=True):
     min_peers: contributors without whom a round does not count.
     grace: seconds to wait for stragglers once the quorum is ready.
     max_weight: most tokens that one contribution may claim; 0 = H × batch × accumulate × context, what a peer trains on
-        in a round.
+        in a round, and `spread` times that by power.
     """
 
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"

@@ -210,8 +210,8 @@ def test_the_one_alone_trains_on_its_shard_for_the_same_steps(training):
     batches = training.trainer.batches
     draw = batches.next_samples
 
-    def noted():
-        seen.append(draw())
+    def noted(size):
+        seen.append(draw(size))
         return seen[-1]
 
     batches.next_samples = noted

@@ -1,9 +1,17 @@
 """Parts of a peer that need no swarm; whole ones run in tests/sim and tests/e2e."""
 
+import asyncio
+import random
 from types import SimpleNamespace
 
 import pytest
+from thinwire.node.directories import RunDirectory
+from thinwire.node.disk import RealDisk
+from thinwire.node.doors import Doors
 from thinwire.node.peer import Peer
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.manifest import ManifestMismatch, sign
+from thinwire.swarm.preset import LOCAL
 
 ME, OTHER, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
 
@@ -32,3 +40,21 @@ def test_who_shares_the_data(round, members, group):
 
 def test_where_replicas_differ_all_share_the_data():
     assert place(3, (ME, OTHER), alike=False) == (ME, OTHER, THIRD)
+
+
+@pytest.mark.parametrize(
+    "codec", ["topk(k=5000,chunk=4096)|2bit|rice", "topk(k=64,chunk=4000)|2bit|rice", "topk(rank=4)"]
+)
+def test_a_run_whose_author_signed_a_codec_that_cannot_be_is_another_version_s(tmp_path, codec):
+    author = Identity.generate(b"1" * 32)
+    signed = sign(f'[outer]\nmethod = "sparseloco"\n[exchange]\ncodec = "{codec}"'.encode(), author)
+    run_id = signed.verify().run_id(author.public_key)
+    doors = Doors(lambda: 0.0, lambda: 1e9, random.Random(1), RealDisk())
+    peer = Peer(author, run_id, doors, RunDirectory(tmp_path), LOCAL, lambda kind, fields: None)
+
+    async def opened(admit):
+        raise AssertionError("the manifest comes first")
+
+    with pytest.raises(ManifestMismatch, match="the swarm's manifest: exchange.codec: ") as error:
+        asyncio.run(peer.found(signed, opened))
+    assert "another version" in error.value.hint and not hasattr(peer, "manifest")

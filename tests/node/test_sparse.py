@@ -19,10 +19,11 @@ from thinwire.node.keep import Keep
 from thinwire.node.methods import METHODS, check_codec
 from thinwire.node.outer import Replica
 from thinwire.node.snapshot import PrivateState
+from thinwire.node.sparse import KEPT
 from thinwire.node.waiting import at_once
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.manifest import ManifestError, parse
-from thinwire.swarm.protocol import StateOffer
+from thinwire.swarm.protocol import Contribution, StateOffer
 
 LAYOUT = Layout((Piece("a", (90, 70), "float32", 0, 6300), Piece("b", (33,), "float32", 6300, 6333)), 6333, b"l" * 32)
 ME = Identity.generate(b"1" * 32)
@@ -33,7 +34,7 @@ def made(more="", theta=None):
     method = METHODS["sparseloco"]
     codec = method.codec(manifest, LAYOUT)
     theta = np.zeros(LAYOUT.total, np.float32) if theta is None else theta
-    return method.replica.begin(manifest, LAYOUT, codec, theta, (ME.peer_id,)), method.cut(LAYOUT, codec)
+    return method.replica.begin(manifest, LAYOUT, codec, theta, (ME.peer_id,)), method.cut(manifest, LAYOUT, codec)
 
 
 def reader(values):
@@ -52,11 +53,16 @@ def sent(replica, cut, payload):
     return [*parts, *[b""] * (len(cut) - len(parts))]
 
 
+def commit(replica, cut, payload, attempt=1):
+    entries = [Contribution(ME.peer_id, attempt, 5)]
+    replica.commit(sent(replica, cut, payload), entries, cut, me=ME.peer_id, members=(ME.peer_id,))
+
+
 def test_alone_the_step_and_the_residual_add_up_to_what_was_trained():
     replica, cut = made()
     model = trained(1)
-    payload = replica.prepare(reader(model))
-    replica.commit(sent(replica, cut, payload), [5], cut, members=(ME.peer_id,), named=True)
+    payload = replica.prepare(reader(model), 1)
+    commit(replica, cut, payload)
     assert replica.round == 1
     np.testing.assert_allclose(replica.theta - replica.feedback.residual, model, rtol=0, atol=1e-6)
     assert 0 < np.count_nonzero(replica.theta) == sum(part.indices.size for part in replica.codec.decode(payload).parts)
@@ -72,6 +78,38 @@ def test_a_later_payload_takes_the_place_of_one_that_came_to_nothing():
     assert not replica.feedback.residual.any() and replica.prepare(reader(trained(1))) == first
 
 
+@pytest.mark.parametrize("rule", ["drop", "restore"])
+@pytest.mark.parametrize(("named", "late"), [(1, False), (2, False), (1, True)])
+def test_the_residual_loses_what_the_record_names_and_nothing_else(rule, named, late):
+    """An announcement is out there when its round is given up; it may be the record's when a newer one has been made, or when
+    the round is over before a newer one could be."""
+    replica, cut = made(f'beta = 1.0\non_exclusion = "{rule}"\n')
+    payloads = {1: replica.prepare(reader(trained(1)), 1)}
+    replica.rollback()
+    model = trained(1) + trained(2)
+    payloads[2] = replica.prepare(reader(model), None if late else 2)
+    assert payloads[1] != payloads[2]
+    commit(replica, cut, payloads[named], named)
+    np.testing.assert_allclose(replica.theta - replica.feedback.residual, model, rtol=0, atol=1e-5)
+    assert not replica.sent
+
+
+@pytest.mark.parametrize(("rule", "left"), [("drop", False), ("restore", True)])
+def test_an_announcement_of_an_earlier_life_is_not_ours(rule, left):
+    replica, cut = made(f'beta = 1.0\non_exclusion = "{rule}"\n')
+    foreign = made()[0].prepare(reader(trained(9)))
+    replica.prepare(reader(trained(1)), 7)
+    commit(replica, cut, foreign, 3)
+    assert np.allclose(replica.feedback.residual, -trained(1)) == left
+
+
+def test_only_the_last_announcements_of_a_round_are_remembered():
+    replica, _ = made()
+    for attempt in range(1, 20):
+        replica.prepare(reader(trained(1)), attempt)
+    assert sorted(replica.sent) == list(range(20 - KEPT, 20))
+
+
 def test_nothing_that_is_not_finite_is_sent():
     replica, _ = made()
     model = trained(1)
@@ -83,7 +121,7 @@ def test_nothing_that_is_not_finite_is_sent():
 
 def test_another_state_says_nothing_of_the_residual_but_the_same_one_keeps_it():
     replica, cut = made()
-    replica.commit(sent(replica, cut, replica.prepare(reader(trained(1)))), [5], cut, members=(ME.peer_id,), named=True)
+    commit(replica, cut, replica.prepare(reader(trained(1)), 1))
     residual = replica.feedback.residual.copy()
     hashes = tuple(replica.hashes)
     same = StateOffer(replica.round, replica.digest, LAYOUT.digest, replica.state.nbytes, replica.members)
@@ -107,7 +145,7 @@ def keep(path, said):
 def test_the_residual_survives_in_a_checkpoint(tmp_path, private):
     said = []
     replica, cut = made()
-    replica.commit(sent(replica, cut, replica.prepare(reader(trained(1)))), [5], cut, members=(ME.peer_id,), named=True)
+    commit(replica, cut, replica.prepare(reader(trained(1)), 1))
     keep(tmp_path, said).save(replica, LAYOUT, private)
     other, _ = made()
     found = asyncio.run(keep(tmp_path, said).restore(other, LAYOUT, at_once))

@@ -57,10 +57,10 @@ def test_a_stop_ends_between_two_steps() -> None:
     stop = threading.Event()
     produced = subject.batches.next
 
-    def third() -> tuple[torch.Tensor, torch.Tensor]:
+    def third(size: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         if subject.step == 2:
             stop.set()
-        return produced()
+        return produced(size)
 
     subject.batches.next = third  # type: ignore[method-assign]
     report = subject.run_steps(100, stop)

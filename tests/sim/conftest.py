@@ -83,7 +83,7 @@ class Node:
             presence=self.presence,
             replica=self.replica,
             codec=codec,
-            grid=Grid(codec.bound, swarm.piece) if swarm.piece else method.cut(layout, codec),
+            grid=Grid(codec.bound, swarm.piece) if swarm.piece else method.cut(swarm.manifest, layout, codec),
             now=loop.time,
             emit=self._emit,
             probation=2 if life else 0,

@@ -71,8 +71,9 @@ def test_nobody_waits_for_links_that_are_as_slow_as_the_inner_steps():
     peers = tuple(replace(peer, join=min(peer.join, 0.05)) for peer in scenario.peers)
     run = simulate(replace(scenario, peers=peers), preset=PACE, stall=STALL)
     assert run.violations == ()
-    waits = [event.fields["sync_seconds"] for event in run.journal.events if event.name == "round"][8:]
-    assert sum(wait > 0.5 for wait in waits) <= len(waits) // 10, waits
+    waits = sorted(event.fields["sync_seconds"] for event in run.journal.events if event.name == "round")
+    # Four peers of forty seconds each; a round moves for more than a second.
+    assert waits[len(waits) // 2] < 0.4 and sum(waits) < 0.1 * 4 * 40, waits
 
 
 def test_an_outer_state_that_holds_something_of_ones_own_is_seen(monkeypatch):

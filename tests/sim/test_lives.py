@@ -50,9 +50,9 @@ class Drift:
     def write(self, theta):
         self.theta[:] = theta
 
-    def assign(self, group, me):
-        assert me in group
-        self.group = group
+    def assign(self, share):
+        assert share.me in share.group
+        self.group = share.group
 
     async def steps(self, n, stop):
         made = 0

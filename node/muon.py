@@ -1,0 +1,72 @@
+"""Muon for matrices, AdamW for everything else: the inner optimizer of MuLoCo (arXiv 2505.23725)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+
+NEWTON_SCHULZ = 5
+"""Steps of the iteration that makes an update nearly orthogonal."""
+
+
+def matrices(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trainable parameters that Muon is for, and all others: vectors, embeddings, the head, tensors of other ranks.
+
+    A matrix as large as an embedding's is the head of that vocabulary: its rows are tokens, not directions.
+    """
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    shapes = {tuple(table.shape) for table in tables}
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    hidden = [p for p in trainable if p.ndim == 2 and tuple(p.shape) not in shapes]
+    known = {id(parameter) for parameter in hidden}
+    return hidden, [p for p in trainable if id(p) not in known]
+
+
+class MuonWithAdamW(Optimizer):
+    """torch's Muon and AdamW as one optimizer: one list of groups, one state.
+
+    Muon's part: Nesterov momentum, then five Newton-Schulz steps; what is orthogonal is scaled by √max(1, rows/columns). torch
+    keeps the momentum as a mean (lerp) where the paper has a sum: the direction is the same, and only that is left after
+    the iteration, which torch computes in bfloat16. `rest`: AdamW's groups.
+    """
+
+    def __init__(
+        self,
+        hidden: Iterable[nn.Parameter],
+        rest: Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        adam_lr: float,
+        betas: tuple[float, float],
+    ) -> None:
+        hidden, rest = list(hidden), list(rest)
+        self._parts: list[Optimizer] = []
+        if hidden:
+            self._parts.append(
+                Muon(hidden, lr=lr, momentum=momentum, weight_decay=weight_decay, ns_steps=NEWTON_SCHULZ)
+            )
+        if rest:
+            self._parts.append(AdamW(rest, lr=adam_lr, betas=betas))
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of both; see torch.optim.Optimizer."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        place = 0
+        for part in self._parts:
+            # Whoever loads a state gives this optimizer new groups and a new state: the parts use what it has now.
+            count = len(part.param_groups)
+            part.state, part.param_groups = self.state, self.param_groups[place : place + count]
+            place += count
+            part.step()
+        return loss

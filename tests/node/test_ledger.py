@@ -1,0 +1,234 @@
+"""What of the data is used up: dealt out, drawn, booked; never twice and never left out."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.node.checkpoint import CheckpointStore
+from thinwire.node.corpus import Corpus
+from thinwire.node.data import Batches, split
+from thinwire.node.disk import RealDisk
+from thinwire.node.doors import Doors
+from thinwire.node.fragments import Layout, Piece
+from thinwire.node.keep import Keep
+from thinwire.node.learner import Share
+from thinwire.node.ledger import Lease, Ledger, deal, fill
+from thinwire.node.outer import Replica
+from thinwire.node.tokenizer import DataError
+from thinwire.node.training import prepare
+from thinwire.node.waiting import at_once
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.manifest import parse
+from thinwire.swarm.protocol import Contribution
+
+COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12)
+CONTEXT = 5
+
+
+def peer(i: int) -> bytes:
+    return bytes([i]) * 32
+
+
+def counts(values: list[int]) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+@given(COUNTS, st.integers(0, 300))
+def test_draws_come_from_the_least_used_one_by_one(used: list[int], count: int) -> None:
+    heap = [(value, place) for place, value in enumerate(used)]
+    heapq.heapify(heap)
+    for _ in range(count):
+        value, place = heap[0]
+        heapq.heapreplace(heap, (value + 1, place))
+    expected = [value for value, place in sorted(heap, key=lambda entry: entry[1])]
+    assert fill(counts(used), count).tolist() == expected
+
+
+@given(COUNTS, st.integers(0, 90), st.integers(0, 90))
+def test_draws_can_be_cut_anywhere(used: list[int], a: int, b: int) -> None:
+    assert fill(fill(counts(used), a), b).tolist() == fill(counts(used), a + b).tolist()
+
+
+@given(COUNTS, st.sets(st.integers(0, 255), min_size=1, max_size=15), st.integers(0, 99))
+def test_leases_are_disjoint_complete_and_even(used: list[int], ids: set[int], round: int) -> None:
+    members = [peer(i) for i in ids]
+    leases = deal(counts(used), members, round)
+    assert sorted(shard for mine in leases.values() for shard in mine) == list(range(len(used)))
+    sizes = [mine.size for mine in leases.values()]
+    assert leases.keys() == set(members) and max(sizes) - min(sizes) <= 1
+
+
+def test_the_least_used_shard_is_another_members_every_round() -> None:
+    used, members = counts([7, 9, 3, 9]), [peer(i) for i in range(3)]
+    holders = [next(p for p, mine in deal(used, members, round).items() if 2 in mine) for round in range(3)]
+    assert sorted(holders) == members
+
+
+def ledger(shards: int = 6) -> Ledger:
+    return Ledger(np.zeros(2 * shards, np.float32), CONTEXT)
+
+
+def test_only_contributors_use_their_leases_up() -> None:
+    book, members = ledger(), [peer(1), peer(2)]
+    first, second = (book.lease(members, who, 0, 4) for who in members)
+    assert book.lease(members, peer(3), 0, 4).shards.size == 0 and not book.lease(members, peer(3), 0, 4)
+    # Seven samples and a part of one; a stranger to the leases, and a member that was left out.
+    book.book([Contribution(peer(1), 1, 7 * CONTEXT + 2), Contribution(peer(9), 1, 99 * CONTEXT)], members, 0)
+    assert book.used[first.shards].sum() == 7 and book.used[second.shards].sum() == 0
+
+
+def test_counts_survive_as_floats() -> None:
+    book, members = ledger(1), [peer(1)]
+    total = 0
+    for weight in (2**22 - 1, 1, 3, 2**40, 2**44):
+        book.book([Contribution(peer(1), 1, weight * CONTEXT)], members, 0)
+        total += weight
+        assert book.used.tolist() == [total]
+
+
+def test_a_run_without_a_ledger_has_no_words() -> None:
+    assert Ledger.words(parse("")) == 0
+    assert Ledger.words(parse("[data]\nonce = true\nshards = 10")) == 20
+
+
+def text(samples: int = 97, shards: int = 6) -> Batches:
+    corpus = Corpus((np.arange(samples * (CONTEXT + 1), dtype=np.uint32),), samples * (CONTEXT + 1), "")
+    return Batches(split(corpus, CONTEXT, 3, shards, 0.1), 4, range(shards))
+
+
+def test_a_shard_is_through_before_any_of_its_samples_comes_again() -> None:
+    batches = text()
+    size = batches.split.training.size
+    mine = {int(batches.split.training[p]) for p in range(size) if p * 6 // size == 2}
+    batches.lease(Lease(counts([2]), counts([0]), 4))
+    drawn = [int(sample) for _ in range(3 * len(mine)) for sample in batches.next_samples(1)]
+    epochs = [drawn[at : at + len(mine)] for at in (0, len(mine), 2 * len(mine))]
+    assert all(sorted(epoch) == sorted(mine) for epoch in epochs) and epochs[0] != epochs[1]
+    batches.lease(Lease(counts([2]), counts([5]), 4))
+    assert batches.next_samples(3).tolist() == drawn[5:8]
+
+
+def test_batches_of_any_size_draw_the_same_samples() -> None:
+    one, two = text(), text()
+    for batches in (one, two):
+        batches.lease(Lease(counts([0, 3, 4]), counts([2, 0, 9]), 4))
+    together = one.next_samples(24)
+    assert sorted(together.tolist()) == sorted(int(s) for size in (1, 4, 7, 12) for s in two.next_samples(size))
+    assert np.unique(together).size == 24
+
+
+def test_without_a_lease_all_is_as_before() -> None:
+    one, two = text(), text()
+    two.lease(Lease(counts([0]), counts([0]), 4))
+    two.next_samples()
+    two.lease(None)
+    assert one.next_samples().tolist() == two.next_samples().tolist()
+
+
+def test_more_shards_than_samples_are_refused() -> None:
+    with pytest.raises(DataError, match="fewer than the 80 shards"):
+        text(samples=60, shards=80).lease(Lease(counts([0]), counts([0]), 4))
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10_000))
+def test_no_sample_twice_and_none_lost_whoever_comes_goes_or_fails(seed: int) -> None:
+    """Rounds of a swarm whose members and contributors change by chance, each drawing for itself from what all know."""
+    rng, book, batches = random.Random(seed), ledger(), text()
+    size = batches.split.training.size
+    used: list[int] = []
+    members = [peer(i) for i in range(rng.randint(1, 4))]
+    for round in range(25):
+        entries = []
+        for who in members:
+            lease = book.lease(members, who, round, rng.randint(1, 5))
+            steps = rng.randint(0, 4)
+            batches.lease(lease)
+            drawn = [
+                int(sample) for _ in range(steps if lease else 0) for sample in batches.next_samples(lease.samples)
+            ]
+            if drawn and rng.random() < 0.7:  # all others die, or are late, or are left out
+                entries.append(Contribution(who, 1, len(drawn) * CONTEXT))
+                used += drawn
+        book.book(entries, members, round)
+        members = sorted({who for who in members if rng.random() < 0.8} | {peer(rng.randint(0, 8))})
+    assert sum(book.used) == len(used)
+    for shard, count in enumerate(book.used.tolist()):
+        mine = [int(batches.split.training[p]) for p in range(size) if p * 6 // size == shard]
+        times = [used.count(sample) for sample in mine]
+        assert sum(times) == count and max(times) - min(times) <= 1  # each once before any comes again
+
+
+def test_the_ledger_is_part_of_the_state_and_of_checkpoints(tmp_path: Path) -> None:
+    manifest = parse(f"[data]\nonce = true\nshards = 6\n[model]\ncontext = {CONTEXT}")
+    layout = Layout((Piece("flat", (50,), "float32", 0, 50),), 50, bytes(32))
+
+    def made() -> Replica:
+        replica = Replica.begin(manifest, layout, None, np.ones(50, np.float32), [peer(1), peer(2)])
+        replica.keep_ledger(manifest)
+        return replica
+
+    def keep() -> Keep:
+        doors = Doors(lambda: 0.0, lambda: 1e9, random.Random(1), RealDisk())
+        store = CheckpointStore(tmp_path, RealDisk(), Identity.generate(b"1" * 32))
+        return Keep(store, b"r" * 32, doors, lambda kind, fields: None)
+
+    replica, empty = made(), made()
+    assert replica.ledger is not None and empty.ledger is not None and replica.digest == empty.digest
+    assert np.array_equal(replica.theta, np.ones(50)) and not replica.momentum.any() and replica.extra.size == 12
+    replica.book([Contribution(peer(2), 1, 9 * CONTEXT)])
+    replica.seal()
+    assert replica.digest != empty.digest  # who booked otherwise has another state
+    keep().save(replica, layout, None)
+    asyncio.run(keep().restore(empty, layout, at_once))
+    assert empty.digest == replica.digest and empty.ledger.used.tolist() == replica.ledger.used.tolist()
+    assert empty.ledger.used.sum() == 9
+
+
+def test_who_has_a_text_of_its_own_trains_on_all_of_it(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n" for number in range(800)))
+    size = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8"
+    for toml, part in (("[outer]\nmethod = 'merge'\n", 1.0), ("", 0.5)):
+        training = prepare(
+            parse(toml + size), data=tmp_path / "text.txt", device="cpu", threads=1, cache=tmp_path, here=tmp_path,
+            clock=lambda: 0.0,
+        )  # fmt: skip
+        training.assign(Share([peer(1), peer(2)], peer(1), 1))
+        batches, total = training.trainer.batches, training.split.training.size
+        epoch = [int(s) for _ in range(total) for s in batches.next_samples(1) if batches.cursor.epoch == 0]
+        assert len(epoch) == pytest.approx(part * total, abs=total / 64)
+
+
+def test_a_share_of_the_global_batch_is_trained_in_passes_of_the_usual_size(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n" for number in range(800)))
+    manifest = parse(
+        "[data]\nonce = true\nshards = 8\n[inner]\nglobal_batch = 10\nbatch = 4\n[outer]\nsteps = 3\n"
+        "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8"
+    )
+    training = prepare(
+        manifest, data=tmp_path / "text.txt", device="cpu", threads=1, cache=tmp_path, here=tmp_path, clock=lambda: 0.0
+    )
+    book, members = Ledger(np.zeros(16, np.float32), 8), [peer(1)]
+    assert manifest.max_weight == 3 * 10 * 8
+    drawn: list[int] = []
+    draw = training.trainer.batches.next_samples
+
+    def noted(size: int = 0) -> np.ndarray:
+        drawn.append(size)
+        return draw(size)
+
+    training.trainer.batches.next_samples = noted  # type: ignore[method-assign]
+    training.assign(Share(members, peer(1), 7, book.lease(members, peer(1), 7, 10)))
+    assert training.trainer.step == 21  # the swarm's, for the learning rate
+    report = training.trainer.run_steps(2)
+    assert drawn == [4, 4, 2, 4, 4, 2] and report.tokens == 2 * 10 * 8
+    training.assign(Share(members, peer(1), 8, book.lease(members, peer(1), 8, 3)))
+    training.trainer.run_steps(1)
+    assert drawn[6:] == [3]
