@@ -80,14 +80,23 @@ class Series:
         self._identity, self._run_id = identity, run_id
         self._codec, self._rule, self._outbox, self._now = codec, RULES[rule], outbox, now
         self._live, self._key_of, self._phase, self._gathers = live, key_of, phase, gathers
-        self._usual: dict[int, float] = {}
+        self._usual: dict[int, dict[int, float]] = {}
         self._pool = Pool()
         self._standing = Standing()
 
     def begin(
-        self, terms: Terms, grid: Grid, *, gone: Collection[PeerId], witness: bool = True, attempt: int = 0
+        self,
+        terms: Terms,
+        grid: Grid,
+        *,
+        gone: Collection[PeerId],
+        witness: bool = True,
+        attempt: int = 0,
+        turn: int = 0,
     ) -> Butterfly:
-        """A round on these terms; the order of the members and the patience are filled in here."""
+        """A round on these terms; the order of the members and the patience are filled in here. `turn`: which vector it is
+        about, where they take turns: what norms are usual is known of each.
+        """
         seed = blake3.blake3(self._run_id + terms.round.to_bytes(8, "big")).digest()
         order = leader_order(seed, terms.members, terms.round, terms.fragment)
         agreement = Agreement(
@@ -100,10 +109,10 @@ class Series:
             witness=witness,
             idle=self._standing.resting(terms.round),
         )
-        exchange = self._gather(agreement, grid) if self._gathers else self._exchange(agreement, grid, seed)
+        exchange = self._gather(agreement, grid, turn) if self._gathers else self._exchange(agreement, grid, seed, turn)
         return Butterfly(agreement, exchange, outbox=self._outbox, now=self._now, attempt=attempt, phase=self._phase)
 
-    def _exchange(self, agreement: Agreement, grid: Grid, seed: bytes) -> Exchange:
+    def _exchange(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> Exchange:
         return Exchange(
             agreement,
             codec=cast(Codec, self._codec),
@@ -112,19 +121,19 @@ class Series:
             seed=seed,
             outbox=self._outbox,
             now=self._now,
-            usual=self._usual,
+            usual=self._usual.setdefault(turn, {}),
             pool=self._pool,
             phase=self._phase,
         )
 
-    def _gather(self, agreement: Agreement, cut: Grid) -> Gather:
+    def _gather(self, agreement: Agreement, cut: Grid, turn: int) -> Gather:
         return Gather(
             agreement,
             screen=self._codec,
             pieces=cut,
             outbox=self._outbox,
             now=self._now,
-            usual=self._usual,
+            usual=self._usual.setdefault(turn, {}),
             phase=self._phase,
         )
 

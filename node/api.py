@@ -71,6 +71,8 @@ class Swarm:
     def __init__(self, companion: Companion) -> None:
         self.last: RoundReport | None = None
         """How the last exchange went."""
+        self.under_way = False
+        """Whether an exchange has begun that has to be finished."""
         self._companion, self._peer = companion, companion.peer
         self._optimizer: SwarmOptimizer | None = None
         self._left = False
@@ -98,7 +100,12 @@ class Swarm:
     def steps(self) -> int:
         """Inner steps of the next round: H, or by this machine's power where the manifest says so."""
         steps = self._companion.steps
-        return self._peer.manifest.outer.steps if steps is None else steps
+        return self._peer.manifest.pace if steps is None else steps
+
+    @property
+    def overlap(self) -> int:
+        """Of these, how many are made while an exchange is under way."""
+        return self._peer.manifest.overlap
 
     @property
     def round(self) -> int:
@@ -115,7 +122,7 @@ class Swarm:
         """Whether the run has had all its rounds (`run.rounds`; never, when that is 0). Raises as `check` does."""
         self.check()
         last = self._peer.manifest.run.rounds
-        return bool(last) and self.round >= last
+        return bool(last) and self.round >= last and not self.under_way
 
     @property
     def status(self) -> Status:
@@ -161,8 +168,8 @@ class Swarm:
         def read(start: int, stop: int, out: Floats) -> None:
             layout.read(module, out, start)
 
-        def write(theta: Floats) -> None:
-            layout.write(module, theta)
+        def write(theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+            layout.write(module, theta, start, keep)
             self._synchronize()
 
         theta = np.empty(layout.total, np.float32)
@@ -181,10 +188,33 @@ class Swarm:
     def exchange(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport:
         """The round after `steps` inner steps on `weight` samples: what `SwarmOptimizer.step` does by itself."""
         self._synchronize()
-        self.last = self._companion.exchange(steps=steps, weight=weight, loss=loss)
+        return self._over(self._companion.exchange(steps=steps, weight=weight, loss=loss))
+
+    def begin(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport | None:
+        """The first part of `exchange`, after which training goes on; `finish` is due `overlap` inner steps later, but not when
+        there is a report already.
+        """
+        self._synchronize()
+        report = self._companion.begin(steps=steps, weight=weight, loss=loss)
+        self.under_way = report is None
+        return None if report is None else self._over(report)
+
+    def finish(self) -> RoundReport:
+        """What is left of an exchange that has begun."""
+        self._synchronize()
+        self.under_way = False
+        return self._over(self._companion.finish())
+
+    def _over(self, report: RoundReport) -> RoundReport:
+        self.last = report
         if self._companion.save_due():
             self._companion.save(self._private)
-        return self.last
+        return report
+
+    def outer(self) -> dict[str, torch.Tensor]:
+        """A copy of the outer parameters by name, what all peers agree on: to be evaluated, where those of the model differ."""
+        split = self._peer.layout.split(self._companion.copy())
+        return {name: torch.from_numpy(values) for name, values in split.items()}
 
     def _synchronize(self) -> None:
         """Two threads use the parameters, never at once; on a GPU that takes waiting for what is still queued there."""
@@ -235,6 +265,9 @@ class Swarm:
             return
         self._left = True
         try:
+            if self.under_way and linger:
+                self.finish()
+            self._companion.abandon()
             if self._optimizer is not None:
                 self._companion.save(self._private)
             if linger:

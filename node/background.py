@@ -29,7 +29,7 @@ class Background:
     """A thread with an event loop, and one more thread that computes for it while the caller waits.
 
     Only a caller that waits in `call` has its parameters touched by the second thread; when `call` returns or raises,
-    nothing computes any more.
+    nothing computes any more but what it has left under way, and that touches none.
     """
 
     def __init__(self, name: str) -> None:

@@ -16,9 +16,10 @@ from .duties import Duties
 from .fragments import Layout
 from .lock import hold
 from .opening import Entry
-from .outer import Read
+from .outer import Read, Write
 from .snapshot import PrivateState
 from .status import Status
+from .waiting import cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class RoundReport:
 class Companion:
     """A peer and the thread it lives in, from the first knock to the goodbye. All methods are the training loop's to call.
 
-    `open` first, then `take_up`, then `exchange` as often as rounds are due; `close` at the end, whatever happened.
+    `open` first, then `take_up`, then `exchange` as often as rounds are due, or in its place `begin` and `finish` where
+    training goes on between the two; `close` at the end, whatever happened.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -60,6 +62,8 @@ class Companion:
             stack.callback(lambda: self._background.last_call(self._leave()))
             self._resources = stack.pop_all()
         self._exchanged_at = self.peer.doors.now()
+        self._flight: asyncio.Task[RoundReport] | None = None
+        self._begun, self._due = asyncio.Event(), asyncio.Event()
         self.steps: int | None = None
         """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
         self.check, self.ask = self._background.check, self._background.ask
@@ -88,14 +92,14 @@ class Companion:
         """Write an event."""
         self.ask(lambda: self._report.emit(kind, fields))
 
-    def take_up(
-        self, layout: Layout, theta: Floats, *, read: Read, write: Callable[[Floats], None], device: str
-    ) -> None:
+    def take_up(self, layout: Layout, theta: Floats, *, read: Read, write: Write, device: str) -> None:
         """Become a member, see `Peer.take_up`."""
         self._report.device = device
         self._report.phase = "joining" if self._joins else "starting"
         work = self._background.work
         self._background.call(self.peer.take_up(layout, theta, read=read, write=write, work=work, joins=self._joins))
+        if self.peer.manifest.overlap:
+            self.ask(lambda: self._duties.train_on(self._until_due))
         self.emit("ready", {"round": self.peer.replica.round, "parameters": layout.total})
         self.steps = self.peer.steps(0.0)
         self._report.phase = "training"
@@ -103,7 +107,54 @@ class Companion:
 
     def exchange(self, *, steps: int, weight: int, loss: float | None) -> RoundReport:
         """One round, see `Rounds.sync`."""
+        self.ask(self._due.set)
         return self._background.call(self._exchange(steps, weight, loss))
+
+    def begin(self, *, steps: int, weight: int, loss: float | None) -> RoundReport | None:
+        """The first part of an exchange: what goes out has been read when it returns. The report, when that was all already."""
+        return self._background.call(self._begin(steps, weight, loss))
+
+    def finish(self) -> RoundReport:
+        """The rest of it: waits for the verdict, and sets the parameters."""
+        return self._background.call(self._finish())
+
+    def abandon(self) -> None:
+        """Have done with an exchange that has begun, whatever becomes of it."""
+        self._background.last_call(self._abandon())
+
+    async def _abandon(self) -> None:
+        if self._flight is not None:
+            await cancelled(self._flight)
+            self._flight = None
+
+    def copy(self) -> Floats:
+        """The outer parameters."""
+        return self._background.call(self._background.work(lambda: self.peer.replica.theta.copy()))
+
+    async def _begin(self, steps: int, weight: int, loss: float | None) -> RoundReport | None:
+        self._begun.clear()
+        self._due.clear()
+        self._flight = flight = asyncio.create_task(self._exchange(steps, weight, loss))
+        begun = asyncio.create_task(self._begun.wait())
+        try:
+            await asyncio.wait((flight, begun), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await cancelled(flight)
+            raise
+        finally:
+            begun.cancel()
+        return await self._finish() if flight.done() else None
+
+    async def _finish(self) -> RoundReport:
+        flight, self._flight = self._flight, None
+        assert flight is not None, "no exchange has begun"
+        self._due.set()
+        return await flight  # and when this is cancelled, so is that
+
+    async def _until_due(self) -> None:
+        self._exchanged_at = self.peer.doors.now()
+        self._begun.set()
+        await self._due.wait()
 
     async def _exchange(self, steps: int, weight: int, loss: float | None) -> RoundReport:
         peer, before, now = self.peer, self.peer.replica.digest, self.peer.doors.now
@@ -111,7 +162,8 @@ class Companion:
         try:
             outcome, seconds = await self._duties.exchange(steps=steps, weight=weight, loss=loss)
         finally:
-            self._exchanged_at = now()
+            if not peer.manifest.overlap:
+                self._exchanged_at = now()
             self.steps = peer.steps(self._report.speed)
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
         committed, adopted = outcome.commit is not None, peer.replica.digest != before
@@ -137,5 +189,6 @@ class Companion:
     async def _leave(self) -> None:
         for task in self._tasks:
             task.cancel()
+        await self._abandon()
         await self._duties.leave()
         self._books.tell(self.peer)

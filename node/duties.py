@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import ClassVar
 
@@ -38,10 +38,28 @@ class Duties:
     def __init__(self, peer: Peer, report: Reporter) -> None:
         self._peer, self._report, self._now = peer, report, peer.doors.now
         self._saved_at = self._now()
+        self._apart = 0.0
+
+    def train_on(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        """Let `meanwhile` train while an exchange is under way, once the peer is ready; the time it takes is not waited."""
+        report = self._report
+
+        async def apart() -> None:
+            began = self._now()
+            if report.phase == "exchanging":
+                report.phase = "training"
+            try:
+                await meanwhile()
+            finally:
+                self._apart += self._now() - began
+                if report.phase == "training":
+                    report.phase = "exchanging"
+
+        self._peer.rounds.meanwhile = apart
 
     async def exchange(self, *, steps: int, weight: int, loss: float | None) -> tuple[Outcome, float]:
-        """One round after `steps` inner steps on `weight` tokens or samples, see `Rounds.sync`; and the seconds it took."""
-        peer, report, began = self._peer, self._report, self._now()
+        """One round after `steps` inner steps on `weight` tokens or samples, see `Rounds.sync`; and the seconds of waiting."""
+        peer, report, began, self._apart = self._peer, self._report, self._now(), 0.0
         before, report.phase = report.phase, "exchanging"
         try:
             capped = min(weight, peer.manifest.max_weight)
@@ -49,7 +67,7 @@ class Duties:
         finally:
             if report.phase == "exchanging":  # and not "leaving" meanwhile
                 report.phase = before
-        seconds = self._now() - began
+        seconds = self._now() - began - self._apart
         if outcome.commit is not None:
             report.round(peer, outcome, loss=loss, seconds=seconds, steps=steps, weight=weight)
             peer.drop_anchor()

@@ -49,11 +49,15 @@ class Layout:
         for parameter, inner, outer in self._parts(module, start, out):
             torch.from_numpy(out[outer]).copy_(parameter.reshape(-1)[inner])
 
-    def write(self, module: nn.Module, flat: Floats, start: int = 0) -> None:
-        """Set elements [start, start + flat.size) of the module's parameters, in place; narrow types round to nearest."""
+    def write(self, module: nn.Module, flat: Floats, start: int = 0, keep: float = 0.0) -> None:
+        """Set elements [start, start + flat.size) of the module's parameters, in place; narrow types round to nearest.
+        `keep`: which part of what they are stays, keep · θ + (1 − keep) · flat.
+        """
         for parameter, inner, outer in self._parts(module, start, flat):
             # torch shares memory with writable arrays only.
             values = torch.from_numpy(flat[outer] if flat.flags.writeable else flat[outer].copy())
+            if keep:
+                values = torch.lerp(values.to(parameter.device), parameter.reshape(-1)[inner].float(), keep)
             if parameter.is_contiguous():
                 parameter.view(-1)[inner].copy_(values)
             else:

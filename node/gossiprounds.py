@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import blake3
 import numpy as np
 from thinwire.collectives.aggregate import outliers
 from thinwire.collectives.gossip import Meeting
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.statesync import Fetched
-from thinwire.compression.codec import Floats
 from thinwire.node.gossipsession import GossipSession
-from thinwire.node.outer import Read
+from thinwire.node.outer import Read, Write
 from thinwire.node.paired import Pull
 from thinwire.node.rounds import mismatch
 from thinwire.node.waiting import Work, whole
@@ -23,9 +20,7 @@ from thinwire.swarm.protocol import Ballot, Commit, Contribution, Exclusion, Ope
 class GossipRounds:
     """What `Rounds` is where all average together, with the same ways in. A round always commits: alone, if need be."""
 
-    def __init__(
-        self, session: GossipSession, manifest: Manifest, *, read: Read, write: Callable[[Floats], None], work: Work
-    ) -> None:
+    def __init__(self, session: GossipSession, manifest: Manifest, *, read: Read, write: Write, work: Work) -> None:
         outer = manifest.outer
         self._session, self._read, self._write, self._work = session, read, write, work
         self._pull = Pull(outer.momentum, outer.lr, outer.gamma)

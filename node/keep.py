@@ -81,3 +81,4 @@ def _install(snapshot: Snapshot, replica: Replica, layout: Layout) -> None:
     replica.state[:] = state
     replica.round, replica.members = snapshot.round, snapshot.members
     replica.seal()
+    replica.reset()

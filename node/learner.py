@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -46,6 +47,19 @@ class StepReport:
     seconds: float
 
 
+NOTHING = StepReport(0, math.nan, math.nan, 0, 0.0)
+"""No step."""
+
+
+def together(first: StepReport, second: StepReport) -> StepReport:
+    """What both come to, the second after the first."""
+    if not (first.steps and second.steps):
+        return second if second.steps else first
+    steps = first.steps + second.steps
+    mean = (first.loss * first.steps + second.loss * second.steps) / steps
+    return StepReport(steps, mean, second.last, first.tokens + second.tokens, first.seconds + second.seconds)
+
+
 class Learner(Protocol):
     """What is trained. One call at a time: `steps`, and what is quick (`layout`, `assign`, `restore`, `skip_to`), on the loop's
     thread; all else where computing is allowed (`Work`).
@@ -64,8 +78,8 @@ class Learner(Protocol):
         """Copy parameters [start, stop) as float32."""
         ...
 
-    def write(self, theta: Floats) -> None:
-        """Set all parameters."""
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        """Set parameters [start, start + theta.size) to keep · what they are + (1 − keep) · theta."""
         ...
 
     def assign(self, share: Share) -> None:

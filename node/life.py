@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from thinwire.swarm.manifest import Manifest
 
 from .duties import Duties
-from .learner import Learner, Share
+from .learner import NOTHING, Learner, Share, together
 from .peer import Peer
 from .report import Reporter
 from .waiting import Work, cancelled
@@ -62,6 +62,7 @@ class Life:
         self._stopping = asyncio.Event()
         self._interrupt = asyncio.Event()
         self._tokens = 0
+        self._tail = NOTHING  # steps since the last contribution, made while it was under way
 
     async def run(self) -> None:
         """Until the run's last round, `stop`, or an error, which is raised after a checkpoint and the goodbye."""
@@ -142,6 +143,8 @@ class Life:
             joins=joins,
         )
         self._learner = learner
+        if peer.manifest.overlap:
+            self._duties.train_on(self._train_on)
         kept = peer.private is not None and learner.restore(peer.private)
         if not kept and peer.replica.round:
             learner.skip_to(peer.replica.round, len(peer.replica.members))
@@ -161,31 +164,45 @@ class Life:
 
     async def _round(self, learner: Learner) -> bool:
         """Inner steps and an exchange; whether a round was committed."""
-        peer, report, count = self.peer, self.report, self.peer.steps(self.report.speed)
-        report.phase = "training"
+        peer, report, tail = self.peer, self.report, self._tail
+        report.phase, count = "training", max(0, peer.steps(report.speed) - tail.steps)
         lease = peer.lease()
         learner.assign(Share(peer.place(), peer.identity.peer_id, peer.replica.round, lease))
         if lease is not None and (self._tokens or not lease):
-            count = (
-                0  # what went into no round yet waits for the next one, and for who has no lease there is nothing to do
-            )
+            count = 0  # what went into no round yet waits for the next one; for who has no lease there is nothing to do
         # A commit without us ends the steps on what is now an old state; so does the end.
         self._interrupt = interrupt = asyncio.Event()
         peer.session.on_commit = interrupt.set
         if peer.session.overtaken:
             interrupt.set()
-        done = await learner.steps(count, interrupt)
-        self._tokens += done.tokens
+        lead = await learner.steps(count, interrupt) if count else NOTHING
+        done, self._tail = together(tail, lead), NOTHING
+        self._tokens += lead.tokens
         if done.seconds > 0 and done.steps:
             report.speed = done.tokens / done.seconds
-        if self.stopping and done.steps < count:
+        if self.stopping and lead.steps < count:
             return False
         loss, before = done.loss if done.steps else report.loss, peer.replica.digest
         weight = self._tokens or peer.idle_weight
-        outcome, _ = await self._duties.exchange(steps=count, weight=weight, loss=loss)
+        outcome, _ = await self._duties.exchange(steps=tail.steps + count, weight=weight, loss=loss)
         if outcome.commit is not None or peer.replica.digest != before:
             self._tokens = 0  # what they went into is done with, or gone
+            if outcome.commit is None:
+                self._tail = NOTHING
+        self._tokens += self._tail.tokens
         return outcome.commit is not None
+
+    async def _train_on(self) -> None:
+        """Inner steps while a round is under way: its verdict is no reason to end them."""
+        learner, self._interrupt = self._learner, asyncio.Event()
+        assert learner is not None
+        self.peer.session.on_commit = lambda: None
+        number, wanted, tail = self.peer.replica.round, self.peer.manifest.overlap, NOTHING
+        while tail.steps < wanted and not (self.stopping or self._interrupt.is_set()):
+            # One by one, so that the outer step can be made between two; then the rest at once.
+            settled = self.peer.replica.round > number
+            tail = together(tail, await learner.steps(wanted - tail.steps if settled else 1, self._interrupt))
+        self._tail = tail
 
     async def _save(self, learner: Learner) -> None:
         self._duties.saved(await self._work(lambda: self._duties.save(learner.private)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -10,9 +9,8 @@ import blake3
 import numpy as np
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.statesync import Fetched
-from thinwire.compression.codec import Floats
 from thinwire.node.lowrank import LowRankReplica
-from thinwire.node.outer import Read
+from thinwire.node.outer import Read, Write
 from thinwire.node.rounds import Rounds
 from thinwire.node.session import Session
 from thinwire.node.waiting import Work
@@ -23,9 +21,7 @@ from thinwire.swarm.protocol import Commit
 class LowRankRounds(Rounds):
     """What `Rounds` is where one average makes a step. Only the second of two gives the model new parameters."""
 
-    def __init__(
-        self, session: Session, manifest: Manifest, *, read: Read, write: Callable[[Floats], None], work: Work
-    ) -> None:
+    def __init__(self, session: Session, manifest: Manifest, *, read: Read, write: Write, work: Work) -> None:
         super().__init__(session, manifest, read=read, write=write, work=work)
         self._stepped = False
         # Tokens that went into what is still to be sent: of steps that came to nothing; of the step in progress; and after its

@@ -16,6 +16,7 @@ from thinwire.collectives.shards import Grid, grid
 from thinwire.compression import registry
 from thinwire.swarm.manifest import SUITS, Manifest, ManifestError
 
+from .eager import EagerReplica, EagerRounds
 from .fragments import Layout
 from .gossiprounds import GossipRounds
 from .gossipsession import GossipSession
@@ -23,10 +24,12 @@ from .lowrank import LowRankReplica, cuts
 from .lowrankrounds import LowRankRounds
 from .outer import Replica
 from .paired import PairedReplica
+from .parts import parts_of
 from .rounds import Rounds
 from .session import Session
 from .sparse import DemoReplica, SparseCodec, SparseReplica, chunks_of
 from .sparserounds import SparseRounds
+from .streaming import StreamingReplica, StreamingRounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,10 @@ def _factors(manifest: Manifest, layout: Layout, codec: Any) -> Grid:
     return cuts(power, chunks_of(layout), codec)[0]
 
 
+def _part(manifest: Manifest, layout: Layout, codec: Any) -> Grid:
+    return grid(max(part.size for part in parts_of(layout, manifest.outer.fragments)), codec)
+
+
 _LOWER_K = "lower k in exchange.codec: fewer values are sent"
 
 METHODS: Mapping[str, Method] = {
@@ -81,6 +88,15 @@ METHODS: Mapping[str, Method] = {
     ),
     "merge": Method(Replica, Session, Rounds, _dense),
     "demo": Method(DemoReplica, Session, SparseRounds, _sparse, _pieces, _LOWER_K),
+    "eager": Method(EagerReplica, Session, EagerRounds, _dense),
+    "streaming": Method(
+        StreamingReplica,
+        Session,
+        StreamingRounds,
+        _dense,
+        _part,
+        "raise outer.fragments: a round is for one part; or choose a codec with fewer bits per value",
+    ),
 }
 """Name -> its parts."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from .api import Swarm
+    from .companion import RoundReport
 
 
 class SwarmOptimizer(torch.optim.Optimizer):
@@ -25,7 +26,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
     def __init__(self, swarm: Swarm, inner: torch.optim.Optimizer, batch: int) -> None:
         # Not the base class's: the attributes that one makes are the inner optimizer's, see __getattr__.
         self._inner, self._swarm, self._batch = inner, swarm, batch
-        self._steps = self._weight = 0
+        self._steps = self._weight = self._sent = 0
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # not there yet: a copy in the making
@@ -36,6 +37,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
         self, closure: Callable[[], Any] | None = None, *, weight: int | None = None, loss: float | Tensor | None = None
     ) -> Any:
         """One inner step; after every H-th, and when the others have committed without us, the round: then it blocks.
+        With a method that overlaps it blocks twice: to send, and some steps later for the result.
 
         `weight`: samples (or tokens) that went into this step, `batch` of `wrap` by default. `loss`: for display, here and
         at the others; what a closure gives by default. Returns what the inner optimizer's step returns. Once the run is
@@ -50,14 +52,22 @@ class SwarmOptimizer(torch.optim.Optimizer):
         result = self._inner.step() if closure is None else self._inner.step(closure)
         self._steps += 1
         self._weight += weight
-        if self._steps >= swarm.steps or swarm.overtaken:
-            if swarm.exchange(
-                steps=self._steps, weight=self._weight, loss=_number(result if loss is None else loss)
-            ).adopted:
-                self._weight = 0
-            # Without a commit the local progress stays in the model and goes out with that of the next H steps.
-            self._steps = 0
+        if swarm.under_way and self._steps >= swarm.overlap:
+            self._book(swarm.finish())
+        if not swarm.under_way and (self._steps >= swarm.steps or swarm.overtaken) and not swarm.done:
+            steps, self._steps, self._sent = self._steps, 0, self._weight
+            exchange = swarm.begin if swarm.overlap else swarm.exchange
+            report = exchange(steps=steps, weight=self._weight, loss=_number(result if loss is None else loss))
+            if report is not None:
+                self._book(report)
         return result
+
+    def _book(self, report: RoundReport) -> None:
+        """Without a commit the local progress stays in the model and goes out with that of the next H steps."""
+        if report.committed:
+            self._weight -= self._sent
+        elif report.adopted:
+            self._steps = self._weight = 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """See torch.optim.Optimizer."""

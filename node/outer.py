@@ -7,8 +7,8 @@ and applied is the codec's decoded value, the same bits on every replica.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Protocol, Self
 
 import blake3
 import numpy as np
@@ -28,6 +28,12 @@ from .tensorfile import Array, Tensors
 
 Read = Callable[[int, int, Floats], None]
 """Copies the model's parameters [start, stop) as float32 into an array of stop - start elements."""
+
+
+class Write(Protocol):
+    """Sets the model's parameters [start, start + theta.size) to keep · what they are + (1 − keep) · theta."""
+
+    def __call__(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None: ...
 
 
 class Replica:
@@ -86,6 +92,11 @@ class Replica:
         if self.ledger is not None:
             self.ledger.book(contributors, self.members, self.round)
 
+    @property
+    def turn(self) -> int:
+        """Which vector the next round is about, where they take turns."""
+        return 0
+
     def cut(self, usual: Grid) -> Grid:
         """The chunk grid of the next round."""
         return usual
@@ -94,12 +105,23 @@ class Replica:
         """The terms of the next round."""
         return usual
 
+    def spans(self, start: int, stop: int) -> Iterable[tuple[int, int]]:
+        """Which elements of the parameters are elements [start, stop) of the next round's vector."""
+        return ((start, stop),)
+
+    def touched(self) -> Iterable[int]:
+        """Chunks of the state that the next round changes."""
+        return range(len(self))
+
     def private(self, layout: Layout) -> dict[str, Array]:
         """What only this replica has and needs after a restart, by name, for a checkpoint."""
         return {}
 
     def recall(self, tensors: Tensors, layout: Layout) -> None:
         """Take up what `private` gave. Raises KeyError or ValueError, with nothing changed, when it does not fit."""
+
+    def reset(self) -> None:
+        """The state is another one: forget what only this replica has and what belongs to the old one."""
 
     def chunk(self, index: int) -> memoryview:
         """Chunk `index` (CHUNK_BYTES, the last one shorter) of the state's bytes: parameters, then momentum."""
@@ -109,9 +131,11 @@ class Replica:
         """Chunks of the state."""
         return (self.state.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES
 
-    def seal(self) -> None:
-        """Recompute the hashes and the digest after a change of the state."""
-        self.hashes = [blake3.blake3(self.chunk(index)).digest() for index in range(len(self))]
+    def seal(self, chunks: Iterable[int] | None = None) -> None:
+        """Recompute the hashes and the digest after a change of the state, or of these chunks of it."""
+        self.hashes = self.hashes or [bytes(32)] * len(self)
+        for index in range(len(self)) if chunks is None else chunks:
+            self.hashes[index] = blake3.blake3(self.chunk(index)).digest()
         self.digest = state_digest(self.round, self.layout, self.members, self.hashes)
 
     def encode(self, read: Read, grid: Grid, codec: Codec) -> Iterator[memoryview]:
@@ -121,9 +145,12 @@ class Replica:
         """
         for index in range(len(grid)):
             start, stop = grid.span(index)
-            delta = np.empty(stop - start, np.float32)
-            read(start, stop, delta)
-            np.subtract(self.theta[start:stop], delta, out=delta)
+            delta, at = np.empty(stop - start, np.float32), 0
+            for low, high in self.spans(start, stop):
+                local = delta[at : at + high - low]
+                read(low, high, local)
+                np.subtract(self.theta[low:high], local, out=local)
+                at += local.size
             if not np.isfinite(np.dot(delta, delta)):
                 raise FloatingPointError(f"the pseudo-gradient is not finite in elements {start} to {stop}")
             payload = np.empty(codec.nbytes(stop - start), np.uint8)
@@ -143,15 +170,18 @@ class Replica:
     ) -> None:
         """Commit the next round: the outer step on the decoded results, then the new digest. Cannot fail half-way:
         the results have been checked against the digest that was voted for, and their form when they came in."""
-        mean = np.empty(grid.chunk, np.float32)
+        mean, touched = np.empty(grid.chunk, np.float32), self.touched()
         for index, payload in enumerate(results):
             start, stop = grid.span(index)
-            delta = mean[: stop - start]
+            delta, at = mean[: stop - start], 0
             codec.decode(payload, delta)
-            outer_step(self.theta[start:stop], self.momentum[start:stop], delta, lr, momentum, nesterov)
+            for low, high in self.spans(start, stop):
+                part = delta[at : at + high - low]
+                outer_step(self.theta[low:high], self.momentum[low:high], part, lr, momentum, nesterov)
+                at += part.size
         self.round += 1
         self.members = tuple(sorted(members))
-        self.seal()
+        self.seal(touched)
 
     def install(self, fetched: Fetched) -> int:
         """Take over a fetched state; returns the bytes that differed. The chunks have been checked against its digest."""

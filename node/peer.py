@@ -7,7 +7,7 @@ gets the model's parameters and makes the peer a member.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from thinwire.collectives.transport import REFUSED, Contact, Transport
@@ -30,7 +30,7 @@ from .knock import NoSwarm, Refused, knock
 from .ledger import Lease
 from .memory import AnchorFile, replace_file
 from .methods import METHODS, check_codec, fitted
-from .outer import Read, Replica
+from .outer import Read, Replica, Write
 from .power import FRESH, steps_by_power
 from .presence import Emit, Presence
 from .rounds import Rounds
@@ -178,7 +178,7 @@ class Peer:
     # --- the second stage: the model
 
     async def take_up(
-        self, layout: Layout, theta: Floats, *, read: Read, write: Callable[[Floats], None], work: Work, joins: bool
+        self, layout: Layout, theta: Floats, *, read: Read, write: Write, work: Work, joins: bool
     ) -> None:
         """Become a member with these parameters: from the own checkpoint or the swarm's state, whichever is newer.
 
@@ -267,7 +267,7 @@ class Peer:
         if self._gathers:
             return 0
         if outer.work == "equal":
-            return outer.steps
+            return self.manifest.pace
         oldest = self.replica.round - FRESH
         others = [theirs for _, theirs, number in list(self.session.stats.values()) if number > oldest]
         return steps_by_power(speed, others, outer.steps, outer.spread)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import blake3
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.statesync import Fetched, Foreign
-from thinwire.compression.codec import Floats
-from thinwire.node.outer import Read, Replica
+from thinwire.node.outer import Read, Replica, Write
 from thinwire.node.session import Session
 from thinwire.node.waiting import Work, whole
 from thinwire.swarm.manifest import Manifest, ManifestMismatch
@@ -25,9 +26,10 @@ class Rounds:
     `read` copies a range of the model's parameters, `write` sets them all from the outer parameters; both run in `work`.
     """
 
-    def __init__(
-        self, session: Session, manifest: Manifest, *, read: Read, write: Callable[[Floats], None], work: Work
-    ) -> None:
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+    """What whoever trains does while a round is under way, for methods that let them; the model is theirs until it is done."""
+
+    def __init__(self, session: Session, manifest: Manifest, *, read: Read, write: Write, work: Work) -> None:
         self._session, self._outer, self._exchange = session, manifest.outer, manifest.exchange
         self._read, self._write, self._work = read, write, work
 
@@ -67,15 +69,17 @@ class Rounds:
                 session.report("unsent", str(error))
                 encoded = ([], b"")
             payloads, hashes = encoded
-            outcome = await session.average(
+            average = partial(
+                session.average,
                 payloads,
                 hashes=hashes,
                 weight=weight if payloads else 0,
                 loss=loss,
                 speed=speed,
-                give_up=self._exchange.grace + GIVE_UP * session.patience,
             )
             del payloads, encoded
+            outcome = await self._average(lambda give_up: average(give_up=give_up))
+            del average
         else:
             outcome = await session.outcome(give_up=GIVE_UP * session.patience)
             if outcome.commit is not None:
@@ -87,6 +91,14 @@ class Rounds:
                 session.again()
                 await session.pause()
         return replace(outcome, results=())
+
+    async def _average(self, average: Callable[[float | None], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        """The outcome of `average`, which gives up after so many seconds."""
+        return await average(self._give_up)
+
+    @property
+    def _give_up(self) -> float:
+        return self._exchange.grace + GIVE_UP * self._session.patience
 
     async def _catch_up(self) -> bool:
         """Take over the swarm's state, if there is one for us."""
@@ -108,6 +120,10 @@ class Rounds:
 
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:
         """Apply a commit, whole: whoever cancels `sync` on the way waits for it."""
+        await self._apply(outcome, commit)
+        await self._adopt()
+
+    async def _apply(self, outcome: Outcome, commit: Commit) -> None:
         session, replica = self._session, self._session.replica
         await session.change(
             self._work,
@@ -121,7 +137,6 @@ class Rounds:
                 nesterov=self._outer.nesterov,
             ),
         )
-        await self._adopt()
 
     async def _late(self, weight: int) -> None:
         """A commit came before we had announced anything of `weight` tokens: what was trained is lost."""

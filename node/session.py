@@ -227,7 +227,9 @@ class Session:
         )
         witness = self._probation == 0
         terms = self.replica.terms(terms)
-        return self._series.begin(terms, self.grid, gone=self._gone, witness=witness, attempt=attempt)
+        return self._series.begin(
+            terms, self.grid, gone=self._gone, witness=witness, attempt=attempt, turn=self.replica.turn
+        )
 
     def _phase(self, round: int, name: str) -> None:
         self._emit("phase", {"round": round, "phase": name})

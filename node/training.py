@@ -81,9 +81,9 @@ class Training:
         """Copy parameters [start, stop) as float32."""
         self.layout.read(self.trainer.model, out, start)
 
-    def write(self, theta: Floats) -> None:
-        """Set all parameters."""
-        self.layout.write(self.trainer.model, theta)
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        """See Learner."""
+        self.layout.write(self.trainer.model, theta, start, keep)
 
     def private(self) -> PrivateState:
         """What only this peer has, for a checkpoint that is written before the next step."""

@@ -78,8 +78,8 @@ class Paced:
     def read(self, start: int, stop: int, out: Floats) -> None:
         self._inner.read(start, stop, out)
 
-    def write(self, theta: Floats) -> None:
-        self._inner.write(theta)
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        self._inner.write(theta, start, keep)
 
     def assign(self, share: Share) -> None:
         self._inner.assign(share)

@@ -71,14 +71,31 @@ def _stub_layout(parameters: int) -> Layout:
 class Observed:
     """What oracles want to know of a learner.
 
-    `trained`: tokens of the steps made since its parameters were last set, `draws`: their samples, where these are known.
-    `on_encode`: called with all parameters, which it may not keep, whenever they are read for a contribution.
+    `firsts`: the first parameter of each part that contributions are about. `on_encode`: called with all parameters, which it
+    may not keep, whenever they are read for a contribution, and with the tokens of the steps that may have gone into it: those
+    made since this part was last set, or with `overlaps` since it was read for what set it. `draws`: the samples of the steps
+    since all parameters were set, where these are known.
     """
 
     def __init__(self) -> None:
-        self.trained = 0
+        self.firsts: tuple[int, ...] = (0,)
+        self.overlaps = False
+        self.on_encode: Callable[[Floats, int], None] = lambda theta, trained: None
         self.draws: list[tuple[int, int, int]] | None = None
-        self.on_encode: Callable[[Floats], None] = lambda theta: None
+        self._tokens = 0
+        self._since: dict[int, int] = {}
+        self._read_at: dict[int, int] = {}
+
+    def _reading(self, start: int, theta: Callable[[], Floats]) -> None:
+        if start in self.firsts:
+            self.on_encode(theta(), self._tokens - self._since.get(start, 0))
+            self._read_at[start] = self._tokens
+
+    def _written(self, start: int, size: int) -> None:
+        for first in self.firsts:
+            if start <= first < start + size:
+                read = self._read_at.pop(first, self._tokens)
+                self._since[first] = read if self.overlaps else self._tokens
 
 
 class StubLearner(Observed):
@@ -103,13 +120,15 @@ class StubLearner(Observed):
         return self.theta.copy()
 
     def read(self, start: int, stop: int, out: Floats) -> None:
-        if not start:
-            self.on_encode(self.theta)
+        self._reading(start, lambda: self.theta)
         out[:] = self.theta[start:stop]
 
-    def write(self, theta: Floats) -> None:
-        self.theta[:] = theta
-        self.trained, self.draws = 0, []
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        part = self.theta[start : start + theta.size]
+        part[:] = np.float32(keep) * part + np.float32(1 - keep) * theta if keep else theta
+        self._written(start, theta.size)
+        if theta.size == self.theta.size:
+            self.draws = []
 
     def assign(self, share: Share) -> None:
         self._lease = share.lease
@@ -124,7 +143,7 @@ class StubLearner(Observed):
         away = self.theta - self._optimum
         loss = 0.5 * float(np.dot(away, away)) / away.size if made else math.nan
         tokens = self._draw(made) * self._manifest.model.context
-        self.trained += tokens
+        self._tokens += tokens
         return StepReport(made, loss, loss, tokens, made * self.watch.step_seconds)
 
     def _draw(self, steps: int) -> int:
@@ -149,7 +168,7 @@ class StubLearner(Observed):
         return True
 
     def skip_to(self, round: int, peers: int) -> None:
-        self._made = round * self._manifest.outer.steps
+        self._made = self._manifest.steps_after(round)
 
 
 class TorchLearner(Observed):
@@ -170,13 +189,12 @@ class TorchLearner(Observed):
         return self._training.parameters()
 
     def read(self, start: int, stop: int, out: Floats) -> None:
-        if not start:
-            self.on_encode(self.parameters())
+        self._reading(start, self.parameters)
         self._training.read(start, stop, out)
 
-    def write(self, theta: Floats) -> None:
-        self._training.write(theta)
-        self.trained = 0
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        self._training.write(theta, start, keep)
+        self._written(start, theta.size)
 
     def assign(self, share: Share) -> None:
         self._training.assign(share)
@@ -184,7 +202,7 @@ class TorchLearner(Observed):
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         made = await self.watch.steps(n, stop)
         done = self._training.trainer.run_steps(made)
-        self.trained += done.tokens
+        self._tokens += done.tokens
         return StepReport(done.steps, done.loss, done.last, done.tokens, made * self.watch.step_seconds)
 
     def private(self) -> PrivateState:

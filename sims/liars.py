@@ -84,12 +84,13 @@ def _announce(process: Process, change: Callable[[NDArray[np.uint8]], None], *, 
 def _values(process: Process, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> None:
     """Change the values of an update, honestly encoded and announced."""
     session = _session(process)
-    cut, index = session.grid, 0
+    index, announced = 0, (0, 0)
 
     def turn(payload: NDArray[np.uint8]) -> None:
-        nonlocal index
-        start, stop = cut.span(index % len(cut))
-        index += 1
+        nonlocal index, announced
+        now = (session.replica.round, session.current.attempt)
+        index, announced = (index + 1 if announced == now else 0), now
+        start, stop = session.grid.span(index)
         values, base = np.empty(stop - start, np.float32), np.zeros(stop - start, np.float32)
         if isinstance(session, GossipSession):
             # Of the two halves the update; where one is enough it is the parameters, not how far they have moved.

@@ -19,6 +19,7 @@ from thinwire.compression import registry
 from thinwire.compression.codec import Floats
 from thinwire.compression.kernels import outer_step
 from thinwire.node.methods import METHODS
+from thinwire.node.parts import Part
 from thinwire.sims.pairs import Pairs
 from thinwire.sims.samples import Draws, Samples
 from thinwire.swarm.manifest import Manifest
@@ -95,8 +96,10 @@ class Oracles:
         self._vectors = METHODS[method].replica.vectors
         # What a replica sends of its own memory nobody else can compute; that all compute the same of it is "agreement".
         self._single = method != "powersgd"
-        self._known = method in ("diloco", "muloco", "merge", "noloco")
+        self._known = method in ("diloco", "muloco", "merge", "noloco", "streaming")
         self.samples = Samples(tell) if manifest.data.once else None
+        self.parts: tuple[Part, ...] = ()
+        """What rounds are about in turn; none: the whole model."""
         self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
         self._rule = RULES[manifest.exchange.aggregation]
         self.pairs = Pairs(manifest, honest, tell) if manifest.outer.method == "noloco" else None
@@ -201,7 +204,9 @@ class Oracles:
         for entry, one in zip(entries, sent, strict=True):
             if entry.weight > most:
                 self._tell("weight", index, f"round {new.round}: {entry.weight} tokens of at most {most}")
-            elif entry.peer in self._honest and one is not None and entry.weight != min(most, one.trained):
+            elif (
+                entry.peer in self._honest and one is not None and not self._fair(entry.weight, min(most, one.trained))
+            ):
                 if not one.trained and entry.weight == 1 and (self.samples is not None or method == "merge"):
                     continue  # so that a round gets on in which nobody trains
                 detail = f"round {new.round}: {entry.weight} tokens, {one.trained} were trained"
@@ -210,6 +215,12 @@ class Oracles:
         weights = [entry.weight for entry in entries]
         if self.pairs is not None or not self._known:
             return
+        if self.parts:
+            part = self.parts[(new.round - 1) % len(self.parts)]
+            self._rest(index, part, old, new)
+            old, new = (_State(one.round, part.take(one.theta), part.take(one.momentum)) for one in (old, new))
+            sent = [None if one is None else _Sent(part.take(one.theta), one.trained) for one in sent]
+            known = [one for one in sent if one is not None]
         ours = [one for one, entry in zip(sent, entries, strict=True) if one is not None and entry.peer in self._honest]
         self._measure(old, new.round, ours)
         if len(known) == len(entries) and all(entry.peer in self._honest for entry in entries):
@@ -224,6 +235,20 @@ class Oracles:
                 if one is not None and entry.peer in self._honest
             ]
             self._bound(index, old, new, honest, sum(weights))
+
+    def _fair(self, weight: int, trained: int) -> bool:
+        # What goes on while an exchange is under way counts for the next; who was left out meanwhile forgoes some of it.
+        if self._manifest.outer.method == "eager":
+            return True  # what it was trained from nobody else knows
+        return weight <= trained if self._manifest.overlap else weight == trained
+
+    def _rest(self, index: int, part: Part, old: _State, new: _State) -> None:
+        """What a round is not about it leaves alone."""
+        for before, after in ((old.theta, new.theta), (old.momentum, new.momentum)):
+            expected = before.copy()
+            part.put(expected, part.take(after))
+            if expected.tobytes() != after.tobytes():
+                self._tell("aggregate", index, f"round {new.round}: has changed another part than its own")
 
     def _measure(self, old: _State, round: int, honest: Sequence[_Sent]) -> None:
         """How long the longest honest contribution to a round is, chunk by chunk."""
@@ -263,7 +288,9 @@ class Oracles:
         if not share or not total:
             return
         deltas = [(old.theta - one.theta, weight) for one, weight in honest]
-        longest = float(np.linalg.norm(np.max(list(self._longest.values()), axis=0)))
+        turns = max(1, len(self.parts))
+        lately = [found for number, found in self._longest.items() if (new.round - number) % turns == 0]
+        longest = float(np.linalg.norm(np.max(lately, axis=0)))
         mean = np.sum([delta * np.float32(weight / share) for delta, weight in deltas], axis=0)
         aggregate = new.momentum - np.float32(self._manifest.outer.momentum) * old.momentum
         away = float(np.linalg.norm(aggregate - mean))

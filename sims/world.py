@@ -16,6 +16,7 @@ import torch
 from thinwire.collectives.outcome import Outcome
 from thinwire.compression.codec import Floats
 from thinwire.node.outer import Replica
+from thinwire.node.parts import parts_of
 from thinwire.sims import clock, liars
 from thinwire.sims.compute import CORPUS, StubLearner, TorchLearner
 from thinwire.sims.faults import Fault, draw
@@ -254,7 +255,11 @@ class SimWorld:
             learner = TorchLearner(manifest, text, self._folder, spec.step_seconds)
         else:
             learner = StubLearner(manifest, self.scenario.parameters, machine.index, spec.step_seconds)
-        learner.on_encode = lambda theta: self._encoded(machine, learner, theta)
+        learner.overlaps = manifest.overlap > 0
+        if manifest.outer.method == "streaming":
+            self.oracles.parts = parts_of(learner.layout, manifest.outer.fragments)
+            learner.firsts = tuple(part.spans[0][0] for part in self.oracles.parts)
+        learner.on_encode = lambda theta, trained: self._encoded(machine, learner, theta, trained)
         return learner
 
     def gathering(self, machine: Machine) -> int:
@@ -262,12 +267,12 @@ class SimWorld:
         first = machine.index == 0 and machine.lives == 1
         return sum(m.spec.join <= machine.spec.join for m in self.machines) if first else 1
 
-    def _encoded(self, machine: Machine, learner: StubLearner | TorchLearner, theta: Any) -> None:
+    def _encoded(self, machine: Machine, learner: StubLearner | TorchLearner, theta: Any, trained: int) -> None:
         process = machine.process
         if process is not None and process.ready and process.learner is learner:
             session = process.peer.session
             round, attempt = session.replica.round + 1, session.current.attempt + 1
-            self.oracles.encoded(machine.identity.peer_id, round, attempt, theta, learner.trained, learner.draws)
+            self.oracles.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
 
     def event(self, machine: Machine, kind: str, fields: Mapping[str, Any]) -> None:
         """A peer's own event."""

@@ -50,7 +50,7 @@ NEAR = 0.9
 SUITS = "leave it out: every method has one that suits it"
 """What to do about a codec that cannot be."""
 
-YOUNG = ("gamma", "beta", "denominator", "on_exclusion", "decay")
+YOUNG = ("gamma", "beta", "denominator", "on_exclusion", "decay", "fragments", "overlap", "alpha")
 """Keys of [outer] that are younger than the first runs, whose ids must stay: they count where a method has a use for them."""
 
 UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
@@ -113,11 +113,23 @@ class Manifest(Table, frozen=True):
         """Inner steps that the learning rate's schedule spans; 0 = endless."""
         return self.inner.steps or self.steps_after(self.run.rounds)
 
+    @property
+    def pace(self) -> int:
+        """Inner steps between two rounds: H, where a round is for the whole model."""
+        return self.outer.steps // (self.outer.fragments if self.outer.method == "streaming" else 1)
+
+    @property
+    def overlap(self) -> int:
+        """Of these, how many a peer makes while the exchange is under way."""
+        if self.outer.method == "eager":
+            return self.outer.steps
+        return self.outer.overlap if self.outer.method == "streaming" else 0
+
     def steps_after(self, round: int) -> int:
         """Inner steps that a peer has made when a round is over: with powersgd two rounds follow H of them."""
         if self.outer.method == "merge":
             return max(0, round - 1) * self.outer.steps  # the first one only gathers
-        return round // (2 if self.outer.method == "powersgd" else 1) * self.outer.steps
+        return round // (2 if self.outer.method == "powersgd" else 1) * self.pace
 
     def canonical(self) -> bytes:
         """All values in the order of their definition as msgpack: the same for every file that means the same."""
@@ -249,6 +261,18 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             )
         if manifest.exchange.min_peers > 1:
             yield "exchange.min_peers says nothing with noloco: a round has two peers, or one", "remove it"
+    if outer.method == "streaming":
+        if outer.steps % outer.fragments:
+            yield (
+                f"outer.steps {outer.steps} is not a multiple of outer.fragments {outer.fragments}",
+                "parts take turns after equal numbers of steps: change one of the two",
+            )
+        elif outer.overlap > manifest.pace:
+            yield (
+                f"outer.overlap {outer.overlap} is more than the {manifest.pace} steps between two rounds: "
+                "only one part is under way at a time",
+                "lower outer.overlap or outer.fragments, or raise outer.steps",
+            )
     if outer.method == "demo" and (inner.optimizer != "sgd" or inner.betas[0] or inner.weight_decay):
         yield (
             "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",

@@ -123,14 +123,18 @@ class Outer(Table, frozen=True):
         "muloco" (arXiv:2505.23725), diloco whose peers train with Muon;
         "sparseloco" (arXiv:2508.15706), diloco with a small part of every pseudo-gradient, 200 times fewer bytes; "demo"
         (arXiv:2411.19870), an exchange after every step of plain SGD: each peer's momentum sends its strongest coefficients;
-        "powersgd" (arXiv:1905.13727), diloco whose matrices travel as two thin factors: a step takes two rounds; or "merge":
-        all train apart, on domains of their own, and the run ends with the one average of what they have. Its first round
-        only gathers those who are there, after which all make their H steps.
+        "powersgd" (arXiv:1905.13727), diloco whose matrices travel as two thin factors: a step takes two rounds;
+        "streaming" (arXiv:2501.18512), diloco in parts: a round is for one part of the model, and training goes on while it
+        is under way; "eager" (arXiv:2502.12996), where a round is under way during all of the next one's inner steps, and
+        each puts its own newest contribution in the place of its last one; or "merge": all train apart, on domains of their
+        own, and the run ends with the one average of what they have. Its first round only gathers those who are there, after
+        which all make their H steps.
     steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together. noloco: 50,
-        sparseloco and muloco: 30, demo: 1, merge: 1000.
+        sparseloco, muloco and eager: 30, demo: 1, merge: 1000. Of streaming, 30, between two of the same part: it has a
+        round after every H / fragments.
     lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient; of muloco 0.7 and 0.6. With noloco they are β and α,
         0.7 and 0.5, and there is no nesterov. With sparseloco lr is α, 1, and there is no momentum: what was not sent takes
-        its place. With demo lr is the length of the sign step, 0.0004.
+        its place. With demo lr is the length of the sign step, 0.0004. Of streaming lr is 0.4, of eager 0.2.
     gamma: of noloco alone, how strongly partners are drawn together; with lr, and codec "fp32", one vector travels
         instead of two. noloco: 0.7.
     beta: of sparseloco and demo, which part of what was not sent lives on to the next round. demo: 0.999.
@@ -142,9 +146,16 @@ class Outer(Table, frozen=True):
     work: "equal", H inner steps for everybody; or "by-power", for unequal machines: as many as fit into the time that the one
         in the middle needs for H, so that all arrive together. Contributions count by their tokens either way.
     spread: of "by-power" alone, how many times H a fast peer may make.
+    fragments: of streaming alone, parts that the model is exchanged in, by layers; steps is a multiple of it. More lowers the
+        peak of the traffic.
+    overlap: of streaming alone, inner steps that a peer makes while a part is under way, before it waits for the result; at
+        most steps / fragments. Raise it until nobody waits; 5 and less cost next to nothing.
+    alpha: of streaming alone, which part of the local parameters stays when the result comes. 0 suits an overlap of 0.
     """
 
-    method: Literal["diloco", "muloco", "noloco", "sparseloco", "demo", "powersgd", "merge"] = "diloco"
+    method: Literal["diloco", "muloco", "noloco", "sparseloco", "demo", "powersgd", "streaming", "eager", "merge"] = (
+        "diloco"
+    )
     steps: Annotated[int, Meta(ge=1, le=2**20)] = 20
     lr: Annotated[float, Meta(gt=0, le=10)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
@@ -156,6 +167,9 @@ class Outer(Table, frozen=True):
     decay: Annotated[float, Meta(ge=0, le=10)] = 0.1
     work: Literal["equal", "by-power"] = "equal"
     spread: Annotated[float, Meta(ge=1, le=1000)] = 4.0
+    fragments: Annotated[int, Meta(ge=1, le=1024)] = 3
+    overlap: Annotated[int, Meta(ge=0, le=2**20)] = 1
+    alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.5
 
 
 NOLOCO: dict[str, float | bool] = {"steps": 50, "lr": 0.7, "momentum": 0.5, "nesterov": False, "gamma": 0.7}
@@ -173,6 +187,12 @@ MULOCO: dict[str, float | bool] = {"steps": 30, "lr": 0.7, "momentum": 0.6}
 MERGE: dict[str, float | bool] = {"steps": 1000, "lr": 1.0, "momentum": 0.0, "nesterov": False}
 """Defaults of [outer] that the method "merge" changes: the plain average."""
 
+STREAMING: dict[str, float | bool] = {"steps": 30, "lr": 0.4}
+"""Defaults of [outer] that the method "streaming" changes: the values of its paper."""
+
+EAGER: dict[str, float | bool] = {"steps": 30, "lr": 0.2}
+"""Defaults of [outer] that the method "eager" changes."""
+
 OUTER: dict[str, dict[str, float | bool]] = {
     "diloco": {},
     "muloco": MULOCO,
@@ -181,19 +201,24 @@ OUTER: dict[str, dict[str, float | bool]] = {
     "demo": DEMO,
     "powersgd": {},
     "merge": MERGE,
+    "streaming": STREAMING,
+    "eager": EAGER,
 }
 """Method -> its defaults of [outer]."""
 
 _SPARSE = ("beta", "denominator", "on_exclusion")
+_PARTS = ("fragments", "overlap", "alpha")
 _POWER = ("work", "spread")
 FOREIGN = {
-    "diloco": ("gamma", "decay", *_SPARSE),
-    "muloco": ("gamma", "decay", *_SPARSE),
-    "noloco": ("nesterov", "decay", *_SPARSE, *_POWER),
-    "sparseloco": ("momentum", "nesterov", "gamma", "decay"),
-    "demo": ("momentum", "nesterov", "gamma", *_POWER),
-    "powersgd": ("gamma", "decay", "beta", "denominator"),
-    "merge": ("lr", "momentum", "nesterov", "gamma", "decay", *_SPARSE, *_POWER),
+    "diloco": ("gamma", "decay", *_SPARSE, *_PARTS),
+    "muloco": ("gamma", "decay", *_SPARSE, *_PARTS),
+    "noloco": ("nesterov", "decay", *_SPARSE, *_POWER, *_PARTS),
+    "sparseloco": ("momentum", "nesterov", "gamma", "decay", *_PARTS),
+    "demo": ("momentum", "nesterov", "gamma", *_POWER, *_PARTS),
+    "powersgd": ("gamma", "decay", "beta", "denominator", *_PARTS),
+    "merge": ("lr", "momentum", "nesterov", "gamma", "decay", *_SPARSE, *_POWER, *_PARTS),
+    "streaming": ("gamma", "decay", *_SPARSE, *_POWER),
+    "eager": ("gamma", "decay", *_SPARSE, *_POWER, *_PARTS),
 }
 """Keys of [outer] that a method has no use for."""
 
@@ -206,6 +231,8 @@ CODECS = {
     "demo": ("demo",),
     "powersgd": ("powersgd",),
     "merge": DENSE,
+    "streaming": DENSE,
+    "eager": DENSE,
 }
 """Method -> the codecs that it can have, by the first word of their names."""
 
@@ -223,8 +250,8 @@ RUN: dict[str, dict[str, object]] = {"merge": {"rounds": 2}}
 DATA: dict[str, dict[str, object]] = {"merge": {"domains": True}}
 """Method -> its defaults of [data]."""
 
-UNBOOKED = ("noloco", "powersgd", "merge")
-"""Methods that cannot keep book of the data: replicas differ, a step is two rounds, or there is but one."""
+UNBOOKED = ("noloco", "powersgd", "merge", "streaming", "eager")
+"""Methods that cannot keep book of the data: replicas differ, a step is two rounds, rounds overlap, or there is but one."""
 
 INNER: dict[str, dict[str, object]] = {
     "muloco": {"optimizer": "muon"},

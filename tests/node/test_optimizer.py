@@ -14,6 +14,7 @@ class Counting:
 
     def __init__(self, steps, adopted=True):
         self.steps, self.adopted, self.done, self.overtaken, self.calls = steps, adopted, False, False, []
+        self.overlap, self.under_way = 0, False
 
     def exchange(self, *, steps, weight, loss):
         self.calls.append((steps, weight, loss))

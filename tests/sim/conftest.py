@@ -104,8 +104,9 @@ class Node:
     def _read(self, start: int, stop: int, out: np.ndarray) -> None:
         out[:] = self.theta[start:stop]
 
-    def _write(self, theta: np.ndarray) -> None:
-        self.theta[:] = theta
+    def _write(self, theta: np.ndarray, start: int = 0, keep: float = 0.0) -> None:
+        part = self.theta[start : start + theta.size]
+        part[:] = keep * part + (1 - keep) * theta if keep else theta
 
     def start(self, *, joins: bool = False) -> None:
         loop = asyncio.get_running_loop()

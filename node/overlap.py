@@ -1,0 +1,77 @@
+"""Rounds that are under way while training goes on: what methods that overlap the two have in common.
+
+The outer state moves as soon as a round commits, everywhere at once as without overlap, so that a joiner is offered one
+state and the next round can begin. The model moves later, when its inner steps allow. Where no verdict has come by then
+training waits for it, because the next contribution is measured from it. When that wait is over in vain training goes on, the
+announcement stays, and the round is applied whenever it commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from thinwire.collectives.outcome import Outcome
+from thinwire.node.rounds import Rounds
+from thinwire.node.waiting import cancelled, whole
+from thinwire.swarm.protocol import Commit
+
+
+class OverlappedRounds(Rounds):
+    """What `Rounds` is where everybody waits for the verdict. See `meanwhile` there."""
+
+    _settled: Outcome | None = None
+    """A verdict that the outer state follows already, and the model not yet."""
+
+    def _prepare(self) -> None:
+        """What comes before a contribution is encoded. Raises FloatingPointError."""
+
+    def _encode(self) -> tuple[list[memoryview], bytes]:
+        try:
+            self._prepare()
+            return super()._encode()
+        except FloatingPointError:
+            # No verdict would set all of the model anew.
+            self._session.replica.reset()
+            self._write(self._session.replica.theta)
+            raise
+
+    async def _average(self, average: Callable[[float | None], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        """See Rounds: the outcome of what goes on while `meanwhile` does, and as long as without it thereafter."""
+        if self.meanwhile is None:
+            return await super()._average(average)
+        return await self._both(self._fly(average), self.meanwhile)
+
+    async def _both(self, settle: Coroutine[Any, Any, Outcome], meanwhile: Callable[[], Awaitable[None]]) -> Outcome:
+        settling = asyncio.ensure_future(settle)
+        try:
+            await meanwhile()
+            await asyncio.wait((settling,), timeout=self._give_up)
+            if settling.done():
+                return settling.result()
+        finally:
+            await cancelled(settling)
+        return self._settled or Outcome()  # a step that has begun is made
+
+    async def _fly(self, average: Callable[[float | None], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        outcome = await average(None)
+        if outcome.commit is not None:
+            self._settled = outcome
+            await whole(self._step(outcome, outcome.commit))
+        return outcome
+
+    async def _step(self, outcome: Outcome, commit: Commit) -> None:
+        await self._apply(outcome, commit)
+        self._session.advance()
+
+    async def _commit(self, outcome: Outcome, commit: Commit) -> None:
+        """Apply a commit, whole, as far as that is not done; then the model may follow."""
+        if self._settled is None:
+            await self._step(outcome, commit)
+        self._settled = None
+        await self._follow()
+
+    async def _follow(self) -> None:
+        """The replica has made its outer step: let the model do what the method wants."""
+        raise NotImplementedError

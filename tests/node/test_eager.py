@@ -1,0 +1,146 @@
+"""Eager updates: a round is under way during all of the next one's steps, and nobody's newest work waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from thinwire.collectives.statesync import Fetched
+from thinwire.node.fragments import Layout, Piece
+from thinwire.sims.table import Table
+from thinwire.swarm.manifest import ManifestError, parse
+from thinwire.swarm.protocol import StateOffer
+
+SIZE, PEERS, STEPS = 5_000, 3, 4
+LAYOUT = Layout((Piece("w", (SIZE,), "float32", 0, SIZE),), SIZE, b"l" * 32)
+
+
+class Peers:
+    """Models that go where chance takes them, and what was written to them."""
+
+    def __init__(self, count=PEERS):
+        first = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
+        self.thetas = [first.copy() for _ in range(count)]
+        self.rngs = [np.random.default_rng(index) for index in range(count)]
+        self.starts = [[] for _ in range(count)]
+        self.moves = [[] for _ in range(count)]
+
+    def learner(self, index):
+        theta = self.thetas[index]
+
+        def read(start, stop, out):
+            out[:] = theta[start:stop]
+
+        def write(values, start=0, keep=0.0):
+            assert not start and not keep
+            theta[:] = values
+            self.starts[index].append(values.copy())
+
+        return theta.copy(), read, write
+
+    def train(self, index, steps):
+        for _ in range(steps):
+            move = (self.rngs[index].standard_normal(SIZE) * 0.01 + 0.005 * index).astype(np.float32)
+            self.thetas[index] -= move
+            self.moves[index].append(move)
+        return steps
+
+
+def play(outer, rounds, *, fail=(), look=lambda table, peers: None, run="", count=PEERS):
+    async def main():
+        manifest = parse(f'{run}[exchange]\ncodec = "fp32"\n[outer]\nmethod = "eager"\nsteps = {STEPS}\n{outer}')
+        peers = Peers(count)
+        table = Table(manifest, LAYOUT, [peers.learner(index) for index in range(count)], fail)
+        await table.play(rounds, peers.train, lambda: look(table, peers))
+        return table, peers
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, "true"), (0.9, "false"), (0.0, "false")])
+def test_every_replica_makes_the_step_that_the_paper_writes(momentum, nesterov):
+    """Against the algorithm as it is published: an outer optimizer of each replica's own on the eager gradient."""
+    _, peers = play(f"lr = 0.3\nmomentum = {momentum}\nnesterov = {nesterov}", 6)
+    theta = [np.random.default_rng(7).standard_normal(SIZE) for _ in range(PEERS)]
+    theta = [one.astype(np.float32).astype(np.float64) for one in theta]
+    buffers, before = np.zeros((PEERS, SIZE)), np.zeros((PEERS, SIZE))
+    for number in range(6):
+        deltas = np.stack(
+            [np.sum(moves[STEPS * number : STEPS * number + STEPS], axis=0, dtype=np.float64) for moves in peers.moves]
+        )
+        for index in range(PEERS):
+            gradient = before.mean(axis=0) + (deltas[index] - before[index]) / PEERS
+            buffers[index] = momentum * buffers[index] + gradient
+            step = gradient + momentum * buffers[index] if nesterov == "true" else buffers[index]
+            theta[index] = theta[index] - 0.3 * step
+            np.testing.assert_allclose(peers.starts[index][number], theta[index], rtol=0, atol=2e-5)
+        before = deltas
+
+
+def test_outer_replicas_are_equal_and_local_ones_differ_by_their_own_share():
+    """At μ = 0 by −(η / M)(Δ_i − Δ_j), exactly what the specification says."""
+    seen = []
+
+    def look(table, peers):
+        assert len({seat.replica.digest for seat in table.seats}) == 1
+        number = len(seen)
+        deltas = [np.sum(moves[STEPS * number : STEPS * number + STEPS], axis=0) for moves in peers.moves]
+        for i in range(PEERS):
+            for j in range(i):
+                apart = peers.starts[i][number] - peers.starts[j][number]
+                expected = -(0.5 / PEERS) * (deltas[i] - deltas[j])
+                np.testing.assert_allclose(apart, expected, rtol=0, atol=1e-5)
+                assert np.abs(apart).max() > 1e-3
+        seen.append(number)
+
+    play("lr = 0.5\nmomentum = 0.0", 5, look=look)
+    assert len(seen) == 5
+
+
+def test_the_outer_parameters_are_those_of_diloco_on_what_was_sent():
+    seen = []
+    table, peers = play("lr = 0.5\nmomentum = 0.9", 4, look=lambda table, peers: seen.append(1))
+    theta = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32).astype(np.float64)
+    momentum = np.zeros(SIZE)
+    for number in range(4):
+        mean = np.mean([np.sum(m[STEPS * number : STEPS * number + STEPS], axis=0) for m in peers.moves], axis=0)
+        momentum = 0.9 * momentum + mean
+        theta -= 0.5 * (mean + 0.9 * momentum)
+    np.testing.assert_allclose(table.seats[0].replica.theta, theta, rtol=0, atol=2e-5)
+    assert table.weights == [[STEPS] * PEERS] * 4
+
+
+def test_a_round_that_comes_to_nothing_is_sent_again_with_what_came_after():
+    """Nothing is lost and nothing counts twice: with η = 1, alone and without momentum, θ̄ is what was trained."""
+    table, peers = play("lr = 1.0\nmomentum = 0.0", 5, fail=[2, 3], count=1)
+    assert table.seats[0].replica.round == 3
+    assert table.weights == [[STEPS], [2 * STEPS], [2 * STEPS]]
+    first = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
+    expected = first - np.sum(peers.moves[0][: 5 * STEPS], axis=0)
+    np.testing.assert_allclose(table.seats[0].replica.theta, expected, rtol=0, atol=1e-5)
+    # The share of one alone is all: it starts each time from where it was.
+    np.testing.assert_allclose(peers.thetas[0], first - np.sum(peers.moves[0], axis=0), rtol=0, atol=1e-5)
+
+
+def test_another_state_says_nothing_of_what_was_ahead_of_the_old_one():
+    table, _ = play("momentum = 0.9", 3)
+    replica, other = table.seats[0].replica, table.seats[1].replica
+    assert np.abs(replica.ahead).max() > 0 and np.abs(replica.drift).max() > 0
+    offer = StateOffer(other.round, other.digest, LAYOUT.digest, other.state.nbytes, other.members)
+    replica.install(Fetched(offer, tuple(other.hashes), {0: bytes(other.chunk(0))}, ()))
+    assert not replica.ahead.any() and not replica.drift.any() and not replica.sent.any()
+    assert np.array_equal(replica.start, replica.theta)
+
+
+def test_after_the_last_round_the_model_is_what_all_have():
+    table, peers = play("", 3, run="[run]\nrounds = 3\n")
+    assert all(np.array_equal(theta, table.seats[0].replica.theta) for theta in peers.thetas)
+
+
+def test_defaults():
+    run = parse('[outer]\nmethod = "eager"')
+    assert (run.outer.steps, run.outer.lr, run.outer.momentum, run.pace, run.overlap) == (30, 0.2, 0.9, 30, 30)
+    assert run.steps_after(3) == 90 and b"alpha" not in run.canonical()
+    with pytest.raises(ManifestError, match="outer.overlap says nothing with the method 'eager'"):
+        parse('[outer]\nmethod = "eager"\noverlap = 2')

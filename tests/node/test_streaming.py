@@ -1,0 +1,221 @@
+"""Streaming DiLoCo: parts in turn, inner steps meanwhile, nothing of a round that came to nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from thinwire.compression.registry import dense
+from thinwire.node.fragments import Layout, Piece
+from thinwire.node.outer import Replica
+from thinwire.node.streaming import StreamingReplica
+from thinwire.sims.table import Table
+from thinwire.swarm.manifest import ManifestError, parse
+
+SIZE = 9_000
+PIECES = [("emb", 3_000), ("l.0.w", 2_000), ("l.1.w", 2_500), ("l.2.w", 1_500)]
+STARTS = [0, 3_000, 5_000, 7_500]
+LAYOUT = Layout(
+    tuple(Piece(n, (s,), "float32", at, at + s) for (n, s), at in zip(PIECES, STARTS, strict=True)), SIZE, b"l" * 32
+)
+
+
+def manifest(text, codec="fp32"):
+    return parse(f'[exchange]\ncodec = "{codec}"\n[outer]\n{text}')
+
+
+class Model:
+    """Parameters that go where chance takes them."""
+
+    def __init__(self, index):
+        self.theta = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
+        self.rng = np.random.default_rng(index)
+
+    def read(self, start, stop, out):
+        out[:] = self.theta[start:stop]
+
+    def write(self, theta, start=0, keep=0.0):
+        part = self.theta[start : start + theta.size]
+        part[:] = np.float32(keep) * part + np.float32(1 - keep) * theta if keep else theta
+
+    def step(self):
+        self.theta -= (self.rng.standard_normal(SIZE) * 0.01).astype(np.float32)
+
+
+async def drive(text, rounds, *, count=3, codec="fp32", fail=(), look=lambda table, models: None):
+    """Rounds of replicas that train by chance; a step is a token."""
+    models = [Model(index) for index in range(count)]
+    table = Table(manifest(text, codec), LAYOUT, [(one.theta.copy(), one.read, one.write) for one in models], fail)
+
+    def train(index, steps):
+        for _ in range(steps):
+            models[index].step()
+        return steps
+
+    await table.play(rounds, train, lambda: look(table, models))
+    return table, models
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8(block=256)"])
+def test_one_part_without_overlap_and_mixing_is_diloco_bit_for_bit(codec):
+    digests = {}
+    for text in ("steps = 4\nlr = 0.4", 'method = "streaming"\nfragments = 1\noverlap = 0\nalpha = 0.0\nsteps = 4'):
+        seen = digests.setdefault(text, [])
+
+        def look(table, models, seen=seen):
+            seen.append([seat.replica.digest for seat in table.seats])
+            seen.append([model.theta.tobytes() for model in models])
+
+        asyncio.run(drive(text, 5, codec=codec, look=look))
+    assert len(digests) == 2 and len({repr(seen) for seen in digests.values()}) == 1
+
+
+STREAMING = 'method = "streaming"\nfragments = 2\nsteps = 6\noverlap = 1\nalpha = 0.5'
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 3])
+def test_a_round_moves_its_part_and_mixes_it_into_the_model(overlap):
+    """Against the formulas of the paper, with the reference kept as it was at the part's last round."""
+    text = f'method = "streaming"\nfragments = 2\nsteps = 6\noverlap = {overlap}\nalpha = 0.5'
+    outer, twins = manifest(text).outer, [Model(index) for index in range(3)]
+    theta, momentum = twins[0].theta.astype(np.float64), np.zeros(SIZE)
+    local = [twin.theta.astype(np.float64) for twin in twins]
+    masks = [np.zeros(SIZE, bool), np.zeros(SIZE, bool)]
+    masks[0][3_000:5_000] = masks[0][7_500:] = True  # layers 0 and 2
+    masks[1][:3_000] = masks[1][5_000:7_500] = True  # layer 1, and what belongs to no layer
+    number = 0
+
+    def step(count):
+        for twin, mine in zip(twins, local, strict=True):
+            for _ in range(count):
+                mine -= (twin.rng.standard_normal(SIZE) * 0.01).astype(np.float32)
+
+    def look(table, models):
+        nonlocal number
+        step(3 if not number else 3 - overlap)
+        part = masks[number % 2]
+        mean = np.mean([(theta - mine)[part] for mine in local], axis=0)
+        step(overlap)
+        momentum[part] = outer.momentum * momentum[part] + mean
+        theta[part] -= outer.lr * (mean + outer.momentum * momentum[part])
+        for mine in local:
+            mine[part] = 0.5 * mine[part] + 0.5 * theta[part]
+        number += 1
+        for seat, model, mine in zip(table.seats, models, local, strict=True):
+            np.testing.assert_allclose(seat.replica.theta, theta, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(model.theta, mine, rtol=0, atol=1e-5)
+            assert seat.replica.digest == table.seats[0].replica.digest and seat.replica.round == number
+
+    asyncio.run(drive(text, 5, look=look))
+    assert number == 5
+
+
+def test_hashes_are_those_of_the_whole_state():
+    """Only what a round touches is hashed anew."""
+    sizes = [("l.0.w", 400_000), ("l.1.w", 300_000), ("x", 200_001)]
+    pieces, at = [], 0
+    for name, size in sizes:
+        pieces.append(Piece(name, (size,), "float32", at, at + size))
+        at += size
+    run = manifest('method = "streaming"\nfragments = 2\nsteps = 2\nalpha = 0.0\noverlap = 0')
+    replica = StreamingReplica.begin(
+        run, Layout(tuple(pieces), at, b"x" * 32), dense("fp32"), np.ones(at, np.float32), [bytes(32)]
+    )
+    touched = set()
+    for _ in range(4):
+        touched.add(tuple(replica.touched()))
+        cut = replica.cut(None)
+        results = [np.full(cut.size(i), 0.5, np.float32).view(np.uint8).data for i in range(len(cut))]
+        replica.apply(results, cut, dense("fp32"), members=[bytes(32)], lr=0.4, momentum=0.9, nesterov=True)
+        hashes, digest = list(replica.hashes), replica.digest
+        replica.seal()
+        assert (hashes, digest) == (replica.hashes, replica.digest)
+    assert len(touched) == 2 and all(len(chunks) < len(replica) for chunks in touched)
+    assert Replica(b"x" * 32, replica.theta, [bytes(32)]).digest != replica.digest
+
+
+def test_a_round_that_comes_to_nothing_keeps_its_delta_and_its_tokens():
+    """The same part is sent again, with what was trained in the meantime, and weighs as much."""
+    seen = []
+
+    def look(table, models):
+        seen.append((table.seats[0].replica.round, models[0].theta.copy(), table.seats[0].replica.theta.copy()))
+
+    table, _ = asyncio.run(drive(STREAMING, 6, fail=[3], look=look))
+    assert [number for number, _, _ in seen] == [1, 2, 2, 3, 4, 5]
+    assert seen[1][2].tobytes() == seen[2][2].tobytes()
+    # Rounds are 3 steps apart; each part counts all since it was sent last, and the second also what it waited at first.
+    assert [weights[0] for weights in table.weights] == [3, 6, 9, 9, 6]
+
+    # Without an outer step in between, what is sent in the end is all that was trained.
+    plain = 'method = "streaming"\nfragments = 1\nsteps = 3\noverlap = 1\nalpha = 0.0\nlr = 1.0\nmomentum = 0.0'
+    ends = []
+    for fail in ([], [1]):
+        rounds = 1 + len(fail)
+        table, models = asyncio.run(drive(plain, rounds, count=1, fail=fail, look=lambda table, models: None))
+        ends.append((table.seats[0].replica.theta.copy(), models[0].rng))
+    once, twice = Model(0), Model(0)
+    for model, count in ((once, 3), (twice, 3 + 3)):  # the steps before each announcement, one of them made meanwhile
+        for _ in range(count):
+            model.step()
+    np.testing.assert_allclose(ends[0][0], once.theta, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(ends[1][0], twice.theta, rtol=0, atol=1e-5)
+
+
+def test_weights_are_never_more_than_the_manifest_allows():
+    table, _ = asyncio.run(drive(STREAMING + "\n[inner]\nbatch = 1\n[model]\ncontext = 1", 6, fail=[2, 3]))
+    assert manifest(STREAMING + "\n[inner]\nbatch = 1\n[model]\ncontext = 1").max_weight == 6
+    assert max(weight for weights in table.weights for weight in weights) == 6
+
+
+def test_after_the_last_round_the_model_is_what_all_have():
+    table, models = asyncio.run(drive(STREAMING + "\n[run]\nrounds = 4", 4))
+    assert all(np.array_equal(model.theta, table.seats[0].replica.theta) for model in models)
+    table, models = asyncio.run(drive(STREAMING, 4))
+    assert not any(np.array_equal(model.theta, table.seats[0].replica.theta) for model in models)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("steps = 10", "outer.steps 10 is not a multiple of outer.fragments 3"),
+        ("steps = 12\noverlap = 5", "outer.overlap 5 is more than the 4 steps between two rounds"),
+        ("alpha = 1.0", "outer.alpha"),
+    ],
+)
+def test_what_cannot_be_is_refused(text, found):
+    with pytest.raises(ManifestError, match=found):
+        manifest(f'method = "streaming"\n{text}')
+
+
+def test_defaults_and_ids():
+    run = manifest('method = "streaming"')
+    assert (run.outer.steps, run.outer.lr, run.outer.momentum) == (30, 0.4, 0.9)
+    assert (run.outer.fragments, run.outer.overlap, run.outer.alpha) == (3, 1, 0.5)
+    assert (run.pace, run.overlap, run.steps_after(7)) == (10, 1, 70)
+    with pytest.raises(ManifestError, match="outer.fragments says nothing with the method 'diloco'"):
+        manifest("fragments = 2")
+    # The id of a run that is older than these keys, and of one that has them.
+    plain = parse('[outer]\nmethod = "diloco"')
+    assert b"fragments" not in plain.canonical() and b"fragments" in run.canonical()
+    assert plain.run_id(bytes(32)) != run.run_id(bytes(32))
+
+
+@pytest.mark.parametrize("text", [STREAMING, 'method = "eager"\nsteps = 3'])
+def test_a_model_that_is_not_finite_sends_nothing_and_starts_anew(text, monkeypatch):
+    spoilt = []
+
+    def look(table, models):
+        if len(spoilt) < 1:
+            models[1].theta[4_000] = np.nan
+            spoilt.append(1)
+        elif len(spoilt) == 1 and not np.isnan(models[1].theta).any():
+            spoilt.append(2)
+
+    said = []
+    monkeypatch.setattr("thinwire.sims.table.Seat.report", lambda self, name, detail: said.append(name))
+    table, models = asyncio.run(drive(text, 6, look=look))
+    assert said == ["unsent"] and spoilt == [1, 2]
+    assert all(np.isfinite(model.theta).all() for model in models)
+    assert sum(0 in weights for weights in table.weights) == 1 and table.seats[0].replica.round == 6
