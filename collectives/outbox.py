@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from thinwire.collectives.transport import Transport
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import MAX_CHUNKS, Chunk, Message, PeerId, Result
+from thinwire.swarm.protocol import MAX_CHUNKS, OPERATIONS, Chunk, Message, PeerId, Result
 
 LONGEST = 8 * MAX_CHUNKS
 """Most bulk frames that wait for one peer, four times what a round can need: who lets more pile up does not keep up."""
@@ -109,7 +109,10 @@ class Outbox:
         """A round begins: what waits of those before the last one is of no more use to anybody."""
 
         def wanted(frame: Frame) -> bool:
-            return not isinstance(frame.message, (Chunk, Result)) or frame.message.round >= round - 1
+            message = frame.message
+            if not isinstance(message, (Chunk, Result)) or message.fragment >= OPERATIONS:
+                return True
+            return message.round >= round - 1
 
         for lane in self._bulk.values():
             lane.keep(wanted)
