@@ -105,6 +105,11 @@ class Outbox:
         """How many frames to a peer wait that may go later."""
         return self._bulk[to].later if to in self._bulk else 0
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything has been handed to the transport."""
+        return not self._control and not self._bulk
+
     def begin(self, round: int) -> None:
         """A round begins: what waits of those before the last one is of no more use to anybody."""
 

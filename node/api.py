@@ -9,11 +9,13 @@ from types import TracebackType
 
 import numpy as np
 import torch
+from thinwire.collectives.planned import LONGEST_KEY
 from thinwire.compression.codec import Floats
 from thinwire.swarm.manifest import Manifest, ManifestError
 from thinwire.swarm.manifest import parse as parse_manifest
 from torch import nn
 
+from .averages import Average, Pending, Some, prepare
 from .companion import Companion, RoundReport
 from .config import load
 from .console import LOGGER
@@ -204,6 +206,66 @@ class Swarm:
                 load_optimizer(self._module, self._inner, private.tensors)
             except ValueError as error:
                 self._companion.emit("fresh", {"detail": f"the inner optimizer's state warms up anew: {error}"})
+
+    # --- averages of one's own
+
+    def average(
+        self,
+        tensors: Some,
+        *,
+        op: str = "mean",
+        name: str = "",
+        codec: str | None = None,
+        weight: int = 1,
+        least: int = 1,
+        grace: float | None = None,
+    ) -> Average[Some]:
+        """An all-reduce of tensors of one's own among all peers that are here and call it too; with or without a model.
+
+        `tensors`: a tensor, a numpy array or a number, or a list or a dict of them, all of one element type, of any shape,
+        empty ones too; at most 1 GiB. They are copied at once and never written to; the result has new ones.
+        `op`: "mean" (weighted by the whole number `weight`), "sum", "min" or "max". What there is:
+
+            float64, float32, float16, bfloat16    all four; computed in float64, rounded once
+            int64, int32, int16, int8, uint8       sum (exact; wraps at the type's limits as torch does), min, max
+            bool                                   min (all), max (any)
+
+        `codec`: None, exact; or one of a manifest's dense codecs, such as "int8(block=256)" with a quarter of the bytes, for
+        float32, float16 and bfloat16. NaN and infinity go through as in any arithmetic (a codec that cannot say them raises).
+
+        Peers meet by `name`, and of one name the n-th call meets the n-th call of the others; so where peers may skip some,
+        give each average a name of its own, such as f"eval {swarm.round}". Who is here and has not called is waited for `grace`
+        seconds (None: the manifest's exchange.grace), then left out; who calls later gets the result without being in it. Who
+        dies in the middle is left out, the others finish. Fewer than `least` contributors are no average. In a
+        partition each side finishes by itself: `least` says what is too few.
+
+        Blocks, also while the peers that it needs are busy with a round of training. Raises AverageError when peers differ in
+        shapes, element type, op, codec or least (it says in what), are too few, or lose too many in the middle; ValueError and
+        TypeError for what cannot be averaged; and what `check` raises.
+        """
+        return self.start_average(
+            tensors, op=op, name=name, codec=codec, weight=weight, least=least, grace=grace
+        ).result()
+
+    def start_average(
+        self,
+        tensors: Some,
+        *,
+        op: str = "mean",
+        name: str = "",
+        codec: str | None = None,
+        weight: int = 1,
+        least: int = 1,
+        grace: float | None = None,
+    ) -> Pending[Some]:
+        """As `average`, without waiting: the handle has `wait`, `done`, `result` and `cancel`, and can be awaited.
+
+        Up to 64 at once, in the background of training. Raises ValueError, TypeError, and what `check` raises.
+        """
+        prepared = prepare(tensors, op=op, codec=codec, weight=weight, least=least)
+        if len(name) > LONGEST_KEY:
+            raise ValueError(f"a name has at most {LONGEST_KEY} characters")
+        return self._companion.average(prepared, name, grace)
 
     # --- the end
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from thinwire.compression.codec import Floats
 from thinwire.compression.warmup import warm_up
 
+from .averages import Pending, Prepared, Some, operations_of
 from .background import Background
 from .books import Books
 from .duties import Duties
@@ -17,8 +18,12 @@ from .fragments import Layout
 from .lock import hold
 from .opening import Entry
 from .outer import Read
+from .presence import TICK
 from .snapshot import PrivateState
 from .status import Status
+
+FLUSH_SECONDS = 10.0
+"""How long what others are owed may take to get out before we leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class Companion:
     async def _open(self) -> bool:
         await self._background.work(warm_up)
         joins = await self._entry.begin(self.peer)
+        self._operations = operations_of(self.peer)
         self._tasks = [
             asyncio.create_task(self._books.keep_telling(self.peer)),
             asyncio.create_task(self._keep_watch()),
@@ -98,6 +104,16 @@ class Companion:
         self._report.phase = "training"
         self._exchanged_at = self.peer.doors.now()
 
+    def average(self, prepared: Prepared[Some], name: str, grace: float | None) -> Pending[Some]:
+        """Begin an average, see `Swarm.average`."""
+        wait = self.peer.manifest.exchange.grace if grace is None else grace
+        return Pending(
+            self._background,
+            lambda: self._operations.begin(name, prepared.plan, prepared.share, grace=wait),
+            prepared,
+            self.peer.doors.now,
+        )
+
     def exchange(self, *, steps: int, weight: int, loss: float | None) -> RoundReport:
         """One round, see `Rounds.sync`."""
         return self._background.call(self._exchange(steps, weight, loss))
@@ -124,7 +140,14 @@ class Companion:
 
     def linger(self) -> None:
         """Let the others get what they need from us. Raises what has gone wrong in the background."""
-        self._background.call(self._duties.linger())
+        self._background.call(self._linger())
+
+    async def _linger(self) -> None:
+        await self._duties.linger()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                while not self.peer.presence.outbox.idle:
+                    await asyncio.sleep(TICK)
 
     def close(self) -> None:
         """Say goodbye and give everything back: threads, ports, the home. A second call does nothing."""
