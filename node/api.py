@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -11,7 +13,7 @@ import numpy as np
 import torch
 from thinwire.collectives.planned import LONGEST_KEY
 from thinwire.compression.codec import Floats
-from thinwire.swarm.manifest import Manifest, ManifestError
+from thinwire.swarm.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest import parse as parse_manifest
 from torch import nn
 
@@ -75,6 +77,8 @@ class Swarm:
         """How the last exchange went."""
         self._companion, self._peer = companion, companion.peer
         self._optimizer: SwarmOptimizer | None = None
+        self._on_round: Callable[[RoundReport], None] | None = None
+        self._reports: deque[RoundReport] = deque(maxlen=1024)
         self._left = False
         try:
             companion.open()
@@ -134,21 +138,38 @@ class Swarm:
 
     # --- training
 
-    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, batch: int = 1) -> SwarmOptimizer:
+    def wrap(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        batch: int = 1,
+        method: str | None = None,
+        on_round: Callable[[RoundReport], None] | None = None,
+    ) -> SwarmOptimizer:
         """Become a member with this model; train with the optimizer that this gives in place of yours.
 
         All trainable parameters of the model are averaged, a tied one once; frozen ones and buffers (the statistics of
         BatchNorm) stay local. Whoever joins gets the swarm's parameters written into the model. An earlier life's
         checkpoint under this home is taken up, with the state of the optimizer. `batch`: samples of one step, the weight
-        of this peer's work in the mean; see `SwarmOptimizer.step`.
+        of this peer's work in the mean; see `SwarmOptimizer.step`. `method`: the outer method that the loop is written for,
+        where that matters; it is the manifest's, so another one is an error. `on_round`: called with the report of every
+        exchange, in the thread that steps, once all is done; what it raises comes out of `step`, and the next step goes on.
 
-        Blocks until the swarm's state is here. Raises ManifestMismatch when the swarm trains another model, ValueError for
+        Blocks until the swarm's state is here. Raises ManifestMismatch when the swarm trains another model, or by another
+        method; ValueError for
         a model that cannot be averaged or does not hold the optimizer's parameters.
         """
         if self._optimizer is not None:
             raise ValueError("this swarm has a model already: one run trains one model")
         if batch < 0:
             raise ValueError(f"a batch of {batch}: it counts samples")
+        if method not in (None, self.manifest.outer.method):
+            raise ManifestMismatch(
+                f"this run's method is {self.manifest.outer.method!r}, not {method!r}",
+                "the manifest decides: whoever founds the run writes `method` under [outer]",
+            )
+        self._on_round = on_round
         module: nn.Module = getattr(model, "_orig_mod", model)  # torch.compile wraps what has the names
         layout = layout_of(module)
         if not layout.total:
@@ -183,9 +204,20 @@ class Swarm:
         """The round after `steps` inner steps on `weight` samples: what `SwarmOptimizer.step` does by itself."""
         self._synchronize()
         self.last = self._companion.exchange(steps=steps, weight=weight, loss=loss)
+        self._reports.append(self.last)
         if self._companion.save_due():
             self._companion.save(self._private)
         return self.last
+
+    def tell(self, report: RoundReport) -> None:
+        """Call `on_round` of `wrap`, if there is one: what `SwarmOptimizer.step` does at the end of an exchange."""
+        if self._on_round is not None:
+            self._on_round(report)
+
+    def rounds(self) -> Iterator[RoundReport]:
+        """Reports of the exchanges since the last time, the oldest first; at most the last 1024. Does not wait."""
+        while self._reports:
+            yield self._reports.popleft()
 
     def _synchronize(self) -> None:
         """Two threads use the parameters, never at once; on a GPU that takes waiting for what is still queued there."""

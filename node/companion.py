@@ -32,7 +32,9 @@ class RoundReport:
 
     round: the last round committed here. committed: whether this exchange committed one. adopted: whether the model now has
     the swarm's parameters. contributors: peers whose work is in them. seconds: how long the loop waited. missing: ids
-    (hexadecimal) of peers that were left out, with reasons.
+    (hexadecimal) of peers that were left out, with reasons. members: ids of the contributors. loss: what was given here, as a
+    finite number. bytes_up, bytes_down: what went over this peer's links since the report before. steps, weight: what this
+    exchange was about.
     """
 
     round: int
@@ -41,6 +43,12 @@ class RoundReport:
     contributors: int
     seconds: float
     missing: Mapping[str, str] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+    loss: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    steps: int = 0
+    weight: int = 0
 
 
 class Companion:
@@ -65,6 +73,7 @@ class Companion:
             stack.callback(lambda: self._background.last_call(self._leave()))
             self._resources = stack.pop_all()
         self._exchanged_at = self.peer.doors.now()
+        self._traffic = (0, 0)
         self.check, self.ask = self._background.check, self._background.ask
 
     def open(self) -> None:
@@ -127,7 +136,22 @@ class Companion:
             self._exchanged_at = now()
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
         committed, adopted = outcome.commit is not None, peer.replica.digest != before
-        return RoundReport(peer.replica.round, committed, adopted, len(outcome.contributors), seconds, missing)
+        before_up, before_down = self._traffic
+        up, down = self._traffic = peer.traffic()
+        return RoundReport(
+            peer.replica.round,
+            committed,
+            adopted,
+            len(outcome.contributors),
+            seconds,
+            missing,
+            tuple(who.hex() for who in outcome.contributors),
+            loss,
+            up - before_up,
+            down - before_down,
+            steps,
+            weight,
+        )
 
     def save_due(self) -> bool:
         """Whether it is time for a checkpoint."""

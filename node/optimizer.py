@@ -51,12 +51,14 @@ class SwarmOptimizer(torch.optim.Optimizer):
         self._steps += 1
         self._weight += weight
         if self._steps >= swarm.steps or swarm.overtaken:
-            if swarm.exchange(
+            report = swarm.exchange(
                 steps=self._steps, weight=self._weight, loss=_number(result if loss is None else loss)
-            ).adopted:
+            )
+            if report.adopted:
                 self._weight = 0
             # Without a commit the local progress stays in the model and goes out with that of the next H steps.
             self._steps = 0
+            swarm.tell(report)
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:

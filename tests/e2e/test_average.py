@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "average.py"
 
 
+@pytest.mark.trial
 def test_three_processes_average_and_two_finish_when_one_is_killed():
     done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr

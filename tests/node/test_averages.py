@@ -93,13 +93,13 @@ def test_peers_that_differ_are_told_in_what(trio):
     assert all(torch.equal(tensor, torch.ones_like(tensor)) for tensor in given)
 
 
-def test_several_at_once_beside_rounds_of_training(trio):
+def test_several_at_once_beside_rounds_of_training(tmp_path):
     torch.manual_seed(0)
-    models = [nn.Linear(4, 2) for _ in trio]
-    wrapped = [s.wrap(m, torch.optim.SGD(m.parameters(), lr=0.1)) for s, m in zip(trio, models, strict=True)]
+    models = [nn.Linear(4, 2) for _ in range(2)]
+    (tmp_path / "run.toml").write_text(MANIFEST)
 
     def train(swarm, model, optimizer, index):
-        begin = partial(swarm.start_average, op="sum", grace=60, least=3)
+        begin = partial(swarm.start_average, op="sum", grace=60, least=2)
         handles = [begin(torch.full((100_000,), step * index)) for step in range(4)]
         while not swarm.done:
             model(torch.randn(8, 4)).pow(2).mean().backward()
@@ -108,12 +108,18 @@ def test_several_at_once_beside_rounds_of_training(trio):
         assert handles[-1].wait(60) and handles[-1].done
         return [handle.result(60).value for handle in handles]
 
-    with ThreadPoolExecutor(3) as pool:
-        calls = [pool.submit(train, *each) for each in zip(trio, models, wrapped, range(3), strict=True)]
+    with (
+        thinwire.join(tmp_path / "run.toml", home=tmp_path / "1", host="127.0.0.1") as first,
+        thinwire.join(first.invite, home=tmp_path / "2", host="127.0.0.1") as second,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        two = (first, second)
+        wrapped = [s.wrap(m, torch.optim.SGD(m.parameters(), lr=0.1)) for s, m in zip(two, models, strict=True)]
+        calls = [pool.submit(train, *each) for each in zip(two, models, wrapped, (1, 2), strict=True)]
         results = [call.result(timeout=90) for call in calls]
+        assert first.digest == second.digest and first.round == 3
     for result in results:
         assert [one.unique().tolist() for one in result] == [[3 * step] for step in range(8)]
-    assert len({swarm.digest for swarm in trio}) == 1 and trio[0].round == 3
 
 
 def test_it_can_be_awaited_and_cancelled(trio):
