@@ -192,14 +192,14 @@ class Gather(Plane):
     def _sign(self, slot: int, found: Digest) -> None:
         self.results.sign(slot, found)
         if found == EMPTY and self.results.chunks[slot] is None:
-            self.results.take(slot, b"", from_owner=False)
+            self.results.take(slot, b"", EMPTY, from_owner=False)
             self._arrived(slot)
 
     def _fill(self) -> None:
         """Put what is here already where it is lacking."""
         for slot in self.results.lacks():
             found = self.results.vouched(slot)
-            if found in self._store and self.results.take(slot, self._store[found], from_owner=False):
+            if found in self._store and self.results.take(slot, self._store[found], found, from_owner=False):
                 self._arrived(slot)
 
     # --- receiving
@@ -225,7 +225,7 @@ class Gather(Plane):
                 self._early.put(sender, frame)  # it may have overtaken the Open
             return
         slot = named.index(key) * len(self.pieces) + message.index
-        if not self._put(slot, frame.payload) and self.results.wanted is None and key not in self._faults:
+        if not self._put(slot, frame) and self.results.wanted is None and key not in self._faults:
             if self.results.chunks[slot] is None:
                 self._faults[key] = "hash"
                 self._accuse(key)
@@ -233,13 +233,16 @@ class Gather(Plane):
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
         """A piece from somebody who has it; what does not fit is asked of another."""
         if message.index < len(self.results) and not self.complete:
-            if not self._put(message.index, frame.payload) and self.results.vouched(message.index) is None:
+            if not self._put(message.index, frame) and self.results.vouched(message.index) is None:
                 self._early.put(sender, frame)  # it may have overtaken the word of what is settled
 
-    def _put(self, slot: int, piece: Buffer) -> bool:
-        if self.results.chunks[slot] is not None or not self.results.take(slot, piece, from_owner=False):
+    def _put(self, slot: int, frame: Frame) -> bool:
+        if self.results.chunks[slot] is not None:
             return False
-        self._store[blake3.blake3(piece).digest()] = piece
+        piece, found = frame.payload, frame.hashed()
+        if not self.results.take(slot, piece, found, from_owner=False):
+            return False
+        self._store[found] = piece
         self._progress()
         self._arrived(slot)
         self.check()

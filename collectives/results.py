@@ -95,9 +95,9 @@ class Results:
         self.chunks[index], self._hashes[index] = chunk, blake3.blake3(chunk).digest()
         self._changed(-1)
 
-    def take(self, index: int, chunk: Buffer, *, from_owner: bool) -> bool | None:
-        """Keep a result: True when it is one, False when it cannot be right, None when nobody vouches for it."""
-        found, signed = blake3.blake3(chunk).digest(), self._signed[index]
+    def take(self, index: int, chunk: Buffer, found: Digest, *, from_owner: bool) -> bool | None:
+        """Keep a result, its hash is `found`: True when it is one, False when it cannot be right, None when nobody vouches."""
+        signed = self._signed[index]
         try:
             self._check(chunk, index)
         except CodecError:
