@@ -96,7 +96,7 @@ class Results:
         self._changed(-1)
 
     def take(self, index: int, chunk: Buffer, hashed: Callable[[], Digest], *, from_owner: bool) -> bool | None:
-        """Keep a result whose hash is `hashed()`: True when it is one, False when it cannot be right, None when nobody vouches."""
+        """Keep a result, hash `hashed()`: True when it is one, False when it cannot be right, None when nobody vouches."""
         signed = self._signed[index]
         if signed is None and not from_owner:
             return None  # and so it may come again and again: it costs nothing to say so
