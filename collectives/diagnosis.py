@@ -82,7 +82,7 @@ class Diagnosis:
     def ready(self, peer: PeerId, round: int, speed: float) -> None:
         """A peer has announced what it trained, at so many tokens or samples per second (0: it does not say)."""
         self._said[peer] = round
-        latest = sorted(self._said.values())[-2:][0]  # no single peer says which round it is
+        latest = sorted(self._said.values())[-2] if len(self._said) > 1 else 0  # no single peer says which round it is
         if latest > self._round:
             self._judge()
             self._round = latest

@@ -40,6 +40,10 @@ class Watch:
         """What is known of a peer's sickness, for a status."""
         return named(self.diagnosis.findings, peer)
 
+    def slow(self) -> set[PeerId]:
+        """Peers that hold up whoever waits for them: all that are sick but those whose clock is wrong."""
+        return {peer for peer, found in self.diagnosis.findings.items() if found.cause != "clock skew"}
+
     def saw(self, peer: PeerId, frame: Frame) -> bool:
         """A frame came. True when it was for us alone."""
         message = frame.message
