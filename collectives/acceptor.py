@@ -47,6 +47,11 @@ class Acceptor:
         """Whose ballot we have promised to follow; empty when there is none."""
         return self.promised.leader if self.promised.term else b""
 
+    @property
+    def voted(self) -> Open | None:
+        """The ballot that we voted for last."""
+        return self._voted[0] if self._voted is not None else None
+
     def follows(self, sender: PeerId, message: Open, now: float) -> bool:
         """Whether an Open is to be followed; notes it. The first term belongs to the first member: it needs no promises."""
         ballot, first = message.ballot, message.ballot.term == 1

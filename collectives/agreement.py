@@ -276,6 +276,11 @@ class Agreement:
         """Peers with a live link, and ourselves."""
         return self._electorate.live
 
+    @property
+    def voted(self) -> Open | None:
+        """The ballot that we voted for last: its results are to be had from us."""
+        return self._acceptor.voted
+
     def able_without(self, peers: Collection[PeerId]) -> bool:
         """Whether the other members, wherever they are, could commit this round."""
         return self._electorate.enough(set(self.terms.members).difference(peers))

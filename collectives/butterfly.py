@@ -142,8 +142,9 @@ class Butterfly:
         elif isinstance(message, Fetch):
             self._serve(sender, message)
         else:
+            before = self.agreement.ready.get(sender)
             self.agreement.hear(sender, message, frame.signature, self._now())
-            if isinstance(message, Ready) and sender in self.agreement.ready:
+            if self.agreement.ready.get(sender) is not before:  # what is said again gives nothing a meaning
                 self.exchange.announced(sender)
         self.pump()
 

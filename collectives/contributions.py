@@ -88,8 +88,8 @@ class Contributions:
 
     def forget(self, peer: PeerId, attempts: Collection[int]) -> None:
         """Free what a peer sent for other announcements than these."""
-        for key in [key for key in self._held if key[0] == peer and key[1] not in attempts]:
-            del self._held[key]
+        for key in [key for key in {*self._held, *self._norms} if key[0] == peer and key[1] not in attempts]:
+            self._held.pop(key, None)
             self._norms.pop(key, None)
 
     def settle(self, name: bytes) -> None:

@@ -16,7 +16,7 @@ from thinwire.collectives.buffers import Pool
 from thinwire.collectives.contributions import Contributions
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.plane import Plane
-from thinwire.collectives.reducer import Reducer
+from thinwire.collectives.reducer import Reducer, Reduces
 from thinwire.collectives.results import Results
 from thinwire.collectives.shards import Grid, owners
 from thinwire.compression.codec import Codec
@@ -27,7 +27,8 @@ from thinwire.swarm.protocol import MAX_GROUP, Ballot, Chunk, Open, PeerId, Reco
 class Exchange(Plane):
     """Chunks go to their owners, means come back.
 
-    `usual` is the running norm of each chunk, and `pool` lends the memory of results; the caller keeps both.
+    `usual` is the running norm of each chunk, and `pool` lends the memory of results; the caller keeps both. `reducer`:
+    what makes results, where that is not `rule` and `codec`.
     """
 
     hurry: ClassVar[float] = 0.25  # what is on its way comes now, and who has it keeps it for a round only
@@ -45,6 +46,7 @@ class Exchange(Plane):
         usual: dict[int, float],
         pool: Pool | None = None,
         phase: Callable[[int, str], None] = lambda round, name: None,
+        reducer: Reduces | None = None,
     ) -> None:
         super().__init__(
             agreement,
@@ -57,7 +59,7 @@ class Exchange(Plane):
         )
         self.grid, self.codec = grid, codec
         self._seed = seed
-        self._reducer = Reducer(codec, rule, pool or Pool())
+        self._reducer: Reduces = reducer or Reducer(codec, rule, pool or Pool())
         self._mine: list[int] = []
         self._recorded: Ballot | None = None
         self._first: Open | None = None

@@ -92,14 +92,14 @@ class Gather(Plane):
             agreement,
             results=Results(self._check_piece, 0),
             contributions=Contributions(screen, Grid(pieces.total, max(1, pieces.total)), usual),
-            early=(2 * MAX_CHUNKS + MAX_GROUP, 2 * len(pieces) + 8),
+            early=(2 * MAX_CHUNKS + MAX_GROUP, 2 * len(pieces) + 8, room(pieces) * pieces.total),
             outbox=outbox,
             now=now,
             phase=phase,
         )
         self.pieces = pieces
         # Pieces that are here, by hash: a later ballot has other slots, but the same payloads.
-        self._store: dict[Digest, Buffer] = {}
+        self._store: dict[Key, dict[Digest, Buffer]] = {}
         self._faults: dict[Key, str] = {}
         self._screened: set[Key] = set()
         self._repairs = Repair()
@@ -133,6 +133,7 @@ class Gather(Plane):
             self.results.clear(len(opened.contributors) * len(self.pieces))
             self.owners = tuple(entry.peer for entry in opened.contributors for _ in range(len(self.pieces)))
             self._screened.clear()
+            self._tidy(opened)
         self._phase(self.round, "open")
         if self.agreement.commit is None:
             if self._withdrawn(opened):
@@ -146,6 +147,16 @@ class Gather(Plane):
         for entry in opened.contributors:
             self._accuse((entry.peer, entry.attempt))
         self.check()
+
+    def _tidy(self, opened: Open) -> None:
+        """Free payloads of announcements that count no more: not open, not voted for by us, not the last of their sender."""
+        voted = self.agreement.voted
+        named = (*opened.contributors, *(voted.contributors if voted is not None else ()))
+        needed = {(entry.peer, entry.attempt) for entry in named}
+        needed |= {(peer, ready.attempt) for peer, ready in self.agreement.ready.items()}
+        self._store = {key: pieces for key, pieces in self._store.items() if key in needed}
+        for peer in {peer for peer, _ in needed}:
+            self._contributions.forget(peer, {attempt for one, attempt in needed if one == peer})
 
     def _scatter(self, opened: Open) -> None:
         """Our payload to all others, each time beginning with another one: so all links are in use at once."""
@@ -185,8 +196,9 @@ class Gather(Plane):
                     if not self.results.signed(place * count + index):
                         self._sign(place * count + index, found)
         if self._names_us(opened):
-            for piece in self._source:
-                self._store.setdefault(blake3.blake3(piece).digest(), piece)
+            own = self._store.setdefault((self.me, self._attempt), {})
+            for piece in self._source if not own else ():
+                own[blake3.blake3(piece).digest()] = piece
         self._fill()
 
     def _sign(self, slot: int, found: Digest) -> None:
@@ -197,9 +209,10 @@ class Gather(Plane):
 
     def _fill(self) -> None:
         """Put what is here already where it is lacking."""
+        here = {digest: piece for pieces in self._store.values() for digest, piece in pieces.items()}
         for slot in self.results.lacks():
             found = self.results.vouched(slot)
-            if found in self._store and self.results.take(slot, self._store[found], from_owner=False):
+            if found in here and self.results.take(slot, here[found], from_owner=False):
                 self._arrived(slot)
 
     # --- receiving
@@ -239,7 +252,9 @@ class Gather(Plane):
     def _put(self, slot: int, piece: Buffer) -> bool:
         if self.results.chunks[slot] is not None or not self.results.take(slot, piece, from_owner=False):
             return False
-        self._store[blake3.blake3(piece).digest()] = piece
+        assert self.opened is not None
+        entry = self.opened.contributors[slot // len(self.pieces)]
+        self._store.setdefault((entry.peer, entry.attempt), {})[self.results.hashes((slot,))] = piece
         self._progress()
         self._arrived(slot)
         self.check()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from thinwire.collectives.transport import Transport
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import MAX_CHUNKS, Chunk, Message, PeerId, Result
+from thinwire.swarm.protocol import MAX_CHUNKS, OPERATIONS, Chunk, Message, PeerId, Result
 
 LONGEST = 8 * MAX_CHUNKS
 """Most bulk frames that wait for one peer, four times what a round can need: who lets more pile up does not keep up."""
@@ -105,11 +105,19 @@ class Outbox:
         """How many frames to a peer wait that may go later."""
         return self._bulk[to].later if to in self._bulk else 0
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything has been handed to the transport."""
+        return not self._control and not self._bulk
+
     def begin(self, round: int) -> None:
         """A round begins: what waits of those before the last one is of no more use to anybody."""
 
         def wanted(frame: Frame) -> bool:
-            return not isinstance(frame.message, (Chunk, Result)) or frame.message.round >= round - 1
+            message = frame.message
+            if not isinstance(message, (Chunk, Result)) or message.fragment >= OPERATIONS:
+                return True
+            return message.round >= round - 1
 
         for lane in self._bulk.values():
             lane.keep(wanted)

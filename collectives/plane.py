@@ -26,7 +26,7 @@ from thinwire.swarm.protocol import Ask, Ballot, Chunk, Digest, Open, PeerId, Re
 class Plane(ABC):
     """One peer's part in moving the data of one round of one fragment.
 
-    early: frames that are kept when they come before what gives them a meaning, in all and of one sender.
+    early: frames that are kept when they come before what gives them a meaning, in all and of one sender; and most bytes.
     """
 
     hurry: ClassVar[float] = 1.0
@@ -38,7 +38,7 @@ class Plane(ABC):
         *,
         results: Results,
         contributions: Contributions,
-        early: tuple[int, int],
+        early: tuple[int, int] | tuple[int, int, int],
         outbox: Outbox,
         now: Callable[[], float],
         phase: Callable[[int, str], None],

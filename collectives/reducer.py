@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from thinwire.collectives.aggregate import Rule
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.rounding import encode
 from thinwire.compression.codec import Buffer, Codec
+
+
+class Reduces(Protocol):
+    """What makes one result of several contributions."""
+
+    def result(self, payloads: Sequence[Buffer], weights: Sequence[float], size: int) -> Buffer:
+        """The encoded aggregate of screened payloads of `size` elements each."""
+        ...
 
 
 class Reducer:

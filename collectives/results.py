@@ -97,13 +97,14 @@ class Results:
 
     def take(self, index: int, chunk: Buffer, *, from_owner: bool) -> bool | None:
         """Keep a result: True when it is one, False when it cannot be right, None when nobody vouches for it."""
-        found, signed = blake3.blake3(chunk).digest(), self._signed[index]
+        signed = self._signed[index]
+        if signed is None and not from_owner:
+            return None  # and so it may come again and again: it costs nothing to say so
+        found = blake3.blake3(chunk).digest()
         try:
             self._check(chunk, index)
         except CodecError:
             return False  # what cannot be decoded must never be voted for, whatever its owner signed
-        if signed is None and not from_owner:
-            return None
         if signed not in (None, found):
             return False
         self.chunks[index], self._hashes[index] = chunk, found

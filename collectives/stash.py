@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import PeerId
 
 
 class Stash:
-    """At most `total` frames, of one sender at most `each`. When it is full, who has most in it loses its last."""
+    """At most `total` frames, of one sender at most `each`, with payloads of `nbytes` together (None: no matter how many). When
+    it is full, who has most in it loses its last.
+    """
 
-    def __init__(self, total: int, each: int) -> None:
-        self.total, self._each = total, each
+    def __init__(self, total: int, each: int, nbytes: int | None = None) -> None:
+        self.total, self._each, self._most = total, each, nbytes
         self._frames: dict[PeerId, deque[tuple[int, Frame]]] = {}
         self._count = self._size = 0
+        self._nbytes: Counter[PeerId] = Counter()
 
     def __len__(self) -> int:
         return self._size
 
     def put(self, sender: PeerId, frame: Frame) -> None:
         """Keep a frame, if there is room for it."""
-        mine = self._frames.setdefault(sender, deque())
+        mine, size = self._frames.setdefault(sender, deque()), memoryview(frame.payload).nbytes
         if len(mine) >= self._each:
             return
         if self._size >= self.total:
-            longest = max(self._frames.values(), key=len)
-            if len(longest) <= len(mine) + 1:
+            longest = max(self._frames, key=lambda peer: len(self._frames[peer]))
+            if len(self._frames[longest]) <= len(mine) + 1:
                 return
-            longest.pop()
-            self._size -= 1
+            self._drop(longest)
+        while self._most is not None and size and self._nbytes.total() + size > self._most:
+            fullest = max(self._nbytes, key=lambda peer: self._nbytes[peer], default=sender)
+            if self._nbytes[fullest] <= self._nbytes[sender] + size:
+                return
+            self._drop(fullest)
         mine.append((self._count, frame))
+        self._nbytes[sender] += size
         self._count += 1
         self._size += 1
+
+    def _drop(self, sender: PeerId) -> None:
+        _, frame = self._frames[sender].pop()
+        self._nbytes[sender] -= memoryview(frame.payload).nbytes
+        self._size -= 1
 
     def take(self) -> list[tuple[PeerId, Frame]]:
         """All of them in the order in which they came; none are kept."""
@@ -42,4 +55,4 @@ class Stash:
 
     def clear(self) -> None:
         """Forget them."""
-        self._frames, self._size = {}, 0
+        self._frames, self._size, self._nbytes = {}, 0, Counter()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import torch
+from thinwire.collectives.planned import LONGEST_KEY
 from thinwire.compression.codec import Floats
-from thinwire.swarm.manifest import Manifest, ManifestError
+from thinwire.swarm.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest import parse as parse_manifest
 from torch import nn
 
+from .averages import Average, Pending, Some, prepare
 from .companion import Companion, RoundReport
 from .config import load
 from .console import LOGGER
@@ -75,6 +79,8 @@ class Swarm:
         """Whether an exchange has begun that has to be finished."""
         self._companion, self._peer = companion, companion.peer
         self._optimizer: SwarmOptimizer | None = None
+        self._on_round: Callable[[RoundReport], None] | None = None
+        self._reports: deque[RoundReport] = deque(maxlen=1024)
         self._left = False
         try:
             companion.open()
@@ -140,21 +146,38 @@ class Swarm:
 
     # --- training
 
-    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, batch: int = 1) -> SwarmOptimizer:
+    def wrap(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        batch: int = 1,
+        method: str | None = None,
+        on_round: Callable[[RoundReport], None] | None = None,
+    ) -> SwarmOptimizer:
         """Become a member with this model; train with the optimizer that this gives in place of yours.
 
         All trainable parameters of the model are averaged, a tied one once; frozen ones and buffers (the statistics of
         BatchNorm) stay local. Whoever joins gets the swarm's parameters written into the model. An earlier life's
         checkpoint under this home is taken up, with the state of the optimizer. `batch`: samples of one step, the weight
-        of this peer's work in the mean; see `SwarmOptimizer.step`.
+        of this peer's work in the mean; see `SwarmOptimizer.step`. `method`: the outer method that the loop is written for,
+        where that matters; it is the manifest's, so another one is an error. `on_round`: called with the report of every
+        exchange, in the thread that steps, once all is done; what it raises comes out of `step`, and the next step goes on.
 
-        Blocks until the swarm's state is here. Raises ManifestMismatch when the swarm trains another model, ValueError for
+        Blocks until the swarm's state is here. Raises ManifestMismatch when the swarm trains another model, or by another
+        method; ValueError for
         a model that cannot be averaged or does not hold the optimizer's parameters.
         """
         if self._optimizer is not None:
             raise ValueError("this swarm has a model already: one run trains one model")
         if batch < 0:
             raise ValueError(f"a batch of {batch}: it counts samples")
+        if method not in (None, self.manifest.outer.method):
+            raise ManifestMismatch(
+                f"this run's method is {self.manifest.outer.method!r}, not {method!r}",
+                "the manifest decides: whoever founds the run writes `method` under [outer]",
+            )
+        self._on_round = on_round
         module: nn.Module = getattr(model, "_orig_mod", model)  # torch.compile wraps what has the names
         layout = layout_of(module)
         if not layout.total:
@@ -207,6 +230,7 @@ class Swarm:
 
     def _over(self, report: RoundReport) -> RoundReport:
         self.last = report
+        self._reports.append(report)
         if self._companion.save_due():
             self._companion.save(self._private)
         return report
@@ -215,6 +239,16 @@ class Swarm:
         """A copy of the outer parameters by name, what all peers agree on: to be evaluated, where those of the model differ."""
         split = self._peer.layout.split(self._companion.copy())
         return {name: torch.from_numpy(values) for name, values in split.items()}
+
+    def tell(self, report: RoundReport) -> None:
+        """Call `on_round` of `wrap`, if there is one: what `SwarmOptimizer.step` does at the end of an exchange."""
+        if self._on_round is not None:
+            self._on_round(report)
+
+    def rounds(self) -> Iterator[RoundReport]:
+        """Reports of the exchanges since the last time, the oldest first; at most the last 1024. Does not wait."""
+        while self._reports:
+            yield self._reports.popleft()
 
     def _synchronize(self) -> None:
         """Two threads use the parameters, never at once; on a GPU that takes waiting for what is still queued there."""
@@ -235,6 +269,66 @@ class Swarm:
                 load_optimizer(self._module, self._inner, private.tensors)
             except ValueError as error:
                 self._companion.emit("fresh", {"detail": f"the inner optimizer's state warms up anew: {error}"})
+
+    # --- averages of one's own
+
+    def average(
+        self,
+        tensors: Some,
+        *,
+        op: str = "mean",
+        name: str = "",
+        codec: str | None = None,
+        weight: int = 1,
+        least: int = 1,
+        grace: float | None = None,
+    ) -> Average[Some]:
+        """An all-reduce of tensors of one's own among all peers that are here and call it too; with or without a model.
+
+        `tensors`: a tensor, a numpy array or a number, or a list or a dict of them, all of one element type, of any shape,
+        empty ones too; at most 1 GiB. They are copied at once and never written to; the result has new ones.
+        `op`: "mean" (weighted by the whole number `weight`), "sum", "min" or "max". What there is:
+
+            float64, float32, float16, bfloat16    all four; computed in float64, rounded once
+            int64, int32, int16, int8, uint8       sum (exact; wraps at the type's limits as torch does), min, max
+            bool                                   min (all), max (any)
+
+        `codec`: None, exact; or one of a manifest's dense codecs, such as "int8(block=256)" with a quarter of the bytes, for
+        float32, float16 and bfloat16. NaN and infinity go through as in any arithmetic (a codec that cannot say them raises).
+
+        Peers meet by `name`, and of one name the n-th call meets the n-th call of the others; so where peers may skip some,
+        give each average a name of its own, such as f"eval {swarm.round}". Who is here and has not called is waited for `grace`
+        seconds (None: the manifest's exchange.grace), then left out; who calls later gets the result without being in it. Who
+        dies in the middle is left out, the others finish. Fewer than `least` contributors are no average. In a
+        partition each side finishes by itself: `least` says what is too few.
+
+        Blocks, also while the peers that it needs are busy with a round of training. Raises AverageError when peers differ in
+        shapes, element type, op, codec or least (it says in what), are too few, or lose too many in the middle; ValueError and
+        TypeError for what cannot be averaged; and what `check` raises.
+        """
+        return self.start_average(
+            tensors, op=op, name=name, codec=codec, weight=weight, least=least, grace=grace
+        ).result()
+
+    def start_average(
+        self,
+        tensors: Some,
+        *,
+        op: str = "mean",
+        name: str = "",
+        codec: str | None = None,
+        weight: int = 1,
+        least: int = 1,
+        grace: float | None = None,
+    ) -> Pending[Some]:
+        """As `average`, without waiting: the handle has `wait`, `done`, `result` and `cancel`, and can be awaited.
+
+        Up to 64 at once, in the background of training. Raises ValueError, TypeError, and what `check` raises.
+        """
+        prepared = prepare(tensors, op=op, codec=codec, weight=weight, least=least)
+        if len(name) > LONGEST_KEY:
+            raise ValueError(f"a name has at most {LONGEST_KEY} characters")
+        return self._companion.average(prepared, name, grace)
 
     # --- the end
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import math
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,23 @@ class Background:
             work.close()
             return None
         return self._call(work)
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
+        """Run on the loop, and go on. A cancelled result cancels the work; the end of the thread cancels both."""
+        try:
+            self.check()
+        except BaseException:
+            work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def wait(self, result: concurrent.futures.Future[Any], timeout: float | None = None) -> bool:
+        """Until what was started has its result, at most `timeout` seconds; whether it has. Raises what `check` raises."""
+        left = timeout if timeout is not None else math.inf
+        while left >= 0 and not concurrent.futures.wait([result], timeout=min(LOOK_SECONDS, left)).done:
+            self.check()
+            left = left - LOOK_SECONDS if left > LOOK_SECONDS else -1.0
+        return result.done()
 
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         result: concurrent.futures.Future[Result] = concurrent.futures.Future()

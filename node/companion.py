@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from thinwire.compression.codec import Floats
 from thinwire.compression.warmup import warm_up
 
+from .averages import Pending, Prepared, Some, operations_of
 from .background import Background
 from .books import Books
 from .duties import Duties
@@ -17,9 +18,13 @@ from .fragments import Layout
 from .lock import hold
 from .opening import Entry
 from .outer import Read, Write
+from .presence import TICK
 from .snapshot import PrivateState
 from .status import Status
 from .waiting import cancelled
+
+FLUSH_SECONDS = 10.0
+"""How long what others are owed may take to get out before we leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,9 @@ class RoundReport:
 
     round: the last round committed here. committed: whether this exchange committed one. adopted: whether the model now has
     the swarm's parameters. contributors: peers whose work is in them. seconds: how long the loop waited. missing: ids
-    (hexadecimal) of peers that were left out, with reasons.
+    (hexadecimal) of peers that were left out, with reasons. members: ids of the contributors. loss: what was given here, as a
+    finite number. bytes_up, bytes_down: what went over this peer's links since the report before. steps, weight: what this
+    exchange was about.
     """
 
     round: int
@@ -37,6 +44,12 @@ class RoundReport:
     contributors: int
     seconds: float
     missing: Mapping[str, str] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+    loss: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    steps: int = 0
+    weight: int = 0
 
 
 class Companion:
@@ -66,6 +79,7 @@ class Companion:
         self._begun, self._due = asyncio.Event(), asyncio.Event()
         self.steps: int | None = None
         """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
+        self._traffic = (0, 0)
         self.check, self.ask = self._background.check, self._background.ask
 
     def open(self) -> None:
@@ -75,6 +89,7 @@ class Companion:
     async def _open(self) -> bool:
         await self._background.work(warm_up)
         joins = await self._entry.begin(self.peer)
+        self._operations = operations_of(self.peer)
         self._tasks = [
             asyncio.create_task(self._books.keep_telling(self.peer)),
             asyncio.create_task(self._keep_watch()),
@@ -104,6 +119,16 @@ class Companion:
         self.steps = self.peer.steps(0.0)
         self._report.phase = "training"
         self._exchanged_at = self.peer.doors.now()
+
+    def average(self, prepared: Prepared[Some], name: str, grace: float | None) -> Pending[Some]:
+        """Begin an average, see `Swarm.average`."""
+        wait = self.peer.manifest.exchange.grace if grace is None else grace
+        return Pending(
+            self._background,
+            lambda: self._operations.begin(name, prepared.plan, prepared.share, grace=wait),
+            prepared,
+            self.peer.doors.now,
+        )
 
     def exchange(self, *, steps: int, weight: int, loss: float | None) -> RoundReport:
         """One round, see `Rounds.sync`."""
@@ -167,7 +192,22 @@ class Companion:
             self.steps = peer.steps(self._report.speed)
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
         committed, adopted = outcome.commit is not None, peer.replica.digest != before
-        return RoundReport(peer.replica.round, committed, adopted, len(outcome.contributors), seconds, missing)
+        before_up, before_down = self._traffic
+        up, down = self._traffic = peer.traffic()
+        return RoundReport(
+            peer.replica.round,
+            committed,
+            adopted,
+            len(outcome.contributors),
+            seconds,
+            missing,
+            tuple(who.hex() for who in outcome.contributors),
+            loss,
+            up - before_up,
+            down - before_down,
+            steps,
+            weight,
+        )
 
     def save_due(self) -> bool:
         """Whether it is time for a checkpoint."""
@@ -180,7 +220,14 @@ class Companion:
 
     def linger(self) -> None:
         """Let the others get what they need from us. Raises what has gone wrong in the background."""
-        self._background.call(self._duties.linger())
+        self._background.call(self._linger())
+
+    async def _linger(self) -> None:
+        await self._duties.linger()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                while not self.peer.presence.outbox.idle:
+                    await asyncio.sleep(TICK)
 
     def close(self) -> None:
         """Say goodbye and give everything back: threads, ports, the home. A second call does nothing."""

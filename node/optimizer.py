@@ -68,6 +68,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
             self._weight -= self._sent
         elif report.adopted:
             self._steps = self._weight = 0
+        self._swarm.tell(report)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """See torch.optim.Optimizer."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from thinwire.collectives.operations import is_ours
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.transport import Arrival, Transport
 from thinwire.swarm.frame import Frame
@@ -53,6 +54,8 @@ class Presence:
         self.live: set[PeerId] = set()
         self.duplicate = asyncio.Event()
         self.handler: Handler | None = None
+        self.operations: Handler | None = None
+        """Who is told of averages that are no training rounds; without one their frames are dropped."""
         self._now, self._emit = now, emit
         self._shown = roster.record
 
@@ -84,30 +87,35 @@ class Presence:
         if type(arrival.frame.message) in MEMBERSHIP:
             self._send(self.roster.handle(peer, arrival.frame.message, self._now()))
             self._follow_roster()
-        elif self.handler is not None:
-            self.handler.routed(peer, arrival.frame)
+        else:
+            handler = self.operations if is_ours(arrival.frame.message) else self.handler
+            if handler is not None:
+                handler.routed(peer, arrival.frame)
 
     def _lose(self, peer: PeerId, *, gone: bool) -> None:
         if peer not in self.live and not gone:
             return
         self.live.discard(peer)
         self.outbox.drop(peer)
-        if self.handler is not None:
-            self.handler.lost(peer, gone=gone)
+        for handler in self._handlers():
+            handler.lost(peer, gone=gone)
 
     def _reach(self, peer: PeerId) -> None:
         if peer not in self.live and peer != self.transport.peer_id:
             self.live.add(peer)
-            if self.handler is not None:
-                self.handler.reached(peer)
+            for handler in self._handlers():
+                handler.reached(peer)
+
+    def _handlers(self) -> list[Handler]:
+        return [handler for handler in (self.handler, self.operations) if handler is not None]
 
     async def _keep_time(self) -> None:
         while True:
             await asyncio.sleep(self.roster.preset.tick)
             self._send(self.roster.tick(self._now()))
             self._follow_roster()
-            if self.handler is not None:
-                self.handler.ticked()
+            for handler in self._handlers():
+                handler.ticked()
 
     def _send(self, messages: Sequence[tuple[PeerId, Message]]) -> None:
         for peer, message in messages:

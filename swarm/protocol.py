@@ -19,6 +19,7 @@ from .ballots import (
     Record,
     Vote,
 )
+from .calls import MAX_TENSORS, OPERATIONS, Call, Over, Plan, Tensor
 from .greetings import Ack, Gossip, Hello, Items, Nack, Ping, PingRequest, PushPull, Refuse, Welcome
 from .message import (
     CHUNK_BYTES,
@@ -45,6 +46,7 @@ __all__ = [
     "Behind",
     "Blame",
     "Blob",
+    "Call",
     "CHUNK_BYTES",
     "Chunk",
     "Commit",
@@ -59,11 +61,15 @@ __all__ = [
     "Items",
     "MAX_CHUNKS",
     "MAX_GROUP",
+    "MAX_TENSORS",
     "Message",
     "NUMBERS",
     "Nack",
+    "OPERATIONS",
     "Open",
+    "Over",
     "PeerId",
+    "Plan",
     "Ping",
     "PingRequest",
     "Prepare",
@@ -81,6 +87,7 @@ __all__ = [
     "StateFetch",
     "StateOffer",
     "TYPES",
+    "Tensor",
     "Text",
     "U16",
     "U32",
@@ -123,6 +130,8 @@ TYPES: dict[int, type[Message]] = dict(
             StateChunk,
             Ask,
             Decline,
+            Call,
+            Over,
         ],
         start=1,
     )

@@ -12,6 +12,7 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from thinwire.collectives.ports import PortTaken
     from thinwire.node.api import Swarm, join
+    from thinwire.node.averages import Average, AverageError, Pending
     from thinwire.node.background import SwarmError
     from thinwire.node.companion import RoundReport
     from thinwire.node.config import ConfigError
@@ -27,6 +28,8 @@ if _typing.TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Average",
+    "AverageError",
     "ConfigError",
     "DuplicateKey",
     "HintedError",
@@ -37,6 +40,7 @@ __all__ = [
     "ManifestMismatch",
     "NoSwarm",
     "PeerStatus",
+    "Pending",
     "PortTaken",
     "Refused",
     "RoundReport",
@@ -49,6 +53,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "Average": "node.averages",
+    "AverageError": "node.averages",
     "ConfigError": "node.config",
     "DuplicateKey": "node.duties",
     "HintedError": "swarm.errors",
@@ -59,6 +65,7 @@ _HOME = {
     "ManifestMismatch": "swarm.manifest",
     "NoSwarm": "node.knock",
     "PeerStatus": "node.status",
+    "Pending": "node.averages",
     "PortTaken": "collectives.ports",
     "Refused": "node.knock",
     "RoundReport": "node.companion",

@@ -344,3 +344,63 @@ def test_what_is_settled_counts_whatever_a_contributor_had_told_us_alone(told):
         seat.hear(LEADER, Result(1, 0, FIRST, slot), whole[slot])
         seat.ready(OTHER, told)
     assert seat.fly.complete
+
+
+def held(seat):
+    return {key: sorted(map(bytes, pieces.values())) for key, pieces in seat.fly.exchange._store.items()}
+
+
+def test_what_nobody_vouches_for_costs_nothing_however_often_others_say_the_same_again(monkeypatch):
+    seat, hashed = Seat(tell=(LEADER,)), []
+    for index in range(6, 9):
+        seat.hear(OTHER, Result(1, 0, FIRST, index), b"y" * 10)
+    assert seat.fly.exchange.early[0] == 3
+
+    class Counting:
+        @staticmethod
+        def blake3(chunk):
+            hashed.append(bytes(chunk))
+            return blake3.blake3(chunk)
+
+    monkeypatch.setattr("thinwire.collectives.results.blake3", Counting)
+    replays, take = [], seat.fly.exchange._early.take
+    monkeypatch.setattr(seat.fly.exchange._early, "take", lambda: replays.append(1) or take())
+    for _ in range(5):
+        seat.ready(LEADER)
+    assert not replays
+    seat.ready(LEADER, attempt=2)
+    assert replays and not hashed and seat.fly.exchange.early[0] == 3
+    seat.send(LEADER)
+    seat.ready(OTHER)
+    assert seat.fly.exchange.early[0] == 0 and b"y" * 10 in hashed, "judged as soon as they mean something"
+
+
+def test_early_payloads_are_bounded_by_what_a_round_can_have():
+    assert Seat().fly.exchange._early._most == room(CUT) * CUT.total
+
+
+def test_payloads_of_announcements_that_count_no_more_are_freed():
+    seat = Seat()
+    seat.send(OTHER)
+    assert held(seat) == {(ME, 1): [b"me"], (OTHER, 1): [b"x" * 10]}
+    seat.ready(OTHER, hashes_of([b"z" * 10]), attempt=2)
+    entries = tuple(Contribution(peer, 1 + (peer == OTHER), 10) for peer in IDS)
+    seat.open(ballot=Ballot(2, LEADER), contributors=entries)
+    seat.hear(OTHER, Chunk(1, 0, 2, 0), b"z" * 10)
+    assert held(seat) == {(ME, 1): [b"me"], (OTHER, 2): [b"z" * 10]}
+    assert (OTHER, 1) not in seat.fly.exchange._contributions._norms
+
+
+def test_payloads_that_we_have_voted_for_are_kept_for_those_who_may_need_them():
+    seat = Seat()
+    seat.send(OTHER)
+    seat.send(LEADER)
+    assert seat.tray.of(Vote)
+    seat.ready(OTHER, hashes_of([b"z" * 10]), attempt=2)
+    entries = tuple(Contribution(peer, 1 + (peer == OTHER), 10) for peer in IDS)
+    seat.open(ballot=Ballot(2, LEADER), contributors=entries)
+    assert held(seat)[(OTHER, 1)] == [b"x" * 10]
+    seat.open(ballot=Ballot(3, LEADER), adopted=DIGEST, sources=(LEADER,))
+    hashes = hashes_of(slots(*(PAYLOADS[peer] for peer in IDS)))
+    seat.hear(LEADER, Record(1, 0, Ballot(3, LEADER), tuple(range(9)), hashes))
+    assert [message.digest for _, message, _ in seat.tray.of(Vote)] == [DIGEST], "no piece had to come again"

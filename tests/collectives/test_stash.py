@@ -17,6 +17,21 @@ def test_order_of_arrival_is_kept():
     assert stash.take() == [] and len(stash) == 0
 
 
+@given(st.lists(st.tuples(st.sampled_from([ANN, BEN, CAT]), st.integers(0, 50))), st.integers(1, 200))
+def test_bytes_are_bounded_too_and_who_sends_little_is_kept(frames, most):
+    stash = Stash(1000, 1000, most)
+    for at, (peer, size) in enumerate(frames):
+        stash.put(peer, Frame(Behind(at), bytes(size)))
+    found = stash.take()
+    assert sum(len(frame.payload) for _, frame in found) <= most
+    for peer in (ANN, BEN, CAT):
+        said = [size for one, size in frames if one == peer]
+        if sum(said) <= (most - 50) // 3:
+            assert [len(frame.payload) for one, frame in found if one == peer] == said
+    stash.put(ANN, Frame(Behind(0), bytes(most)))
+    assert len(stash) == 1 and not Stash(1, 1, most).put(ANN, Frame(Behind(0), bytes(most + 1)))
+
+
 @given(st.lists(st.sampled_from([ANN, BEN, CAT])), st.integers(1, 12), st.integers(1, 12))
 def test_bounds_hold_and_who_says_little_is_kept(senders, total, each):
     stash = Stash(total, each)

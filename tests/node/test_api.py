@@ -205,6 +205,38 @@ def test_who_is_left_behind_adopts_at_the_next_step(found, enter):
         assert slow.digest == a.digest and torch.equal(vector(models[2]), vector(models[0]))
 
 
+def test_reports_of_rounds_come_to_a_callback_and_an_iterator(found):
+    class Mine(Exception):
+        pass
+
+    told = []
+
+    def tell(report):
+        told.append(report)
+        if report.round == 2:
+            raise Mine("of the user")
+
+    model, generator = net(), torch.Generator().manual_seed(0)
+    with found(steps=2) as swarm:
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(thinwire.ManifestMismatch, match="'diloco', not 'noloco'"):
+            swarm.wrap(model, inner, method="noloco")
+        optimizer = swarm.wrap(model, inner, batch=16, method="diloco", on_round=tell)
+        for _ in range(3):
+            one_step(model, optimizer, generator)
+        assert [report.round for report in swarm.rounds()] == [1] and not list(swarm.rounds())
+        with pytest.raises(Mine, match="of the user"):
+            one_step(model, optimizer, generator)
+        assert swarm.round == 2
+        one_step(model, optimizer, generator)
+        optimizer.step(loss=0.25)
+        assert swarm.round == 3 and [report.round for report in told] == [1, 2, 3]
+        last = told[-1]
+        assert list(swarm.rounds()) == told[1:] and last is swarm.last and last.committed and last.adopted
+        assert (last.loss, last.steps, last.weight, last.contributors, dict(last.missing)) == (0.25, 2, 32, 1, {})
+        assert last.members == (swarm.status.peer,) and last.bytes_up >= 0 and last.seconds > 0
+
+
 def test_an_exception_passes_and_the_next_life_goes_on(found, tmp_path):
     class Mine(BaseException):
         pass

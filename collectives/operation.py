@@ -1,0 +1,352 @@
+"""One average that is no training round, beside whatever else a swarm does: several peers' arrays become one.
+
+Peers call it by a name and a number. Who calls first has nobody to agree with yet, so there are two parts. First they find
+together: everybody tells everybody what it wants to average (`Call`), and when all that are here have called, or `grace` is
+over, the first of them by rendezvous ranking names those who have (`Call.group`). Everybody takes up the first group that it
+hears of and passes it on, so one peer that knows it is enough. Then it is a round like any other, with that group as its
+members: see `agreement` and `butterfly`. Who calls later than that gets the result without being in it.
+
+Two groups can be named at once, when a leader dies at that moment or when links are missing. Until it has voted a peer goes
+over to the greater one, afterwards only to one that most have; a result is always that of the contributors it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import blake3
+import msgspec
+from thinwire.collectives.aggregate import mean
+from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.elements import Elements
+from thinwire.collectives.exchange import Exchange
+from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.planned import difference
+from thinwire.collectives.proposal import Terms
+from thinwire.collectives.series import GIVE_UP
+from thinwire.collectives.shards import Grid
+from thinwire.collectives.stash import Stash
+from thinwire.compression.codec import Buffer, Codec
+from thinwire.swarm.frame import Frame, sign_message, verify_message
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.protocol import MAX_GROUP, OPERATIONS, Ask, Call, Digest, Message, Over, PeerId, Plan
+from thinwire.swarm.rendezvous import leader_order
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What an average needs of the peer that it is of: who we are, whom we reach, and what time it is.
+
+    live: peers with a link. gone: peers whose process is known to be no more. here: peers in the membership's view, and us.
+    life: a number that is higher in every later life of this peer.
+    """
+
+    identity: Identity
+    run_id: Digest
+    outbox: Outbox
+    now: Callable[[], float]
+    live: Collection[PeerId]
+    gone: Collection[PeerId]
+    here: Callable[[], Collection[PeerId]]
+    key_of: Callable[[PeerId], bytes | None]
+    life: int
+
+    @property
+    def me(self) -> PeerId:
+        """Ourselves."""
+        return self.identity.peer_id
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What this peer brings: its encoded chunks in grid order with their hashes, how they are cut and computed with."""
+
+    payloads: Sequence[Buffer]
+    hashes: bytes
+    weight: int
+    grid: Grid
+    elements: Elements
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How it ended: with an outcome that has a commit, or with `failure`, what went wrong, and a `hint`.
+
+    missing: peers that were here and are not in it, each with a reason.
+    """
+
+    outcome: Outcome = field(default_factory=Outcome)
+    missing: dict[PeerId, str] = field(default_factory=dict)
+    failure: str = ""
+    hint: str = ""
+
+
+class Operation:
+    """One peer's part. Feed it what `Operations` routes; `ended` has its end. `late`: its number was learned from others.
+
+    grace: seconds that peers which are here and have not called are waited for. patience: seconds without progress
+    before somebody acts.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        name: str,
+        number: int,
+        plan: Plan,
+        share: Share,
+        *,
+        fresh: bool,
+        grace: float,
+        patience: float,
+    ) -> None:
+        self.name, self.number, self.plan = name, number, plan
+        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self.ended_at = 0.0
+        self.group: tuple[PeerId, ...] = ()
+        self.fly: Butterfly | None = None
+        self._place, self._share, self._fresh = place, share, fresh
+        self._grace, self._patience = grace, patience
+        self._calls: dict[PeerId, Call] = {}
+        self._stash = Stash(4 * MAX_GROUP, 16)
+        self._began = self._started = place.now()
+        self._complete: float | None = None
+        self._attempt, self._witness, self._voted = place.life, True, False
+        self._waiting: asyncio.Task[Outcome] | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Round and fragment of its messages."""
+        return key_of(self.name, self.number)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held for it."""
+        return self.fly.nbytes if self.fly is not None else 0
+
+    def call(self) -> None:
+        """Tell everybody that is here."""
+        for peer in {*self._place.here(), *self._place.live} - {self._place.me}:
+            self._place.outbox.control(peer, self._said())
+
+    def renumber(self, number: int) -> None:
+        """The others are at another number; only before it has begun."""
+        self.number, self._fresh = number, False
+        self._calls.clear()
+        self._stash.clear()
+        self.call()
+
+    async def wait(self) -> Ended:
+        """Its end. Cancelled, it withdraws."""
+        try:
+            return await asyncio.shield(self.ended)
+        except asyncio.CancelledError:
+            self.withdraw()
+            raise
+
+    def withdraw(self) -> None:
+        """Whoever called does not wait any more."""
+        self._give_up("it was cancelled")
+
+    # --- what comes in
+
+    def hear_call(self, peer: PeerId, call: Call) -> None:
+        """Somebody calls the same."""
+        begun = self.fly is not None
+        if begun and not call.group:
+            self._place.outbox.control(peer, self._said())  # it comes late
+        if self.ended.done():
+            return
+        if call.plan != self.plan:
+            if not begun:
+                self._fail(
+                    difference(self.plan, call.plan, peer), "all peers call with the same shapes, types, op and codec"
+                )
+            return
+        self._calls[peer] = call
+        if call.group and (not begun or (call.group > self.group and not self._voted)):
+            self._take_up(call.group)
+        elif not begun:
+            self._find()
+
+    def forget(self, peer: PeerId) -> None:
+        """Somebody does not call any more."""
+        if self.fly is None:
+            self._calls.pop(peer, None)
+
+    def hear(self, peer: PeerId, frame: Frame) -> None:
+        """A frame of the round."""
+        if self.fly is not None:
+            self.fly.hear(peer, frame)
+        elif frame.signature:
+            self._stash.put(peer, frame)
+
+    def reach(self, peer: PeerId) -> None:
+        """A link to `peer` is up."""
+        if not self.ended.done():
+            self._place.outbox.control(peer, self._said())
+        if self.fly is not None:
+            self.fly.reach(peer)
+
+    def lost(self, peer: PeerId, *, gone: bool) -> None:
+        """The link to `peer` broke."""
+        self._calls.pop(peer, None)
+        if self.fly is not None:
+            self.fly.lost(peer, gone=gone)
+        elif not self.ended.done():
+            self._find()
+
+    def tick(self) -> None:
+        """Let time pass."""
+        now = self._place.now()
+        if self.fly is not None:
+            self.fly.tick()
+            if not self.ended.done() and now > max(self._started, self.fly.moved) + GIVE_UP * self._patience:
+                self._fail(
+                    "no majority of those who began it is left, or in reach", "call again, with those that are here"
+                )
+        elif not self.ended.done():
+            self._find()
+
+    # --- finding together
+
+    def _said(self) -> Call:
+        return Call(self.name, self.number, self._fresh, self.plan, self.group)
+
+    def _find(self) -> None:
+        place, now = self._place, self._place.now()
+        callers = {place.me, *self._calls}
+        waits = bool(set(place.here()) - callers - set(place.gone)) or len(callers) < self.plan.least
+        late = now >= self._began + self._grace
+        if waits and not late:
+            self._complete = None
+            return
+        if len(callers) < self.plan.least:
+            self._give_up(f"{len(callers)} of at least {self.plan.least} peers have called within {self._grace:g} s")
+            return
+        if self._complete is None:
+            self._complete = now
+        turn = leader_order(place.run_id, callers, *self.key).index(place.me)
+        if now >= self._complete + turn * self._patience:
+            self._take_up(tuple(sorted(callers)[:MAX_GROUP]))
+
+    def _take_up(self, group: tuple[PeerId, ...]) -> None:
+        place, (round, fragment) = self._place, self.key
+        again = self.fly is not None or place.me not in group or not self._witness
+        self.group, self._started, self._voted = group, place.now(), False
+        seed = blake3.blake3(
+            b"".join((place.run_id, round.to_bytes(8, "big"), fragment.to_bytes(8, "big"), *group))
+        ).digest()
+        terms = Terms(
+            round,
+            fragment,
+            leader_order(seed, group, round, fragment),
+            seed,
+            blake3.blake3(msgspec.msgpack.encode(self.plan)).digest(),
+            min_peers=self.plan.least,
+            grace=self._patience,
+            patience=self._patience,
+        )
+        agreement = Agreement(
+            place.me,
+            terms,
+            sign=lambda message: sign_message(message, b"", place.identity, place.run_id),
+            verify=self._verify,
+            live=place.live,
+            gone=set(place.gone),
+            witness=self._witness,
+        )
+        exchange = Exchange(
+            agreement,
+            codec=cast(Codec, self._share.elements),  # of a codec an exchange uses what Elements has
+            grid=self._share.grid,
+            rule=mean,
+            seed=seed,
+            outbox=place.outbox,
+            now=place.now,
+            usual={},
+            phase=self._phase,
+            reducer=self._share.elements,
+        )
+        fly = Butterfly(
+            agreement, exchange, outbox=place.outbox, now=place.now, attempt=self._attempt, phase=self._phase
+        )
+        self.fly = fly
+        self.call()
+        self._wait(fly)
+        fly.announce(self._share.payloads, weight=self._share.weight, loss=0.0, speed=0.0, hashes=self._share.hashes)
+        self._attempt = fly.attempt
+        if again:
+            for peer in place.live:
+                place.outbox.control(peer, Ask(round, fragment))
+        for peer, frame in self._stash.take():
+            fly.hear(peer, frame)
+
+    def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
+        place = self._place
+        key = place.identity.public_key if peer == place.me else place.key_of(peer)
+        return key is not None and verify_message(message, signature, key, place.run_id)
+
+    def _phase(self, round: int, name: str) -> None:
+        self._voted |= name == "vote"
+
+    # --- the end
+
+    def _wait(self, fly: Butterfly) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._waiting = asyncio.ensure_future(fly.wait())
+        self._waiting.add_done_callback(lambda task: self._settled(fly, task))
+
+    def _settled(self, fly: Butterfly, task: asyncio.Task[Outcome]) -> None:
+        if task.cancelled() or self.fly is not fly or self.ended.done():
+            return
+        outcome = task.result()
+        if outcome.commit is not None:
+            self._end(Ended(outcome, self._absent(outcome)))
+            return
+        groups = Counter(call.group for call in self._calls.values() if call.group not in ((), self.group))
+        if not groups:
+            self._fail("the others began it as another group", "call again")
+            return
+        self._witness = False  # what was promised in the other group may have counted there
+        self._take_up(max(groups, key=lambda group: (groups[group], group)))
+
+    def _absent(self, outcome: Outcome) -> dict[PeerId, str]:
+        place, said = self._place, dict(outcome.missing)
+        others = {*self.group, *place.here(), *said}.difference(outcome.contributors)
+        return {
+            peer: said.get(peer)
+            or ("gone" if peer in place.gone else "late" if peer in self._calls else "has not called")
+            for peer in sorted(others)
+        }
+
+    def _give_up(self, failure: str) -> None:
+        """Nobody shall count on us any more, as far as that is possible."""
+        if not self.ended.done() and self.fly is None:
+            for peer in self._place.live:
+                self._place.outbox.control(peer, Over(self.name, self.number + 1, True))
+        self._fail(failure)
+
+    def _fail(self, failure: str, hint: str = "") -> None:
+        self._end(Ended(failure=failure, hint=hint))
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _end(self, ended: Ended) -> None:
+        if not self.ended.done():
+            self.ended.set_result(ended)
+            self.ended_at = self._place.now()
+
+
+def key_of(name: str, number: int) -> tuple[int, int]:
+    """Round and fragment by which the messages of an average are known: 47 bits of the hash of its name, and its number."""
+    digest = blake3.blake3(name.encode()).digest()
+    fragment = OPERATIONS | int.from_bytes(digest[:2], "big") % OPERATIONS
+    return (int.from_bytes(digest[2:6], "big") + number) % 2**32, fragment

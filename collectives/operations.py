@@ -1,0 +1,179 @@
+"""All averages of one peer that are no training rounds: several at once, each known by a name and a number.
+
+Of one name all peers count alike: the n-th call of one meets the n-th call of the others. Who is new to a name learns from
+the others which number is next (`Over`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from thinwire.collectives.operation import Ended, Operation, Place, Share, key_of
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import OPERATIONS, Call, Commit, Message, Over, PeerId, Plan
+
+AT_ONCE = 64
+"""Most averages in progress."""
+
+NAMES = 4096
+"""Names whose numbers are remembered, the last used ones."""
+
+EARLY = 64
+"""Calls of one peer that are kept for when we call the same."""
+
+KEPT_SECONDS, KEPT, KEPT_BYTES = 30.0, 64, 256 << 20
+"""How long results are kept for those who come late, and how many, and how much of them."""
+
+LAST = 2**31
+"""No number is as high."""
+
+
+def is_ours(message: Message) -> bool:
+    """Whether a message is about an average and not about the model's rounds."""
+    if isinstance(message, (Call, Over)):
+        return True
+    fragment: int = message.opened.fragment if isinstance(message, Commit) else getattr(message, "fragment", 0)
+    return fragment >= OPERATIONS
+
+
+class Operations:
+    """See the module; a handler of what a Presence tells."""
+
+    def __init__(self, place: Place, *, gone: set[PeerId], patience: float = 2.0) -> None:
+        """`gone`: the same set as in `place`; kept here."""
+        self._place, self._gone, self._patience = place, gone, patience
+        # Of each name: the number of our next call, and the one up to which results are known to be out.
+        self._next: OrderedDict[str, int] = OrderedDict()
+        self._past: dict[str, int] = {}
+        self._known: dict[tuple[str, int], Operation] = {}
+        self._early: dict[PeerId, OrderedDict[tuple[str, int], Call]] = {}
+
+    def begin(self, name: str, plan: Plan, share: Share, *, grace: float) -> Operation:
+        """Call an average; its end is in `ended`. Raises ValueError when too many are in progress."""
+        if len(self._running()) >= AT_ONCE:
+            raise ValueError(f"{AT_ONCE} averages are in progress: wait for some of them")
+        fresh, number = name not in self._next, self._next.get(name, 0)
+        self._count(name, number + 1)
+        operation = Operation(self._place, name, number, plan, share, fresh=fresh, grace=grace, patience=self._patience)
+        self._known[name, number] = operation
+        operation.ended.add_done_callback(lambda ended: self._ended(operation, ended.result()))
+        operation.call()
+        self._replay(operation)
+        operation.tick()
+        return operation
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """What is held, and how much it may be."""
+        early = max((len(calls) for calls in self._early.values()), default=0)
+        return {
+            "operations": (len(self._known), AT_ONCE + KEPT),
+            "names": (len(self._next), NAMES),
+            "calls": (early, EARLY),
+        }
+
+    # --- what presence tells
+
+    def reached(self, peer: PeerId) -> None:
+        """See Handler."""
+        self._gone.discard(peer)
+        for operation in list(self._known.values()):
+            operation.reach(peer)
+
+    def lost(self, peer: PeerId, *, gone: bool) -> None:
+        """See Handler."""
+        self._early.pop(peer, None)
+        if gone:
+            self._gone.add(peer)
+        for operation in list(self._known.values()):
+            operation.lost(peer, gone=gone)
+
+    def routed(self, peer: PeerId, frame: Frame) -> None:
+        """See Handler."""
+        message = frame.message
+        if isinstance(message, Call):
+            self._called(peer, message)
+        elif isinstance(message, Over):
+            self._over(peer, message)
+        else:
+            opened = message.opened if isinstance(message, Commit) else message
+            key = getattr(opened, "round", 0), getattr(opened, "fragment", 0)
+            for operation in self._known.values():
+                if operation.key == key:
+                    operation.hear(peer, frame)
+                    break
+
+    def ticked(self) -> None:
+        """See Handler."""
+        for operation in list(self._known.values()):
+            operation.tick()
+        now, kept, held = self._place.now(), 0, 0
+        for key, operation in reversed(list(self._known.items())):
+            if operation.ended.done():
+                kept, held = kept + 1, held + operation.nbytes
+                if operation.fly is None or now > operation.ended_at + KEPT_SECONDS or kept > KEPT or held > KEPT_BYTES:
+                    del self._known[key]
+
+    # --- calls
+
+    def _running(self) -> list[Operation]:
+        return [operation for operation in self._known.values() if not operation.ended.done()]
+
+    def _count(self, name: str, number: int) -> None:
+        self._next[name] = number
+        self._next.move_to_end(name)
+        if len(self._next) > NAMES:
+            forgotten, _ = self._next.popitem(last=False)
+            self._past.pop(forgotten, None)
+
+    def _ended(self, operation: Operation, ended: Ended) -> None:
+        if not ended.failure and operation.name in self._next:
+            self._past[operation.name] = max(self._past.get(operation.name, 0), operation.number + 1)
+
+    def _called(self, peer: PeerId, call: Call) -> None:
+        operation, following = self._known.get((call.name, call.number)), self._next.get(call.name, 0)
+        lost = call.fresh and not call.group and call.number < following - 1
+        if operation is not None and not (operation.ended.done() and lost):
+            operation.hear_call(peer, call)
+        elif call.number < self._past.get(call.name, 0):
+            waiting = [o.number for o in self._running() if o.name == call.name and o.fly is None]
+            number = min((n for n in waiting if n > call.number), default=following)
+            self._place.outbox.control(peer, Over(call.name, number, False))
+        elif call.number < following:
+            pass  # we had called it and have given up: what becomes of it is theirs
+        else:
+            early = self._early.setdefault(peer, OrderedDict())
+            early[call.name, call.number] = call
+            if len(early) > EARLY:
+                early.popitem(last=False)
+
+    def _over(self, peer: PeerId, message: Over) -> None:
+        """We are new to a name: what we have called is what comes next there."""
+        early = self._early.get(peer, OrderedDict())
+        for name, number in [key for key in early if key[0] == message.name and key[1] < message.number]:
+            del early[name, number]
+        if message.withdrawn:
+            for operation in self._running():
+                if operation.name == message.name and operation.number < message.number:
+                    operation.forget(peer)
+            return
+        waiting = [o for o in self._running() if o.name == message.name and o.fly is None and o.number < message.number]
+        if not waiting or message.number >= LAST:
+            return
+        waiting.sort(key=lambda operation: operation.number)
+        ahead = message.number - waiting[0].number
+        for operation in reversed(waiting):
+            moved = (operation.name, operation.number + ahead)
+            if moved not in self._known:
+                self._known[moved] = self._known.pop((operation.name, operation.number))
+                operation.renumber(moved[1])
+                self._replay(operation)
+        self._count(message.name, max(self._next.get(message.name, 0), waiting[-1].number + 1))
+
+    def _replay(self, operation: Operation) -> None:
+        for peer, early in list(self._early.items()):
+            call = early.pop((operation.name, operation.number), None)
+            if call is not None:
+                operation.hear_call(peer, call)
+
+
+__all__ = ["Operations", "Operation", "Place", "Share", "is_ours", "key_of"]

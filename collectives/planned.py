@@ -1,0 +1,53 @@
+"""What peers that average have to agree on, and in what they differ when they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import blake3
+import msgspec
+from thinwire.swarm.identity import short
+from thinwire.swarm.protocol import MAX_TENSORS, PeerId, Plan, Tensor
+
+LONGEST_KEY = 128
+"""Most characters of a tensor's key."""
+
+MOST_DIMENSIONS = 32
+
+
+def plan_of(op: str, element: str, codec: str, least: int, tensors: Sequence[tuple[str, tuple[int, ...]]]) -> Plan:
+    """The plan for tensors with these keys and shapes. Raises ValueError for a key or a shape that cannot be told."""
+    for key, shape in tensors:
+        if len(key) > LONGEST_KEY or len(shape) > MOST_DIMENSIONS:
+            raise ValueError(
+                f"a tensor's key has at most {LONGEST_KEY} characters, its shape {MOST_DIMENSIONS} dimensions"
+            )
+    whole = blake3.blake3(msgspec.msgpack.encode(list(tensors))).digest()
+    named = tuple(Tensor(key, shape) for key, shape in tensors[:MAX_TENSORS])
+    return Plan(op, element, codec, least, sum(prod(shape) for _, shape in tensors), len(tensors), named, whole)
+
+
+def difference(ours: Plan, theirs: Plan, peer: PeerId) -> str:
+    """What differs, for a person."""
+    who = f"peer {short(peer)}"
+    for what, mine, other in (
+        ("op", ours.op, theirs.op),
+        ("element type", ours.element, theirs.element),
+        ("codec", ours.codec, theirs.codec),
+        ("least number of peers", ours.least, theirs.least),
+        ("number of tensors", ours.count, theirs.count),
+    ):
+        if mine != other:
+            return f"{what}: {who} has {other}, here it is {mine}"
+    for at, (one, two) in enumerate(zip(ours.tensors, theirs.tensors, strict=False)):
+        name = repr(one.key) if one.key else f"number {at}"
+        if one.key != two.key:
+            return f"tensor {name}: {who} has {two.key!r} in its place"
+        if one.shape != two.shape:
+            return f"shape of tensor {name}: {who} has {_shape(two.shape)}, here it is {_shape(one.shape)}"
+    return f"{who} has other keys or shapes after the first {len(ours.tensors)} tensors"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) if shape else "a single number"

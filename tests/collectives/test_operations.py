@@ -1,0 +1,406 @@
+"""Averages that are no training rounds, in virtual time: several peers, their links, and whoever dies or comes late."""
+
+import asyncio
+import random
+import re
+from contextlib import nullcontext
+
+import blake3
+import numpy as np
+import pytest
+from thinwire.collectives.elements import EXACT, ElementError, elements, numpy_type
+from thinwire.collectives.operations import AT_ONCE, Operations, Place, Share
+from thinwire.collectives.planned import plan_of
+from thinwire.collectives.shards import grid
+from thinwire.compression.registry import dense
+from thinwire.node.presence import Presence
+from thinwire.sims import clock
+from thinwire.sims.network import SimNet
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.preset import LOCAL
+from thinwire.swarm.protocol import Call, Welcome
+from thinwire.swarm.record import PeerRecord
+from thinwire.swarm.roster import Roster
+
+RUN = bytes(range(32))
+
+
+class Member:
+    """A peer with links and a roster, that trains nothing."""
+
+    def __init__(self, net, index, life=0):
+        self.identity = Identity.generate(bytes([index]) * 32)
+        self.id, self.net, loop = self.identity.peer_id, net, clock.current()
+        address = f"10.0.0.{index}:7000"
+        self.transport = net.transport(self.identity, RUN, self._admit, address)
+        sequence = 1 + int(loop.time() * 1000)
+        self.record = PeerRecord.create(
+            self.identity, run_id=RUN, addresses=(address,), sequence=sequence, issued=net.wall()
+        )
+        self.transport.learn(self.record)
+        rng = random.Random(100 * index + life)
+        self.roster = Roster(
+            self.identity, self.record, run_id=RUN, preset=LOCAL, rng=rng, now=loop.time(), wall=net.wall
+        )
+        self.presence = Presence(self.transport, self.roster, now=loop.time, emit=lambda kind, fields: None)
+        gone = set()
+        place = Place(
+            self.identity,
+            RUN,
+            self.presence.outbox,
+            loop.time,
+            self.presence.live,
+            gone,
+            lambda: self.roster.view.peers,
+            lambda peer: record.public_key if (record := self.roster.record_of(peer)) else None,
+            sequence,
+        )
+        self.operations = self.presence.operations = Operations(place, gone=gone, patience=1.0)
+        self.task = loop.create_task(self.presence.run())
+
+    def _admit(self, hello, record):
+        self.roster.learn(record, clock.current().time())
+        return Welcome(self.record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
+
+    def begin(self, array, *, name="", op="mean", codec=EXACT, element="", least=1, weight=1, grace=5.0):
+        element = element or str(array.dtype)
+        parts = elements(element, op, codec, dense)
+        cut = grid(array.size, parts)
+        flat = array.reshape(-1)
+        payloads = [parts.encode(flat[slice(*cut.span(i))]) for i in range(len(cut))]
+        hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)
+        share = Share(payloads, hashes, weight, cut, parts)
+        plan = plan_of(op, element, codec, least, [("", array.shape)])
+        return self.operations.begin(name, plan, share, grace=grace), array
+
+    async def average(self, array, **options):
+        operation, array = self.begin(array, **options)
+        ended = await operation.wait()
+        if ended.failure:
+            return ended, None
+        out = np.empty(array.size, numpy_type(options.get("element") or str(array.dtype)))
+        for i, payload in enumerate(ended.outcome.results):
+            operation._share.elements.decode(payload, out[slice(*operation._share.grid.span(i))])
+        return ended, out.reshape(array.shape)
+
+    def kill(self):
+        self.net.kill(self.id)
+        self.task.cancel()
+
+
+class Group(list):
+    def __init__(self, count, seed=3, **options):
+        self.net = SimNet(seed, latency=0.01, bandwidth=50e6, **options)
+        super().__init__(Member(self.net, index) for index in range(count))
+        for member in self:
+            self.acquaint(member)
+
+    def acquaint(self, member):
+        for other in self:
+            if other is not member:
+                member.roster.learn(other.record, clock.current().time())
+                member.transport.learn(other.record)
+
+
+def play(scene, seed=1):
+    return clock.run(scene(), seed=seed)
+
+
+def together(members, arrays, **options):
+    return asyncio.gather(*(member.average(array, **options) for member, array in zip(members, arrays, strict=True)))
+
+
+SIZES = (0, 1, 2, 3, 41, 4096, 203_530)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_of_integers_are_exact_and_equal(size):
+    async def scene():
+        group = Group(3)
+        arrays = [np.random.default_rng(i).integers(-(2**40), 2**40, size) for i in range(3)]
+        before = [array.copy() for array in arrays]
+        results = await together(group, arrays, op="sum")
+        for (ended, out), array, old in zip(results, arrays, before, strict=True):
+            assert len(ended.outcome.contributors) == 3 and not ended.missing
+            np.testing.assert_array_equal(out, sum(arrays))
+            np.testing.assert_array_equal(array, old)
+
+    play(scene)
+
+
+TOLERANCE = {"float64": 1e-15, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}
+
+
+def bfloat(values):
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize("op", ["mean", "sum", "min", "max"])
+@pytest.mark.parametrize("element", ["float64", "float32", "float16", "bfloat16", "int32", "uint8", "bool"])
+def test_every_op_of_every_type(element, op):
+    async def scene():
+        group = Group(3)
+        arrays = [np.random.default_rng(i).uniform(-9, 9, (7, 601)) for i in range(3)]
+        if element == "bfloat16":
+            arrays = [bfloat(array) for array in arrays]
+            true = [(array.astype(np.uint32) << 16).view(np.float32) for array in arrays]
+        elif element == "bool":
+            true = arrays = [array > 0 for array in arrays]
+        else:
+            true = arrays = [(array + 9).astype(element) for array in arrays]
+        wide = np.stack(true).astype(np.float64)
+        exact = {"mean": wide.mean(0), "sum": wide.sum(0), "min": wide.min(0), "max": wide.max(0)}[op]
+        results = await together(group, arrays, op=op, element=element)
+        for ended, out in results:
+            assert not ended.failure
+            np.testing.assert_array_equal(out, results[0][1])
+            seen = (out.astype(np.uint32) << 16).view(np.float32) if element == "bfloat16" else out
+            if element in TOLERANCE:
+                np.testing.assert_allclose(seen, exact, rtol=TOLERANCE[element])
+            else:
+                np.testing.assert_array_equal(seen, exact)
+
+    if (element, op) in [("int32", "mean"), ("uint8", "mean"), ("bool", "mean"), ("bool", "sum")]:
+        with pytest.raises(ElementError, match=f"mean of {element}|{op} of bool"):
+            play(scene)
+    else:
+        play(scene)
+
+
+@pytest.mark.parametrize(("element", "codec", "reason"), [
+    ("complex64", EXACT, "complex64"), ("int64", "int8", "int64 travels"), ("float64", "fp16", "float64 travels"),
+    ("float32", "int7", "int7"), ("float32", "topk", "topk"),
+])  # fmt: skip
+def test_what_there_is_not_is_named(element, codec, reason):
+    with pytest.raises(ValueError, match=reason):
+        elements(element, "sum", codec, dense)
+    with pytest.raises(ValueError, match="'product'"):
+        elements("float32", "product", EXACT, dense)
+
+
+@pytest.mark.parametrize("op", ["mean", "sum", "max"])
+def test_a_codec_loses_a_little_and_the_same_on_all(op):
+    async def scene():
+        group = Group(3)
+        arrays = [np.random.default_rng(i).standard_normal(9001).astype(np.float32) for i in range(3)]
+        wide = np.stack(arrays)
+        exact = {"mean": wide.mean(0), "sum": wide.sum(0), "max": wide.max(0)}[op]
+        results = await together(group, arrays, op=op, codec="int8(block=64)")
+        for _, out in results:
+            np.testing.assert_array_equal(out, results[0][1])
+            np.testing.assert_allclose(out, exact, atol=0.15)
+        assert not np.array_equal(results[0][1], exact)
+
+    play(scene)
+
+
+def test_values_far_apart_and_not_finite_go_through():
+    async def scene():
+        group = Group(3)
+        arrays = [np.array([1e-9 * 1e9**i, i, i], np.float32) for i in range(3)]
+        arrays[1][1], arrays[2][2] = np.nan, np.inf
+        for ended, out in await together(group, arrays, op="sum"):
+            assert len(ended.outcome.contributors) == 3
+            np.testing.assert_array_equal(out, np.array([1e9 + 1, np.nan, np.inf], np.float32))
+
+    play(scene)
+
+
+def test_a_mean_is_weighted():
+    async def scene():
+        group = Group(3)
+        calls = [
+            m.average(np.array([float(i)]), weight=w) for i, (m, w) in enumerate(zip(group, (1, 2, 5), strict=True))
+        ]
+        for _, out in await asyncio.gather(*calls):
+            assert out[0] == 12 / 8
+
+    play(scene)
+
+
+def test_alone_one_gets_its_own():
+    async def scene():
+        ended, out = await Group(1)[0].average(np.array([3.5]))
+        assert out[0] == 3.5 and len(ended.outcome.contributors) == 1
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"op": "sum"}, "op: peer .* has sum, here it is mean"),
+        ({"array": np.zeros((3, 5))}, r"shape of tensor number 0: peer .* has 3×5, here it is 3×4"),
+        ({"array": np.zeros((3, 4), np.float32)}, "element type: peer .* has float32, here it is float64"),
+        ({"least": 2}, "least number of peers: peer .* has 2, here it is 1"),
+        ({"array": np.zeros(12)}, "shape of tensor number 0: peer .* has 12, here it is 3×4"),
+    ],
+)
+def test_peers_that_want_different_things_are_told_at_once(other, says):
+    async def scene():
+        group, began = Group(4), clock.current().time()
+        arrays = [np.full((3, 4), float(i)) for i in range(4)]
+        calls = [asyncio.ensure_future(group[i].average(arrays[i])) for i in (0, 2)]
+        await asyncio.sleep(1.0)
+        calls.append(asyncio.ensure_future(group[1].average(**{"array": arrays[1], **other})))
+        first = await asyncio.gather(*calls)
+        assert clock.current().time() < began + 1.5
+        await asyncio.sleep(3.0)  # and who calls much later learns it too
+        late, _ = await group[3].average(arrays[3])
+        assert clock.current().time() < began + 5.0
+        words = [ended.failure for ended, _ in first] + [late.failure]
+        assert all(words)
+        for said in (words[0], words[1], words[3]):
+            assert re.search(says, said)
+        for i in range(4):
+            np.testing.assert_array_equal(arrays[i], np.full((3, 4), float(i)))
+        results = await together(group, arrays)  # and the next one is right again
+        assert all(len(ended.outcome.contributors) == 4 for ended, _ in results)
+
+    play(scene)
+
+
+def check_survivors(results, victim):
+    """2**index each: the sum names who is in it; whoever names the same has the same, and here all do."""
+    for ended, out in results:
+        assert not ended.failure
+        inside = set(ended.outcome.contributors)
+        assert out[0] == sum(2.0**i for i, who in victim["ids"].items() if who in inside)
+        np.testing.assert_array_equal(out, results[0][1])
+        assert inside | ended.missing.keys() >= set(victim["ids"].values())
+        assert not inside & ended.missing.keys()
+
+
+@pytest.mark.parametrize("size", [3, 400_000])
+@pytest.mark.parametrize("delay", [0.0, 0.009, 0.011, 0.021, 0.031, 0.045, 0.06, 0.08, 0.12])
+@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+def test_who_dies_at_any_moment_is_left_out_and_the_others_finish(delay, victim, size):
+    async def scene():
+        group = Group(4, seed=victim)
+        await asyncio.sleep(1.0)
+        arrays = [np.full(size, 2.0**i) for i in range(4)]
+        calls = {i: asyncio.ensure_future(group[i].average(arrays[i], op="sum")) for i in range(4)}
+        await asyncio.sleep(delay)
+        group[victim].kill()
+        calls.pop(victim).cancel()
+        results = await asyncio.gather(*calls.values())
+        check_survivors(results, {"ids": {i: group[i].id for i in range(4)}})
+        assert all(set(results[0][0].outcome.contributors) >= {group[i].id for i in calls} for i in calls)
+        again = await together([group[i] for i in calls], [arrays[i] for i in calls], op="sum")
+        assert all(len(ended.outcome.contributors) == 3 for ended, _ in again)
+
+    play(scene, seed=victim)
+
+
+def test_two_of_two_and_one_dies():
+    async def scene():
+        group = Group(2)
+        await asyncio.sleep(1.0)
+        calls = [asyncio.ensure_future(member.average(np.full(300_000, 5.0))) for member in group]
+        await asyncio.sleep(0.05)
+        group[1].kill()
+        calls[1].cancel()
+        ended, out = await calls[0]
+        assert out is not None and out[0] == 5.0 and ended.outcome.contributors[0] in (group[0].id, group[1].id)
+
+    play(scene)
+
+
+def test_who_calls_late_gets_the_result_without_being_in_it():
+    async def scene():
+        group = Group(3)
+        first = await together(group[:2], [np.full(9, 1.0), np.full(9, 3.0)], grace=0.5)
+        late, out = await group[2].average(np.full(9, 100.0))
+        assert [ended.missing for ended, _ in first] == [{group[2].id: "has not called"}] * 2
+        np.testing.assert_array_equal(out, np.full(9, 2.0))
+        assert set(late.outcome.contributors) == {group[0].id, group[1].id}
+        assert group[2].id in late.missing
+
+    play(scene)
+
+
+def test_a_newcomer_learns_which_number_is_next():
+    async def scene():
+        group = Group(2)
+        for _ in range(5):
+            await together(group, [np.ones(2)] * 2, name="loss")
+        newcomer = Member(group.net, 7)
+        group.append(newcomer)
+        for member in group:
+            group.acquaint(member)
+        calls = [asyncio.ensure_future(newcomer.average(np.full(2, 4.0), name="loss"))]
+        await asyncio.sleep(0.7)
+        calls += [asyncio.ensure_future(member.average(np.full(2, 1.0), name="loss")) for member in group[:2]]
+        for ended, out in await asyncio.gather(*calls):
+            assert len(ended.outcome.contributors) == 3
+            np.testing.assert_array_equal(out, [2.0, 2.0])
+        results = await together(group, [np.ones(2)] * 3, name="loss")
+        assert {len(ended.outcome.contributors) for ended, _ in results} == {3}
+
+    play(scene)
+
+
+def test_several_at_once_of_one_name_and_of_many():
+    async def scene():
+        group = Group(3)
+        calls = []
+        for i, member in enumerate(group):
+            for turn in range(6):
+                await asyncio.sleep(0.003 * i)
+                name = ["", "", "", "a", "b", "a"][turn]
+                calls.append(
+                    asyncio.ensure_future(member.average(np.full(20_000, float(10**turn * i)), name=name, op="max"))
+                )
+        results = await asyncio.gather(*calls)
+        for i in range(3):
+            values = [float(out[0]) for _, out in results[6 * i : 6 * i + 6]]
+            assert values == [2.0 * 10**turn for turn in range(6)]
+        for turn in range(70):
+            with pytest.raises(ValueError, match="64 averages") if turn >= AT_ONCE else nullcontext():
+                group[0].begin(np.ones(1), name=str(turn))
+
+    play(scene)
+
+
+def test_fewer_than_the_least_is_no_average_and_a_later_call_is_one():
+    async def scene():
+        group = Group(3)
+        ended, _ = await group[0].average(np.ones(2), least=3, grace=1.0)
+        assert "1 of at least 3 peers have called" in ended.failure
+        results = await together(group[1:], [np.ones(2)] * 2, least=3, grace=1.0)
+        assert all("2 of at least 3" in ended.failure for ended, _ in results)
+        results = await together(group, [np.ones(2)] * 3, least=3, grace=5.0)
+        assert all(len(ended.outcome.contributors) == 3 for ended, _ in results)
+
+    play(scene)
+
+
+def test_who_withdraws_is_not_waited_for():
+    async def scene():
+        group = Group(3)
+        operation, _ = group[0].begin(np.ones(2))
+        await asyncio.sleep(0.2)
+        operation.withdraw()
+        await asyncio.sleep(0.2)
+        results = await together(group[1:], [np.ones(2)] * 2, grace=0.5)
+        assert all(ended.missing == {group[0].id: "has not called"} for ended, _ in results)
+        results = await together(group, [np.ones(2)] * 3)
+        assert all(len(ended.outcome.contributors) == 3 for ended, _ in results)
+
+    play(scene)
+
+
+def test_what_is_held_is_bounded():
+    async def scene():
+        group = Group(2)
+        for turn in range(100):
+            message = Call(f"n{turn}", turn, False, plan_of("sum", "int64", EXACT, 1, []), ())
+            group[0].presence.outbox.control(group[1].id, message)
+        await asyncio.sleep(2.0)
+        assert group[1].operations.sizes()["calls"] == (64, 64)
+        await together(group, [np.ones(2)] * 2, name="kept")
+        assert group[0].operations.sizes()["operations"][0] == 1
+        await asyncio.sleep(40.0)
+        assert group[0].operations.sizes()["operations"][0] == 0
+
+    play(scene)

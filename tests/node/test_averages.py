@@ -1,0 +1,177 @@
+"""Averages of one's own tensors in real swarms over loopback, and the forms in which tensors come and go."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+import thinwire
+import torch
+from thinwire.node.averages import Package, prepare
+from torch import nn
+
+MANIFEST = """
+[run]
+name = "mine"
+rounds = 3
+[model]
+kind = "custom"
+[outer]
+steps = 2
+[exchange]
+codec = "fp32"
+grace = 0.5
+"""
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory):
+    """Three peers of a run, in one process."""
+    home = tmp_path_factory.mktemp("homes")
+    (home / "run.toml").write_text(MANIFEST)
+    with thinwire.join(home / "run.toml", home=home / "1", host="127.0.0.1") as first:
+        with (
+            thinwire.join(first.invite, home=home / "2", host="127.0.0.1") as second,
+            thinwire.join(first.invite, home=home / "3", host="127.0.0.1") as third,
+        ):
+            swarms = (first, second, third)
+            # Whoever has not heard of all others yet would find together with fewer of them.
+            run(swarms, [0.0] * 3, least=3, name="met")
+            yield swarms
+
+
+def run(swarms, values, **options):
+    with ThreadPoolExecutor(len(swarms)) as pool:
+        calls = [
+            pool.submit(swarm.average, value, **{"grace": 60, "least": len(swarms), **options})
+            for swarm, value in zip(swarms, values, strict=True)
+        ]
+        return [call.result(timeout=90) for call in calls]
+
+
+def test_a_tensor_a_list_and_a_dict(trio):
+    single = run(trio, [torch.full((2, 3), float(i)) for i in range(3)])
+    assert all(torch.equal(one.value, torch.ones(2, 3)) for one in single)
+    assert all(len(one.contributors) == 3 and not one.missing and one.seconds > 0 for one in single)
+    several = run(
+        trio,
+        [[torch.tensor([i, 7]), torch.zeros(0, 4, dtype=torch.int64), torch.tensor(i)] for i in range(3)],
+        op="sum",
+    )
+    for one in several:
+        assert isinstance(one.value, list) and [tuple(t.shape) for t in one.value] == [(2,), (0, 4), ()]
+        assert one.value[0].tolist() == [3, 21] and one.value[2].item() == 3
+    keyed = run(trio, [{"b": np.float32([i, -i]), "a": np.float32(i)} for i in range(3)], op="max")
+    for one in keyed:
+        assert list(one.value) == ["b", "a"] and one.value["b"].tolist() == [2.0, 0.0] and one.value["a"] == 2.0
+    assert [one.value for one in run(trio, [1.0, 2.0, 6.0])] == [3.0] * 3
+    assert [one.value for one in run(trio, [1.0, 2.0, 6.0], weight=5, name="weighted")] == [3.0] * 3
+
+
+def test_millions_of_elements_and_what_is_given_stays(trio):
+    rng = torch.Generator().manual_seed(1)
+    given = [torch.randn(2_000_003, generator=rng) for _ in range(3)]
+    before = [tensor.clone() for tensor in given]
+    exact = torch.stack(given).double().mean(0)
+    results = run(trio, given)
+    for one, tensor, old in zip(results, given, before, strict=True):
+        assert torch.equal(one.value, results[0].value) and torch.equal(tensor, old)
+        assert (one.value - exact).abs().max() < 1e-6
+    short = run(trio, [tensor[:203_530] for tensor in given], codec="int8(block=256)")
+    assert all(torch.equal(one.value, short[0].value) for one in short)
+    assert 1e-6 < (short[0].value - exact[:203_530]).abs().max() < 0.1
+
+
+def test_peers_that_differ_are_told_in_what(trio):
+    given = [torch.ones(2, 3), torch.ones(3, 2), torch.ones(2, 3)]
+    with ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(s.average, t, name="wrong", grace=60) for s, t in zip(trio, given, strict=True)]
+        errors = [call.exception(timeout=90) for call in calls]
+    assert all(isinstance(error, thinwire.AverageError) for error in errors), errors
+    assert "has 3×2, here it is 2×3" in str(errors[0]) and "has 2×3, here it is 3×2" in str(errors[1])
+    assert all(torch.equal(tensor, torch.ones_like(tensor)) for tensor in given)
+
+
+def test_several_at_once_beside_rounds_of_training(tmp_path):
+    torch.manual_seed(0)
+    models = [nn.Linear(4, 2) for _ in range(2)]
+    (tmp_path / "run.toml").write_text(MANIFEST)
+
+    def train(swarm, model, optimizer, index):
+        begin = partial(swarm.start_average, op="sum", grace=60, least=2)
+        handles = [begin(torch.full((100_000,), step * index)) for step in range(4)]
+        while not swarm.done:
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+        handles += [begin(torch.full((100_000,), step * index)) for step in range(4, 8)]
+        assert handles[-1].wait(60) and handles[-1].done
+        return [handle.result(60).value for handle in handles]
+
+    with (
+        thinwire.join(tmp_path / "run.toml", home=tmp_path / "1", host="127.0.0.1") as first,
+        thinwire.join(first.invite, home=tmp_path / "2", host="127.0.0.1") as second,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        two = (first, second)
+        wrapped = [s.wrap(m, torch.optim.SGD(m.parameters(), lr=0.1)) for s, m in zip(two, models, strict=True)]
+        calls = [pool.submit(train, *each) for each in zip(two, models, wrapped, (1, 2), strict=True)]
+        results = [call.result(timeout=90) for call in calls]
+        assert first.digest == second.digest and first.round == 3
+    for result in results:
+        assert [one.unique().tolist() for one in result] == [[3 * step] for step in range(8)]
+
+
+def test_it_can_be_awaited_and_cancelled(trio):
+    async def three():
+        return await asyncio.gather(
+            *map(wait, [s.start_average(i, op="max", grace=60, least=3) for i, s in enumerate(trio)])
+        )
+
+    async def wait(handle):
+        return (await handle).value
+
+    assert asyncio.run(three()) == [2, 2, 2]
+    handle = trio[0].start_average(1.0, name="alone", least=3, grace=60)
+    assert not handle.wait(0.05) and not handle.done
+    with pytest.raises(TimeoutError):
+        handle.result(0.01)
+    handle.cancel()
+    with pytest.raises(thinwire.AverageError, match="cancelled"):
+        handle.result()
+    with pytest.raises(thinwire.AverageError, match="1 of at least 3 peers have called within 0.2 s"):
+        trio[0].average(1.0, name="too few", least=3, grace=0.2)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options", "reason"),
+    [
+        (torch.ones(2, dtype=torch.int32), {}, "mean of int32"),
+        ([torch.ones(2), torch.ones(2).double()], {}, "tensor number 0 is float32, tensor number 1 is float64"),
+        ({"a": 1, "b": 1.0}, {"op": "sum"}, "tensor 'a' is int64, tensor 'b' is float64"),
+        (torch.ones(2).to(torch.float8_e4m3fn), {}, "float8_e4m3fn"),
+        (torch.ones(2, dtype=torch.complex64), {}, "complex64"),
+        (np.array(["x"]), {}, "str"),
+        ("x", {}, "not str"),
+        (torch.ones(2).to_sparse(), {}, "dense"),
+        (1.0, {"op": "product"}, "there is no op 'product'"),
+        (1.0, {"codec": "int8"}, "float64 travels"),
+        (torch.tensor([float("nan")]), {"codec": "int8"}, "cannot be said"),
+        (torch.ones(1), {"codec": "zip"}, "zip"),
+        (1.0, {"op": "sum", "weight": 2}, "weight"),
+        (1.0, {"weight": 0}, "weight of 0"),
+        (1.0, {"least": 0}, "least"),
+        ({"x" * 200: 1.0}, {}, "128 characters"),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused(tensors, options, reason):
+    with pytest.raises((ValueError, TypeError), match=reason):
+        prepare(tensors, **{"op": "mean", "codec": None, "weight": 1, "least": 1, **options})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.float64])
+def test_tensors_come_back_as_they_were(dtype):
+    tensor = (torch.arange(24).reshape(2, 3, 4) % 7).to(dtype).transpose(0, 2)
+    package = Package((tensor, tensor[0]))
+    first, second = package.unpack(package.array)
+    assert first.dtype == dtype and torch.equal(first, tensor) and torch.equal(second, tensor[0])
