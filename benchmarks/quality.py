@@ -10,6 +10,7 @@ outer parameters at the end. Everything follows from the seed.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 import sys
@@ -32,12 +33,16 @@ from thinwire.compression.kernels import outer_step
 from thinwire.compression.lowrank import LowRank, PowerSGD
 from thinwire.node.corpus import open_corpus
 from thinwire.node.data import Batch, Batches, Split, shards_of, split
+from thinwire.node.eager import EagerRounds
 from thinwire.node.fragments import Layout, layout_of
 from thinwire.node.inner import InnerConfig, learning_rate
 from thinwire.node.model import ModelConfig, Transformer
+from thinwire.node.outer import Read, Write
 from thinwire.node.sparse import chunks_of
 from thinwire.node.tokenizer import load_tokenizer
 from thinwire.node.trainer import Trainer
+from thinwire.sims.table import Table
+from thinwire.swarm.manifest import parse
 
 PEERS = [bytes([index]) * 32 for index in range(4)]
 SHARDS = 256
@@ -236,11 +241,52 @@ def demo_run(spec: str, beta: float = 0.999, lr: float = 3e-3) -> Callable[[Toy]
     return run
 
 
+class Naive(EagerRounds):
+    """One-round overlap without eager updates: everybody applies what is late, and that alone."""
+
+    _share = 0.0  # type: ignore[assignment]
+
+
+def overlapped(outer: str, *, naive: bool = False) -> Callable[[Toy], float]:
+    """Methods that train while they exchange, with the product's rounds and replicas around a table."""
+
+    def run(toy: Toy) -> float:
+        manifest = parse(f'[exchange]\ncodec = "fp32"\n[outer]\nsteps = {toy.steps}\n{outer}')
+        trainers = [Trainer(toy.model(), toy.config(), toy.batches(peer), clock=time.perf_counter) for peer in PEERS]
+        layout = layout_of(trainers[0].model)
+
+        def learner(trainer: Trainer) -> tuple[Floats, Read, Write]:
+            theta = np.empty(layout.total, np.float32)
+            layout.read(trainer.model, theta)
+            return (
+                theta,
+                lambda start, stop, out: layout.read(trainer.model, out, start),
+                lambda theta, start=0, keep=0.0: layout.write(trainer.model, theta, start, keep),
+            )
+
+        async def play() -> Floats:
+            table = Table(manifest, layout, [learner(trainer) for trainer in trainers])
+            if naive:
+                for seat in table.seats:
+                    seat.rounds.__class__ = Naive
+            await table.play(
+                toy.rounds * toy.steps // manifest.pace, lambda index, steps: trainers[index].run_steps(steps).tokens
+            )
+            assert len({seat.replica.digest for seat in table.seats}) == 1
+            return table.seats[0].replica.theta
+
+        layout.write(trainers[0].model, asyncio.run(play()))
+        return toy.loss(trainers[0])
+
+    return run
+
+
 def rounds_of(make: Make) -> Callable[[Toy], float]:
     """A way to train of which only the outer step is special."""
     return lambda toy: train(toy, make)
 
 
+STREAMING = 'method = "streaming"\nfragments = 2\noverlap = {}\nalpha = {}'
 TOPK = "topk(k={},chunk=4096)|2bit|rice"
 RUNS: dict[str, Callable[[Toy], float]] = {
     "synchronous": synchronous,
@@ -259,6 +305,14 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "30% restored": rounds_of(sparse(excluded=0.3, on_exclusion="restore")),
     "demo k=32": demo_run("demo(k=32)"),
     "powersgd rank 8": rounds_of(low_rank(8)),
+    "diloco .4/.9": rounds_of(dense("fp32", 0.4, 0.9)),
+    "streaming t0": overlapped(STREAMING.format(0, 0.0)),
+    "streaming t1 a0": overlapped(STREAMING.format(1, 0.0)),
+    "streaming t1 a.5": overlapped(STREAMING.format(1, 0.5)),
+    "streaming t5 a.5": overlapped(STREAMING.format(5, 0.5)),
+    "naive overlap .4": overlapped('method = "eager"\nlr = 0.4', naive=True),
+    "eager .4": overlapped('method = "eager"\nlr = 0.4'),
+    "eager .2": overlapped('method = "eager"'),
 }
 """Name -> a run's loss."""
 

@@ -1,6 +1,6 @@
 """Ways to train together, as a plan compares them: what one exchange moves, how long it takes, how much peers compute.
 
-"DiLoCo" and "gossip" are the rounds of this version and come from `roundtime` and `pairtime`. The others are first estimates:
+"DiLoCo" and "gossip" come from `roundtime` and `pairtime`, the rounds of this version to the message. The others are estimates:
 bytes over the slowest link that they meet, latencies, and the lanes of `utilisation` where computing hides the exchange.
 """
 
@@ -50,6 +50,7 @@ def methods(question: Question) -> list[Method]:
         _diloco(question),
         _streaming(question, 0),
         _streaming(question, 1),
+        _eager(question),
         _sparse(question),
         _gossip(question),
     ]
@@ -170,6 +171,24 @@ def _streaming(question: Question, overlap: int) -> Method:
         seconds + HOPS * question.latency,
         8.0 * question.parameters + 3 * question.parameters * bits(question) / 8 / fragments,
         lambda every: _lanes(question, Schedule(every, True, overlap), seconds),
+        here=True,
+    )
+
+
+def _eager(question: Question) -> Method:
+    """All of the next round's steps hide the exchange; the slowest sets the pace, or the network does."""
+    once = rounds(question, question.every)
+    payload = question.parameters * bits(question) / 8
+    mean, slowest = _steps(question)
+    return Method(
+        "eager",
+        "results are needed H steps later, and each puts in its own newest work",
+        30,
+        once.sent,
+        once.exchange,
+        24.0 * question.parameters + 3 * payload,
+        lambda every: every * mean / max(every * slowest, once.exchange),
+        here=True,
     )
 
 

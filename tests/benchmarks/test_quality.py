@@ -40,8 +40,20 @@ def test_what_was_not_sent_counts(quality, tmp_path):
     assert loss(quality.sparse()) < loss(quality.sparse(beta=0)) - 0.15
 
 
+@pytest.mark.trial
+@pytest.mark.timeout(600)
+def test_training_on_while_exchanging_costs_little(quality, tmp_path):
+    """Seventy steps; the whole thresholds are below."""
+    inner = InnerConfig(lr=4e-3, warmup=10, schedule="cosine")
+    toy = quality.Toy(quality.text(tmp_path, 0), 0, rounds=12, steps=6, inner=inner)
+    names = ("diloco .4/.9", "streaming t1 a.5", "naive overlap .4", "eager .4")
+    diloco, streaming, naive, eager = (quality.RUNS[name](toy) for name in names)
+    assert streaming <= diloco + 0.08
+    assert eager <= naive - 0.1 and diloco <= eager
+
+
 @pytest.mark.soak
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(14_400)
 def test_thresholds(quality, tmp_path):
     losses = {}
     for name, run in quality.RUNS.items():
@@ -61,6 +73,9 @@ def test_thresholds(quality, tmp_path):
     assert mean["30% excluded"] <= sparse + 0.05
     assert mean["demo k=32"] <= diloco + np.log(1.03) + NOISE
     assert mean["powersgd rank 8"] <= diloco + 0.15
+    for name in ("streaming t0", "streaming t1 a0", "streaming t1 a.5", "streaming t5 a.5"):
+        assert mean[name] <= mean["diloco .4/.9"] + 0.08, name
+    assert min(mean["eager .4"], mean["eager .2"]) <= mean["naive overlap .4"] - 0.5
 
 
 NOISE = 0.015
