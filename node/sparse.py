@@ -86,7 +86,8 @@ class SparseReplica(Replica):
     sent: dict[int, Choice]
     """What we have announced in the round in progress, by the number of the announcement: any may be its record's."""
     codec: SparseCodec
-    lr: float
+    rates: tuple[float, int, float]
+    """lr; from which round on there is another one (0: none); and that one."""
     decay: float
     denominator: str
 
@@ -94,10 +95,16 @@ class SparseReplica(Replica):
     def begin(cls, manifest: Manifest, layout: Layout, codec: Any, theta: Floats, members: Sequence[PeerId]) -> Self:
         """See Replica; `codec` is a SparseCodec."""
         replica, outer = cls(layout.digest, theta, members), manifest.outer
-        replica.codec, replica.lr, replica.decay = codec, outer.lr, outer.decay
+        replica.codec, replica.decay, replica.rates = codec, outer.decay, (outer.lr, outer.late, outer.late_lr)
         replica.denominator, replica.sent = outer.denominator, {}
         replica.feedback = ErrorFeedback(codec.codec, codec.chunks, outer.beta, outer.on_exclusion)
         return replica
+
+    @property
+    def lr(self) -> float:
+        """α of the next round."""
+        lr, late, late_lr = self.rates
+        return late_lr if late and self.round + 1 >= late else lr
 
     def prepare(self, read: Read, attempt: int | None = None) -> bytes:
         """The payload of this round. It is pending until `commit` or `rollback`, and takes the place of one that was.

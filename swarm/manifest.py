@@ -56,7 +56,7 @@ YOUNG = ("gamma", "beta", "denominator", "on_exclusion", "decay", "fragments", "
 UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
     "data": {"once": {False: ("once",)}, "domains": {False: ("domains",)}},
     "inner": {"global_batch": {0: ("global_batch",)}},
-    "outer": {"work": {"equal": ("work", "spread")}},
+    "outer": {"work": {"equal": ("work", "spread")}, "late": {0: ("late", "late_lr")}},
     "exchange": {"sick": {"report": ("sick",)}},
 }
 """Table -> key -> value that says nothing new -> the keys that then do not count: they are younger still."""
@@ -281,6 +281,8 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
         )
     if outer.work == "equal" and outer.spread != Outer().spread:
         yield "outer.spread says nothing where all peers make H steps", "remove the key, or write work = 'by-power'"
+    if not outer.late and outer.late_lr != Outer().late_lr:
+        yield "outer.late_lr says nothing without outer.late", "remove the key, or set the round from which it counts"
     yield from _unbookable(manifest)
     if outer.method == "muloco" and inner.optimizer != "muon":
         yield "muloco is diloco with Muon: inner.optimizer is 'muon'", "remove the key, or take the method 'diloco'"

@@ -151,6 +151,7 @@ class Outer(Table, frozen=True):
     overlap: of streaming alone, inner steps that a peer makes while a part is under way, before it waits for the result; at
         most steps / fragments. Raise it until nobody waits; 5 and less cost next to nothing.
     alpha: of streaming alone, which part of the local parameters stays when the result comes. 0 suits an overlap of 0.
+    late, late_lr: of sparseloco alone, the round from which on lr is late_lr, 0 = none; its paper ends with 0.65.
     """
 
     method: Literal["diloco", "muloco", "noloco", "sparseloco", "demo", "powersgd", "streaming", "eager", "merge"] = (
@@ -170,6 +171,8 @@ class Outer(Table, frozen=True):
     fragments: Annotated[int, Meta(ge=1, le=1024)] = 3
     overlap: Annotated[int, Meta(ge=0, le=2**20)] = 1
     alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.5
+    late: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
+    late_lr: Annotated[float, Meta(gt=0, le=10)] = 0.65
 
 
 NOLOCO: dict[str, float | bool] = {"steps": 50, "lr": 0.7, "momentum": 0.5, "nesterov": False, "gamma": 0.7}
@@ -209,16 +212,17 @@ OUTER: dict[str, dict[str, float | bool]] = {
 _SPARSE = ("beta", "denominator", "on_exclusion")
 _PARTS = ("fragments", "overlap", "alpha")
 _POWER = ("work", "spread")
+_LATE = ("late", "late_lr")
 FOREIGN = {
-    "diloco": ("gamma", "decay", *_SPARSE, *_PARTS),
-    "muloco": ("gamma", "decay", *_SPARSE, *_PARTS),
-    "noloco": ("nesterov", "decay", *_SPARSE, *_POWER, *_PARTS),
+    "diloco": ("gamma", "decay", *_SPARSE, *_PARTS, *_LATE),
+    "muloco": ("gamma", "decay", *_SPARSE, *_PARTS, *_LATE),
+    "noloco": ("nesterov", "decay", *_SPARSE, *_POWER, *_PARTS, *_LATE),
     "sparseloco": ("momentum", "nesterov", "gamma", "decay", *_PARTS),
-    "demo": ("momentum", "nesterov", "gamma", *_POWER, *_PARTS),
-    "powersgd": ("gamma", "decay", "beta", "denominator", *_PARTS),
-    "merge": ("lr", "momentum", "nesterov", "gamma", "decay", *_SPARSE, *_POWER, *_PARTS),
-    "streaming": ("gamma", "decay", *_SPARSE, *_POWER),
-    "eager": ("gamma", "decay", *_SPARSE, *_POWER, *_PARTS),
+    "demo": ("momentum", "nesterov", "gamma", *_POWER, *_PARTS, *_LATE),
+    "powersgd": ("gamma", "decay", "beta", "denominator", *_PARTS, *_LATE),
+    "merge": ("lr", "momentum", "nesterov", "gamma", "decay", *_SPARSE, *_POWER, *_PARTS, *_LATE),
+    "streaming": ("gamma", "decay", *_SPARSE, *_POWER, *_LATE),
+    "eager": ("gamma", "decay", *_SPARSE, *_POWER, *_PARTS, *_LATE),
 }
 """Keys of [outer] that a method has no use for."""
 

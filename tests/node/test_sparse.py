@@ -78,6 +78,19 @@ def test_a_later_payload_takes_the_place_of_one_that_came_to_nothing():
     assert not replica.feedback.residual.any() and replica.prepare(reader(trained(1))) == first
 
 
+def test_from_a_round_on_the_step_is_shorter():
+    plain, cut = made()
+    replica, _ = made("late = 3\nlate_lr = 0.5\n")
+    for number in (1, 2, 3, 4):
+        moved = []
+        for one in (plain, replica):
+            before = one.theta.copy()
+            commit(one, cut, one.prepare(lambda start, stop, out, one=one: np.subtract(one.theta, 1.0, out=out), 1))
+            moved.append(one.theta - before)
+        np.testing.assert_allclose(moved[1], moved[0] * (0.5 if number >= 3 else 1.0), rtol=1e-5, atol=1e-6)
+        assert moved[0].any()
+
+
 @pytest.mark.parametrize("rule", ["drop", "restore"])
 @pytest.mark.parametrize(("named", "late"), [(1, False), (2, False), (1, True)])
 def test_the_residual_loses_what_the_record_names_and_nothing_else(rule, named, late):

@@ -69,6 +69,8 @@ YOUNGER = {
     "inner.momentum",
     "outer.work",
     "outer.spread",
+    "outer.late",
+    "outer.late_lr",
     "data.once",
     "data.domains",
     "inner.global_batch",
@@ -183,6 +185,8 @@ def test_what_follows_from_the_values():
         ("[outer]\nmethod = 'merge'\nmomentum = 0.9", "outer.momentum says nothing", "remove"),
         ("[outer]\nmethod = 'merge'\n[data]\nonce = true", "data.once is not for the method 'merge'", "remove"),
         ("[outer]\nspread = 2", "outer.spread says nothing", "by-power"),
+        ("[outer]\nlate = 9", "outer.late says nothing with the method 'diloco'", "remove"),
+        ("[outer]\nmethod = 'sparseloco'\nlate_lr = 0.5", "outer.late_lr says nothing without", "the round from which"),
         ("[outer]\nmethod = 'noloco'\nwork = 'by-power'", "outer.work says nothing", "remove"),
         ("[inner]\nmomentum = 0.9", "inner.momentum says nothing with the optimizer 'adamw'", "remove"),
         ("[outer]\nmethod = 'muloco'\n[inner]\noptimizer = 'sgd'", "muloco is diloco with Muon", "diloco"),
@@ -410,6 +414,13 @@ def test_work_by_power_lets_a_fast_peer_do_more():
     assert manifest.max_weight == 3 * parse("[outer]\nsteps = 10").max_weight
     assert manifest.run_id(b"a" * 32) != parse("[outer]\nwork = 'by-power'\nsteps = 10").run_id(b"a" * 32)
     assert parse("[outer]\nwork = 'equal'").run_id(b"a" * 32) == parse("").run_id(b"a" * 32)
+
+
+def test_a_late_rate_is_part_of_the_run_and_none_changes_no_run():
+    plain = parse("[outer]\nmethod = 'sparseloco'").run_id(b"a" * 32)
+    assert parse("[outer]\nmethod = 'sparseloco'\nlate = 0").run_id(b"a" * 32) == plain
+    late = [parse(f"[outer]\nmethod = 'sparseloco'\nlate = 9{more}") for more in ("", "0", "\nlate_lr = 0.5")]
+    assert len({plain, *(one.run_id(b"a" * 32) for one in late)}) == 4 and late[0].outer.late_lr == 0.65
 
 
 def test_muloco_trains_with_muon():
