@@ -95,14 +95,7 @@ class Exchange(Plane):
         for index, owner in enumerate(before):
             if owner != self.owners[index]:
                 self.results.unsign(index)
-        self._phase(self.round, "open")
-        if self.agreement.commit is None:
-            if self._withdrawn(opened):
-                self.agreement.accuse(self.me, "withdrawn", self._now())
-            self._scatter(opened)
-            self._ask_unannounced(opened)
-        if opened.adopted is not None:
-            self.results.settle(opened.adopted)
+        self._begin(opened)
         self._replay()
         for index in self._mine:
             if self.results.chunks[index] is not None:

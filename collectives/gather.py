@@ -135,14 +135,7 @@ class Gather(Plane):
             self.owners = tuple(entry.peer for entry in opened.contributors for _ in range(len(self.pieces)))
             self._screened.clear()
             self._tidy(opened)
-        self._phase(self.round, "open")
-        if self.agreement.commit is None:
-            if self._withdrawn(opened):
-                self.agreement.accuse(self.me, "withdrawn", self._now())
-            self._scatter(opened)
-            self._ask_unannounced(opened)
-        if opened.adopted is not None:
-            self.results.settle(opened.adopted)
+        self._begin(opened)
         self._expect(opened)
         self._replay()
         for entry in opened.contributors:

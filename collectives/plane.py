@@ -165,6 +165,21 @@ class Plane(ABC):
         changed, self._key = key != self._key, key
         return changed
 
+    def _begin(self, opened: Open) -> None:
+        """What every ballot begins with: our contribution goes out, what was announced before we came is asked for."""
+        self._phase(self.round, "open")
+        if self.agreement.commit is None:
+            if self._withdrawn(opened):
+                self.agreement.accuse(self.me, "withdrawn", self._now())
+            self._scatter(opened)
+            self._ask_unannounced(opened)
+        if opened.adopted is not None:
+            self.results.settle(opened.adopted)
+
+    @abstractmethod
+    def _scatter(self, opened: Open) -> None:
+        """Send our contribution where it is owed, unless it has been."""
+
     def _withdrawn(self, opened: Open) -> bool:
         """Whether a ballot counts on a contribution that we do not have any more."""
         named = any(entry.peer == self.me for entry in opened.contributors)

@@ -111,17 +111,12 @@ class LowRankReplica(Replica):
         self.rollback()
         self.memory.adopt(self.q)
         try:
-            first = self.memory.prepare(self._delta(read))
+            first = self.memory.prepare(self.delta(read))
         except ValueError as error:
             raise FloatingPointError(f"the pseudo-gradient is not finite: {error}") from None
         if attempt is not None:
             keep(self.sent, attempt, first)
         return first
-
-    def _delta(self, read: Read) -> Floats:
-        delta = np.empty(self.theta.size, np.float32)
-        read(0, delta.size, delta)
-        return np.subtract(self.theta, delta, out=delta)
 
     def rollback(self) -> None:
         """As though nothing had been offered."""
@@ -181,7 +176,7 @@ class LowRankReplica(Replica):
     def _finished(self, first: Floats, second: Floats, *, excluded: bool, since: Read | None = None) -> Floats:
         """What all have sent comes to."""
         if self.memory.pending:
-            delta = None if since is None else self._delta(since)
+            delta = None if since is None else self.delta(since)
             if delta is not None and not np.isfinite(delta).all():
                 delta = None  # what came since is of no use
             return self.memory.commit(second, excluded=excluded, delta=delta)

@@ -139,6 +139,12 @@ class Replica:
             self.hashes[index] = blake3.blake3(self.chunk(index)).digest()
         self.digest = state_digest(self.round, self.layout, self.members, self.hashes)
 
+    def delta(self, read: Read) -> Floats:
+        """The pseudo-gradient Δ = θ̄ − θ, whole."""
+        model = np.empty(self.theta.size, np.float32)
+        read(0, model.size, model)
+        return np.subtract(self.theta, model, out=model)
+
     def encode(self, read: Read, grid: Grid, codec: Codec) -> Iterator[memoryview]:
         """The pseudo-gradient Δ = θ̄ − θ, chunk by chunk. Never needs a whole copy of it.
 

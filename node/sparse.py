@@ -113,11 +113,8 @@ class SparseReplica(Replica):
         Raises FloatingPointError when something is not finite: such a contribution must not be sent.
         """
         self.rollback()
-        delta = np.empty(self.theta.size, np.float32)
-        read(0, delta.size, delta)
-        np.subtract(self.theta, delta, out=delta)
         try:
-            payload = self.feedback.prepare(delta)
+            payload = self.feedback.prepare(self.delta(read))
         except CodecError as error:
             raise FloatingPointError(f"the pseudo-gradient is not finite: {error}") from None
         if attempt is not None:
