@@ -161,11 +161,12 @@ class Averager:
             if self._codec.plain and values is not None:
                 payload: Buffer = values.view(np.uint8).data
             else:
-                if values is None:
-                    values = scratch[: stop - start]
-                    source.read(start, stop, values)
                 payload = self._pool.lend(self._codec.nbytes(stop - start))
-                encode(self._codec, values, np.frombuffer(payload, np.uint8))
+                if values is None:
+                    values = np.frombuffer(payload, np.float32) if self._codec.plain else scratch[: stop - start]
+                    source.read(start, stop, values)
+                if not self._codec.plain:
+                    encode(self._codec, values, np.frombuffer(payload, np.uint8))
             payloads.append(payload)
             hashes.append(blake3.blake3(payload).digest())
         return payloads, b"".join(hashes)

@@ -278,11 +278,7 @@ class Stream(asyncio.BufferedProtocol):
         surplus = self._have - self._need
         self._small[:surplus] = self._view[self._need : self._have]
         stop = self._first + self._need - TAG
-        if self._payload:
-            payload = self._pool.part(self._incoming, stop - self._payload, stop)
-        else:
-            self._pool.give(self._incoming)
-            payload = memoryview(b"")
+        payload = self._pool.part(self._incoming, stop - self._payload, stop)
         self._incoming, self._view = None, self._small
         self._have, self._need, self._room = surplus, LENGTHS.size, LENGTHS.size
         self._owner.arrived(head, payload)

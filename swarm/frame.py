@@ -223,11 +223,15 @@ def _screen(body: bytes) -> None:
         raise FrameError("bytes after the message")
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
-        if any(isinstance(item, float) and not math.isfinite(item) for item in level):
-            raise FrameError("a number is not finite")
-        level = [item for outer in level if isinstance(outer, list) for item in outer]
-        if not level:
+        inner: list[Any] = []
+        for item in level:
+            if type(item) is list:
+                inner += item
+            elif type(item) is float and not math.isfinite(item):
+                raise FrameError("a number is not finite")
+        if not inner:
             return
+        level = inner
     raise FrameError(f"nested deeper than {MAX_DEPTH}")
 
 
