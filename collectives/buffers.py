@@ -12,7 +12,7 @@ _SMALLEST = 1 << 16
 
 
 class Pool:
-    """Lends byte buffers in sizes of powers of two, the last returned first (it is still in the cache).
+    """Lends byte buffers, the last returned first (it is still in the cache). Sizes are rounded up by an eighth at most.
 
     At most `spare` bytes are kept for later, so that a round finds the memory of the round before; how much is lent is for
     the borrowers to bound.
@@ -27,7 +27,8 @@ class Pool:
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """A buffer of at least `size` bytes with arbitrary content, to be given back with `give`."""
-        size = max(_SMALLEST, 1 << (size - 1).bit_length())
+        step = max(_SMALLEST, 1 << (size - 1).bit_length() >> 4)
+        size = max(step, -(-size // step) * step)
         with self._lock:
             free = self._free.get(size)
             if free:
@@ -44,7 +45,10 @@ class Pool:
 
     def lend(self, size: int) -> memoryview:
         """`size` bytes that return by themselves when the last view of them is gone."""
-        buffer = self.take(size)
-        lease = buffer[:size]
+        return self.part(self.take(size), 0, size)
+
+    def part(self, buffer: NDArray[np.uint8], start: int, stop: int) -> memoryview:
+        """Bytes [start, stop) of a buffer that was taken; it returns by itself when the last view of them is gone."""
+        lease = buffer[start:stop]
         weakref.finalize(lease, self.give, buffer).atexit = False
         return lease.data

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-import blake3
 from thinwire.collectives.aggregate import outliers
 from thinwire.collectives.shards import Grid
 from thinwire.compression.codec import Buffer, CodecError
@@ -49,9 +48,9 @@ class Contributions:
         """Keep a chunk of ours."""
         self._held.setdefault((peer, attempt), {})[index] = chunk
 
-    def take(self, key: Key, index: int, payload: Buffer, announced: Digest) -> str:
-        """Keep a chunk; when it is not what was announced or cannot be used, the reason."""
-        if blake3.blake3(payload).digest() != announced:
+    def take(self, key: Key, index: int, payload: Buffer, *, found: Digest, announced: Digest) -> str:
+        """Keep a chunk whose hash is `found`; when it is not what was announced or cannot be used, the reason."""
+        if found != announced:
             return "hash"
         if reason := self.screen(key, index, payload):
             return reason

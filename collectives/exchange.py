@@ -143,7 +143,8 @@ class Exchange(Plane):
             if self._fits(frame):
                 self._early.put(sender, frame)
             return
-        reason = held.take(key, index, frame.payload, ready.hashes[32 * index : 32 * index + 32])
+        announced = ready.hashes[32 * index : 32 * index + 32]
+        reason = held.take(key, index, frame.payload, found=frame.hashed(), announced=announced)
         if reason:
             self.agreement.accuse(sender, reason, self._now())
             return
@@ -201,7 +202,7 @@ class Exchange(Plane):
         index = message.index
         if index >= len(self.grid) or self.results.chunks[index] is not None:
             return
-        taken = self.results.take(index, frame.payload, from_owner=sender == self.owners[index])
+        taken = self.results.take(index, frame.payload, frame.hashed, from_owner=sender == self.owners[index])
         if taken is None and self.results.wanted is not None:
             self._early.put(sender, frame)  # it has overtaken the Record that vouches for it
         elif taken:

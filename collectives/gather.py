@@ -12,6 +12,7 @@ of the largest payload there can be. A contributor has a slot for each of those;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 import blake3
@@ -204,15 +205,15 @@ class Gather(Plane):
     def _sign(self, slot: int, found: Digest) -> None:
         self.results.sign(slot, found)
         if found == EMPTY and self.results.chunks[slot] is None:
-            self.results.take(slot, b"", from_owner=False)
+            self.results.take(slot, b"", lambda: EMPTY, from_owner=False)
             self._arrived(slot)
 
     def _fill(self) -> None:
         """Put what is here already where it is lacking."""
         here = {digest: piece for pieces in self._store.values() for digest, piece in pieces.items()}
         for slot in self.results.lacks():
-            found = self.results.vouched(slot)
-            if found in here and self.results.take(slot, here[found], from_owner=False):
+            found = self.results.vouched(slot) or b""
+            if found in here and self.results.take(slot, here[found], partial(bytes, found), from_owner=False):
                 self._arrived(slot)
 
     # --- receiving
@@ -238,7 +239,7 @@ class Gather(Plane):
                 self._early.put(sender, frame)  # it may have overtaken the Open
             return
         slot = named.index(key) * len(self.pieces) + message.index
-        if not self._put(slot, frame.payload) and self.results.wanted is None and key not in self._faults:
+        if not self._put(slot, frame) and self.results.wanted is None and key not in self._faults:
             if self.results.chunks[slot] is None:
                 self._faults[key] = "hash"
                 self._accuse(key)
@@ -246,15 +247,17 @@ class Gather(Plane):
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
         """A piece from somebody who has it; what does not fit is asked of another."""
         if message.index < len(self.results) and not self.complete:
-            if not self._put(message.index, frame.payload) and self.results.vouched(message.index) is None:
+            if not self._put(message.index, frame) and self.results.vouched(message.index) is None:
                 self._early.put(sender, frame)  # it may have overtaken the word of what is settled
 
-    def _put(self, slot: int, piece: Buffer) -> bool:
-        if self.results.chunks[slot] is not None or not self.results.take(slot, piece, from_owner=False):
+    def _put(self, slot: int, frame: Frame) -> bool:
+        if self.results.chunks[slot] is not None:
             return False
         assert self.opened is not None
+        if not self.results.take(slot, frame.payload, frame.hashed, from_owner=False):
+            return False
         entry = self.opened.contributors[slot // len(self.pieces)]
-        self._store.setdefault((entry.peer, entry.attempt), {})[self.results.hashes((slot,))] = piece
+        self._store.setdefault((entry.peer, entry.attempt), {})[self.results.hashes((slot,))] = frame.payload
         self._progress()
         self._arrived(slot)
         self.check()

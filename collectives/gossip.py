@@ -171,7 +171,7 @@ class Pair:
             self._answered = True
             self._serve(sender, message)
         elif isinstance(message, Chunk):
-            self._take_chunk(message, frame.payload)
+            self._take_chunk(message, frame)
         elif isinstance(message, Decline):
             self.fail(f"declined: {message.reason}"[:64], tell=False)
 
@@ -246,13 +246,14 @@ class Pair:
                 frame = Frame(Chunk(self.round, self.fragment, self.attempt, index), self._source[index])
                 self._outbox.bulk(sender, frame)
 
-    def _take_chunk(self, message: Chunk, payload: Buffer) -> None:
+    def _take_chunk(self, message: Chunk, frame: Frame) -> None:
         ready, index = self.theirs, message.index
         if ready is None or message.attempt != ready.attempt or index >= len(self._chunks) or self.meeting is not None:
             return
         if self._chunks[index] is not None:
             return
-        if blake3.blake3(payload).digest() != ready.hashes[32 * index : 32 * index + 32]:
+        payload = frame.payload
+        if frame.hashed() != ready.hashes[32 * index : 32 * index + 32]:
             return self.fail("hash")
         try:
             self._halves.check(payload, self._grid.size(index))

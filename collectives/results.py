@@ -95,12 +95,12 @@ class Results:
         self.chunks[index], self._hashes[index] = chunk, blake3.blake3(chunk).digest()
         self._changed(-1)
 
-    def take(self, index: int, chunk: Buffer, *, from_owner: bool) -> bool | None:
-        """Keep a result: True when it is one, False when it cannot be right, None when nobody vouches for it."""
+    def take(self, index: int, chunk: Buffer, hashed: Callable[[], Digest], *, from_owner: bool) -> bool | None:
+        """Keep a result, hash `hashed()`: True when it is one, False when it cannot be right, None when nobody vouches."""
         signed = self._signed[index]
         if signed is None and not from_owner:
             return None  # and so it may come again and again: it costs nothing to say so
-        found = blake3.blake3(chunk).digest()
+        found = hashed()
         try:
             self._check(chunk, index)
         except CodecError:

@@ -88,12 +88,16 @@ class Direction:
         self._key.encrypt_into(self._nonce(), head, lengths, record[LENGTHS.size : middle])
         self._key.encrypt_into(self._nonce(), payload, lengths, record[middle:])
 
-    def open(self, head: int, record: memoryview, payload: memoryview) -> bytes:
-        """Open a record whose head has `head` bytes into `payload`; the head. Raises InvalidTag, KeyUsedUp."""
+    def open(self, head: int, record: memoryview) -> bytes:
+        """Open a record whose head has `head` bytes; the head. The payload is opened in place, TAG bytes before the end.
+
+        Raises InvalidTag, after which nobody may look at the record, and KeyUsedUp.
+        """
         lengths, middle = record[: LENGTHS.size], LENGTHS.size + head + TAG
         opened = self._key.decrypt(self._nonce(), record[LENGTHS.size : middle], lengths)
-        if len(payload):
-            self._key.decrypt_into(self._nonce(), record[middle:], lengths, payload)
+        sealed = record[middle:]
+        if len(sealed) > TAG:
+            self._key.decrypt_into(self._nonce(), sealed, lengths, sealed[:-TAG])
         else:
-            self._key.decrypt(self._nonce(), record[middle:], lengths)
+            self._key.decrypt(self._nonce(), sealed, lengths)
         return opened

@@ -77,6 +77,8 @@ class Series:
         """Set when the others have gone on so far that we cannot follow."""
         self.stash = Stash(STASH, STASH_EACH)
         """Frames of the next round."""
+        self.sick: Callable[[], Collection[PeerId]] = tuple
+        """Peers that shall own no chunks in rounds that we lead."""
         self._identity, self._run_id = identity, run_id
         self._codec, self._rule, self._outbox, self._now = codec, RULES[rule], outbox, now
         self._live, self._key_of, self._phase, self._gathers = live, key_of, phase, gathers
@@ -107,7 +109,7 @@ class Series:
             live=self._live,
             gone=gone,
             witness=witness,
-            idle=self._standing.resting(terms.round),
+            idle={*self._standing.resting(terms.round), *self.sick()},
         )
         exchange = self._gather(agreement, grid, turn) if self._gathers else self._exchange(agreement, grid, seed, turn)
         return Butterfly(agreement, exchange, outbox=self._outbox, now=self._now, attempt=attempt, phase=self._phase)

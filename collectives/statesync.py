@@ -175,7 +175,7 @@ async def fetch_state(
         if not isinstance(message, StateChunk) or message.round != offer.round or asked.get(message.index) != peer:
             continue
         size = min(CHUNK_BYTES, nbytes - message.index * CHUNK_BYTES)
-        if len(frame.payload) == size and blake3.blake3(frame.payload).digest() == hashes[message.index]:
+        if len(frame.payload) == size and frame.hashed() == hashes[message.index]:
             chunks[message.index] = partial.chunks[hashes[message.index]] = frame.payload
             del asked[message.index]
             load[peer] -= 1

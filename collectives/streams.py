@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from thinwire.swarm.frame import Buffer
 
 
+ALIGNED = 64
+"""Bytes of a line of the cache."""
+
+
 class Owner(Protocol):
     """The bundle that a stream belongs to."""
 
@@ -50,7 +54,7 @@ Claim = Callable[[bytes], "tuple[Owner, bytes] | None"]
 
 
 class Stream(asyncio.BufferedProtocol):
-    """One sealed stream. Reads straight into a pooled buffer, opens into another, and hands that up uncopied."""
+    """One sealed stream. Reads straight into a pooled buffer, opens in place, and hands that up uncopied."""
 
     def __init__(self, pool: Pool, limits: Limits, claim: Claim | None = None, crowd: HalfOpen | None = None) -> None:
         self.idle = False
@@ -76,7 +80,7 @@ class Stream(asyncio.BufferedProtocol):
         self._view = self._small
         self._have, self._need = 0, OPENING.size + TAG if claim else LENGTHS.size
         self._room = self._need
-        self._head = self._payload = 0
+        self._head = self._payload = self._first = 0
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -257,10 +261,11 @@ class Stream(asyncio.BufferedProtocol):
     def _begin(self) -> None:
         self._head, self._payload = parse_lengths(self._small[: LENGTHS.size])
         self._need = record_size(self._head, self._payload)
-        # One read takes the record and the lengths of the next.
+        # One read takes the record and the lengths of the next. The payload lies on a boundary of the cache's lines.
         self._room = self._need + LENGTHS.size
-        self._incoming = self._pool.take(self._room)
-        self._view = self._incoming.data
+        self._first = -(self._need - self._payload - TAG) % ALIGNED
+        self._incoming = self._pool.take(self._first + self._room)
+        self._view = self._incoming.data[self._first :]
         self._view[: LENGTHS.size] = self._small[: LENGTHS.size]
         self._began = self._loop.time()
         if self._timer is None:
@@ -269,11 +274,15 @@ class Stream(asyncio.BufferedProtocol):
 
     def _finish(self) -> None:
         assert self._opener is not None and self._owner is not None and self._incoming is not None
-        payload = self._pool.lend(self._payload) if self._payload else memoryview(b"")
-        head = self._opener.open(self._head, self._view[: self._need], payload)
+        head = self._opener.open(self._head, self._view[: self._need])
         surplus = self._have - self._need
         self._small[:surplus] = self._view[self._need : self._have]
-        self._pool.give(self._incoming)
+        stop = self._first + self._need - TAG
+        if self._payload:
+            payload = self._pool.part(self._incoming, stop - self._payload, stop)
+        else:
+            self._pool.give(self._incoming)
+            payload = memoryview(b"")
         self._incoming, self._view = None, self._small
         self._have, self._need, self._room = surplus, LENGTHS.size, LENGTHS.size
         self._owner.arrived(head, payload)

@@ -122,7 +122,7 @@ def _verdict(swarm: LocalSwarm, found: Proof, made: Made, path: str) -> Verdict:
         peers=len(swarm.peers),
         rounds=swarm.round,
         wanted=swarm.rounds,
-        steps=swarm.round * swarm.manifest.outer.steps,
+        steps=swarm.manifest.steps_after(swarm.round),
         seconds=time.time() - swarm.began,
         before=looks[0]["loss"] if looks else None,
         after=made.after,

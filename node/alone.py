@@ -36,13 +36,15 @@ def evaluate(training: Training) -> float:
 
 def train(training: Training, group: Sequence[bytes], me: bytes, rounds: int, say: Say) -> None:
     """Make the inner steps of `rounds` rounds on the shards that `me` has in `group`, without an exchange."""
-    data, seed, steps = training.manifest.data, training.manifest.run.seed, training.manifest.outer.steps
+    manifest = training.manifest
+    data, seed = manifest.data, manifest.run.seed
     training.trainer.batches.assign(shards_of(seed, data.shards, group, me))
     say("held_out", {"round": 0, "loss": evaluate(training)})
     looks = {max(1, round(rounds * quarter / 4)) for quarter in (1, 2, 3)} | {rounds}
     for number in range(1, rounds + 1):
-        report = training.trainer.run_steps(steps)
-        say("alone", {"round": number, "loss": report.loss, "tokens_per_second": report.tokens / report.seconds})
+        report = training.trainer.run_steps(manifest.steps_after(number) - manifest.steps_after(number - 1))
+        if report.steps:  # there are rounds without any
+            say("alone", {"round": number, "loss": report.loss, "tokens_per_second": report.tokens / report.seconds})
         if number in looks:
             say("held_out", {"round": number, "loss": evaluate(training)})
 

@@ -85,6 +85,7 @@ class Replica:
         if words:
             self.state = np.concatenate([self.state, np.zeros(words, np.float32)])
             self.ledger = Ledger(self.state[-words:], manifest.model.context)
+            self.hashes = []  # there may be a chunk more than before
             self.seal()
 
     def book(self, contributors: Sequence[Contribution]) -> None:

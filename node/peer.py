@@ -37,6 +37,7 @@ from .rounds import Rounds
 from .session import Session
 from .snapshot import PrivateState
 from .waiting import Work
+from .watch import Watch
 
 SEARCH_SECONDS = 60.0
 """How long a swarm is looked for before `join` gives up, when it is not told otherwise."""
@@ -119,6 +120,14 @@ class Peer:
             wall=lambda: int(self.doors.wall()),
         )
         self.presence = Presence(self.transport, roster, now=self.doors.now, emit=self._emit)
+        self.presence.watch = Watch(
+            roster,
+            self.presence.outbox,
+            self.presence.live,
+            now=self.doors.now,
+            wall=self.doors.wall,
+            emit=self._emit,
+        )
         self._running = asyncio.create_task(self.presence.run())
 
     async def _knock(self, contacts: Sequence[Contact], seconds: float, lasting: Sequence[str]) -> HintedError | None:

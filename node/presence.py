@@ -13,6 +13,7 @@ from typing import Protocol
 from thinwire.collectives.operations import is_ours
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.transport import Arrival, Transport
+from thinwire.node.watch import Watch
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Ack, Gossip, Message, Nack, PeerId, Ping, PingRequest, PushPull
 from thinwire.swarm.roster import Roster
@@ -56,6 +57,8 @@ class Presence:
         self.handler: Handler | None = None
         self.operations: Handler | None = None
         """Who is told of averages that are no training rounds; without one their frames are dropped."""
+        self.watch: Watch | None = None
+        """Who notices how others do."""
         self._now, self._emit = now, emit
         self._shown = roster.record
 
@@ -84,6 +87,8 @@ class Presence:
             return
         if peer not in self.live:
             self._reach(peer)
+        if self.watch is not None and self.watch.saw(peer, arrival.frame):
+            return
         if type(arrival.frame.message) in MEMBERSHIP:
             self._send(self.roster.handle(peer, arrival.frame.message, self._now()))
             self._follow_roster()
@@ -97,6 +102,8 @@ class Presence:
             return
         self.live.discard(peer)
         self.outbox.drop(peer)
+        if self.watch is not None:
+            self.watch.lost(peer)
         for handler in self._handlers():
             handler.lost(peer, gone=gone)
 
@@ -114,6 +121,8 @@ class Presence:
             await asyncio.sleep(self.roster.preset.tick)
             self._send(self.roster.tick(self._now()))
             self._follow_roster()
+            if self.watch is not None:
+                self.watch.ticked()
             for handler in self._handlers():
                 handler.ticked()
 

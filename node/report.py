@@ -137,6 +137,7 @@ class Reporter:
                     round=session.roster.progress_of(other),
                     loss=loss,
                     reason=self._away.get(other, ""),
+                    sick=watch.shown(other) if (watch := peer.presence.watch) is not None else "",
                 )
             )
         return msgspec.structs.replace(

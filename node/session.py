@@ -82,6 +82,8 @@ class Session:
             phase=self._phase,
             gathers=manifest.exchange.collective == "gather",
         )
+        if manifest.exchange.sick == "isolate" and presence.watch is not None:
+            self._series.sick = presence.watch.slow
         self.behind = self._series.behind
         """Set when the swarm is so far ahead that the state must be fetched."""
         self.foreign: Foreign | None = None

@@ -12,7 +12,10 @@ _LIMIT = 4 << 20
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer as this one sees it. `age` is seconds since it was last heard, `loss` None until it has said one."""
+    """One peer as this one sees it. `age` is seconds since it was last heard, `loss` None until it has said one.
+
+    `sick`: what it seems to suffer from, and the evidence; empty when nothing stands out.
+    """
 
     peer: str
     name: str = ""
@@ -22,6 +25,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     age: float = 0.0
     loss: float | None = None
     reason: str = ""
+    sick: str = ""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ def table(peers: tuple[PeerStatus, ...]) -> Table:
             str(peer.round),
             loss,
             f"{peer.age:.0f} s",
-            peer.reason,
+            " · ".join(filter(None, (peer.reason, peer.sick))),
         )
         result.add_row(*(Text(plain(cell)) for cell in cells))
     return result

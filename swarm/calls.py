@@ -69,3 +69,9 @@ class Over(Message, frozen=True):
     name: Word
     number: U32
     withdrawn: bool
+
+
+class Hour(Message, frozen=True):
+    """What the sender's wall clock says, in seconds since 1970: so clocks that are wrong are found."""
+
+    wall: U53

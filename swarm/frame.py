@@ -54,11 +54,18 @@ class UnknownType(FrameError):
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """One message with its payload. `signature` is set on received control messages, for those that relay proofs."""
+    """One message with its payload. `signature` is set on received control messages, for those that relay proofs, and
+    `digest` on received bulk: blake3 of the payload, taken by us while it was still in the cache.
+    """
 
     message: Message
     payload: Buffer = b""
     signature: bytes = b""
+    digest: bytes = b""
+
+    def hashed(self) -> bytes:
+        """blake3 of the payload."""
+        return self.digest or blake3.blake3(_view(self.payload)).digest()
 
     def __repr__(self) -> str:
         return f"Frame({self.message!r}, {nbytes(self.payload)} bytes)"
@@ -141,7 +148,8 @@ def decode(header: Header, rest: Buffer, payload: Buffer, *, public_key: bytes |
             raise FrameError(f"{kind.__name__} from a stranger")
         if not verify(public_key, _DOMAIN, signature, *_parts(kind, body, payload, run_id)):
             raise FrameError(f"bad signature of {kind.__name__}")
-    return Frame(_parse(kind, body), payload, signature)
+    message = _parse(kind, body)
+    return Frame(message, payload, signature, blake3.blake3(_view(payload)).digest() if _is_bulk(kind) else b"")
 
 
 def sign_message(message: Message, payload: Buffer, identity: Identity, run_id: bytes) -> bytes:

@@ -57,6 +57,7 @@ UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
     "data": {"once": {False: ("once",)}, "domains": {False: ("domains",)}},
     "inner": {"global_batch": {0: ("global_batch",)}},
     "outer": {"work": {"equal": ("work", "spread")}},
+    "exchange": {"sick": {"report": ("sick",)}},
 }
 """Table -> key -> value that says nothing new -> the keys that then do not count: they are younger still."""
 

@@ -19,7 +19,7 @@ from .ballots import (
     Record,
     Vote,
 )
-from .calls import MAX_TENSORS, OPERATIONS, Call, Over, Plan, Tensor
+from .calls import MAX_TENSORS, OPERATIONS, Call, Hour, Over, Plan, Tensor
 from .greetings import Ack, Gossip, Hello, Items, Nack, Ping, PingRequest, PushPull, Refuse, Welcome
 from .message import (
     CHUNK_BYTES,
@@ -57,6 +57,7 @@ __all__ = [
     "Fetch",
     "Gossip",
     "Hello",
+    "Hour",
     "Id",
     "Items",
     "MAX_CHUNKS",
@@ -132,6 +133,7 @@ TYPES: dict[int, type[Message]] = dict(
             Decline,
             Call,
             Over,
+            Hour,
         ],
         start=1,
     )

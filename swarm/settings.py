@@ -288,6 +288,8 @@ class Exchange(Table, frozen=True):
     grace: seconds to wait for stragglers once the quorum is ready.
     max_weight: most tokens that one contribution may claim; 0 = H × batch × accumulate × context, what a peer trains on
         in a round, and `spread` times that by power.
+    sick: what becomes of a peer that is much slower than the others, or whose link loses much: "report", it is named in the
+        status; or "isolate", it also gets no part of the others' work: in rounds led by who has noticed it owns no chunks.
     """
 
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"
@@ -297,3 +299,4 @@ class Exchange(Table, frozen=True):
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
     grace: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     max_weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] = 0
+    sick: Literal["report", "isolate"] = "report"

@@ -178,6 +178,7 @@ MAY_OPEN = {
     },
     "threads": {
         "compression/parallel.py": "kernels, whose results do not depend on the number of threads",
+        "node/averages.py": "the handle of what goes on beside a training loop of one's own",
         "node/background.py": "the threads beside a training loop of one's own",
         "node/daemon.py": "the worker, and signals",
         "node/local.py": LOCAL,

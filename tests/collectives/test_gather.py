@@ -362,7 +362,7 @@ def test_what_nobody_vouches_for_costs_nothing_however_often_others_say_the_same
             hashed.append(bytes(chunk))
             return blake3.blake3(chunk)
 
-    monkeypatch.setattr("thinwire.collectives.results.blake3", Counting)
+    monkeypatch.setattr("thinwire.swarm.frame.blake3", Counting)
     replays, take = [], seat.fly.exchange._early.take
     monkeypatch.setattr(seat.fly.exchange._early, "take", lambda: replays.append(1) or take())
     for _ in range(5):

@@ -271,9 +271,9 @@ def check_survivors(results, victim):
         assert not inside & ended.missing.keys()
 
 
-@pytest.mark.parametrize("size", [3, 400_000])
+@pytest.mark.parametrize("size", [3, pytest.param(400_000, marks=pytest.mark.trial)])
 @pytest.mark.parametrize("delay", [0.0, 0.009, 0.011, 0.021, 0.031, 0.045, 0.06, 0.08, 0.12])
-@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+@pytest.mark.parametrize("victim", [0, 1, *(pytest.param(index, marks=pytest.mark.trial) for index in (2, 3))])
 def test_who_dies_at_any_moment_is_left_out_and_the_others_finish(delay, victim, size):
     async def scene():
         group = Group(4, seed=victim)

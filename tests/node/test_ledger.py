@@ -166,6 +166,16 @@ def test_no_sample_twice_and_none_lost_whoever_comes_goes_or_fails(seed: int) ->
         assert sum(times) == count and max(times) - min(times) <= 1  # each once before any comes again
 
 
+def test_a_ledger_may_need_a_chunk_of_its_own() -> None:
+    manifest = parse("[data]\nonce = true\nshards = 6")
+    parameters = 1 << 17  # with momentum exactly one chunk
+    layout = Layout((Piece("flat", (parameters,), "float32", 0, parameters),), parameters, bytes(32))
+    replica = Replica.begin(manifest, layout, None, np.ones(parameters, np.float32), [peer(1)])
+    assert len(replica) == len(replica.hashes) == 1
+    replica.keep_ledger(manifest)
+    assert len(replica) == len(replica.hashes) == 2 and replica.hashes[1] != bytes(32)
+
+
 def test_the_ledger_is_part_of_the_state_and_of_checkpoints(tmp_path: Path) -> None:
     manifest = parse(f"[data]\nonce = true\nshards = 6\n[model]\ncontext = {CONTEXT}")
     layout = Layout((Piece("flat", (50,), "float32", 0, 50),), 50, bytes(32))
@@ -193,7 +203,7 @@ def test_the_ledger_is_part_of_the_state_and_of_checkpoints(tmp_path: Path) -> N
 
 
 def test_who_has_a_text_of_its_own_trains_on_all_of_it(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n" for number in range(800)))
+    (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n" for number in range(250)))
     size = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8"
     for toml, part in (("[outer]\nmethod = 'merge'\n", 1.0), ("", 0.5)):
         training = prepare(

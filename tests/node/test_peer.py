@@ -10,7 +10,7 @@ from thinwire.node.disk import RealDisk
 from thinwire.node.doors import Doors
 from thinwire.node.peer import Peer
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.manifest import ManifestMismatch, sign
+from thinwire.swarm.manifest import ManifestMismatch, parse, sign
 from thinwire.swarm.preset import LOCAL
 
 ME, OTHER, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
@@ -58,3 +58,35 @@ def test_a_run_whose_author_signed_a_codec_that_cannot_be_is_another_version_s(t
     with pytest.raises(ManifestMismatch, match="the swarm's manifest: exchange.codec: ") as error:
         asyncio.run(peer.found(signed, opened))
     assert "another version" in error.value.hint and not hasattr(peer, "manifest")
+
+
+def working(outer, *, round=4, stats=(), members=(ME, OTHER), alive=()):
+    peer = SimpleNamespace(
+        manifest=parse(outer),
+        replica=SimpleNamespace(round=round, members=members, ledger=None),
+        identity=SimpleNamespace(peer_id=ME),
+        session=SimpleNamespace(stats=dict(enumerate(stats)), roster=SimpleNamespace(alive=lambda peer: peer in alive)),
+    )
+    peer._gathers = Peer._gathers.fget(peer)
+    return peer
+
+
+def test_how_many_inner_steps_a_peer_makes():
+    power = "[outer]\nsteps = 12\nwork = 'by-power'"
+    stats = [(1.0, 400.0, 4), (1.0, 400.0, 4), (1.0, 7.0, 1)]  # the last one has said nothing for too long
+    assert Peer.steps(working("[outer]\nsteps = 12", stats=stats), 100.0) == 12
+    assert Peer.steps(working(power, stats=stats), 100.0) == 3
+    assert Peer.steps(working(power, stats=stats), 0.0) == 3  # not measured yet: a quarter
+    assert Peer.steps(working(power), 100.0) == 12
+    merge = "[outer]\nmethod = 'merge'\nsteps = 9"
+    assert (Peer.steps(working(merge, round=0), 100.0), Peer.steps(working(merge, round=1), 100.0)) == (0, 9)
+
+
+def test_who_contributes_although_nothing_was_trained():
+    weight = Peer.idle_weight.fget
+    merge, once = "[outer]\nmethod = 'merge'", "[data]\nonce = true"
+    assert (weight(working(merge, round=0)), weight(working(merge, round=1)), weight(working(""))) == (1, 0, 0)
+    stranger = working(once, members=(OTHER, THIRD), alive=(THIRD,))
+    orphan = working(once, members=(OTHER, THIRD))
+    stranger.replica.ledger = orphan.replica.ledger = object()
+    assert (weight(stranger), weight(orphan)) == (0, 1)

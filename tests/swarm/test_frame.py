@@ -113,6 +113,8 @@ def test_round_trip(kind, data):
     frame = read(wire, payload)
     assert frame.message == message and frame.payload is payload and len(frame.signature) == 64 * kind.signed
     assert wire == wire_of(kind, wire[HEADER_BYTES:][: header.body], payload)
+    bulk = bool(kind.payload) and not kind.signed
+    assert frame.digest == (blake3(payload).digest() if bulk else b"") and frame.hashed() == blake3(payload).digest()
     assert encode(frame, None, RUN) == wire, "a relay passes on the same bytes"
 
 

@@ -1,0 +1,81 @@
+"""Who is sick, told from made-up measures."""
+
+from thinwire.collectives.diagnosis import Diagnosis, named
+
+PEERS = [bytes([i]) * 32 for i in range(4)]
+
+
+def rounds(diagnosis, count, *, first=1, speed=lambda peer, at: 100.0, gap=lambda peer, at: 0.01):
+    """So many rounds, each with four chunks of 10 kB of everybody."""
+    for at in range(first, first + count):
+        for peer in PEERS:
+            diagnosis.ready(peer, at, speed(peer, at))
+        for peer in PEERS:
+            for index in range(4):
+                diagnosis.chunk(peer, at, 10_000, 100.0 * at + index * gap(peer, at))
+
+
+def test_nobody_is_sick_when_all_are_slow():
+    diagnosis = Diagnosis()
+    rounds(diagnosis, 30, speed=lambda peer, at: 100.0 / at, gap=lambda peer, at: 2.0)
+    assert diagnosis.findings == {}
+
+
+def test_a_slow_upload_is_named_and_heals():
+    diagnosis = Diagnosis()
+    rounds(diagnosis, 6, gap=lambda peer, at: 0.5 if peer == PEERS[1] else 0.01)
+    assert diagnosis.findings == {}, "six rounds are judged when the seventh begins"
+    rounds(diagnosis, 1, first=7)
+    assert set(diagnosis.findings) == {PEERS[1]}
+    evidence = "slow upload: upload 20.0 kB/s, the others' median 1.0 MB/s, 6 of 6 rounds"
+    assert named(diagnosis.findings, PEERS[1]) == evidence
+    rounds(diagnosis, 7, first=8)
+    assert diagnosis.findings == {} and named(diagnosis.findings, PEERS[1]) == ""
+
+
+def test_a_fast_network_accuses_nobody_for_milliseconds():
+    diagnosis = Diagnosis()
+    rounds(diagnosis, 20, gap=lambda peer, at: 0.01 if peer == PEERS[1] else 0.0001)
+    assert diagnosis.findings == {}
+
+
+def test_slow_steps_are_told_from_steps_that_became_slow():
+    diagnosis = Diagnosis()
+    rounds(
+        diagnosis, 30, speed=lambda peer, at: {PEERS[0]: 30.0, PEERS[1]: 100.0 if at < 15 else 35.0}.get(peer, 100.0)
+    )
+    found = {peer: finding.cause for peer, finding in diagnosis.findings.items()}
+    assert found == {PEERS[0]: "slow compute", PEERS[1]: "thermal throttling"}
+    assert "fell to 35 % of its own best, the others kept 100 %" in named(diagnosis.findings, PEERS[1])
+
+
+def test_one_peer_cannot_say_which_round_it_is():
+    diagnosis = Diagnosis()
+    diagnosis.ready(PEERS[3], 2**32 - 1, 1.0)
+    peers = PEERS[:3]
+    for at in range(1, 9):
+        for peer in peers:
+            diagnosis.ready(peer, at, 10.0 if peer == PEERS[0] else 100.0)
+    assert set(diagnosis.findings) == {PEERS[0]}
+
+
+def test_with_fewer_than_two_others_nobody_is_named():
+    diagnosis = Diagnosis()
+    for at in range(1, 30):
+        for peer, speed in zip(PEERS[:2], (1.0, 100.0), strict=True):
+            diagnosis.ready(peer, at, speed)
+            diagnosis.hour(peer, 0.0)
+    assert diagnosis.findings == {}
+
+
+def test_our_own_wrong_clock_accuses_nobody_else():
+    diagnosis = Diagnosis()
+    for _ in range(9):
+        for peer in PEERS:
+            diagnosis.hour(peer, -500.0)
+    assert diagnosis.findings == {}
+    for _ in range(3):
+        diagnosis.hour(PEERS[2], 0.0)
+    assert named(diagnosis.findings, PEERS[2]).startswith("clock skew: its clock is 500 s ahead of most others'")
+    diagnosis.forget(PEERS[2])
+    assert diagnosis.findings == {}

@@ -1,0 +1,113 @@
+"""Swarms with one peer that is sick, in virtual time: the right one is named, with the right cause, and nobody else."""
+
+import re
+
+import pytest
+from thinwire.sims import clock, compute
+from thinwire.sims.faults import Fault, draw
+from thinwire.sims.regions import REGIONS
+from thinwire.sims.scenario import PeerSpec, Scenario
+from thinwire.sims.world import SimWorld, _identity, simulate
+from thinwire.swarm.preset import LAN
+
+MANIFEST = """
+[run]
+name = "ward"
+[outer]
+steps = 4
+[exchange]
+codec = "int8(block=256)"
+grace = 3.0
+"""
+SICK = 3
+
+
+STEP = 0.13
+
+
+def play(seed, *, faults=(), duration=40.0, everywhere=0.0, manifest=MANIFEST, **sick):
+    """Who said that whom was sick, of what, and the evidence; nobody else may be in it."""
+    healthy = {"up": 2e6, "down": 8e6, "loss": everywhere}
+    region = next(iter(REGIONS))
+    specs = []
+    for index in range(5):
+        own = {"step_seconds": 0.1 + 0.01 * index, **healthy, **(sick if index == SICK else {})}
+        specs.append(PeerSpec(index, f"p{index}", region, **own))
+    scenario = Scenario("ward", seed, duration, manifest, tuple(specs), faults=tuple(faults), jitter=0.1)
+    run = simulate(scenario, preset=LAN)
+    assert not run.violations
+    return [
+        (event.peer, event.fields["peer"], event.fields["cause"], event.fields["detail"])
+        for event in run.journal.of("sick")
+    ]
+
+
+def accused(told):
+    return {(peer, cause) for _, peer, cause, _ in told}
+
+
+VICTIM = _identity(SICK).peer_id.hex()
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(2, 6))])
+@pytest.mark.parametrize(
+    ("cause", "sick", "evidence"),
+    [
+        ("slow upload", {"up": 1e5}, r"upload [0-9.]+ kB/s, the others' median 0\.[0-9] MB/s, [678] of [678] rounds"),
+        ("slow compute", {"step_seconds": 0.5}, r"speed 2\.05e\+03/s, the others' median"),
+        ("lossy link", {"loss": 0.12}, r"chunks come every [0-9]+ ms and stall for 0\.[0-9] s, [0-9]+ of"),
+    ],
+)
+def test_the_sick_one_is_named(seed, cause, sick, evidence):
+    told = play(seed, duration=60.0 if "loss" in sick else 30.0, **sick)
+    assert accused(told) == {(VICTIM, cause)}, told
+    assert len({who for who, *_ in told}) >= 2 and all(re.search(evidence, text) for *_, text in told), told
+
+
+@pytest.mark.trial
+def test_a_wrong_clock_is_named_by_all_and_accuses_nobody():
+    told = play(1, faults=[Fault(1.0, "clock-jump", (SICK,), 0.0, 90.0)])
+    assert accused(told) == {(VICTIM, "clock skew")} and len({who for who, *_ in told}) == 4
+    assert all("90 s ahead" in text for *_, text in told)
+
+
+@pytest.mark.trial
+def test_a_machine_that_gets_hot_is_told_from_a_slow_one(monkeypatch):
+    steps = compute.Stopwatch.steps
+
+    async def hot(self, n, stop):
+        if self.step_seconds == STEP and clock.current().time() > 15.0:
+            self.step_seconds = 2 * STEP
+        return await steps(self, n, stop)
+
+    monkeypatch.setattr(compute.Stopwatch, "steps", hot)
+    told = play(1, step_seconds=STEP)
+    assert accused(told) == {(VICTIM, "thermal throttling")} and len({who for who, *_ in told}) >= 3
+    assert all("5" in text and "the others kept" in text for *_, text in told)
+
+
+def healthy(seed):
+    faults = draw(seed, {"reset": 2.0, "clog": 1.0, "clock-drift": 1.0, "restart": 1.0, "duplicate": 1.0}, 5, 40.0)
+    return play(seed, everywhere=0.01 * (seed % 3), faults=faults if seed % 2 else ())
+
+
+@pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(60) if seed != 5)])
+def test_the_healthy_are_not_accused(seed):
+    assert healthy(seed) == []
+
+
+def test_who_is_isolated_owns_no_chunks(monkeypatch):
+    opened = []
+    committed = SimWorld.committed
+
+    def note(self, machine, outcome):
+        opened.append(outcome.commit.opened)
+        committed(self, machine, outcome)
+
+    monkeypatch.setattr(SimWorld, "committed", note)
+    told = play(1, manifest=MANIFEST + 'sick = "isolate"\n', duration=30.0, up=1e5)
+    assert accused(told) == {(VICTIM, "slow upload")}
+    first = min(one.round for one in opened if VICTIM in {peer.hex() for peer in one.idle} and one.round > 3)
+    after = [one for one in opened if one.round > first + 1]
+    assert after and all(VICTIM in {peer.hex() for peer in one.idle} for one in after)
+    assert any(VICTIM in {entry.peer.hex() for entry in one.contributors} for one in after), "it still contributes"
