@@ -1,8 +1,9 @@
 """Which peer is sick, and of what: told from what a round shows anyway, without a word from the peer about its health.
 
 Sans-IO. Every measure of a peer is compared with the median of the others', as this peer saw them in the same round; what is
-slow for all, because the measuring peer itself is, accuses nobody. A peer is named when it stood out in most of the last rounds
-and is not named any more when it has not for as long. With fewer than two others to compare with nobody is named.
+slow for all, because the measuring peer itself is, accuses nobody; and of two in the middle the slower one is the measure, so that
+one that is fast, or says so, makes nobody slow. A peer is named when it stood out in most of the last rounds and is not named any
+more when it has not for as long. With fewer than two others to compare with nobody is named.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_high, median_low
 
 from thinwire.swarm.protocol import PeerId
 
@@ -82,11 +83,13 @@ class Diagnosis:
     def ready(self, peer: PeerId, round: int, speed: float) -> None:
         """A peer has announced what it trained, at so many tokens or samples per second (0: it does not say)."""
         self._said[peer] = round
-        latest = sorted(self._said.values())[-2] if len(self._said) > 1 else 0  # no single peer says which round it is
+        latest = median_low(self._said.values()) if len(self._said) > 1 else 0  # no few peers say which round it is
         if latest > self._round:
             self._judge()
             self._round = latest
             self._speed = {key: value for key, value in self._speed.items() if key[1] >= latest}
+        elif latest < self._round - 1:
+            self._round, self._flows = latest, {}  # who said otherwise is gone
         if speed > 0 and self._round <= round <= self._round + 1:
             self._speed[peer, round] = speed
 
@@ -106,7 +109,7 @@ class Diagnosis:
         self._ahead[peer] = ahead
         others = [0.0, *(value for other, value in self._ahead.items() if other != peer)]
         if len(others) >= OTHERS:
-            away = ahead - median(others)
+            away = min(ahead - median_low(others), ahead - median_high(others), key=abs)
             text = f"its clock is {abs(away):.0f} s {'ahead of' if away > 0 else 'behind'} most others'"
             self._mark(peer, "clock skew", abs(away) > APART, text)
 
@@ -142,7 +145,7 @@ class Diagnosis:
             self._mark(
                 peer, "lossy link", stalled, f"chunks come every {often:.0f} ms and stall for {max(flow.gaps):.1f} s"
             )
-            typical = median(rates[other] for other in others)
+            typical = median_low(rates[other] for other in others)
             slow = SLOW * rates[peer] < typical and flow.last - flow.first > FELT
             text = f"upload {_rate(rates[peer])}, the others' median {_rate(typical)}"
             self._mark(peer, "slow upload", slow and not stalled, text)
@@ -165,12 +168,13 @@ class Diagnosis:
                 rest = f"the others kept {100 * median(trend or [1]):.0f} %"
                 text = f"speed fell to {100 * kept[peer]:.0f} % of its own best, {rest}"
                 self._mark(peer, "thermal throttling", hot, text)
-            weak = WEAK * speed < median(others)
+            typical = median_low(others)
+            weak = WEAK * speed < typical
             self._mark(
                 peer,
                 "slow compute",
                 weak and not hot,
-                f"speed {speed:.3g}/s, the others' median {median(others):.3g}/s",
+                f"speed {speed:.3g}/s, the others' median {typical:.3g}/s",
             )
 
     def _mark(self, peer: PeerId, cause: str, bad: bool, text: str) -> None:

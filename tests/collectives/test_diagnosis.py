@@ -79,3 +79,36 @@ def test_our_own_wrong_clock_accuses_nobody_else():
     assert named(diagnosis.findings, PEERS[2]).startswith("clock skew: its clock is 500 s ahead of most others'")
     diagnosis.forget(PEERS[2])
     assert diagnosis.findings == {}
+
+
+def test_one_that_is_fast_or_says_so_makes_nobody_sick():
+    for fast in (6.0, 1e300):
+        diagnosis = Diagnosis()
+        for at in range(1, 12):
+            for peer in PEERS[:3]:
+                diagnosis.ready(peer, at, fast if peer == PEERS[0] else 1.0)
+            for peer in PEERS[:3]:
+                for index in range(10):
+                    diagnosis.chunk(peer, at, 1 << 18, 10.0 * at + index * (0.002 if peer == PEERS[0] else 0.05))
+        assert diagnosis.findings == {}
+
+
+def test_who_is_right_about_the_time_is_not_named_with_who_is_wrong():
+    diagnosis = Diagnosis()
+    for _ in range(5):
+        diagnosis.hour(PEERS[0], 100.0)
+        diagnosis.hour(PEERS[1], 0.0)
+    assert set(diagnosis.findings) == {PEERS[0]}
+
+
+def test_the_round_is_what_most_say():
+    diagnosis = Diagnosis()
+    rounds(diagnosis, 2)
+    diagnosis.ready(PEERS[0], 2**30, 100.0)
+    assert diagnosis._round <= 2
+    diagnosis.ready(PEERS[1], 2**30, 100.0)
+    diagnosis.ready(PEERS[2], 2**30, 100.0)
+    for liar in PEERS[:3]:
+        diagnosis.forget(liar)
+    rounds(diagnosis, 8, first=3, gap=lambda peer, at: 0.5 if peer == PEERS[1] else 0.01)
+    assert set(diagnosis.findings) == {PEERS[1]}
