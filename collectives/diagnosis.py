@@ -1,9 +1,9 @@
 """Which peer is sick, and of what: told from what a round shows anyway, without a word from the peer about its health.
 
 Sans-IO. Every measure of a peer is compared with the median of the others', as this peer saw them in the same round; what is
-slow for all, because the measuring peer itself is, accuses nobody; and of two in the middle the slower one is the measure, so that
-one that is fast, or says so, makes nobody slow. A peer is named when it stood out in most of the last rounds and is not named any
-more when it has not for as long. With fewer than two others to compare with nobody is named.
+slow for all, because the measuring peer itself is, accuses nobody; and of two in the middle the slower one is the measure, so
+that one that is fast, or says so, makes nobody slow. A peer is named when it stood out in most of the last rounds and is not
+named any more when it has not for as long. With fewer than two others to compare with nobody is named.
 """
 
 from __future__ import annotations
