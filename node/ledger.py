@@ -22,7 +22,7 @@ from thinwire.swarm.protocol import Contribution, PeerId
 
 Counts: TypeAlias = NDArray[np.int64]
 
-_WORD = 1 << 22
+_EXACT, _WORD = 1 << 24, 1 << 22
 """A count is two float32 words, high and low: states have nothing but finite floats, exact below 2^24."""
 
 
@@ -85,9 +85,9 @@ class Ledger:
 
     @property
     def used(self) -> Counts:
-        """How many samples were drawn from each shard."""
-        high, low = self._words.astype(np.int64).T
-        return high * _WORD + low
+        """How many samples were drawn from each shard, whatever is in a state that was fetched."""
+        words: Counts = np.clip(np.rint(self._words), 0, (_EXACT - 1, _WORD - 1)).astype(np.int64)
+        return words[:, 0] * _WORD + words[:, 1]
 
     def lease(self, members: Sequence[PeerId], me: PeerId, round: int, samples: int) -> Lease:
         """What `me` may draw in the round after `round`, `samples` a step."""

@@ -16,14 +16,22 @@ NEWTON_SCHULZ = 5
 def matrices(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """The trainable parameters that Muon is for, and all others: vectors, embeddings, the head, tensors of other ranks.
 
-    A matrix as large as an embedding's is the head of that vocabulary: its rows are tokens, not directions.
+    The head of a vocabulary is told by its place and form: the model's last matrix, when it is as large as an embedding and
+    none is tied to one. Its rows are tokens, not directions.
     """
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
-    shapes = {tuple(table.shape) for table in tables}
+    known = {id(table) for table in tables}
+    tied = any(
+        id(getattr(module, "weight", None)) in known
+        for module in model.modules()
+        if not isinstance(module, nn.Embedding)
+    )
+    found = [p for p in model.parameters() if p.ndim == 2 and id(p) not in known]
+    head = found[-1] if found and not tied and found[-1].shape in {table.shape for table in tables} else None
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    hidden = [p for p in trainable if p.ndim == 2 and tuple(p.shape) not in shapes]
-    known = {id(parameter) for parameter in hidden}
-    return hidden, [p for p in trainable if id(p) not in known]
+    hidden = [p for p in trainable if p.ndim == 2 and id(p) not in known and p is not head]
+    chosen = {id(parameter) for parameter in hidden}
+    return hidden, [p for p in trainable if id(p) not in chosen]
 
 
 class MuonWithAdamW(Optimizer):

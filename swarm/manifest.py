@@ -296,6 +296,11 @@ def _unbookable(manifest: Manifest) -> Iterator[tuple[str, str]]:
     per_round = msgspec.structs.replace(manifest, exchange=Exchange()).max_weight
     if data.once and outer.method in UNBOOKED:
         yield f"data.once is not for the method {outer.method!r}, which has no state to book in", "remove it"
+    if data.once and outer.on_exclusion == "restore":
+        yield (
+            "data.once draws what was left out again, on_exclusion = 'restore' sends it again",
+            "remove one of the two",
+        )
     if data.once and data.domains:
         yield "data.once needs one text for all, data.domains one for each", "remove one of the two"
     if outer.method == "merge" and manifest.run.rounds != 2:

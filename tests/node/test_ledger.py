@@ -242,3 +242,11 @@ def test_a_share_of_the_global_batch_is_trained_in_passes_of_the_usual_size(tmp_
     training.assign(Share(members, peer(1), 8, book.lease(members, peer(1), 8, 3)))
     training.trainer.run_steps(1)
     assert drawn[6:] == [3]
+
+
+def test_a_state_that_was_fetched_may_say_anything() -> None:
+    words = np.array([1e38, 1.0, -5.0, -1.0, 0.4, 2.6, 3.0, 3e7], np.float32)
+    used = Ledger(words, 8).used
+    assert used.min() >= 0 and used.max() < 1 << 46 and used[2] == 3
+    Ledger(words, 8).book([Contribution(peer(1), 1, 64)], [peer(1)], 1)
+    assert np.isfinite(words).all() and (Ledger(words, 8).used >= 0).all()

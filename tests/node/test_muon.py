@@ -74,6 +74,15 @@ def test_embeddings_head_and_vectors_are_adams(tied: bool) -> None:
     assert all(set(optimizer.state[p]) == {"step", "exp_avg", "exp_avg_sq"} for p in others)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_hidden_matrix_as_large_as_the_embedding_is_muons(tied: bool) -> None:
+    subject = Transformer(ModelConfig(vocab=48, layers=2, width=16, heads=2, context=12, tied=tied), 0)
+    assert subject.blocks[0].attention.qkv.weight.shape == subject.embedding.weight.shape
+    hidden = {id(parameter) for parameter in matrices(subject)[0]}
+    assert all(id(block.attention.qkv.weight) in hidden for block in subject.blocks)
+    assert id(subject.head.weight) not in hidden
+
+
 def test_each_part_has_its_own_rate() -> None:
     subject = trainer()
     subject.config = InnerConfig(optimizer="muon", lr=0.02, adam_lr=1e-3, warmup=10)

@@ -40,7 +40,7 @@ def test_those_within_the_bounds_arrive_together(speeds: list[float]) -> None:
     for place, own in enumerate(speeds):
         mine = steps_by_power(own, speeds[:place] + speeds[place + 1 :], steps, 8.0)
         assert 1 <= mine <= 8000
-        if 1 < mine < 8000:
+        if round(steps / 16) < mine < 8000:
             times.append((mine / own, 0.5 / own))
     for seconds, slack in times:
         assert all(abs(seconds - other) <= slack + more + 1e-9 * seconds for other, more in times)
@@ -50,3 +50,7 @@ def test_those_within_the_bounds_arrive_together(speeds: list[float]) -> None:
 def test_one_liar_cannot_set_the_pace(speeds: list[float], lie: float) -> None:
     own, rest = speeds[0], speeds[1:]
     assert 5 <= steps_by_power(own, [*rest[1:], lie], 20, 4.0) <= 80
+
+
+def test_of_two_the_other_may_say_what_it_will() -> None:
+    assert steps_by_power(1000.0, [1e300], 160, 4.0) == 10

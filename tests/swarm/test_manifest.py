@@ -171,6 +171,11 @@ def test_what_follows_from_the_values():
         ("[outer]\nbeta = 0.9", "outer.beta says nothing with the method 'diloco'", "remove"),
         ("[outer]\nwork = 'by power'", "outer.work: Invalid enum value 'by power'", "did you mean 'by-power'?"),
         ("[data]\nonce = true\n[outer]\nmethod = 'noloco'", "data.once is not for the method 'noloco'", "remove"),
+        (
+            "[data]\nonce = true\n[outer]\nmethod = 'sparseloco'\non_exclusion = 'restore'",
+            "data.once draws what",
+            "remove",
+        ),
         ("[data]\nonce = true\n[model]\nkind = 'custom'", "data.once says nothing", "remove"),
         ("[data]\nonce = true\n[exchange]\nmax_weight = 100", "exchange.max_weight is below", "remove"),
         ("[inner]\nglobal_batch = 8", "inner.global_batch needs data.once", "data.once = true"),
