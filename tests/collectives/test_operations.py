@@ -375,6 +375,86 @@ def test_fewer_than_the_least_is_no_average_and_a_later_call_is_one():
     play(scene)
 
 
+def plan_(length):
+    return plan_of("mean", "float64", EXACT, 1, [("", (length,))])
+
+
+def says(liar, peer, group, number=0, name=""):
+    liar.presence.outbox.control(peer.id, Call(name, number, False, plan_(2), tuple(sorted(group))))
+
+
+STRANGERS = [bytes([255 - i]) * 32 for i in range(5)]
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("lie", ["alone", "in pairs", "with strangers", "with all", "without itself", "one by one"])
+def test_a_group_that_one_member_makes_up_is_not_the_others(lie, early):
+    async def scene():
+        group = Group(4)
+        honest, liar = group[:3], group[3]
+        await asyncio.sleep(1.0)
+
+        def tell():
+            for peer in honest:
+                ids = {p.id for p in honest}
+                said = {
+                    "alone": [{liar.id}],
+                    "in pairs": [{liar.id, peer.id}],
+                    "with strangers": [{liar.id, peer.id, *(s[: len(peer.id)] for s in STRANGERS)}],
+                    "with all": [{liar.id, *ids, *(s[: len(peer.id)] for s in STRANGERS)}],
+                    "without itself": [{peer.id}],
+                    "one by one": [{liar.id, one} for one in ids],
+                }[lie]
+                for named in said:
+                    says(liar, peer, named)
+
+        if early:
+            tell()
+            await asyncio.sleep(0.2)
+        calls = [asyncio.ensure_future(m.average(np.full(2, float(i)))) for i, m in enumerate(honest)]
+        await asyncio.sleep(0.001)
+        if not early:
+            tell()
+        for ended, out in await asyncio.gather(*calls):
+            assert set(ended.outcome.contributors) == {m.id for m in honest}
+            np.testing.assert_array_equal(out, [1.0, 1.0])
+            assert set(ended.missing) == {liar.id}
+
+    play(scene)
+
+
+@pytest.mark.parametrize("ahead", [0.0, 0.1, 3.0])
+def test_who_does_not_wait_does_not_decide_for_those_who_do(ahead):
+    async def scene():
+        group = Group(4)
+        await asyncio.sleep(1.0)
+        hasty = asyncio.ensure_future(group[3].average(np.full(2, 9.0), grace=0.0))
+        await asyncio.sleep(ahead)
+        results = await together(group[:3], [np.full(2, float(i)) for i in range(3)], grace=30.0)
+        for ended, out in results:
+            assert set(ended.outcome.contributors) == {m.id for m in group[:3]}
+            np.testing.assert_array_equal(out, [1.0, 1.0])
+            assert ended.missing == {group[3].id: "began without us"}
+        assert set((await hasty)[0].outcome.contributors) == {group[3].id}
+
+    play(scene)
+
+
+def test_those_who_wait_long_go_with_most():
+    async def scene():
+        group = Group(5)
+        await asyncio.sleep(1.0)
+        graces = (2.0, 2.0, 2.0, 60.0)
+        calls = [
+            m.average(np.full(2, float(i)), grace=g) for i, (m, g) in enumerate(zip(group[:4], graces, strict=True))
+        ]
+        results = await asyncio.gather(*calls)
+        assert {ended.outcome.contributors for ended, _ in results} == {tuple(sorted(m.id for m in group[:4]))}
+        assert clock.current().time() < 20.0
+
+    play(scene)
+
+
 def test_who_withdraws_is_not_waited_for():
     async def scene():
         group = Group(3)
