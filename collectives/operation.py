@@ -5,7 +5,7 @@ together: everybody tells everybody what it wants to average (`Call`), and when 
 over, the first of them by rendezvous ranking names those who have (`Call.group`). Everybody takes up a group that it would
 have named itself, or that more than half of the others name, and passes it on: see `gathering`. Then it is a round like any
 other, with that group as its members: see `agreement` and `butterfly`. Who calls later than that gets the result without
-being in it.
+being in it. Those who want something else are left out; a peer fails when they are not fewer than those who want the same.
 
 Two groups can be named at once, when a leader dies at that moment, when links are missing, or when one member would not wait
 as long as the others. Until it has voted a peer goes over to the greater one, or to one that most name, afterwards only to
@@ -117,6 +117,7 @@ class Operation:
         self._place, self._share, self._fresh = place, share, fresh
         self._grace, self._patience = grace, patience
         self._calls: dict[PeerId, Call] = {}
+        self._differing: dict[PeerId, str] = {}
         self._heeded: set[PeerId] = set()  # whose word alone was enough: of each one group, or it could go on for ever
         self._stash = Stash(4 * MAX_GROUP, 16)
         self._began = self._started = place.now()
@@ -143,6 +144,7 @@ class Operation:
         """The others are at another number; only before it has begun."""
         self.number, self._fresh = number, False
         self._calls.clear()
+        self._differing.clear()
         self._stash.clear()
         self.call()
 
@@ -168,12 +170,12 @@ class Operation:
         if self.ended.done():
             return
         if call.plan != self.plan:
-            if not begun:
-                self._fail(
-                    difference(self.plan, call.plan, peer), "all peers call with the same shapes, types, op and codec"
-                )
+            self._calls.pop(peer, None)
+            self._differing[peer] = difference(self.plan, call.plan, peer)
+            self._heed()
             return
         if orderly(call.group):
+            self._differing.pop(peer, None)
             self._calls[peer] = call
             self._heed()
 
@@ -181,6 +183,7 @@ class Operation:
         """Somebody does not call any more."""
         if self.fly is None:
             self._calls.pop(peer, None)
+            self._differing.pop(peer, None)
 
     def hear(self, peer: PeerId, frame: Frame) -> None:
         """A frame of the round."""
@@ -202,6 +205,7 @@ class Operation:
         if self.fly is not None:
             self.fly.lost(peer, gone=gone)
         else:
+            self._differing.pop(peer, None)
             self._heed()
 
     def tick(self) -> None:
@@ -255,18 +259,23 @@ class Operation:
 
     def _awaited(self) -> set[PeerId]:
         """Those who are here, have not called, and are waited for."""
-        return (
-            set() if self._late() else set(self._place.here()) - {self._place.me, *self._calls} - set(self._place.gone)
-        )
+        known = {self._place.me, *self._calls, *self._differing, *self._place.gone}
+        return set() if self._late() else set(self._place.here()) - known
 
     def _find(self) -> None:
         place, now, late = self._place, self._place.now(), self._late()
         callers = self._callers()
+        if len(self._differing) >= 1 + len(self._calls) + len(self._awaited()):
+            self._fail(next(iter(self._differing.values())), "all peers call with the same shapes, types, op and codec")
+            return
         if not late and (self._awaited() or len(callers) < self.plan.least):
             self._complete = None
             return
         if len(callers) < self.plan.least:
-            self._give_up(f"{len(callers)} of at least {self.plan.least} peers have called within {self._grace:g} s")
+            self._give_up(
+                f"{len(callers)} of at least {self.plan.least} peers have called within {self._grace:g} s",
+                next(iter(self._differing.values()), ""),
+            )
             return
         if self._complete is None:
             self._complete = now
@@ -360,21 +369,23 @@ class Operation:
 
     def _absent(self, outcome: Outcome) -> dict[PeerId, str]:
         place, said = self._place, dict(outcome.missing)
-        others = {*self.group, *place.here(), *said}.difference(outcome.contributors)
+        others = {*self.group, *place.here(), *said, *self._differing}.difference(outcome.contributors)
         return {peer: self._reason(peer, said.get(peer, "")) for peer in sorted(others)}
 
     def _reason(self, peer: PeerId, said: str) -> str:
+        if peer in self._differing:
+            return self._differing[peer]
         call = self._calls.get(peer)
         if call is not None and call.group and self._place.me in set(self.group) - set(call.group):
             return "began without us"
         return said or ("gone" if peer in self._place.gone else "late" if call is not None else "has not called")
 
-    def _give_up(self, failure: str) -> None:
+    def _give_up(self, failure: str, hint: str = "") -> None:
         """Nobody shall count on us any more, as far as that is possible."""
         if not self.ended.done() and self.fly is None:
             for peer in self._place.live:
                 self._place.outbox.control(peer, Over(self.name, self.number + 1, True))
-        self._fail(failure)
+        self._fail(failure, hint)
 
     def _fail(self, failure: str, hint: str = "") -> None:
         self._end(Ended(failure=failure, hint=hint))

@@ -229,33 +229,66 @@ def test_alone_one_gets_its_own():
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        ({"op": "sum"}, "op: peer .* has sum, here it is mean"),
+        ({"op": "sum"}, "op: peer .* has 'sum', here it is 'mean'"),
         ({"array": np.zeros((3, 5))}, r"shape of tensor number 0: peer .* has 3×5, here it is 3×4"),
-        ({"array": np.zeros((3, 4), np.float32)}, "element type: peer .* has float32, here it is float64"),
+        ({"array": np.zeros((3, 4), np.float32)}, "element type: peer .* has 'float32', here it is 'float64'"),
         ({"least": 2}, "least number of peers: peer .* has 2, here it is 1"),
         ({"array": np.zeros(12)}, "shape of tensor number 0: peer .* has 12, here it is 3×4"),
     ],
 )
-def test_peers_that_want_different_things_are_told_at_once(other, says):
+def test_who_wants_something_else_than_most_is_told_at_once_and_left_out(other, says):
     async def scene():
         group, began = Group(4), clock.current().time()
         arrays = [np.full((3, 4), float(i)) for i in range(4)]
         calls = [asyncio.ensure_future(group[i].average(arrays[i])) for i in (0, 2)]
         await asyncio.sleep(1.0)
-        calls.append(asyncio.ensure_future(group[1].average(**{"array": arrays[1], **other})))
-        first = await asyncio.gather(*calls)
+        alien, _ = await group[1].average(**{"array": arrays[1], **other})
         assert clock.current().time() < began + 1.5
-        await asyncio.sleep(3.0)  # and who calls much later learns it too
-        late, _ = await group[3].average(arrays[3])
-        assert clock.current().time() < began + 5.0
-        words = [ended.failure for ended, _ in first] + [late.failure]
-        assert all(words)
-        for said in (words[0], words[1], words[3]):
-            assert re.search(says, said)
+        backwards = says.split("here it is")[0].split("has")[0]
+        assert re.search(backwards, alien.failure)
+        calls.append(asyncio.ensure_future(group[3].average(arrays[3])))
+        for ended, out in await asyncio.gather(*calls):
+            assert clock.current().time() < began + 2.0
+            np.testing.assert_array_equal(out, np.full((3, 4), 5 / 3))
+            assert ended.missing.keys() == {group[1].id}
+            assert re.search(says, ended.missing[group[1].id])
         for i in range(4):
             np.testing.assert_array_equal(arrays[i], np.full((3, 4), float(i)))
         results = await together(group, arrays)  # and the next one is right again
         assert all(len(ended.outcome.contributors) == 4 for ended, _ in results)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("ops", [("sum", "mean"), ("sum", "sum", "mean", "mean"), ("sum", "mean", "max")])
+def test_when_none_have_most_all_are_told_at_once(ops):
+    async def scene():
+        group, began = Group(len(ops)), clock.current().time()
+        calls = [m.average(np.ones(2), op=op) for m, op in zip(group, ops, strict=True)]
+        for ended, _ in await asyncio.gather(*calls):
+            assert re.search("op: peer .* has '.*', here it is '", ended.failure)
+        assert clock.current().time() < began + 1.0
+        results = await together(group, [np.ones(2)] * len(group))
+        assert all(len(ended.outcome.contributors) == len(group) for ended, _ in results)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_plan_that_one_member_makes_up_fails_nobody(early):
+    async def scene():
+        group = Group(4)
+        honest, liar = group[:3], group[3]
+        await asyncio.sleep(1.0)
+        wrong = Call("", 0, False, plan_of("su\x1bm", "float64", EXACT, 1, [("", (2,))]), ())
+        calls = [] if early else [asyncio.ensure_future(m.average(np.full(2, 4.0))) for m in honest]
+        for member in honest:
+            liar.presence.outbox.control(member.id, wrong)
+        await asyncio.sleep(0.2 if early else 0.001)
+        calls = calls or [asyncio.ensure_future(m.average(np.full(2, 4.0))) for m in honest]
+        for ended, _ in await asyncio.gather(*calls):
+            assert set(ended.outcome.contributors) == {m.id for m in honest}
+            assert r"'su\x1bm'" in ended.missing[liar.id]
 
     play(scene)
 
