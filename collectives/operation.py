@@ -135,6 +135,16 @@ class Operation:
         """Bytes that are held for it."""
         return self.fly.nbytes if self.fly is not None else 0
 
+    @property
+    def callers(self) -> Collection[PeerId]:
+        """The others who have called."""
+        return self._calls.keys()
+
+    @property
+    def waited(self) -> float:
+        """Seconds since it was called."""
+        return self._place.now() - self._began
+
     def call(self) -> None:
         """Tell everybody that is here."""
         for peer in {*self._place.here(), *self._place.live} - {self._place.me}:
@@ -238,10 +248,12 @@ class Operation:
             if group != self.group:
                 self._take_up(group)
             return
-        awaited = self._callers() | self._awaited()
+        counts = Counter(group for peer, group in named.items() if peer in group)
         for peer, group in named.items():
             if peer not in group or peer in self._heeded or not greater(group, self.group):
                 continue
+            # One alone does not end our waiting for those who are here; two do.
+            awaited = self._callers() | (self._awaited() if counts[group] < 2 else set())
             if fits(group, place.me, {place.me, *self._calls}, here, awaited):
                 self._heeded.add(peer)
                 self._take_up(group)

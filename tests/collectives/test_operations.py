@@ -18,7 +18,7 @@ from thinwire.sims import clock
 from thinwire.sims.network import SimNet
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.preset import LOCAL
-from thinwire.swarm.protocol import Call, Welcome
+from thinwire.swarm.protocol import Call, Over, Welcome
 from thinwire.swarm.record import PeerRecord
 from thinwire.swarm.roster import Roster
 
@@ -369,6 +369,58 @@ def test_a_newcomer_learns_which_number_is_next():
             np.testing.assert_array_equal(out, [2.0, 2.0])
         results = await together(group, [np.ones(2)] * 3, name="loss")
         assert {len(ended.outcome.contributors) for ended, _ in results} == {3}
+
+    play(scene)
+
+
+@pytest.mark.parametrize("finished", [0, 2])
+@pytest.mark.parametrize("wait", [0.0, 3.0])
+def test_one_that_says_a_number_is_over_moves_nobody(finished, wait):
+    async def scene():
+        group = Group(4)
+        honest, liar = group[:3], group[3]
+        await asyncio.sleep(1.0)
+        for _ in range(finished):
+            await together(group, [np.ones(2)] * 4)
+        calls = [asyncio.ensure_future(m.average(np.full(2, 4.0))) for m in honest]
+        for i, member in enumerate(honest):
+            liar.presence.outbox.control(member.id, Over("", 2**31 - 1 - i, False))
+        for ended, _ in await asyncio.gather(*calls):
+            assert set(ended.outcome.contributors) == {m.id for m in honest}
+        await asyncio.sleep(wait)
+        for ended, _ in await together(honest, [np.ones(2)] * 3, grace=1.0):
+            assert set(ended.outcome.contributors) == {m.id for m in honest}
+
+    play(scene)
+
+
+def test_who_has_finished_one_stays_alone_rather_than_believe_one():
+    async def scene():
+        group = Group(4)
+        await together(group, [np.ones(2)] * 4)
+        call = asyncio.ensure_future(group[0].average(np.ones(2), grace=4.0, least=2))
+        await asyncio.sleep(1.0)
+        group[3].presence.outbox.control(group[0].id, Over("", 1000, False))
+        await asyncio.sleep(2.5)
+        results = await together(group[1:3], [np.ones(2)] * 2, grace=1.0, least=2)
+        results.append(await call)
+        assert {len(ended.outcome.contributors) for ended, _ in results} == {3}
+
+    play(scene)
+
+
+def test_a_newcomer_learns_it_from_those_who_know_the_name():
+    async def scene():
+        group = Group(6)
+        for _ in range(5):
+            await together(group[:2], [np.ones(2)] * 2, name="loss", grace=0.5)
+        await asyncio.sleep(40.0)  # nobody keeps a result
+        calls = [asyncio.ensure_future(group[2].average(np.full(2, 4.0), name="loss", grace=20.0))]
+        await asyncio.sleep(3.0)
+        calls += [asyncio.ensure_future(m.average(np.full(2, 1.0), name="loss", grace=4.0)) for m in group[:2]]
+        for ended, out in await asyncio.gather(*calls):
+            assert len(ended.outcome.contributors) == 3
+            np.testing.assert_array_equal(out, [2.0, 2.0])
 
     play(scene)
 
