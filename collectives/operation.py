@@ -15,6 +15,7 @@ one that most have; a result is always that of the contributors it names.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ from thinwire.swarm.frame import Frame, sign_message, verify_message
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import MAX_GROUP, OPERATIONS, Ask, Call, Digest, Message, Over, PeerId, Plan
 from thinwire.swarm.rendezvous import leader_order
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +401,11 @@ class Operation:
             for peer in self._place.live:
                 self._place.outbox.control(peer, Over(self.name, self.number + 1, True))
         self._fail(failure, hint)
+
+    def broke(self, error: Exception) -> None:
+        """Something went wrong here, and shall end nothing but this."""
+        LOGGER.error("average %r number %d", self.name, self.number, exc_info=error)
+        self._fail(f"it went wrong here: {type(error).__name__}: {error}", "please report it with the log")
 
     def _fail(self, failure: str, hint: str = "") -> None:
         self._end(Ended(failure=failure, hint=hint))

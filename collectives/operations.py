@@ -8,11 +8,15 @@ half of those do who have said anything about it. Who has finished one believes 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import TypeVarTuple
 
 from thinwire.collectives.operation import Ended, Operation, Place, Share, key_of
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import OPERATIONS, Call, Commit, Message, Over, PeerId, Plan
+
+Args = TypeVarTuple("Args")
 
 AT_ONCE = 64
 """Most averages in progress."""
@@ -61,9 +65,16 @@ class Operations:
         operation = Operation(self._place, name, number, plan, share, fresh=fresh, grace=grace, patience=self._patience)
         self._known[name, number] = operation
         operation.ended.add_done_callback(lambda ended: self._ended(operation, ended.result()))
-        operation.call()
-        self._replay(operation)
-        operation.tick()
+        try:
+            operation.call()
+            self._replay(operation)
+            operation.tick()
+        except Exception:
+            self._known.pop((name, operation.number), None)
+            self._next[name] = number
+            if fresh:
+                del self._next[name]
+            raise
         return operation
 
     def sizes(self) -> dict[str, tuple[int, int]]:
@@ -82,7 +93,7 @@ class Operations:
         """See Handler."""
         self._gone.discard(peer)
         for operation in list(self._known.values()):
-            operation.reach(peer)
+            _alone(operation, operation.reach, peer)
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
@@ -91,7 +102,7 @@ class Operations:
         if gone:
             self._gone.add(peer)
         for operation in list(self._known.values()):
-            operation.lost(peer, gone=gone)
+            _alone(operation, partial(operation.lost, gone=gone), peer)
 
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""
@@ -105,7 +116,7 @@ class Operations:
             key = getattr(opened, "round", 0), getattr(opened, "fragment", 0)
             for operation in self._known.values():
                 if operation.key == key:
-                    operation.hear(peer, frame)
+                    _alone(operation, operation.hear, peer, frame)
                     break
 
     def ticked(self) -> None:
@@ -113,7 +124,7 @@ class Operations:
         for name in dict.fromkeys(name for overs in self._overs.values() for name in overs):
             self._move(name)
         for operation in list(self._known.values()):
-            operation.tick()
+            _alone(operation, operation.tick)
         now, kept, held = self._place.now(), 0, 0
         for key, operation in reversed(list(self._known.items())):
             if operation.ended.done():
@@ -143,7 +154,7 @@ class Operations:
         operation, following = self._known.get((call.name, call.number)), self._next.get(call.name, 0)
         lost = call.fresh and not call.group and call.number < following - 1
         if operation is not None and not (operation.ended.done() and lost):
-            operation.hear_call(peer, call)
+            _alone(operation, operation.hear_call, peer, call)
         elif call.number < self._past.get(call.name, 0):
             waiting = [o.number for o in self._running() if o.name == call.name and o.fly is None]
             number = min((n for n in waiting if n > call.number), default=following)
@@ -193,7 +204,7 @@ class Operations:
             moved = (name, operation.number + ahead)
             if moved not in self._known:
                 self._known[moved] = self._known.pop((name, operation.number))
-                operation.renumber(moved[1])
+                _alone(operation, operation.renumber, moved[1])
                 self._replay(operation)
                 self._count(name, max(self._next.get(name, 0), moved[1] + 1))
 
@@ -209,7 +220,15 @@ class Operations:
         for peer, early in list(self._early.items()):
             call = early.pop((operation.name, operation.number), None)
             if call is not None:
-                operation.hear_call(peer, call)
+                _alone(operation, operation.hear_call, peer, call)
+
+
+def _alone(operation: Operation, step: Callable[[*Args], None], *args: *Args) -> None:
+    """What goes wrong in one average ends that one, and not the peer."""
+    try:
+        step(*args)
+    except Exception as error:
+        operation.broke(error)
 
 
 def most(said: Mapping[PeerId, int], voices: Collection[PeerId]) -> int | None:

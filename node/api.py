@@ -328,6 +328,10 @@ class Swarm:
         prepared = prepare(tensors, op=op, codec=codec, weight=weight, least=least)
         if len(name) > LONGEST_KEY:
             raise ValueError(f"a name has at most {LONGEST_KEY} characters")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the name {name!r} is no text that can be sent") from error
         return self._companion.average(prepared, name, grace)
 
     # --- the end

@@ -540,6 +540,24 @@ def test_those_who_wait_long_go_with_most():
     play(scene)
 
 
+def test_what_goes_wrong_in_one_ends_that_one_only(caplog):
+    async def scene():
+        group = Group(2)
+        await asyncio.sleep(1.0)
+        bad, _ = group[0].begin(np.ones(2), name="bad", weight=np.int64(2), least=2)
+        other = asyncio.ensure_future(group[1].average(np.ones(2), name="bad", least=2))
+        assert "went wrong here: TypeError" in (await bad.wait()).failure
+        other.cancel()
+        with pytest.raises(UnicodeEncodeError):
+            group[0].begin(np.ones(2), name="\ud800")
+        assert not group[0].operations.sizes()["names"][0] > 1
+        await asyncio.sleep(1.0)
+        for ended, _ in await together(group, [np.ones(2)] * 2, name="good", least=2):
+            assert len(ended.outcome.contributors) == 2
+
+    play(scene)
+
+
 def test_who_withdraws_is_not_waited_for():
     async def scene():
         group = Group(3)
