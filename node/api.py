@@ -302,8 +302,8 @@ class Swarm:
         dies in the middle is left out, the others finish. Fewer than `least` contributors are no average. In a
         partition each side finishes by itself: `least` says what is too few.
 
-        Blocks, also while the peers that it needs are busy with a round of training. Raises AverageError when peers differ in
-        shapes, element type, op, codec or least (it says in what), are too few, or lose too many in the middle; ValueError and
+        Blocks, also while the peers that it needs are busy with a round of training. Raises AverageError when this peer differs in
+        shapes, element type, op, codec or least from as many as agree with it (it says in what), when peers are too few, or lose too many in the middle; ValueError and
         TypeError for what cannot be averaged; and what `check` raises.
         """
         return self.start_average(
