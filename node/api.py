@@ -302,9 +302,10 @@ class Swarm:
         dies in the middle is left out, the others finish. Fewer than `least` contributors are no average. In a
         partition each side finishes by itself: `least` says what is too few.
 
-        Blocks, also while the peers that it needs are busy with a round of training. Raises AverageError when this peer differs in
-        shapes, element type, op, codec or least from as many as agree with it (it says in what), when peers are too few, or lose too many in the middle; ValueError and
-        TypeError for what cannot be averaged; and what `check` raises.
+        Blocks, also while the peers that it needs are busy with a round of training. Raises AverageError when those that
+        differ from this peer in shapes, element type, op, codec or least are not fewer than those that agree with it (it says
+        in what), when peers are too few, or when too many are lost in the middle; ValueError and TypeError for what cannot be
+        averaged; and what `check` raises.
         """
         return self.start_average(
             tensors, op=op, name=name, codec=codec, weight=weight, least=least, grace=grace
