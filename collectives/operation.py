@@ -135,8 +135,9 @@ class Operation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held for it."""
-        return self.fly.nbytes if self.fly is not None else 0
+        """Bytes that are held for it: what we have brought, and the results."""
+        own = sum(memoryview(payload).nbytes for payload in self._share.payloads)
+        return own + (self.fly.nbytes if self.fly is not None else 0)
 
     @property
     def callers(self) -> Collection[PeerId]:

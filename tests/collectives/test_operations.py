@@ -558,6 +558,16 @@ def test_what_goes_wrong_in_one_ends_that_one_only(caplog):
     play(scene)
 
 
+def test_what_is_kept_of_a_finished_one_is_counted_whole():
+    async def scene():
+        group = Group(2)
+        begun = [member.begin(np.ones(50_000))[0] for member in group]
+        await asyncio.gather(*(operation.wait() for operation in begun))
+        assert [operation.nbytes for operation in begun] == [2 * 50_000 * 8] * 2
+
+    play(scene)
+
+
 def test_who_withdraws_is_not_waited_for():
     async def scene():
         group = Group(3)
