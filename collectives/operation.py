@@ -2,17 +2,20 @@
 
 Peers call it by a name and a number. Who calls first has nobody to agree with yet, so there are two parts. First they find
 together: everybody tells everybody what it wants to average (`Call`), and when all that are here have called, or `grace` is
-over, the first of them by rendezvous ranking names those who have (`Call.group`). Everybody takes up the first group that it
-hears of and passes it on, so one peer that knows it is enough. Then it is a round like any other, with that group as its
-members: see `agreement` and `butterfly`. Who calls later than that gets the result without being in it.
+over, the first of them by rendezvous ranking names those who have (`Call.group`). Everybody takes up a group that it would
+have named itself, or that more than half of the others name, and passes it on: see `gathering`. Then it is a round like any
+other, with that group as its members: see `agreement` and `butterfly`. Who calls later than that gets the result without
+being in it. Those who want something else are left out; a peer fails when they are not fewer than those who want the same.
 
-Two groups can be named at once, when a leader dies at that moment or when links are missing. Until it has voted a peer goes
-over to the greater one, afterwards only to one that most have; a result is always that of the contributors it names.
+Two groups can be named at once, when a leader dies at that moment, when links are missing, or when one member would not wait
+as long as the others. Until it has voted a peer goes over to the greater one, or to one that most name, afterwards only to
+one that most have; a result is always that of the contributors it names.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +28,7 @@ from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.elements import Elements
 from thinwire.collectives.exchange import Exchange
+from thinwire.collectives.gathering import confirmed, fits, greater, orderly
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.planned import difference
@@ -37,6 +41,8 @@ from thinwire.swarm.frame import Frame, sign_message, verify_message
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import MAX_GROUP, OPERATIONS, Ask, Call, Digest, Message, Over, PeerId, Plan
 from thinwire.swarm.rendezvous import leader_order
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,8 @@ class Operation:
         self._place, self._share, self._fresh = place, share, fresh
         self._grace, self._patience = grace, patience
         self._calls: dict[PeerId, Call] = {}
+        self._differing: dict[PeerId, str] = {}
+        self._heeded: set[PeerId] = set()  # whose word alone was enough: of each one group, or it could go on for ever
         self._stash = Stash(4 * MAX_GROUP, 16)
         self._began = self._started = place.now()
         self._complete: float | None = None
@@ -127,8 +135,19 @@ class Operation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held for it."""
-        return self.fly.nbytes if self.fly is not None else 0
+        """Bytes that are held for it: what we have brought, and the results."""
+        own = sum(memoryview(payload).nbytes for payload in self._share.payloads)
+        return own + (self.fly.nbytes if self.fly is not None else 0)
+
+    @property
+    def callers(self) -> Collection[PeerId]:
+        """The others who have called."""
+        return self._calls.keys()
+
+    @property
+    def waited(self) -> float:
+        """Seconds since it was called."""
+        return self._place.now() - self._began
 
     def call(self) -> None:
         """Tell everybody that is here."""
@@ -139,6 +158,7 @@ class Operation:
         """The others are at another number; only before it has begun."""
         self.number, self._fresh = number, False
         self._calls.clear()
+        self._differing.clear()
         self._stash.clear()
         self.call()
 
@@ -164,21 +184,20 @@ class Operation:
         if self.ended.done():
             return
         if call.plan != self.plan:
-            if not begun:
-                self._fail(
-                    difference(self.plan, call.plan, peer), "all peers call with the same shapes, types, op and codec"
-                )
+            self._calls.pop(peer, None)
+            self._differing[peer] = difference(self.plan, call.plan, peer)
+            self._heed()
             return
-        self._calls[peer] = call
-        if call.group and (not begun or (call.group > self.group and not self._voted)):
-            self._take_up(call.group)
-        elif not begun:
-            self._find()
+        if orderly(call.group):
+            self._differing.pop(peer, None)
+            self._calls[peer] = call
+            self._heed()
 
     def forget(self, peer: PeerId) -> None:
         """Somebody does not call any more."""
         if self.fly is None:
             self._calls.pop(peer, None)
+            self._differing.pop(peer, None)
 
     def hear(self, peer: PeerId, frame: Frame) -> None:
         """A frame of the round."""
@@ -199,8 +218,9 @@ class Operation:
         self._calls.pop(peer, None)
         if self.fly is not None:
             self.fly.lost(peer, gone=gone)
-        elif not self.ended.done():
-            self._find()
+        else:
+            self._differing.pop(peer, None)
+            self._heed()
 
     def tick(self) -> None:
         """Let time pass."""
@@ -211,24 +231,67 @@ class Operation:
                 self._fail(
                     "no majority of those who began it is left, or in reach", "call again, with those that are here"
                 )
-        elif not self.ended.done():
-            self._find()
+        else:
+            self._heed()
 
     # --- finding together
 
     def _said(self) -> Call:
         return Call(self.name, self.number, self._fresh, self.plan, self.group)
 
+    def _heed(self) -> None:
+        """Take up what others have named, if it is sound, or name one."""
+        if self.ended.done() or self._voted:
+            return
+        place, begun = self._place, self.fly is not None
+        here, late = set(place.here()), self._late()
+        others = (set(self._calls) if late and not begun else here | set(self._calls)) - set(place.gone) - {place.me}
+        named = {peer: call.group for peer, call in self._calls.items() if len(call.group) >= self.plan.least}
+        group = confirmed(named, others)
+        if group is not None:
+            if group != self.group:
+                self._take_up(group)
+            return
+        counts = Counter(group for peer, group in named.items() if peer in group)
+        for peer, group in named.items():
+            if peer not in group or peer in self._heeded or not greater(group, self.group):
+                continue
+            # One alone does not end our waiting for those who are here; two do.
+            awaited = self._callers() | (self._awaited() if counts[group] < 2 else set())
+            if fits(group, place.me, {place.me, *self._calls}, here, awaited):
+                self._heeded.add(peer)
+                self._take_up(group)
+                return
+        if not begun:
+            self._find()
+
+    def _late(self) -> bool:
+        return self._place.now() >= self._began + self._grace
+
+    def _callers(self) -> set[PeerId]:
+        """Those who have called and are not in another group already, and us."""
+        me = self._place.me
+        return {me} | {peer for peer, call in self._calls.items() if not call.group or me in call.group}
+
+    def _awaited(self) -> set[PeerId]:
+        """Those who are here, have not called, and are waited for."""
+        known = {self._place.me, *self._calls, *self._differing, *self._place.gone}
+        return set() if self._late() else set(self._place.here()) - known
+
     def _find(self) -> None:
-        place, now = self._place, self._place.now()
-        callers = {place.me, *self._calls}
-        waits = bool(set(place.here()) - callers - set(place.gone)) or len(callers) < self.plan.least
-        late = now >= self._began + self._grace
-        if waits and not late:
+        place, now, late = self._place, self._place.now(), self._late()
+        callers = self._callers()
+        if len(self._differing) >= 1 + len(self._calls) + len(self._awaited()):
+            self._fail(next(iter(self._differing.values())), "all peers call with the same shapes, types, op and codec")
+            return
+        if not late and (self._awaited() or len(callers) < self.plan.least):
             self._complete = None
             return
         if len(callers) < self.plan.least:
-            self._give_up(f"{len(callers)} of at least {self.plan.least} peers have called within {self._grace:g} s")
+            self._give_up(
+                f"{len(callers)} of at least {self.plan.least} peers have called within {self._grace:g} s",
+                next(iter(self._differing.values()), ""),
+            )
             return
         if self._complete is None:
             self._complete = now
@@ -311,7 +374,9 @@ class Operation:
         if outcome.commit is not None:
             self._end(Ended(outcome, self._absent(outcome)))
             return
-        groups = Counter(call.group for call in self._calls.values() if call.group not in ((), self.group))
+        groups = Counter(
+            call.group for peer, call in self._calls.items() if peer in call.group and call.group != self.group
+        )
         if not groups:
             self._fail("the others began it as another group", "call again")
             return
@@ -320,19 +385,28 @@ class Operation:
 
     def _absent(self, outcome: Outcome) -> dict[PeerId, str]:
         place, said = self._place, dict(outcome.missing)
-        others = {*self.group, *place.here(), *said}.difference(outcome.contributors)
-        return {
-            peer: said.get(peer)
-            or ("gone" if peer in place.gone else "late" if peer in self._calls else "has not called")
-            for peer in sorted(others)
-        }
+        others = {*self.group, *place.here(), *said, *self._differing}.difference(outcome.contributors)
+        return {peer: self._reason(peer, said.get(peer, "")) for peer in sorted(others)}
 
-    def _give_up(self, failure: str) -> None:
+    def _reason(self, peer: PeerId, said: str) -> str:
+        if peer in self._differing:
+            return self._differing[peer]
+        call = self._calls.get(peer)
+        if call is not None and call.group and self._place.me in set(self.group) - set(call.group):
+            return "began without us"
+        return said or ("gone" if peer in self._place.gone else "late" if call is not None else "has not called")
+
+    def _give_up(self, failure: str, hint: str = "") -> None:
         """Nobody shall count on us any more, as far as that is possible."""
         if not self.ended.done() and self.fly is None:
             for peer in self._place.live:
                 self._place.outbox.control(peer, Over(self.name, self.number + 1, True))
-        self._fail(failure)
+        self._fail(failure, hint)
+
+    def broke(self, error: Exception) -> None:
+        """Something went wrong here, and shall end nothing but this."""
+        LOGGER.error("average %r number %d", self.name, self.number, exc_info=error)
+        self._fail(f"it went wrong here: {type(error).__name__}: {error}", "please report it with the log")
 
     def _fail(self, failure: str, hint: str = "") -> None:
         self._end(Ended(failure=failure, hint=hint))

@@ -39,7 +39,7 @@ def difference(ours: Plan, theirs: Plan, peer: PeerId) -> str:
         ("number of tensors", ours.count, theirs.count),
     ):
         if mine != other:
-            return f"{what}: {who} has {other}, here it is {mine}"
+            return f"{what}: {who} has {other!r}, here it is {mine!r}"
     for at, (one, two) in enumerate(zip(ours.tensors, theirs.tensors, strict=False)):
         name = repr(one.key) if one.key else f"number {at}"
         if one.key != two.key:

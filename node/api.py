@@ -302,9 +302,10 @@ class Swarm:
         dies in the middle is left out, the others finish. Fewer than `least` contributors are no average. In a
         partition each side finishes by itself: `least` says what is too few.
 
-        Blocks, also while the peers that it needs are busy with a round of training. Raises AverageError when peers differ in
-        shapes, element type, op, codec or least (it says in what), are too few, or lose too many in the middle; ValueError and
-        TypeError for what cannot be averaged; and what `check` raises.
+        Blocks, also while the peers that it needs are busy with a round of training. Raises AverageError when those that
+        differ from this peer in shapes, element type, op, codec or least are not fewer than those that agree with it (it says
+        in what), when peers are too few, or when too many are lost in the middle; ValueError and TypeError for what cannot be
+        averaged; and what `check` raises.
         """
         return self.start_average(
             tensors, op=op, name=name, codec=codec, weight=weight, least=least, grace=grace
@@ -328,6 +329,10 @@ class Swarm:
         prepared = prepare(tensors, op=op, codec=codec, weight=weight, least=least)
         if len(name) > LONGEST_KEY:
             raise ValueError(f"a name has at most {LONGEST_KEY} characters")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the name {name!r} is no text that can be sent") from error
         return self._companion.average(prepared, name, grace)
 
     # --- the end

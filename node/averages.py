@@ -149,8 +149,9 @@ def prepare(tensors: Some, *, op: str, codec: str | None, weight: int, least: in
         raise ValueError(f"a weight says something of a mean only, not of {op!r}")
     if not 0 < weight <= MAX_WEIGHT or weight != int(weight):
         raise ValueError(f"a weight of {weight}: it is a whole number from 1 to {MAX_WEIGHT}")
-    if not 0 < least <= MAX_GROUP:
+    if not 0 < least <= MAX_GROUP or least != int(least):
         raise ValueError(f"least is a number of peers from 1 to {MAX_GROUP}, not {least}")
+    weight, least = int(weight), int(least)  # numbers of other types do not travel
     package = Package(tensors)
     parts = elements(package.element, op, codec or EXACT, dense)
     cut = grid(package.array.size, parts)

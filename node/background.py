@@ -37,6 +37,7 @@ class Background:
         self._loop = _new_loop()
         self._worker = ThreadPoolExecutor(1, f"{name}-compute")
         self._calls: set[asyncio.Task[Any]] = set()
+        self._started: set[concurrent.futures.Future[Any]] = set()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -47,6 +48,12 @@ class Background:
             self._loop.run_forever()
         except BaseException as error:
             self._failure = self._failure or error
+        finally:
+            self._cancel_started()
+
+    def _cancel_started(self) -> None:
+        for result in list(self._started):
+            result.cancel()
 
     # --- from the caller's thread
 
@@ -85,13 +92,18 @@ class Background:
         return self._call(work)
 
     def start(self, work: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
-        """Run on the loop, and go on. A cancelled result cancels the work; the end of the thread cancels both."""
+        """Run on the loop, and go on. A cancelled result cancels the work; a failure, or the thread's end, cancels both."""
         try:
             self.check()
         except BaseException:
             work.close()
             raise
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        result = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._started.add(result)
+        result.add_done_callback(self._started.discard)
+        if self._failure is not None or not self._thread.is_alive():  # meanwhile: whoever cancels may not have seen it
+            result.cancel()
+        return result
 
     def wait(self, result: concurrent.futures.Future[Any], timeout: float | None = None) -> bool:
         """Until what was started has its result, at most `timeout` seconds; whether it has. Raises what `check` raises."""
@@ -163,6 +175,7 @@ class Background:
         self._failure = self._failure or error
         for task in self._calls:
             task.cancel()
+        self._cancel_started()
 
     async def work(self, function: Callable[[], Result]) -> Result:
         """Run in the computing thread. Cancelled, it still waits for the function's end: nothing computes unseen."""

@@ -18,7 +18,7 @@ from thinwire.sims import clock
 from thinwire.sims.network import SimNet
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.preset import LOCAL
-from thinwire.swarm.protocol import Call, Welcome
+from thinwire.swarm.protocol import Call, Over, Welcome
 from thinwire.swarm.record import PeerRecord
 from thinwire.swarm.roster import Roster
 
@@ -229,33 +229,66 @@ def test_alone_one_gets_its_own():
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        ({"op": "sum"}, "op: peer .* has sum, here it is mean"),
+        ({"op": "sum"}, "op: peer .* has 'sum', here it is 'mean'"),
         ({"array": np.zeros((3, 5))}, r"shape of tensor number 0: peer .* has 3×5, here it is 3×4"),
-        ({"array": np.zeros((3, 4), np.float32)}, "element type: peer .* has float32, here it is float64"),
+        ({"array": np.zeros((3, 4), np.float32)}, "element type: peer .* has 'float32', here it is 'float64'"),
         ({"least": 2}, "least number of peers: peer .* has 2, here it is 1"),
         ({"array": np.zeros(12)}, "shape of tensor number 0: peer .* has 12, here it is 3×4"),
     ],
 )
-def test_peers_that_want_different_things_are_told_at_once(other, says):
+def test_who_wants_something_else_than_most_is_told_at_once_and_left_out(other, says):
     async def scene():
         group, began = Group(4), clock.current().time()
         arrays = [np.full((3, 4), float(i)) for i in range(4)]
         calls = [asyncio.ensure_future(group[i].average(arrays[i])) for i in (0, 2)]
         await asyncio.sleep(1.0)
-        calls.append(asyncio.ensure_future(group[1].average(**{"array": arrays[1], **other})))
-        first = await asyncio.gather(*calls)
+        alien, _ = await group[1].average(**{"array": arrays[1], **other})
         assert clock.current().time() < began + 1.5
-        await asyncio.sleep(3.0)  # and who calls much later learns it too
-        late, _ = await group[3].average(arrays[3])
-        assert clock.current().time() < began + 5.0
-        words = [ended.failure for ended, _ in first] + [late.failure]
-        assert all(words)
-        for said in (words[0], words[1], words[3]):
-            assert re.search(says, said)
+        backwards = says.split("here it is")[0].split("has")[0]
+        assert re.search(backwards, alien.failure)
+        calls.append(asyncio.ensure_future(group[3].average(arrays[3])))
+        for ended, out in await asyncio.gather(*calls):
+            assert clock.current().time() < began + 2.0
+            np.testing.assert_array_equal(out, np.full((3, 4), 5 / 3))
+            assert ended.missing.keys() == {group[1].id}
+            assert re.search(says, ended.missing[group[1].id])
         for i in range(4):
             np.testing.assert_array_equal(arrays[i], np.full((3, 4), float(i)))
         results = await together(group, arrays)  # and the next one is right again
         assert all(len(ended.outcome.contributors) == 4 for ended, _ in results)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("ops", [("sum", "mean"), ("sum", "sum", "mean", "mean"), ("sum", "mean", "max")])
+def test_when_none_have_most_all_are_told_at_once(ops):
+    async def scene():
+        group, began = Group(len(ops)), clock.current().time()
+        calls = [m.average(np.ones(2), op=op) for m, op in zip(group, ops, strict=True)]
+        for ended, _ in await asyncio.gather(*calls):
+            assert re.search("op: peer .* has '.*', here it is '", ended.failure)
+        assert clock.current().time() < began + 1.0
+        results = await together(group, [np.ones(2)] * len(group))
+        assert all(len(ended.outcome.contributors) == len(group) for ended, _ in results)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_plan_that_one_member_makes_up_fails_nobody(early):
+    async def scene():
+        group = Group(4)
+        honest, liar = group[:3], group[3]
+        await asyncio.sleep(1.0)
+        wrong = Call("", 0, False, plan_of("su\x1bm", "float64", EXACT, 1, [("", (2,))]), ())
+        calls = [] if early else [asyncio.ensure_future(m.average(np.full(2, 4.0))) for m in honest]
+        for member in honest:
+            liar.presence.outbox.control(member.id, wrong)
+        await asyncio.sleep(0.2 if early else 0.001)
+        calls = calls or [asyncio.ensure_future(m.average(np.full(2, 4.0))) for m in honest]
+        for ended, _ in await asyncio.gather(*calls):
+            assert set(ended.outcome.contributors) == {m.id for m in honest}
+            assert r"'su\x1bm'" in ended.missing[liar.id]
 
     play(scene)
 
@@ -340,6 +373,58 @@ def test_a_newcomer_learns_which_number_is_next():
     play(scene)
 
 
+@pytest.mark.parametrize("finished", [0, 2])
+@pytest.mark.parametrize("wait", [0.0, 3.0])
+def test_one_that_says_a_number_is_over_moves_nobody(finished, wait):
+    async def scene():
+        group = Group(4)
+        honest, liar = group[:3], group[3]
+        await asyncio.sleep(1.0)
+        for _ in range(finished):
+            await together(group, [np.ones(2)] * 4)
+        calls = [asyncio.ensure_future(m.average(np.full(2, 4.0))) for m in honest]
+        for i, member in enumerate(honest):
+            liar.presence.outbox.control(member.id, Over("", 2**31 - 1 - i, False))
+        for ended, _ in await asyncio.gather(*calls):
+            assert set(ended.outcome.contributors) == {m.id for m in honest}
+        await asyncio.sleep(wait)
+        for ended, _ in await together(honest, [np.ones(2)] * 3, grace=1.0):
+            assert set(ended.outcome.contributors) == {m.id for m in honest}
+
+    play(scene)
+
+
+def test_who_has_finished_one_stays_alone_rather_than_believe_one():
+    async def scene():
+        group = Group(4)
+        await together(group, [np.ones(2)] * 4)
+        call = asyncio.ensure_future(group[0].average(np.ones(2), grace=4.0, least=2))
+        await asyncio.sleep(1.0)
+        group[3].presence.outbox.control(group[0].id, Over("", 1000, False))
+        await asyncio.sleep(2.5)
+        results = await together(group[1:3], [np.ones(2)] * 2, grace=1.0, least=2)
+        results.append(await call)
+        assert {len(ended.outcome.contributors) for ended, _ in results} == {3}
+
+    play(scene)
+
+
+def test_a_newcomer_learns_it_from_those_who_know_the_name():
+    async def scene():
+        group = Group(6)
+        for _ in range(5):
+            await together(group[:2], [np.ones(2)] * 2, name="loss", grace=0.5)
+        await asyncio.sleep(40.0)  # nobody keeps a result
+        calls = [asyncio.ensure_future(group[2].average(np.full(2, 4.0), name="loss", grace=20.0))]
+        await asyncio.sleep(3.0)
+        calls += [asyncio.ensure_future(m.average(np.full(2, 1.0), name="loss", grace=4.0)) for m in group[:2]]
+        for ended, out in await asyncio.gather(*calls):
+            assert len(ended.outcome.contributors) == 3
+            np.testing.assert_array_equal(out, [2.0, 2.0])
+
+    play(scene)
+
+
 def test_several_at_once_of_one_name_and_of_many():
     async def scene():
         group = Group(3)
@@ -371,6 +456,114 @@ def test_fewer_than_the_least_is_no_average_and_a_later_call_is_one():
         assert all("2 of at least 3" in ended.failure for ended, _ in results)
         results = await together(group, [np.ones(2)] * 3, least=3, grace=5.0)
         assert all(len(ended.outcome.contributors) == 3 for ended, _ in results)
+
+    play(scene)
+
+
+def plan_(length):
+    return plan_of("mean", "float64", EXACT, 1, [("", (length,))])
+
+
+def says(liar, peer, group, number=0, name=""):
+    liar.presence.outbox.control(peer.id, Call(name, number, False, plan_(2), tuple(sorted(group))))
+
+
+STRANGERS = [bytes([255 - i]) * 32 for i in range(5)]
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("lie", ["alone", "in pairs", "with strangers", "with all", "without itself", "one by one"])
+def test_a_group_that_one_member_makes_up_is_not_the_others(lie, early):
+    async def scene():
+        group = Group(4)
+        honest, liar = group[:3], group[3]
+        await asyncio.sleep(1.0)
+
+        def tell():
+            for peer in honest:
+                ids = {p.id for p in honest}
+                said = {
+                    "alone": [{liar.id}],
+                    "in pairs": [{liar.id, peer.id}],
+                    "with strangers": [{liar.id, peer.id, *(s[: len(peer.id)] for s in STRANGERS)}],
+                    "with all": [{liar.id, *ids, *(s[: len(peer.id)] for s in STRANGERS)}],
+                    "without itself": [{peer.id}],
+                    "one by one": [{liar.id, one} for one in ids],
+                }[lie]
+                for named in said:
+                    says(liar, peer, named)
+
+        if early:
+            tell()
+            await asyncio.sleep(0.2)
+        calls = [asyncio.ensure_future(m.average(np.full(2, float(i)))) for i, m in enumerate(honest)]
+        await asyncio.sleep(0.001)
+        if not early:
+            tell()
+        for ended, out in await asyncio.gather(*calls):
+            assert set(ended.outcome.contributors) == {m.id for m in honest}
+            np.testing.assert_array_equal(out, [1.0, 1.0])
+            assert set(ended.missing) == {liar.id}
+
+    play(scene)
+
+
+@pytest.mark.parametrize("ahead", [0.0, 0.1, 3.0])
+def test_who_does_not_wait_does_not_decide_for_those_who_do(ahead):
+    async def scene():
+        group = Group(4)
+        await asyncio.sleep(1.0)
+        hasty = asyncio.ensure_future(group[3].average(np.full(2, 9.0), grace=0.0))
+        await asyncio.sleep(ahead)
+        results = await together(group[:3], [np.full(2, float(i)) for i in range(3)], grace=30.0)
+        for ended, out in results:
+            assert set(ended.outcome.contributors) == {m.id for m in group[:3]}
+            np.testing.assert_array_equal(out, [1.0, 1.0])
+            assert ended.missing == {group[3].id: "began without us"}
+        assert set((await hasty)[0].outcome.contributors) == {group[3].id}
+
+    play(scene)
+
+
+def test_those_who_wait_long_go_with_most():
+    async def scene():
+        group = Group(5)
+        await asyncio.sleep(1.0)
+        graces = (2.0, 2.0, 2.0, 60.0)
+        calls = [
+            m.average(np.full(2, float(i)), grace=g) for i, (m, g) in enumerate(zip(group[:4], graces, strict=True))
+        ]
+        results = await asyncio.gather(*calls)
+        assert {ended.outcome.contributors for ended, _ in results} == {tuple(sorted(m.id for m in group[:4]))}
+        assert clock.current().time() < 20.0
+
+    play(scene)
+
+
+def test_what_goes_wrong_in_one_ends_that_one_only(caplog):
+    async def scene():
+        group = Group(2)
+        await asyncio.sleep(1.0)
+        bad, _ = group[0].begin(np.ones(2), name="bad", weight=np.int64(2), least=2)
+        other = asyncio.ensure_future(group[1].average(np.ones(2), name="bad", least=2))
+        assert "went wrong here: TypeError" in (await bad.wait()).failure
+        other.cancel()
+        with pytest.raises(UnicodeEncodeError):
+            group[0].begin(np.ones(2), name="\ud800")
+        assert not group[0].operations.sizes()["names"][0] > 1
+        await asyncio.sleep(1.0)
+        for ended, _ in await together(group, [np.ones(2)] * 2, name="good", least=2):
+            assert len(ended.outcome.contributors) == 2
+
+    play(scene)
+
+
+def test_what_is_kept_of_a_finished_one_is_counted_whole():
+    async def scene():
+        group = Group(2)
+        begun = [member.begin(np.ones(50_000))[0] for member in group]
+        await asyncio.gather(*(operation.wait() for operation in begun))
+        assert [operation.nbytes for operation in begun] == [2 * 50_000 * 8] * 2
 
     play(scene)
 

@@ -83,14 +83,16 @@ def test_millions_of_elements_and_what_is_given_stays(trio):
     assert 1e-6 < (short[0].value - exact[:203_530]).abs().max() < 0.1
 
 
-def test_peers_that_differ_are_told_in_what(trio):
+def test_who_differs_from_most_is_told_in_what(trio):
     given = [torch.ones(2, 3), torch.ones(3, 2), torch.ones(2, 3)]
     with ThreadPoolExecutor(3) as pool:
         calls = [pool.submit(s.average, t, name="wrong", grace=60) for s, t in zip(trio, given, strict=True)]
-        errors = [call.exception(timeout=90) for call in calls]
-    assert all(isinstance(error, thinwire.AverageError) for error in errors), errors
-    assert "has 3×2, here it is 2×3" in str(errors[0]) and "has 2×3, here it is 3×2" in str(errors[1])
-    assert all(torch.equal(tensor, torch.ones_like(tensor)) for tensor in given)
+        with pytest.raises(thinwire.AverageError, match="shape of tensor number 0: peer .* has 2×3, here it is 3×2"):
+            calls[1].result(timeout=90)
+        for one in (calls[0].result(timeout=90), calls[2].result(timeout=90)):
+            assert torch.equal(one.value, given[0]) and len(one.contributors) == 2
+            assert any("has 3×2, here it is 2×3" in reason for reason in one.missing.values())
+    assert all(one.value == 1.0 for one in run(trio, [1.0] * 3, name="wrong"))
 
 
 def test_several_at_once_beside_rounds_of_training(tmp_path):
@@ -161,12 +163,28 @@ def test_it_can_be_awaited_and_cancelled(trio):
         (1.0, {"op": "sum", "weight": 2}, "weight"),
         (1.0, {"weight": 0}, "weight of 0"),
         (1.0, {"least": 0}, "least"),
+        (1.0, {"least": 1.5}, "least"),
+        (1.0, {"weight": 2.5}, "weight of 2.5"),
+        (1.0, {"weight": float("nan")}, "weight of nan"),
         ({"x" * 200: 1.0}, {}, "128 characters"),
     ],
 )
 def test_what_cannot_be_averaged_is_refused(tensors, options, reason):
     with pytest.raises((ValueError, TypeError), match=reason):
         prepare(tensors, **{"op": "mean", "codec": None, "weight": 1, "least": 1, **options})
+
+
+@pytest.mark.parametrize("kind", [float, np.int64, np.uint8, np.float32])
+def test_whole_numbers_of_any_type_travel_as_ints(kind):
+    made = prepare(1.0, op="mean", codec=None, weight=kind(2), least=kind(3))
+    assert type(made.share.weight) is int and made.share.weight == 2
+    assert type(made.plan.least) is int and made.plan.least == 3
+
+
+def test_a_name_that_cannot_be_sent_is_refused_and_harms_nothing(trio):
+    with pytest.raises(ValueError, match="name"):
+        trio[0].start_average(1.0, name="\ud800", grace=0)
+    trio[0].check()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.float64])

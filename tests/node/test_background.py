@@ -80,6 +80,18 @@ def test_a_failure_reaches_who_waits_and_who_comes_later(background):
     assert background.last_call(asyncio.sleep(0, "goodbye")) == "goodbye"
 
 
+def test_a_failure_ends_what_was_started_too(background):
+    async def awaited(result):
+        await asyncio.wait([asyncio.wrap_future(result)])
+
+    result = background.start(asyncio.sleep(3600))
+    background.ask(lambda: asyncio.get_running_loop().call_soon(background.fail, OSError("broken")))
+    asyncio.run(asyncio.wait_for(awaited(result), 60))
+    assert result.cancelled()
+    with pytest.raises(SwarmError, match="OSError: broken"):
+        background.start(asyncio.sleep(0))
+
+
 def test_a_failure_with_a_hint_is_raised_as_it_is(background):
     background.ask(lambda: asyncio.get_running_loop().call_soon(background.fail, HintedError("what", "do")))
     with pytest.raises(HintedError, match="what") as caught:
