@@ -75,6 +75,7 @@ class Companion:
             stack.callback(lambda: self._background.last_call(self._leave()))
             self._resources = stack.pop_all()
         self._exchanged_at = self.peer.doors.now()
+        self._carried = 0  # weight that came to no round yet: the loop gives it again, with that of the steps since
         self._flight: asyncio.Task[RoundReport] | None = None
         self._begun, self._due = asyncio.Event(), asyncio.Event()
         self.steps: int | None = None
@@ -183,7 +184,9 @@ class Companion:
 
     async def _exchange(self, steps: int, weight: int, loss: float | None) -> RoundReport:
         peer, before, now = self.peer, self.peer.replica.digest, self.peer.doors.now
-        self._report.speed = weight / max(1e-9, now() - self._exchanged_at)
+        if weight > self._carried:
+            self._report.speed = (weight - self._carried) / max(1e-9, now() - self._exchanged_at)
+        self._carried = weight
         try:
             outcome, seconds = await self._duties.exchange(steps=steps, weight=weight, loss=loss)
         finally:
@@ -192,6 +195,8 @@ class Companion:
             self.steps = peer.steps(self._report.speed)
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
         committed, adopted = outcome.commit is not None, peer.replica.digest != before
+        if committed or adopted:
+            self._carried = 0
         before_up, before_down = self._traffic
         up, down = self._traffic = peer.traffic()
         return RoundReport(
