@@ -35,7 +35,7 @@ class RoundReport:
     the swarm's parameters. contributors: peers whose work is in them. seconds: how long the loop waited. missing: ids
     (hexadecimal) of peers that were left out, with reasons. members: ids of the contributors. loss: what was given here, as a
     finite number. bytes_up, bytes_down: what went over this peer's links since the report before. steps, weight: what this
-    exchange was about.
+    exchange was about. kept: of the weight, what is not in the round, but still in the model and due with the next.
     """
 
     round: int
@@ -50,6 +50,7 @@ class RoundReport:
     bytes_down: int = 0
     steps: int = 0
     weight: int = 0
+    kept: int = 0
 
 
 class Companion:
@@ -196,7 +197,7 @@ class Companion:
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
         committed, adopted = outcome.commit is not None, peer.replica.digest != before
         if committed or adopted:
-            self._carried = 0
+            self._carried = outcome.kept
         before_up, before_down = self._traffic
         up, down = self._traffic = peer.traffic()
         return RoundReport(
@@ -212,6 +213,7 @@ class Companion:
             down - before_down,
             steps,
             weight,
+            outcome.kept,
         )
 
     def save_due(self) -> bool:
