@@ -16,12 +16,14 @@ class Outcome:
     results: the encoded chunks of the aggregate in grid order, equal on all peers that committed; empty unless committed.
     commit: the verdict with its proof, None when the round did not commit here.
     missing: peers that are out of the round, each with a reason. diverged: our state differs from the majority's; fetch it.
+    kept: of the weight that was given for a round that committed, what is not in it and is still in the model, for the next.
     """
 
     results: tuple[Buffer, ...] = ()
     commit: Commit | None = None
     missing: Mapping[PeerId, str] = field(default_factory=dict)
     diverged: bool = False
+    kept: int = 0
 
     @property
     def contributors(self) -> tuple[PeerId, ...]:

@@ -35,7 +35,7 @@ class RoundReport:
     the swarm's parameters. contributors: peers whose work is in them. seconds: how long the loop waited. missing: ids
     (hexadecimal) of peers that were left out, with reasons. members: ids of the contributors. loss: what was given here, as a
     finite number. bytes_up, bytes_down: what went over this peer's links since the report before. steps, weight: what this
-    exchange was about.
+    exchange was about. kept: of the weight, what is not in the round, but still in the model and due with the next.
     """
 
     round: int
@@ -50,6 +50,7 @@ class RoundReport:
     bytes_down: int = 0
     steps: int = 0
     weight: int = 0
+    kept: int = 0
 
 
 class Companion:
@@ -75,6 +76,7 @@ class Companion:
             stack.callback(lambda: self._background.last_call(self._leave()))
             self._resources = stack.pop_all()
         self._exchanged_at = self.peer.doors.now()
+        self._carried = 0  # weight that came to no round yet: the loop gives it again, with that of the steps since
         self._flight: asyncio.Task[RoundReport] | None = None
         self._begun, self._due = asyncio.Event(), asyncio.Event()
         self.steps: int | None = None
@@ -183,7 +185,9 @@ class Companion:
 
     async def _exchange(self, steps: int, weight: int, loss: float | None) -> RoundReport:
         peer, before, now = self.peer, self.peer.replica.digest, self.peer.doors.now
-        self._report.speed = weight / max(1e-9, now() - self._exchanged_at)
+        if weight > self._carried:
+            self._report.speed = (weight - self._carried) / max(1e-9, now() - self._exchanged_at)
+        self._carried = weight
         try:
             outcome, seconds = await self._duties.exchange(steps=steps, weight=weight, loss=loss)
         finally:
@@ -192,6 +196,8 @@ class Companion:
             self.steps = peer.steps(self._report.speed)
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
         committed, adopted = outcome.commit is not None, peer.replica.digest != before
+        if committed or adopted:
+            self._carried = outcome.kept
         before_up, before_down = self._traffic
         up, down = self._traffic = peer.traffic()
         return RoundReport(
@@ -207,6 +213,7 @@ class Companion:
             down - before_down,
             steps,
             weight,
+            outcome.kept,
         )
 
     def save_due(self) -> bool:

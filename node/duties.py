@@ -69,7 +69,7 @@ class Duties:
                 report.phase = before
         seconds = self._now() - began - self._apart
         if outcome.commit is not None:
-            report.round(peer, outcome, loss=loss, seconds=seconds, steps=steps, weight=weight)
+            report.round(peer, outcome, loss=loss, seconds=seconds, steps=steps, weight=weight - outcome.kept)
             peer.drop_anchor()
         else:
             report.uncommitted(peer)

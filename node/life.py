@@ -186,7 +186,7 @@ class Life:
         weight = self._tokens or peer.idle_weight
         outcome, _ = await self._duties.exchange(steps=tail.steps + count, weight=weight, loss=loss)
         if outcome.commit is not None or peer.replica.digest != before:
-            self._tokens = 0  # what they went into is done with, or gone
+            self._tokens = min(self._tokens, outcome.kept)  # what the others went into is done with, or gone
             if outcome.commit is None:
                 self._tail = NOTHING
         self._tokens += self._tail.tokens

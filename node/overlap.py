@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.statesync import Fetched
 from thinwire.node.rounds import Rounds
 from thinwire.node.waiting import cancelled, whole
 from thinwire.swarm.protocol import Commit
@@ -21,8 +23,22 @@ from thinwire.swarm.protocol import Commit
 class OverlappedRounds(Rounds):
     """What `Rounds` is where everybody waits for the verdict. See `meanwhile` there."""
 
+    _given = _told = _kept = 0
+    """Weight that the caller counts at this call; of it, what is announced in the round in progress, and what is not, when a
+    commit of what was announced before is applied."""
+
     _settled: Outcome | None = None
     """A verdict that the outer state follows already, and the model not yet."""
+
+    async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
+        """See Rounds.sync."""
+        self._given, self._kept = weight, 0
+        outcome = await super().sync(weight=self._weight(weight), loss=loss, speed=speed)
+        return replace(outcome, kept=self._kept)
+
+    def _weight(self, weight: int) -> int:
+        """Of the next contribution, when the caller counts so much."""
+        return weight
 
     def _prepare(self) -> None:
         """What comes before a contribution is encoded. Raises FloatingPointError."""
@@ -39,6 +55,7 @@ class OverlappedRounds(Rounds):
 
     async def _average(self, average: Callable[[float | None], Coroutine[Any, Any, Outcome]]) -> Outcome:
         """See Rounds: the outcome of what goes on while `meanwhile` does, and as long as without it thereafter."""
+        self._told = self._given
         if self.meanwhile is None:
             return await super()._average(average)
         return await self._both(self._fly(average), self.meanwhile)
@@ -65,11 +82,19 @@ class OverlappedRounds(Rounds):
         await self._apply(outcome, commit)
         self._session.advance()
 
+    async def _late(self, weight: int) -> None:
+        # What was trained since the announcement stays in the model. Who announced nothing forgoes what it has trained.
+        self._kept = max(0, self._given - self._told) if self._told else 0
+
+    async def _take_over(self, fetched: Fetched) -> None:
+        await super()._take_over(fetched)
+        self._told = 0
+
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:
         """Apply a commit, whole, as far as that is not done; then the model may follow."""
         if self._settled is None:
             await self._step(outcome, commit)
-        self._settled = None
+        self._settled, self._told = None, 0
         await self._follow()
 
     async def _follow(self) -> None:

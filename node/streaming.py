@@ -80,11 +80,14 @@ class StreamingRounds(OverlappedRounds):
     async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
         """See Rounds.sync. `weight`: the tokens since the last round's contribution, of whatever part."""
         turn = self._replica.turn
-        everything = min(self._most, self._owed[turn] + weight)
-        outcome = await super().sync(weight=everything, loss=loss, speed=speed)
+        outcome = await super().sync(weight=weight, loss=loss, speed=speed)
         if outcome.commit is not None:
-            self._owed = [0 if part == turn else owed + weight for part, owed in enumerate(self._owed)]
+            gone = weight - outcome.kept
+            self._owed = [0 if part == turn else owed + gone for part, owed in enumerate(self._owed)]
         return outcome
+
+    def _weight(self, weight: int) -> int:
+        return min(self._most, self._owed[self._replica.turn] + weight)
 
     async def _take_over(self, fetched: Fetched) -> None:
         await super()._take_over(fetched)

@@ -100,7 +100,7 @@ class Table:
 
             rounds.meanwhile = meanwhile if overlap else None
             outcome = await rounds.sync(weight=tokens[index], loss=0.0, speed=0.0)
-            tokens[index] = tail + (0 if outcome.commit else tokens[index])
+            tokens[index] = tail + (outcome.kept if outcome.commit else tokens[index])
             tails[index] = overlap
 
         for _ in range(rounds):

@@ -1,6 +1,7 @@
 """The optimizer that stands in for the inner one, with a swarm that only counts."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,6 +51,16 @@ def test_without_a_commit_the_weight_goes_on_with_the_progress():
     for _ in range(6):
         optimizer.step()
     assert swarm.calls == [(2, 2, None), (2, 4, None), (2, 6, None)]
+
+
+def test_steps_after_an_announcement_that_commits_late_are_due_with_the_next():
+    _, swarm, _, optimizer = make(steps=2)
+    kept = iter([2, 0])
+    exchange = swarm.exchange
+    swarm.exchange = lambda **given: replace(exchange(**given), kept=next(kept))
+    for _ in range(4):
+        optimizer.step()
+    assert swarm.calls == [(2, 2, None), (2, 4, None)]
 
 
 def test_who_is_overtaken_adopts_at_the_next_step():

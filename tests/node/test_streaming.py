@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from thinwire.collectives.outcome import Outcome
 from thinwire.compression.registry import dense
 from thinwire.node.fragments import Layout, Piece
 from thinwire.node.outer import Replica
@@ -219,3 +220,41 @@ def test_a_model_that_is_not_finite_sends_nothing_and_starts_anew(text, monkeypa
     assert said == ["unsent"] and spoilt == [1, 2]
     assert all(np.isfinite(model.theta).all() for model in models)
     assert sum(0 in weights for weights in table.weights) == 1 and table.seats[0].replica.round == 6
+
+
+EAGER = 'method = "eager"\nsteps = 3'
+
+
+async def late(text):
+    """One replica whose first round is given up and commits before the next call, 3 tokens before each; what was announced."""
+    model, announced, now = Model(0), [], asyncio.Event()
+    table = Table(manifest(text), LAYOUT, [(model.theta.copy(), model.read, model.write)])
+    (seat,) = table.seats
+
+    async def average(source, *, weight, **told):
+        announced.append(weight)
+        outcome = table._average(seat, [(source, weight)])
+        seat.current.agreement.commit = None if len(announced) > 1 else outcome
+        return outcome if len(announced) > 1 else Outcome()
+
+    async def outcome(*, give_up):
+        late, seat.current.agreement.commit = seat.current.agreement.commit, None
+        return late
+
+    seat.average, seat.outcome, seat.rounds.meanwhile = average, outcome, now.wait
+    now.set()
+    tokens, reports = 0, []
+    for _ in range(4):
+        model.step()
+        tokens += 3
+        reports.append(await seat.rounds.sync(weight=tokens, loss=0.0, speed=0.0))
+        tokens = reports[-1].kept if reports[-1].commit else tokens
+    return announced, [(report.commit is not None, report.kept) for report in reports]
+
+
+@pytest.mark.parametrize(("text", "weights"), [(EAGER, [3, 6, 3]), (STREAMING, [3, 9, 9])])
+def test_what_was_trained_after_an_announcement_counts_in_the_next(text, weights):
+    """The round was given up and is applied by the next call: it has nothing of the steps between the two."""
+    announced, reports = asyncio.run(late(text))
+    assert reports == [(False, 0), (True, 3), (True, 0), (True, 0)]
+    assert announced == weights
