@@ -287,6 +287,7 @@ def test_a_call_cancelled_after_the_outer_step_is_made_good_by_the_next(text, we
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
+        now.set()
         model.step()
         before = model.theta.copy()
         outcome = await seat.rounds.sync(weight=6, loss=0.0, speed=0.0)
@@ -295,7 +296,6 @@ def test_a_call_cancelled_after_the_outer_step_is_made_good_by_the_next(text, we
             for start, stop in seat.replica.parts[0].spans:
                 mean = 0.5 * before[start:stop] + 0.5 * seat.replica.theta[start:stop]
                 np.testing.assert_allclose(model.theta[start:stop], mean, rtol=0, atol=1e-6)
-        now.set()
         outcome = await seat.rounds.sync(weight=outcome.kept, loss=0.0, speed=0.0)
         assert outcome.commit.opened.round == 2 == seat.replica.round and outcome.kept == 0
         assert np.array_equal(model.theta, seat.replica.theta)
