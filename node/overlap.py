@@ -33,8 +33,14 @@ class OverlappedRounds(Rounds):
     async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
         """See Rounds.sync."""
         self._given, self._kept = weight, 0
-        outcome = await super().sync(weight=self._weight(weight), loss=loss, speed=speed)
-        return replace(outcome, kept=self._kept)
+        outcome = self._settled
+        if outcome is not None and outcome.commit is not None:
+            # The call before was cancelled when the outer state had moved: this one reports that round, as one that came late.
+            await self._late(weight)
+            await whole(self._settle(outcome, outcome.commit))
+        else:
+            outcome = await super().sync(weight=self._weight(weight), loss=loss, speed=speed)
+        return replace(outcome, results=(), kept=self._kept)
 
     def _weight(self, weight: int) -> int:
         """Of the next contribution, when the caller counts so much."""
@@ -88,7 +94,7 @@ class OverlappedRounds(Rounds):
 
     async def _take_over(self, fetched: Fetched) -> None:
         await super()._take_over(fetched)
-        self._told = 0
+        self._settled, self._told = None, 0
 
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:
         """Apply a commit, whole, as far as that is not done; then the model may follow."""

@@ -79,10 +79,9 @@ class StreamingRounds(OverlappedRounds):
 
     async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
         """See Rounds.sync. `weight`: the tokens since the last round's contribution, of whatever part."""
-        turn = self._replica.turn
         outcome = await super().sync(weight=weight, loss=loss, speed=speed)
         if outcome.commit is not None:
-            gone = weight - outcome.kept
+            gone, turn = weight - outcome.kept, (self._replica.round - 1) % len(self._owed)
             self._owed = [0 if part == turn else owed + gone for part, owed in enumerate(self._owed)]
         return outcome
 

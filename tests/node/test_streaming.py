@@ -258,3 +258,47 @@ def test_what_was_trained_after_an_announcement_counts_in_the_next(text, weights
     announced, reports = asyncio.run(late(text))
     assert reports == [(False, 0), (True, 3), (True, 0), (True, 0)]
     assert announced == weights
+
+
+@pytest.mark.parametrize(("text", "weights"), [(EAGER, [3, 3]), (STREAMING, [3, 6])])
+def test_a_call_cancelled_after_the_outer_step_is_made_good_by_the_next(text, weights):
+    """The model follows, the round is reported once, and the round after it is another one."""
+
+    async def main():
+        model, announced, begun, now = Model(0), [], asyncio.Event(), asyncio.Event()
+        table = Table(manifest(text + "\n[run]\nrounds = 2"), LAYOUT, [(model.theta.copy(), model.read, model.write)])
+        (seat,) = table.seats
+        average = seat.average
+
+        async def noted(source, *, weight, **told):
+            announced.append(weight)
+            return await average(source, weight=weight)
+
+        async def meanwhile():
+            begun.set()
+            await now.wait()
+
+        seat.average, seat.rounds.meanwhile = noted, meanwhile
+        model.step()
+        call = asyncio.create_task(seat.rounds.sync(weight=3, loss=0.0, speed=0.0))
+        await begun.wait()
+        while not seat.replica.round:
+            await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        now.set()
+        model.step()
+        before = model.theta.copy()
+        outcome = await seat.rounds.sync(weight=6, loss=0.0, speed=0.0)
+        assert outcome.commit.opened.round == 1 == seat.replica.round and outcome.kept == 3
+        if text == STREAMING:
+            for start, stop in seat.replica.parts[0].spans:
+                mean = 0.5 * before[start:stop] + 0.5 * seat.replica.theta[start:stop]
+                np.testing.assert_allclose(model.theta[start:stop], mean, rtol=0, atol=1e-6)
+        outcome = await seat.rounds.sync(weight=outcome.kept, loss=0.0, speed=0.0)
+        assert outcome.commit.opened.round == 2 == seat.replica.round and outcome.kept == 0
+        assert np.array_equal(model.theta, seat.replica.theta)
+        return announced
+
+    assert asyncio.run(main()) == weights
