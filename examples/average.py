@@ -18,11 +18,15 @@ import torch
 torch.set_num_threads(1)
 
 
+def say(line: str) -> None:
+    # Three processes write to one terminal: the end of the line goes with it, in one piece.
+    print(line + "\n", end="", flush=True)
+
+
 def take_part(swarm: thinwire.Swarm, number: int) -> None:
     # Everybody has to be here before the first one counts: `least` waits for three.
     met = swarm.average({"loss": torch.tensor(number / 10), "parts": torch.ones(5)}, name="met", least=3, grace=60)
-    # Three processes write to one terminal: the end of the line goes with it, in one piece.
-    print(f"process {number}: the mean loss of {len(met.contributors)} is {met.value['loss']:.2f}\n", end="", flush=True)
+    say(f"process {number}: the mean loss of {len(met.contributors)} is {met.value['loss']:.2f}")
 
     # In the background; meanwhile this process can do something else, or be killed.
     big = swarm.start_average(torch.full((4_000_000,), 2.0**number), op="sum", name="big", grace=5)
@@ -32,7 +36,7 @@ def take_part(swarm: thinwire.Swarm, number: int) -> None:
     result = big.result()
     inside = int(result.value[0])  # 2 + 4, and 8 when the third was in it
     equal = bool((result.value == inside).all())
-    print(f"process {number}: {len(result.contributors)} were in it, sum {inside}, all equal: {equal}\n", end="", flush=True)
+    say(f"process {number}: {len(result.contributors)} were in it, sum {inside}, all equal: {equal}")
 
 
 def main() -> None:
