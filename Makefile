@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DATA ?=
+# So many processes share the tests out.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 FOLDERS := swarm compression collectives node sims
 
 .PHONY: demo test trial lint soak bench clean
@@ -24,11 +27,11 @@ demo: $(VENV)/ready
 	$(BIN)/thinwire start --local 4 --chaos examples/demo.toml $(if $(DATA),--data "$(DATA)")
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # What continuous integration plays besides: the simulated swarms of `make test`, and more of them.
 trial: $(VENV)/ready
-	$(BIN)/python -m pytest -m trial
+	$(PYTEST) -m trial
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -36,7 +39,7 @@ lint: $(VENV)/ready
 	$(BIN)/mypy -p thinwire
 
 soak: $(VENV)/ready
-	$(BIN)/python -m pytest -m soak --timeout 3600
+	$(PYTEST) -m soak --timeout 3600
 
 # Figures of this machine (docs/benchmarks.md has some). FULL=1: every size. HIVEMIND=DIR: beside hivemind, which gets an
 # environment of its own in DIR.

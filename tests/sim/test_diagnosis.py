@@ -91,7 +91,14 @@ def healthy(seed):
     return play(seed, everywhere=0.01 * (seed % 3), faults=faults if seed % 2 else (), sound=not seed % 2)
 
 
-@pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(60) if seed != 5)])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        5,
+        *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(20) if seed != 5),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(20, 200)),
+    ],
+)
 def test_the_healthy_are_not_accused(seed):
     assert healthy(seed) == []
 

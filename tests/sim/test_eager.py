@@ -60,7 +60,14 @@ def test_peers_die_come_back_and_join():
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(1, 40))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(1, 16)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(16, 200)),
+    ],
+)
 def test_everything_that_can_go_wrong(seed):
     scenario = replace(world(peers=6, seed=seed), mix={"kill": 12.0, "reset": 24.0})
     assert simulate(scenario, preset=PACE, stall=STALL).violations == ()

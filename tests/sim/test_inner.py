@@ -166,7 +166,14 @@ def unkept(run: Run) -> list[object]:
     return [violation for violation in run.violations if violation.oracle in DATA]
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(2, 40))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(2),
+        *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(2, 20)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(20, 200)),
+    ],
+)
 def test_no_sample_twice_and_none_lost_whatever_happens(seed: int) -> None:
     assert not unkept(churn(seed, batch=0 if seed % 2 else 20))
 

@@ -1,16 +1,13 @@
 """Whole swarms under faults from a seed: no oracle may have anything to say. See docs/simulation.md.
 
-`make soak` runs many more of them. Seeds are shared out among processes: each is a world of its own.
+`make soak` runs many more of them.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
@@ -35,12 +32,6 @@ def _failure(seed: int) -> str:
     return found.text if found is not None else ""
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(min(4, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
 def _portions(begin: int, end: int, step: int, *marks: pytest.MarkDecorator) -> list[Any]:
     return [pytest.param(range(first, first + step), id=str(first), marks=marks) for first in range(begin, end, step)]
 
@@ -54,8 +45,8 @@ def _portions(begin: int, end: int, step: int, *marks: pytest.MarkDecorator) -> 
         *_portions(TRIAL, SOAK, SOAKED, pytest.mark.soak),
     ],
 )
-def test_seeds(processes: ProcessPoolExecutor, numbers: range) -> None:
-    failed = list(filter(None, processes.map(_failure, numbers)))
+def test_seeds(numbers: range) -> None:
+    failed = list(filter(None, map(_failure, numbers)))
     assert not failed, "\n".join(failed)
 
 

@@ -62,7 +62,14 @@ def test_peers_die_come_back_and_join(overlap, alpha):
         assert len({digests[number] for digests in found.values() if number in digests}) <= 1
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(1, 40))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(1, 16)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(16, 200)),
+    ],
+)
 def test_everything_that_can_go_wrong(seed):
     scenario = replace(
         world(OUTER.format(overlap=1 + seed % 4, alpha=0.5), peers=6, seed=seed),
