@@ -1,11 +1,11 @@
 """Agreement on one outer step: who contributes, and whether it commits. Sans-IO: (message, now) -> messages.
 
 Results of a round are a pure function of its contributors and of what they announced (`Ready`), so peers need to agree on
-one value only: the list of contributors. That is single-decree Paxos (Lamport 1998) with three departures: the first leader
-is known beforehand (rendezvous ranking of the last round's members) and needs no first phase for term 1; an acceptor votes
-only when it holds every result, so that a vote is also a promise to serve them; and members known to be gone leave the
-quorum (see `quorum`). Two things keep liars from holding a round: of each peer only so many ballots are heeded
-(`acceptor`), and when no verdict is possible on what was voted for, the choice is free (`candidate`).
+two lists only: the contributors, and the members, who have a say in the next round. That is single-decree Paxos (Lamport
+1998) with three departures: the first leader is known beforehand (rendezvous ranking of the last round's members) and needs
+no first phase for term 1; an acceptor votes only when it holds every result, so that a vote is also a promise to serve them;
+and members known to be gone leave the quorum (see `quorum`). Two things keep liars from holding a round: of each peer only so
+many ballots are heeded (`acceptor`), and when no verdict is possible on what was voted for, the choice is free (`candidate`).
 
     Ready      everyone -> everyone    what I will send, before I send it
     Open       leader -> everyone      these contribute; owners follow from (group, alive)

@@ -146,7 +146,7 @@ class Averager:
         return self._current
 
     def _committed(self, current: Butterfly, commit: Commit) -> None:
-        self._members = commit.opened.alive
+        self._members = commit.opened.members
         self._base = blake3.blake3(b"".join((self._base, commit.digest, *self._members))).digest()
         self._past, self._current, self._number = current, None, self._number + 1
         self._outbox.begin(self._number)

@@ -63,6 +63,7 @@ class Butterfly:
         """When the ballot in progress opened here: what came before was waiting, and says nothing about the links."""
         self.lost_after_open: set[PeerId] = set()
         """Peers whose process went away after the round had opened: they may have voted, and will not remember."""
+        self._gone: set[PeerId] = set()
         self._settled = asyncio.Event()
 
     # --- our own contribution
@@ -121,6 +122,14 @@ class Butterfly:
         return self.exchange.results.nbytes
 
     @property
+    def departed(self) -> set[PeerId]:
+        """Peers whose process went away in this round, so that they are gone for the next one, too. Who went before the round
+        opened here may be a member all the same (`Open.members`), and is back only if it takes part.
+        """
+        opened = self.exchange.opened
+        return self.lost_after_open | (self._gone.difference(opened.alive) if opened is not None else self._gone)
+
+    @property
     def moved(self) -> float:
         """When something of use came last."""
         return self.exchange.moved
@@ -150,8 +159,10 @@ class Butterfly:
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """The link to `peer` broke."""
-        if self.exchange.opened is not None and gone:
-            self.lost_after_open.add(peer)
+        if gone:
+            self._gone.add(peer)
+            if self.exchange.opened is not None:
+                self.lost_after_open.add(peer)
         self.exchange.lost(peer)
         self.agreement.lost(peer, self._now(), gone=gone)
         self.pump()

@@ -184,7 +184,7 @@ class Candidate:
         An owner has told them different results, and would again; so they fetch those of some. Each is tried once.
         """
         for choice in sorted(found, key=lambda c: -len(c.voters)):
-            same = [other for other in found if other.opened.contributors == choice.opened.contributors]
+            same = {other.digest for other in found if other.opened.contributors == choice.opened.contributors}
             if len(same) > 1 and choice.digest not in self._tried:
                 self._tried.add(choice.digest)
                 return choice

@@ -68,17 +68,17 @@ def sound(opened: Open, terms: Terms) -> bool:
     """Structure of an Open: of this round, sorted, no duplicates, alive within the group, an owner left, weights bounded or as
     they are settled.
 
-    A free choice has its contributors in the group; one that is not free names who holds its results.
+    Who contributes is a member. A ballot that is no free choice names who holds its results, and the members settled with them.
     """
     peers = [contribution.peer for contribution in opened.contributors]
     return (
         (opened.round, opened.fragment) == (terms.round, terms.fragment)
         and set(opened.idle) < set(opened.alive)
         and terms.min_peers <= len(opened.contributors) <= terms.room
-        and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, opened.idle, peers))
+        and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, opened.idle, opened.kept, peers))
         and set(opened.alive) <= set(opened.group)
-        and (opened.adopted is not None or set(peers) <= set(opened.group))
-        and (opened.adopted is None) == (not opened.sources)
+        and set(peers) <= set(opened.members)
+        and (opened.adopted is None) == (not opened.sources) == (not opened.kept)
         and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
         and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in opened.contributors))
     )
@@ -152,7 +152,8 @@ def _weight(ready: Ready, peer: PeerId, terms: Terms) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What some have voted for: the results called `digest` of the contributors of `opened`, the highest such ballot.
+    """What some have voted for: the results called `digest` of the contributors of `opened`, the highest such ballot, and its
+    members.
 
     `voters`: who says so, sorted; they hold every one of these results.
     """
@@ -167,13 +168,14 @@ def choices(promises: Mapping[PeerId, Promise]) -> list[Choice]:
 
     Of one ballot there are two only when somebody lies: an owner that told two peers different results, or a voter.
     """
-    found: dict[tuple[tuple[Contribution, ...], Digest], list[tuple[PeerId, Open]]] = {}
+    found: dict[tuple[tuple[Contribution, ...], tuple[PeerId, ...], Digest], list[tuple[PeerId, Open]]] = {}
     for peer, promise in promises.items():
         if promise.voted is not None and promise.digest is not None:
-            found.setdefault((promise.voted.contributors, promise.digest), []).append((peer, promise.voted))
+            value = (promise.voted.contributors, promise.voted.members, promise.digest)
+            found.setdefault(value, []).append((peer, promise.voted))
     listed = [
         Choice(max((opened for _, opened in votes), key=lambda o: o.ballot), digest, tuple(sorted(p for p, _ in votes)))
-        for (_, digest), votes in found.items()
+        for (_, _, digest), votes in found.items()
     ]
     return sorted(listed, key=lambda c: (c.opened.ballot, len(c.voters), c.digest), reverse=True)
 
@@ -187,7 +189,10 @@ def adopt(
     *,
     idle: Collection[PeerId],
 ) -> Open:
-    """No free choice: the contributors and the results that were voted for, to be fetched from those who voted for them."""
+    """No free choice: the contributors and the results that were voted for, to be fetched from those who voted for them.
+
+    The members were settled with them, whoever takes part now.
+    """
     old = choice.opened
     alive = able or choice.voters
     group = tuple(sorted({*alive, *old.group[: MAX_GROUP - len(alive)]}))
@@ -203,6 +208,7 @@ def adopt(
         choice.digest,
         choice.voters,
         _resting(idle, alive),
+        old.members,
     )
 
 

@@ -59,7 +59,7 @@ class History:
         is better off with the word that it is behind: then it does not wait for results that nobody has any more.
         """
         before = self._verdicts.get(round - 1)
-        return self._verdicts.get(round) if before is None or peer in before.opened.alive else None
+        return self._verdicts.get(round) if before is None or peer in before.opened.members else None
 
     def clear(self) -> None:
         """Our state does not come of these rounds any more."""

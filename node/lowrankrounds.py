@@ -71,7 +71,7 @@ class LowRankRounds(Rounds):
                 commit.opened.contributors,
                 session.codec,
                 me=session.me,
-                members=commit.opened.alive,
+                members=commit.opened.members,
                 lr=outer.lr,
                 momentum=outer.momentum,
                 nesterov=outer.nesterov,

@@ -131,7 +131,7 @@ class Rounds:
                 outcome.results,
                 session.grid,
                 session.codec,
-                members=commit.opened.alive,
+                members=commit.opened.members,
                 lr=self._outer.lr,
                 momentum=self._outer.momentum,
                 nesterov=self._outer.nesterov,

@@ -187,7 +187,7 @@ class Session:
         """The replica has a new state: begin the next round, or the same one anew when the state of the last was fetched."""
         done, lost, attempt = self.current, set[PeerId](), self._life
         if self.replica.round == done.round and done.complete:
-            lost = done.lost_after_open
+            lost = done.departed
             self._committed = True
             self._history.add(done)
             self._probation = max(0, self._probation - 1)
@@ -341,7 +341,7 @@ class Session:
     def _voices(self) -> list[PeerId]:
         """Who is still here of the last round that we know of, ours or the one whose verdict we have: what they say counts."""
         commit = self.current.agreement.commit
-        members = self.replica.members if commit is None else commit.opened.alive
+        members = self.replica.members if commit is None else commit.opened.members
         return [p for p in members if p != self.me and p not in self._gone and self.roster.alive(p)]
 
     @property

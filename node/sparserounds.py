@@ -46,7 +46,7 @@ class SparseRounds(Rounds):
                 commit.opened.contributors,
                 session.grid,
                 me=session.me,
-                members=commit.opened.alive,
+                members=commit.opened.members,
             ),
         )
         await self._adopt()

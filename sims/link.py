@@ -65,8 +65,10 @@ class Pipe:
             except asyncio.CancelledError:
                 self.wake(1)  # the place may have been given to us just before
                 raise
+        if not self.source.has(self.link):
+            return False
         self.take()
-        return self.source.has(self.link)
+        return True
 
     def take(self) -> None:
         """Take a place."""

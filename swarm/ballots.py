@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from .message import MAX_CHUNKS, MAX_GROUP, U16, U32, U53, Digest, Id, Message, Reason, Signature
+from .message import MAX_CHUNKS, MAX_GROUP, U16, U32, U53, Digest, Id, Message, PeerId, Reason, Signature
 
 
 class Ballot(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, order=True):
@@ -63,9 +63,10 @@ class Open(Message, frozen=True):
     part; chunks of the others fall to their backups. When an earlier ballot has been voted for, its contributors must be
     kept: `adopted` is then the digest of their results and `sources` are peers known to hold every one of them. `idle`
     (sorted, some of `alive` but not all) own no chunks: what they say of others, or others of them, cannot be settled.
+    `kept` (sorted) are the members that were settled with what is adopted, see `members`.
     """
 
-    limit: ClassVar[int] = 48_000
+    limit: ClassVar[int] = 83_000
 
     round: U32
     fragment: U16
@@ -77,6 +78,16 @@ class Open(Message, frozen=True):
     adopted: Digest | None
     sources: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
     idle: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
+    kept: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """Who has a say in the next round: part of what is decided, as the contributors are.
+
+        Who first proposes them takes those that take part then; later ballots on the same carry them on, whoever takes part by
+        then. Else two peers could commit one round with different members.
+        """
+        return self.kept or self.alive
 
 
 class Prepare(Message, frozen=True):
@@ -90,7 +101,7 @@ class Prepare(Message, frozen=True):
 class Promise(Message, frozen=True):
     """Answer to Prepare: no lower ballot will get this peer's vote. Carries its last vote with the Open voted for, if any."""
 
-    limit: ClassVar[int] = 50_000
+    limit: ClassVar[int] = 83_500
 
     round: U32
     fragment: U16
@@ -144,7 +155,7 @@ class Proof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 class Commit(Message, frozen=True):
     """The verdict: `opened` is committed with results `digest`, proved by the votes of more than the quorum."""
 
-    limit: ClassVar[int] = 62_000
+    limit: ClassVar[int] = 109_500
 
     opened: Open
     digest: Digest

@@ -222,7 +222,7 @@ class World:
         """Members agree. A guest may know a verdict whose members have all died: then its state is the one that differs."""
         committed = self.committed()
         told = [me for me in self.order if me in committed] or list(committed)
-        assert len({committed[me].opened.contributors for me in told}) <= 1
+        assert len({(committed[me].opened.contributors, committed[me].opened.members) for me in told}) <= 1
         for commit in self.committed().values():
             assert commit.digest == digest(commit.opened.contributors)
 
@@ -335,6 +335,25 @@ def test_silent_member_does_not_hold_up_survivors_for_ever():
     world = _orphaned_verdict()
     world.go_on(90.0)
     assert set(world.committed()) == set(world.peers)
+
+
+def test_members_are_part_of_what_is_decided():
+    """A leader is paused with the votes that it needs; the others commit the same without it, and with the same members."""
+    world = Script(5)
+    leader, *others = world.ids
+    for me in (leader, *others[:2]):
+        world.complete(me)
+    votes, world.bag = world.bag, []
+    paused = world.peers.pop(leader)
+    world.go_on(30.0)
+    assert set(world.committed()) == set(others)
+    commit = world.peers[others[0]].commit
+    assert commit.opened.adopted is not None and commit.opened.alive == tuple(others)
+    world.peers[leader], world.bag = paused, votes
+    world.flow()
+    assert paused.commit.opened.ballot == Ballot(1, leader)
+    assert paused.commit.opened.members == commit.opened.members == tuple(world.ids)
+    world.check()
 
 
 # --- ballot after ballot
@@ -568,7 +587,12 @@ def test_open_of_the_leader_is_followed():
         (0, {"contributors": (Contribution(name(0), 1, 0),)}),
         (0, {"contributors": (Contribution(name(9), 1, 10),)}),  # takes no part
         (0, {"sources": (name(1),)}),  # of what?
-        (0, {"adopted": bytes(32)}),  # from whom?
+        (0, {"adopted": bytes(32), "kept": (name(0), name(1), name(2), name(3))}),  # from whom?
+        (0, {"adopted": bytes(32), "sources": (name(1),)}),  # with which members?
+        (0, {"kept": (name(0), name(1), name(2), name(3))}),  # of what?
+        (0, {"adopted": bytes(32), "sources": (name(1),), "kept": (name(0), name(1), name(3), name(2))}),  # not sorted
+        (0, {"adopted": bytes(32), "sources": (name(1),), "kept": (name(0), name(1), name(2), name(2))}),
+        (0, {"adopted": bytes(32), "sources": (name(1),), "kept": (name(0), name(1), name(2))}),  # 3 contributes
         (0, {"contributors": (Contribution(name(0), 1, 10), Contribution(name(0), 2, 10))}),
     ],
 )

@@ -316,7 +316,7 @@ def test_who_lost_its_chunks_or_signed_for_others_than_what_was_settled_has_fail
     others = payloads(9)
     right = [seat.mean(index) for index in range(4)]
     digest = blake3.blake3(hashes_of(right + others[4:])).digest()
-    seat.open(ballot=Ballot(2, LEADER), adopted=digest, sources=(LEADER,), idle=(LEADER,))
+    seat.open(ballot=Ballot(2, LEADER), adopted=digest, sources=(LEADER,), kept=tuple(IDS), idle=(LEADER,))
     seat.hear(LEADER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes_of(right + others[4:])))
     assert seat.fly.exchange.failed == {LEADER, OTHER}
 
@@ -393,6 +393,22 @@ def test_who_was_left_out_of_the_round_fetches_the_results(seat):
         seat.hear(LEADER, Result(1, 0, opened.ballot, index), seat.mean(index))
     assert seat.fly.complete
     assert [bytes(result) for result in seat.fly.results] == [seat.mean(i) for i in range(6)]
+
+
+def test_who_is_gone_and_not_back_is_gone_in_the_next_round_too():
+    """It may be a member of that: members are settled by the ballot that first had what is decided."""
+    late, dead, back = (bytes([n]) * 32 for n in (7, 8, 9))
+    seat = Seat()
+    seat.fly.exchange.opened = seat.fly.agreement.opened = None  # it was paused when the round opened
+    for peer in (dead, back):
+        seat.fly.lost(peer, gone=True)
+    seat.fly.lost(late, gone=False)
+    assert seat.fly.departed == {dead, back}
+    group = tuple(sorted((*IDS, back)))
+    seat.open(ballot=Ballot(2, LEADER), group=group, alive=group)
+    assert seat.fly.departed == {dead}
+    seat.fly.lost(OTHER, gone=True)
+    assert seat.fly.departed == {dead, OTHER}
 
 
 def test_results_that_overtake_the_record_which_vouches_for_them_are_kept(seat):

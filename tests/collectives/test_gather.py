@@ -400,7 +400,7 @@ def test_payloads_that_we_have_voted_for_are_kept_for_those_who_may_need_them():
     entries = tuple(Contribution(peer, 1 + (peer == OTHER), 10) for peer in IDS)
     seat.open(ballot=Ballot(2, LEADER), contributors=entries)
     assert held(seat)[(OTHER, 1)] == [b"x" * 10]
-    seat.open(ballot=Ballot(3, LEADER), adopted=DIGEST, sources=(LEADER,))
+    seat.open(ballot=Ballot(3, LEADER), adopted=DIGEST, sources=(LEADER,), kept=tuple(IDS))
     hashes = hashes_of(slots(*(PAYLOADS[peer] for peer in IDS)))
     seat.hear(LEADER, Record(1, 0, Ballot(3, LEADER), tuple(range(9)), hashes))
     assert [message.digest for _, message, _ in seat.tray.of(Vote)] == [DIGEST], "no piece had to come again"

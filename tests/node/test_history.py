@@ -14,7 +14,7 @@ def fly(round, *, ready=(), alive=(), nbytes=10):
     agreement = SimpleNamespace(
         ready=readies,
         terms=SimpleNamespace(base=b"same"),
-        commit=SimpleNamespace(opened=SimpleNamespace(alive=alive)),
+        commit=SimpleNamespace(opened=SimpleNamespace(alive=alive, members=alive)),
     )
     return SimpleNamespace(round=round, agreement=agreement, nbytes=nbytes)
 

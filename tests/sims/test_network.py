@@ -170,6 +170,21 @@ def test_back_pressure_bounds_what_is_in_flight() -> None:
     clock.run(main(), seed=3)
 
 
+def test_what_waits_when_its_link_breaks_was_never_in_flight() -> None:
+    async def main() -> None:
+        net = SimNet(1, window=8)
+        a, b = _swarm(net, 2)
+        for i in range(8):
+            assert await a.send(b.peer_id, _chunk(i, 10))
+        waiting = [asyncio.create_task(a.send(b.peer_id, _chunk(i, 10))) for i in range(8, 11)]
+        await asyncio.sleep(1)
+        net.kill(b.peer_id)
+        assert await asyncio.gather(*waiting) == [False] * 3
+        assert a.peaks[True] == 8
+
+    clock.run(main(), seed=3)
+
+
 def test_a_killed_peer_resets_its_links_in_one_latency() -> None:
     async def main() -> None:
         net = SimNet(1, latency=0.05)

@@ -34,6 +34,7 @@ from thinwire.swarm.protocol import (
     Chunk,
     Commit,
     Contribution,
+    Exclusion,
     Gossip,
     Hello,
     Message,
@@ -432,12 +433,15 @@ def test_the_largest_round_fits():
     group = tuple(bytes([i % 256, i // 256]) * 16 for i in range(MAX_GROUP))
     everyone = tuple(Contribution(peer, 2**32 - 1, 2**53 - 1) for peer in group)
     opened = Open(2**32 - 1, 2**16 - 1, Ballot(2**32 - 1, RUN), group, group, everyone, (), None, ())
+    out = tuple(Exclusion(peer, "r" * 64) for peer in group)
+    adopted = msgspec.structs.replace(opened, excluded=out, adopted=RUN, sources=group, idle=group[1:], kept=group)
     proofs = tuple(Proof(peer, b"s" * 64) for peer in group)
     for message in (
         Ready(2**32 - 1, 2**16 - 1, 2**32 - 1, RUN, RUN, 2**53 - 1, bytes(32 * MAX_CHUNKS), True, 1.0, 1.0),
         opened,
-        Promise(2**32 - 1, 2**16 - 1, BALLOT, opened, RUN),
-        Commit(opened, RUN, proofs),
+        adopted,
+        Promise(2**32 - 1, 2**16 - 1, BALLOT, adopted, RUN),
+        Commit(adopted, RUN, proofs),
         Record(2**32 - 1, 2**16 - 1, BALLOT, tuple(range(MAX_CHUNKS)), bytes(32 * MAX_CHUNKS)),
     ):
         assert read(encode(Frame(message), ME, RUN)).message == message
