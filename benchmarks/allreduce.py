@@ -2,6 +2,7 @@
 
     python benchmarks/allreduce.py                                    4 peers, 40 and 100 MB, against gloo
     python benchmarks/allreduce.py --full --hivemind out/hivemind     every size, 2 and 4 peers, and hivemind
+    python benchmarks/allreduce.py --topology butterfly ring          ours with owners, and as a ring
 
 Every peer is a process. A turn of ours encodes the arrays, announces their hashes, agrees on who takes part, exchanges sealed
 chunks, screens and averages them, votes on the result and decodes it into arrays of the caller. gloo's only sums, in place and
@@ -39,6 +40,9 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="2 and 4 peers with 4, 40, 100 and 256 MB")
     parser.add_argument("--turns", type=int, default=7, help="of each program in each combination")
     parser.add_argument("--only", nargs="+", default=[GLOO, OURS, OURS8], help="programs besides hivemind")
+    parser.add_argument(
+        "--topology", nargs="+", choices=("butterfly", "ring"), default=["butterfly"], help="how data goes in ours"
+    )
     parser.add_argument("--hivemind", type=Path, help="virtual environment of hivemind")
     parser.add_argument(
         "--quiet", type=float, default=5.0, help="seconds to wait before a turn for the machine to be quiet"
@@ -68,8 +72,9 @@ def compare(peers: int, mb: float, options: argparse.Namespace, python: str) -> 
         for name in options.only:
             if name == GLOO:
                 contestants.append(contest.gloo(peers, mb, free_port()))
-            else:
-                contestants.append(contest.thinwire(peers, mb, name.removeprefix("thinwire ")))
+                continue
+            codec = name.removeprefix("thinwire ")
+            contestants += [contest.thinwire(peers, mb, codec, topology=topology) for topology in options.topology]
         if python and mb in HIVEMIND_SIZES:
             contestants += [contest.hivemind(python, peers, mb, codec) for codec in ("fp32", "int8")]
         for each in contestants:

@@ -125,12 +125,21 @@ def gloo(peers: int, mb: float, port: int) -> Contestant:
     )
 
 
-def thinwire(peers: int, mb: float, codec: str, own: Callable[[int], dict[str, Any]] = lambda rank: {}) -> Contestant:
+def thinwire(
+    peers: int,
+    mb: float,
+    codec: str,
+    own: Callable[[int], dict[str, Any]] = lambda rank: {},
+    *,
+    topology: str = "butterfly",
+) -> Contestant:
     """Ours; `own` gives each rank further options of thinwire_peer.py."""
     commands = [
-        _command("thinwire_peer.py", rank=rank, peers=peers, mb=mb, codec=codec, **own(rank)) for rank in range(peers)
+        _command("thinwire_peer.py", rank=rank, peers=peers, mb=mb, codec=codec, topology=topology, **own(rank))
+        for rank in range(peers)
     ]
-    made = Contestant(f"thinwire {codec.partition('(')[0]}", commands, peers=peers, checks=True)
+    way = "" if topology == "butterfly" else f"{topology} "
+    made = Contestant(f"thinwire {way}{codec.partition('(')[0]}", commands, peers=peers, checks=True)
     made.say(addresses=[answer["address"] for answer in made.hear()])
     return made
 

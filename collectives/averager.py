@@ -42,7 +42,7 @@ class Averager:
     The first call is agreed among the whole group, each later one among those who took part in the call before: a peer
     that dies is left out, one that falls behind by more than a call stays out. The transport must know all peers
     (`learn`). `now` is monotonic seconds; `grace`: seconds for stragglers; `patience`: seconds without progress before
-    somebody acts; `work` runs what computes for long.
+    somebody acts; `work` runs what computes for long; `topology`: "butterfly" or "ring".
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Averager:
         grace: float = 10.0,
         patience: float = 2.0,
         work: Work = asyncio.to_thread,
+        topology: str = "butterfly",
     ) -> None:
         self._transport, self._keys, self.me = transport, dict(keys), identity.peer_id
         self._codec, self._rule, self._now, self._grace, self._work = codec, rule, now, grace, work
@@ -74,7 +75,9 @@ class Averager:
             live=self._live,
             key_of=self._keys.get,
             patience=patience,
+            topology=topology,
         )
+        self._topology = topology
         self._number = 1
         self._calling = False
         self._current: Butterfly | None = None
@@ -135,7 +138,8 @@ class Averager:
         if old is not None and old.complete and old.agreement.commit is not None:
             self._committed(old, old.agreement.commit)  # the others have decided it after that call had given up
             old = None
-        plan = blake3.blake3(msgspec.msgpack.encode([self._codec.spec, cut.total, cut.chunk, self._rule])).digest()
+        what = [self._codec.spec, cut.total, cut.chunk, self._rule, self._topology]
+        plan = blake3.blake3(msgspec.msgpack.encode(what)).digest()
         if old is not None and old.agreement.terms.plan == plan:
             old.resume()
             return old

@@ -28,6 +28,7 @@ from thinwire.swarm.protocol import (
     Chunk,
     Digest,
     Fetch,
+    Partial,
     PeerId,
     Ready,
     Record,
@@ -146,7 +147,7 @@ class Butterfly:
         message = frame.message
         if getattr(message, "fragment", self.fragment) != self.fragment:
             return
-        if isinstance(message, (Chunk, Result, Record)):
+        if isinstance(message, (Chunk, Partial, Result, Record)):
             self.exchange.take(sender, frame)
         elif isinstance(message, Fetch):
             self._serve(sender, message)

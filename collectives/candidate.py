@@ -213,8 +213,11 @@ class Candidate:
         for peer in before.group if before is not None else terms.members:
             if peer not in known:
                 excluded[peer] = "late" if peer in live else "silent"
+        straight = self.complaints.straight
         for old in (before, None):
-            opened = propose(ballot, terms, able, self._ready, excluded, rejected=rejected, idle=idle, before=old)
+            opened = propose(
+                ballot, terms, able, self._ready, excluded, rejected=rejected, idle=idle, before=old, straight=straight
+            )
             if opened is not None:
                 return opened
         self.complaints.pardon()  # too few are left who contribute, of that group and of all

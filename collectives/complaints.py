@@ -6,6 +6,9 @@ chunk in question goes to an owner that can tell, and only a second owner's word
 contribution out. A new contribution is judged anew, once: who is out again stays out, or it could go on like that for ever,
 and the round with it. Who lacks results is brought up to date by those who have them once the round has committed; only when
 it cannot commit without those who complain are the chunks moved to other owners.
+
+In a ring nobody can tell who is at fault: what comes from a neighbour has gone through many hands, and where one stops all
+do. So one word ends the ring for the round, and nobody is blamed; with owners it shows who does not do what it should.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from thinwire.swarm.protocol import Ballot, Blame, Open, PeerId
 UNSERVED = ("result", "result missing")
 """Reasons of a Blame against an owner of chunks: its result is wrong, or it did not come."""
 
+BROKEN = "ring"
+"""Reason of a Blame in a ring: what comes from there is wrong, or does not come."""
+
 
 class Complaints:
     """One round's, at one peer, which counts them when it leads. Bounded by the square of the group."""
@@ -27,6 +33,8 @@ class Complaints:
         """Contributions that are out, each with its reason."""
         self.idle: set[PeerId] = set(idle)
         """Peers that are to own no chunks."""
+        self.straight = False
+        """Whether a ring has come to nothing."""
         self._words: dict[PeerId, set[PeerId]] = {}
         self._unserved: dict[PeerId, set[PeerId]] = {}
         self._ballot: Ballot | None = None
@@ -52,6 +60,10 @@ class Complaints:
         """
         if accuser not in opened.alive:
             return False
+        if blame.reason == BROKEN:
+            news = bool(opened.order) and not self.straight
+            self.straight |= news
+            return news
         if blame.reason in UNSERVED:
             return self._lacks(accuser, blame.peer, opened, suffice)
         contributes = any(entry.peer == blame.peer for entry in opened.contributors)

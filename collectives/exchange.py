@@ -21,7 +21,7 @@ from thinwire.collectives.results import Results
 from thinwire.collectives.shards import Grid, owners
 from thinwire.compression.codec import Codec
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import MAX_GROUP, Ballot, Chunk, Open, PeerId, Record, Result
+from thinwire.swarm.protocol import MAX_GROUP, Ballot, Chunk, Open, Partial, PeerId, Record, Result
 
 
 class Exchange(Plane):
@@ -61,6 +61,7 @@ class Exchange(Plane):
         self._seed = seed
         self._reducer: Reduces = reducer or Reducer(codec, rule, pool or Pool())
         self._mine: list[int] = []
+        self._takers: tuple[PeerId, ...] = ()
         self._recorded: Ballot | None = None
         self._first: Open | None = None
         self._contradicted: set[PeerId] = set()
@@ -88,10 +89,9 @@ class Exchange(Plane):
         self._first = self._first or opened
         if self._name(opened):
             self._recorded = None
-            self.results.clear()
-        working = [peer for peer in opened.alive if peer not in opened.idle]
-        before, self.owners = self.owners, owners(len(self.grid), opened.group, working, self._seed)
-        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+            self._renew(opened)
+        before = self.owners
+        self._assign(opened)
         for index, owner in enumerate(before):
             if owner != self.owners[index]:
                 self.results.unsign(index)
@@ -105,10 +105,20 @@ class Exchange(Plane):
         self._record()
         self.check()
 
+    def _renew(self, opened: Open) -> None:
+        """What is here says nothing about the results of this ballot."""
+        self.results.clear()
+
+    def _assign(self, opened: Open) -> None:
+        """Who owns which chunk, and who takes the contributions to it."""
+        working = [peer for peer in opened.alive if peer not in opened.idle]
+        self.owners = self._takers = owners(len(self.grid), opened.group, working, self._seed)
+        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+
     def _scatter(self, opened: Open) -> None:
         if not self._names_us(opened):
             return
-        for index, owner in enumerate(self.owners):
+        for index, owner in enumerate(self._takers):
             if owner == self.me:
                 self._contributions.own(self.me, self._attempt, index, self._source[index])
             elif (owner, index) not in self._sent:
@@ -119,7 +129,7 @@ class Exchange(Plane):
     def _fits(self, frame: Frame) -> bool:
         """See Plane."""
         message, size = frame.message, memoryview(frame.payload).nbytes
-        index = message.index if isinstance(message, (Chunk, Result)) else 0
+        index = message.index if isinstance(message, (Chunk, Partial, Result)) else 0
         return index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(index))
 
     # --- owning chunks
@@ -147,7 +157,7 @@ class Exchange(Plane):
 
     def _awaits(self, key: tuple[PeerId, int], index: int) -> bool:
         """Whether the ballot in progress asks this contributor to send us this chunk; no other is progress."""
-        if self.opened is None or self.owners[index] != self.me:
+        if self.opened is None or self._takers[index] != self.me:
             return False
         return any((entry.peer, entry.attempt) == key for entry in self.opened.contributors)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from thinwire.collectives.transport import Transport
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import MAX_CHUNKS, OPERATIONS, Chunk, Message, PeerId, Result
+from thinwire.swarm.protocol import MAX_CHUNKS, OPERATIONS, Chunk, Message, Partial, PeerId, Result
 
 LONGEST = 8 * MAX_CHUNKS
 """Most bulk frames that wait for one peer, four times what a round can need: who lets more pile up does not keep up."""
@@ -115,9 +115,19 @@ class Outbox:
 
         def wanted(frame: Frame) -> bool:
             message = frame.message
-            if not isinstance(message, (Chunk, Result)) or message.fragment >= OPERATIONS:
+            if not isinstance(message, (Chunk, Partial, Result)) or message.fragment >= OPERATIONS:
                 return True
             return message.round >= round - 1
+
+        for lane in self._bulk.values():
+            lane.keep(wanted)
+
+    def recall(self, round: int, fragment: int) -> None:
+        """What waits of a round's ring, and was not asked for, is of no more use: another ballot has begun."""
+
+        def wanted(frame: Frame) -> bool:
+            message = frame.message
+            return not isinstance(message, (Partial, Result)) or (message.round, message.fragment) != (round, fragment)
 
         for lane in self._bulk.values():
             lane.keep(wanted)

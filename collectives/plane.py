@@ -20,7 +20,7 @@ from thinwire.collectives.results import Results
 from thinwire.collectives.stash import Stash
 from thinwire.compression.codec import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Ask, Ballot, Chunk, Digest, Open, PeerId, Record, Result
+from thinwire.swarm.protocol import Ask, Ballot, Chunk, Digest, Open, Partial, PeerId, Record, Result
 
 
 class Plane(ABC):
@@ -125,13 +125,13 @@ class Plane(ABC):
         self._replay()
 
     def take(self, sender: PeerId, frame: Frame) -> None:
-        """A Chunk, a Result or a Record."""
+        """A Chunk, a Partial, a Result or a Record."""
         message = frame.message
         if isinstance(message, Chunk):
             ready = self.agreement.ready.get(sender)
             waits = ready is None or message.attempt > ready.attempt
         else:
-            assert isinstance(message, (Result, Record))
+            assert isinstance(message, (Partial, Result, Record))
             waits = not self._key or self._keys.get(message.ballot) != self._key
         if waits:
             if self._fits(frame) and not self.complete:
@@ -140,6 +140,8 @@ class Plane(ABC):
             self._take_chunk(sender, message, frame)
         elif isinstance(message, Record):
             self._take_record(sender, message)
+        elif isinstance(message, Partial):
+            self._take_partial(sender, message, frame)
         else:
             assert isinstance(message, Result)
             self._take_result(sender, message, frame)
@@ -151,6 +153,9 @@ class Plane(ABC):
     @abstractmethod
     def _take_chunk(self, sender: PeerId, message: Chunk, frame: Frame) -> None: ...
 
+    def _take_partial(self, sender: PeerId, message: Partial, frame: Frame) -> None:  # noqa: B027  only rings have them
+        pass
+
     @abstractmethod
     def _take_record(self, sender: PeerId, record: Record) -> None: ...
 
@@ -158,12 +163,16 @@ class Plane(ABC):
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...
 
     def _name(self, opened: Open) -> bool:
-        """Note a ballot; True when its contributors are others than before, whose results say nothing about these."""
+        """Note a ballot; True when its results are others than those of the ballot before."""
         self.opened, self.moved = opened, self._now()
-        key = blake3.blake3(msgspec.msgpack.encode(opened.contributors)).digest()
+        key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()
         self._keys[opened.ballot] = key
         changed, self._key = key != self._key, key
         return changed
+
+    def _basis(self, opened: Open) -> object:
+        """What the results of a ballot follow from."""
+        return opened.contributors
 
     def _begin(self, opened: Open) -> None:
         """What every ballot begins with: our contribution goes out, what was announced before we came is asked for."""

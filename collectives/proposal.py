@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import blake3
@@ -37,6 +37,8 @@ class Terms:
     derived by the caller from what rounds have taken so far.
     weights: who may contribute, each with this weight whatever it announces; None: everybody, with what is announced.
     spare: who contributes only where too few others do.
+    ring: the order in which a leader lets data go round those that own chunks (empty: no ring, this time); None: there are
+    no rings.
     """
 
     round: int
@@ -52,6 +54,7 @@ class Terms:
     patience: float = 2.0
     weights: Mapping[PeerId, int] | None = None
     spare: frozenset[PeerId] = frozenset()
+    ring: Callable[[Sequence[PeerId]], Sequence[PeerId]] | None = None
 
 
 def name_of(opened: Open) -> Digest:
@@ -66,7 +69,7 @@ def gone_in(opened: Open) -> set[PeerId]:
 
 def sound(opened: Open, terms: Terms) -> bool:
     """Structure of an Open: of this round, sorted, no duplicates, alive within the group, an owner left, weights bounded or as
-    they are settled.
+    they are settled, a ring of all owners or none.
 
     Who contributes is a member. A ballot that is no free choice names who holds its results, and the members settled with them.
     """
@@ -81,7 +84,14 @@ def sound(opened: Open, terms: Terms) -> bool:
         and (opened.adopted is None) == (not opened.sources) == (not opened.kept)
         and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
         and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in opened.contributors))
+        and (not opened.order or _round(opened, terms))
     )
+
+
+def _round(opened: Open, terms: Terms) -> bool:
+    """Whether a ring may be, and has each of those that own chunks once."""
+    places = [place for place, peer in enumerate(opened.alive) if peer not in opened.idle]
+    return terms.ring is not None and opened.adopted is None and sorted(opened.order) == places
 
 
 def fit(
@@ -118,10 +128,12 @@ def propose(
     rejected: Mapping[PeerId, str],
     idle: Collection[PeerId],
     before: Open | None,
+    straight: bool = False,
 ) -> Open | None:
     """A free choice: everyone able contributes what it announced, except the rejected. None when that is nobody, or too few.
 
-    The group of an earlier ballot is kept, so that only chunks of those who left, or are idle, change their owner.
+    The group of an earlier ballot is kept, so that only chunks of those who left, or are idle, change their owner. `straight`:
+    without a ring, whatever the terms say.
     """
     group = before.group if before is not None else able
     alive = tuple(peer for peer in able if peer in group)
@@ -139,8 +151,18 @@ def propose(
     contributors = tuple(Contribution(peer, ready[peer].attempt, _weight(ready[peer], peer, terms)) for peer in willing)
     if not alive or len(contributors) < terms.min_peers:
         return None
-    out = _listed({**rejected, **excluded})
-    return Open(terms.round, terms.fragment, ballot, group, alive, contributors, out, None, (), _resting(idle, alive))
+    out, rest = _listed({**rejected, **excluded}), _resting(idle, alive)
+    ring = () if straight else _order(terms, alive, rest)
+    return Open(terms.round, terms.fragment, ballot, group, alive, contributors, out, None, (), rest, order=ring)
+
+
+def _order(terms: Terms, alive: Sequence[PeerId], idle: Collection[PeerId]) -> tuple[int, ...]:
+    """Places of a ring; none of one peer, which has nobody to send to."""
+    working = [peer for peer in alive if peer not in idle]
+    if terms.ring is None or len(working) < 2:
+        return ()
+    place = {peer: at for at, peer in enumerate(alive)}
+    return tuple(place[peer] for peer in terms.ring(working))
 
 
 def _weight(ready: Ready, peer: PeerId, terms: Terms) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import blake3
+import numpy as np
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.buffers import Pool
@@ -18,14 +20,16 @@ from thinwire.collectives.gather import Gather
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
+from thinwire.collectives.ring import Ring
+from thinwire.collectives.ringorder import best
 from thinwire.collectives.shards import Grid
-from thinwire.collectives.standing import Standing
+from thinwire.collectives.standing import STEPS, Standing
 from thinwire.collectives.stash import Stash
 from thinwire.compression.codec import Codec
 from thinwire.swarm.frame import sign_message, verify_message
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import Commit, Digest, Message, PeerId
-from thinwire.swarm.rendezvous import leader_order
+from thinwire.swarm.rendezvous import leader_order, rank
 
 TICK = 0.1
 """Seconds between looks at the clock; well below every patience."""
@@ -54,7 +58,8 @@ class Series:
 
     `live`: peers with a link, kept by the caller. `key_of`: Ed25519 public key of another peer, None when it is not known.
     `patience`: seconds without progress before somebody acts, at least those given here; adapts to what rounds take.
-    `gathers`: every payload goes to everybody (and `codec` only says whether it is one), else chunks are averaged by `rule`.
+    `gathers`: every payload goes to everybody (and `codec` only says whether it is one), else chunks are averaged by `rule`,
+    and go as the `topology` says, a manifest's.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Series:
         patience: float,
         phase: Callable[[int, str], None] = lambda round, name: None,
         gathers: bool = False,
+        topology: str = "butterfly",
     ) -> None:
         self.patience, self._floor = patience, patience
         self.behind = asyncio.Event()
@@ -79,12 +85,16 @@ class Series:
         """Frames of the next round."""
         self.sick: Callable[[], Collection[PeerId]] = tuple
         """Peers that shall own no chunks in rounds that we lead."""
+        self.rate: Callable[[PeerId, PeerId], float] = lambda sender, receiver: 0.0
+        """Bytes/s of the link from a peer to another, by which rings are ordered; 0: not known."""
         self._identity, self._run_id = identity, run_id
         self._codec, self._rule, self._outbox, self._now = codec, RULES[rule], outbox, now
         self._live, self._key_of, self._phase, self._gathers = live, key_of, phase, gathers
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = Pool()
         self._standing = Standing()
+        self._ringed = topology == "ring"
+        self._breaks = self._straight = 0
 
     def begin(
         self,
@@ -103,7 +113,12 @@ class Series:
         order = leader_order(seed, terms.members, terms.round, terms.fragment)
         agreement = Agreement(
             self._identity.peer_id,
-            replace(terms, members=order, patience=self.patience),
+            replace(
+                terms,
+                members=order,
+                patience=self.patience,
+                ring=partial(self._ring, seed, terms.round) if self._ringed else None,
+            ),
             sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
             verify=self._verify,
             live=self._live,
@@ -115,7 +130,7 @@ class Series:
         return Butterfly(agreement, exchange, outbox=self._outbox, now=self._now, attempt=attempt, phase=self._phase)
 
     def _exchange(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> Exchange:
-        return Exchange(
+        return (Ring if self._ringed else Exchange)(
             agreement,
             codec=cast(Codec, self._codec),
             grid=grid,
@@ -152,10 +167,28 @@ class Series:
             behind.cancel()
         if outcome.commit is not None:
             self._standing.settle(outcome.commit.opened, fly.exchange.failed)
+            self._settle(fly)
         if outcome.commit is not None and fly.opened_at is not None:
             took = self._now() - max(began, fly.opened_at)
             self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
         return outcome
+
+    def _ring(self, seed: Digest, round: int, peers: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """The order of a ring that we open; empty while rings rest."""
+        if round <= self._straight:
+            return ()
+        ranked = rank(seed, "ring", peers)
+        rates = np.array([[self.rate(sender, receiver) for receiver in ranked] for sender in ranked])
+        return tuple(ranked[at] for at in best(rates))
+
+    def _settle(self, fly: Butterfly) -> None:
+        """After a ring that came to nothing there is none for 2 rounds, then 4, 8 and so on; each that holds is a step back."""
+        exchange = fly.exchange
+        if isinstance(exchange, Ring) and exchange.broken:
+            self._breaks = min(STEPS, self._breaks + 1)
+            self._straight = fly.round + 2**self._breaks
+        elif exchange.opened is not None and exchange.opened.order:
+            self._breaks = max(0, self._breaks - 1)
 
     def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
         key = self._identity.public_key if peer == self._identity.peer_id else self._key_of(peer)

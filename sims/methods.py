@@ -81,8 +81,8 @@ def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
     }
 
 
-def rounds(question: Question, every: int) -> RoundTime:
-    """The round of this version with H = `every`."""
+def rounds(question: Question, every: int, topology: str = "") -> RoundTime:
+    """The round of this version with H = `every`, in the question's topology or another."""
     places = [
         Place(machine.down, machine.up, every * machine.step)
         for machine in question.machines
@@ -95,6 +95,7 @@ def rounds(question: Question, every: int) -> RoundTime:
         question.latency,
         grace=question.grace,
         quorum=question.quorum,
+        topology=topology or question.topology,
     )
 
 

@@ -202,6 +202,18 @@ def _needs(question: Question) -> tuple[Need, ...]:
     return tuple(result)
 
 
+def _ways(question: Question) -> str:
+    """The topologies of a dense round beside each other."""
+    straight, ring = (rounds(question, question.every, topology).data for topology in ("butterfly", "ring"))
+    if ring <= straight:
+        return f"as a ring the data would take {ring:.3g} s, with owners {straight:.3g} s: exchange.topology = 'ring' suits"
+    hops = 2 * (question.peers - 1)
+    return (
+        f"as a ring the data would take {ring:.3g} s ({hops} hops), with owners {straight:.3g} s: a ring is for "
+        "swarms in which some pairs of peers have much slower links than others"
+    )
+
+
 def _notes(question: Question, late: int, fragments: int, held: float, chain: Pipeline | None) -> list[str]:
     notes = [f"assumed: {text}" for text in question.assumed]
     if late:
@@ -214,6 +226,8 @@ def _notes(question: Question, late: int, fragments: int, held: float, chain: Pi
         notes.append(f"this version averages at most {most:,} parameters at once; this model needs {fragments} parts")
     if question.peers > MAX_GROUP and question.method != "noloco":
         notes.append(f"this version has at most {MAX_GROUP} peers in a round: more need gossip (outer.method noloco)")
+    if question.method != "noloco":
+        notes.append(_ways(question))
     if question.memory and held > question.memory:
         help_ = f"; {chain.stages} in a pipeline would" if chain else ""
         notes.append(f"one peer cannot hold the model, its optimizer and a round{help_}")

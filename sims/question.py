@@ -49,7 +49,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     `tokens`: of one inner step of one peer, 0: unknown. `rtt`, `grace`: seconds. `every`: inner steps per round. `memory`:
     bytes that a peer has for training, 0: unknown; `moments`: how many values the inner optimizer keeps for a parameter.
-    `method`: the manifest's; `lr`, `gamma`: β and γ of pairs. `assumed` says what nobody gave.
+    `method`, `topology`: the manifest's; `lr`, `gamma`: β and γ of pairs. `assumed` says what nobody gave.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     every: int
     codec: str
     method: str
+    topology: str
     lr: float
     gamma: float
     grace: float
@@ -148,6 +149,7 @@ def question(
         every=every or settings.outer.steps,
         codec=spec,
         method=settings.outer.method,
+        topology=settings.exchange.topology,
         lr=settings.outer.lr if paired else NOLOCO["lr"],
         gamma=settings.outer.gamma if paired else NOLOCO["gamma"],
         grace=settings.exchange.grace,

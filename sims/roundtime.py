@@ -1,4 +1,4 @@
-"""How long one of our rounds takes, and what it moves: the butterfly of collectives/, in closed form.
+"""How long one of our rounds takes, and what it moves: butterfly and ring of collectives/, in closed form.
 
 The sizes are the real ones: chunk grid, codec and control messages are those of the product. The time is the sum of the steps
 that wait for each other (Ready -> Open -> Chunk -> Result -> Vote -> Commit), each with its latency, and of the bytes that the
@@ -25,6 +25,7 @@ from thinwire.swarm.protocol import (
     Contribution,
     Message,
     Open,
+    Partial,
     Proof,
     Ready,
     Record,
@@ -95,10 +96,12 @@ def round_time(
     grace: float = 10.0,
     quorum: float = 0.5,
     jitter: float = 0.0,
+    topology: str = "butterfly",
 ) -> RoundTime:
     """A round of `total` parameters among `places`, all of them contributing.
 
-    `latency`: seconds one way, of which the part `jitter` is exponentially distributed; `grace` and `quorum`: the manifest's.
+    `latency`: seconds one way, of which the part `jitter` is exponentially distributed; `grace`, `quorum` and `topology`: the
+    manifest's.
     """
     ready = sorted(place.computing for place in places)
     opened = min(ready[-1], ready[min(len(ready) - 1, int(quorum * len(ready)))] + grace)
@@ -115,11 +118,27 @@ def round_time(
     agreement = (
         2 * worst + 2 * latency * (peers - 1) / peers + sizes.led * (peers - 1) / up + sizes.ready * peers / 2 / up
     )
-    scattered = sizes.scatter / min(up, down) + worst + sizes.last / up
-    data = worst + max(sizes.most / up, sizes.most / down, scattered)
+    if topology == "ring":
+        data = sum(ring_data(peers, cut, codec, min(up, down), latency) for cut in grids(total, codec))
+    else:
+        scattered = sizes.scatter / min(up, down) + worst + sizes.last / up
+        data = worst + max(sizes.most / up, sizes.most / down, scattered)
     moved = sizes.mean + (peers - 1) * (sizes.ready + sizes.record + (sizes.led + sizes.vote) / peers)
     period = opened + agreement + data
     return RoundTime(opened, agreement, data, moved, moved, late, computing / period)
+
+
+def ring_data(peers: int, cut: Grid, codec: Codec, rate: float, latency: float) -> float:
+    """Seconds in which one fragment's chunks go round a ring twice: links of `rate` bytes/s and `latency` seconds one way.
+
+    A peer sends the chunks of one owner after those of another: the next ones are there when the link is free, or, where the
+    latency is longer than an owner's chunks take, one hop after those before.
+    """
+    count = len(cut)
+    frame = wire(Partial(_NUMBER, 0, Ballot(1, _ID), 500))
+    payload = (codec.nbytes(cut.chunk) * (count - 1) + codec.nbytes(cut.size(count - 1))) / count
+    one, run = (payload + frame) / rate, count / peers * (payload + frame) / rate
+    return (2 * (peers - 1) - 1) * max(run, latency + min(one, run)) + run + latency
 
 
 @dataclass(frozen=True, slots=True)

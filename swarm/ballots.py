@@ -64,6 +64,8 @@ class Open(Message, frozen=True):
     kept: `adopted` is then the digest of their results and `sources` are peers known to hold every one of them. `idle`
     (sorted, some of `alive` but not all) own no chunks: what they say of others, or others of them, cannot be settled.
     `kept` (sorted) are the members that were settled with what is adopted, see `members`.
+    `order`: those that own chunks, each by its place in `alive`, as a ring in which data goes from each to the next; empty
+    where contributions go straight to owners.
     """
 
     limit: ClassVar[int] = 83_000
@@ -79,6 +81,7 @@ class Open(Message, frozen=True):
     sources: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
     idle: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
     kept: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
+    order: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
 
     @property
     def members(self) -> tuple[PeerId, ...]:

@@ -37,7 +37,7 @@ from .message import (
     Signature,
     Text,
 )
-from .transfers import Chunk, Fetch, Result, StateAsk, StateChunk, StateFetch, StateOffer
+from .transfers import Chunk, Fetch, Partial, Result, StateAsk, StateChunk, StateFetch, StateOffer
 
 __all__ = [
     "Ack",
@@ -69,6 +69,7 @@ __all__ = [
     "OPERATIONS",
     "Open",
     "Over",
+    "Partial",
     "PeerId",
     "Plan",
     "Ping",
@@ -134,6 +135,7 @@ TYPES: dict[int, type[Message]] = dict(
             Call,
             Over,
             Hour,
+            Partial,
         ],
         start=1,
     )

@@ -38,6 +38,19 @@ class Result(Message, frozen=True):
     index: U16
 
 
+class Partial(Message, frozen=True):
+    """One encoded chunk of what a ring has added up so far, from a peer to the next one of the ring."""
+
+    limit: ClassVar[int] = 128
+    payload: ClassVar[int] = CHUNK_BYTES + CHUNK_BYTES // 16
+    signed: ClassVar[bool] = False
+
+    round: U32
+    fragment: U16
+    ballot: Ballot
+    index: U16
+
+
 class Fetch(Message, frozen=True):
     """Ask a peer for results of a round that it has voted for or committed."""
 

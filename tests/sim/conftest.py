@@ -183,12 +183,13 @@ class Swarm:
         bandwidth: float | None = 12.5e6,
         latency: float = 0.02,
         outer: str = "",
+        exchange: str = "",
         piece: int = 0,
     ) -> None:
         self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=0.1)
         self.piece, self.layout = piece, layout_of(size)
         self.founders, self.rounds, self.size, self.codec, self.patience = founders, rounds, size, codec, patience
-        toml = f'[exchange]\ncodec = "{codec}"\ngrace = {grace}\nmax_weight = 1000\n[outer]\n{outer}'
+        toml = f'[exchange]\ncodec = "{codec}"\ngrace = {grace}\nmax_weight = 1000\n{exchange}\n[outer]\n{outer}'
         self.manifest = manifests.parse(toml)
         self.scripts: dict[tuple[int, int, str], Callable[[Node], None]] = {}
         self.nodes: dict[int, Node] = {}

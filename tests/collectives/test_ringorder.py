@@ -1,0 +1,96 @@
+"""Orders of rings against brute force, and against what is plain."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.collectives.ringorder import EXACT, best, score
+
+
+def matrices(low, high, *values):
+    """Square matrices of a few figures, so that ties are common."""
+    figures = st.sampled_from(values) if values else st.floats(1.0, 1e9)
+    return st.integers(low, high).flatmap(
+        lambda n: st.lists(figures, min_size=n * n, max_size=n * n).map(lambda f: np.array(f).reshape(n, n))
+    )
+
+
+def by_trying(rates):
+    return max(score([0, *rest], rates) for rest in permutations(range(1, len(rates))))
+
+
+@given(matrices(3, 7) | matrices(3, 7, 1.0, 2.0, 5.0, 9.0))
+@settings(max_examples=60, deadline=None)
+def test_the_slowest_link_and_then_the_sum_are_as_large_as_they_can_be(rates):
+    order = best(rates)
+    assert sorted(order) == list(range(len(rates))) and order[0] == 0
+    wanted = by_trying(rates)
+    assert score(order, rates) == (wanted[0], pytest.approx(wanted[1], rel=1e-12))
+
+
+def test_up_to_twelve_it_is_exact():
+    """A ring of fast links among slow ones is found, though slower links that lead away from it have larger sums."""
+    rng = np.random.default_rng(5)
+    planted = [0, *(rng.permutation(EXACT - 1) + 1).tolist()]
+    rates = np.where(rng.random((EXACT, EXACT)) < 0.5, 1.0, 100.0)
+    for a, b in zip(planted, [*planted[1:], planted[0]], strict=True):
+        rates[a, b] = 2.0
+    np.fill_diagonal(rates, 0)
+    assert score(best(rates), rates)[0] >= 2.0
+
+
+@given(matrices(EXACT + 1, 20))
+@settings(max_examples=15, deadline=None)
+def test_beyond_it_is_no_worse_than_the_order_given_and_no_peer_is_lost(rates):
+    order = best(rates)
+    assert sorted(order) == list(range(len(rates))) and order[0] == 0
+    given = score(list(range(len(rates))), rates)
+    found = score(order, rates)
+    assert found[0] >= given[0] and (found[0] > given[0] or found[1] >= given[1] - 1e-6 * abs(given[1]))
+
+
+@pytest.mark.parametrize("regions", [2, 4])
+def test_between_regions_it_goes_once_each(regions):
+    """Peers of one place follow each other, in whatever order they were given."""
+    rng = np.random.default_rng(7)
+    place = rng.permutation(np.arange(8 * regions) % regions)
+    rates = np.where(place[:, None] == place[None, :], 100.0, 1.0)
+    order = best(rates)
+    crossings = sum(place[a] != place[b] for a, b in zip(order, [*order[1:], order[0]], strict=True))
+    assert crossings == regions
+
+
+def test_a_link_that_hardly_works_is_not_used():
+    rng = np.random.default_rng(8)
+    rates = rng.uniform(1.0, 2.0, (40, 40))
+    for at in range(39):
+        rates[at, at + 1] = 0.01
+    assert score(best(rates), rates)[0] >= 1.0
+
+
+def test_the_direction_of_a_link_counts():
+    rates = np.ones((4, 4))
+    for a, b in ((0, 3), (3, 2), (2, 1), (1, 0)):
+        rates[a, b] = 5.0
+    assert best(rates) == [0, 3, 2, 1]
+
+
+def test_what_is_not_known_says_nothing():
+    assert best(np.zeros((5, 5))) == best(np.full((5, 5), np.nan)) == [0, 1, 2, 3, 4]
+    assert best(np.ones((1, 1))) == [0] and best(np.ones((2, 2))) == [0, 1] and best(np.zeros((0, 0))) == []
+    rates = np.zeros((5, 5))
+    rates[0, 1], rates[0, 2], rates[2, 3] = 1.0, 8.0, 4.0
+    order = best(rates)
+    assert (0, 1) not in zip(order, [*order[1:], order[0]], strict=True), "one that is known to be slow is avoided"
+    with pytest.raises(ValueError, match="square"):
+        best(np.ones((2, 3)))
+
+
+def test_the_same_figures_give_the_same_order():
+    for count in (9, 33):
+        rates = np.random.default_rng(1).uniform(1, 2, (count, count))
+        assert best(rates) == best(rates.copy())

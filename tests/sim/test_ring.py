@@ -1,0 +1,413 @@
+"""Rounds whose data goes round a ring, under scripted faults, in virtual time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from thinwire.sims import clock
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Ballot, Partial, Result
+
+PHASES = ["announce", "open", "record", "vote", "commit"]
+RING = 'topology = "ring"'
+
+
+def tapped(s, seen=lambda node, to, message: None):
+    """Bulk frames that leave any peer from now on: (sender, receiver, message, bytes). `seen` is called before each."""
+    sent = []
+    for node in s.nodes.values():
+        outbox = node.presence.outbox
+        bulk = outbox.bulk
+
+        def noted(to, frame, *, later=False, bulk=bulk, node=node):
+            seen(node, to, frame.message)
+            if node.transport.alive:
+                sent.append((node.id, to, frame.message, memoryview(frame.payload).nbytes))
+                bulk(to, frame, later=later)
+
+        outbox.bulk = noted
+    return sent
+
+
+def ballots(s):
+    """Round -> the ballot with which it was committed, of each peer of the swarm as it is now."""
+    found = {}
+    for node in s.nodes.values():
+        settle = node.session._series._settle
+
+        def noted(fly, settle=settle):
+            found.setdefault(fly.round, []).append(fly.agreement.commit.opened)
+            settle(fly)
+
+        node.session._series._settle = noted
+    return found
+
+
+def powers(s):
+    """Every peer contributes 2 to the power of its index, everywhere. Round -> [(values of results × contributors, who)]."""
+    sums = {}
+    for node in s.nodes.values():
+        node.spoil = lambda round, delta, node=node: np.full_like(delta, 2.0**node.index)
+        outcome = node.session.outcome
+
+        async def noted(*, outcome=outcome, **rest):
+            found = await outcome(**rest)
+            if found.commit is not None:
+                values = np.concatenate([np.frombuffer(chunk, np.float32) for chunk in found.results])
+                total = np.unique(np.round(values.astype(np.float64) * len(found.contributors), 2))
+                sums.setdefault(found.commit.opened.round, []).append((tuple(total), tuple(found.contributors)))
+            return found
+
+        node.session.outcome = noted
+    return sums
+
+
+def whole(s, sums):
+    """Every committed result is the sum of those who are said to be in it, no more and no less."""
+    power = {node.id: 2.0**node.index for node in s.nodes.values()}
+    for found in sums.values():
+        for total, contributors in found:
+            assert total == (sum(power[peer] for peer in contributors),)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8(block=256)", "int4(block=256,stochastic=1)"])
+def test_replicas_stay_identical(swarm, codec):
+    async def main():
+        s = swarm(4, codec=codec, exchange=RING)
+        found = ballots(s)
+        s.start()
+        await s.finish()
+        s.check()
+        assert not any(missing for node in s.nodes.values() for missing in node.missing.values())
+        assert all(len(opened.order) == 4 for round in found for opened in found[round])
+
+    clock.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("victim", range(6))
+def test_kill_one_of_six(swarm, phase, victim):
+    """The next ballot goes round those that are left, at once, and everybody's contribution is in it once."""
+
+    async def main():
+        s = swarm(6, seed=victim, codec="fp32", size=30_000, exchange=RING)
+        s.fail_at(victim, 3, phase)
+        sums, found = powers(s), ballots(s)
+        s.start()
+        rest = [i for i in range(6) if i != victim]
+        await s.finish(rest)
+        s.check(rest)
+        whole(s, sums)
+        normal = s.nodes[rest[0]].committed_at[2] - s.nodes[rest[0]].committed_at[1]
+        for i in rest:
+            times = s.nodes[i].committed_at
+            assert times[4] - times[3] < 3 * normal
+        assert all(len(opened.order) == 5 for opened in found[5])
+
+    clock.run(main(), seed=victim)
+
+
+LAST = 9
+"""Of ten: with a chunk for each of six peers, one sends on five sums and then five results."""
+
+
+@pytest.mark.parametrize("step", range(LAST + 1))
+def test_who_dies_in_the_middle_takes_nobodys_contribution_along(swarm, step):
+    """Killed before any of the frames that it passes on, in the last step too: what others have is theirs, or the result's."""
+
+    async def main():
+        s = swarm(6, seed=step, codec="fp32", size=6 * 4096, rounds=5, exchange=RING)
+        victim, passed = s.nodes[step % 6], []
+
+        def count(node, to, message):
+            if node is victim and isinstance(message, (Partial, Result)) and message.round == 3:
+                passed.append(message)
+                if len(passed) == step + 1:
+                    node.kill()
+
+        tapped(s, count)
+        sums = powers(s)
+        s.start()
+        rest = [i for i in range(6) if i != victim.index]
+        await s.finish(rest)
+        s.check(rest)
+        whole(s, sums)
+        assert len(passed) == step + 1 and not victim.transport.alive
+        assert {len(contributors) for _, contributors in sums[3]} <= {5, 6} and len(sums[3]) >= 5
+        assert len(set(sums[3])) == 1
+
+    clock.run(main(), seed=step)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kill_two_of_six(swarm, seed):
+    first, second = seed % 6, (seed + 1 + seed // 2) % 6
+
+    async def main():
+        s = swarm(6, seed=seed, size=30_000, exchange=RING)
+        s.fail_at(first, 3, PHASES[seed % 5])
+        s.fail_at(second, 3, PHASES[(seed * 2) % 5])
+        s.start()
+        rest = [i for i in range(6) if i not in (first, second)]
+        await s.finish(rest)
+        s.check(rest)
+        assert not s.scripts
+
+    clock.run(main(), seed=seed)
+
+
+@pytest.mark.parametrize("phase", ["open", "vote"])
+def test_who_stalls_breaks_the_ring_and_it_comes_back(swarm, phase):
+    """SIGSTOP for 20 s: a patience, then a ballot without a ring, in which it shows; after two rounds there is a ring again."""
+
+    async def main():
+        s = swarm(5, rounds=40, size=30_000, codec="fp32", exchange=RING)
+        victim = s.nodes[2]
+
+        def pause(node):
+            s.net.pause(victim.id)
+            clock.current().call_later(20.0, s.net.resume, victim.id)
+
+        s.fail_at(2, 4, phase, pause)
+        sums, found = powers(s), ballots(s)
+        s.start()
+        rest = [0, 1, 3, 4]
+        await s.finish(rest, limit=400)
+        s.check(rest)
+        whole(s, sums)
+        times = s.nodes[0].committed_at
+        slow = 4 if phase == "open" else 5
+        assert victim.id in s.nodes[0].missing[slow]
+        assert times[slow] - times[slow - 1] < 12.0, "some patiences"
+        assert not found[slow][0].order
+        rings = [bool(found[round][0].order) for round in range(slow + 1, slow + 5)]
+        assert rings == [False, False, True, True]
+        await s.finish([2], limit=400)
+        s.check()
+
+    clock.run(main(), seed=3, limit=4000)
+
+
+def test_neighbours_that_cannot_reach_each_other_cost_a_ring_and_no_contribution(swarm):
+    async def main():
+        s = swarm(5, rounds=6, size=30_000, codec="fp32", exchange=RING)
+        found, sums = ballots(s), powers(s)
+
+        def cut(node):
+            opened = node.session.current.agreement.opened
+            peers = [opened.alive[at] for at in opened.order]
+            far = [at for at in range(5) if opened.ballot.leader not in (peers[at], peers[(at + 1) % 5])]
+            pair = peers[far[0]], peers[(far[0] + 1) % 5]
+            s.net.cut(*pair)
+            clock.current().call_later(6.0, s.net.mend, *pair)
+
+        s.fail_at(0, 3, "open", cut)
+        s.start()
+        await s.finish()
+        s.check()
+        whole(s, sums)
+        assert not found[3][0].order and len(found[3][0].contributors) == 5
+        assert not any(missing for node in s.nodes.values() for missing in node.missing.values())
+        assert [bool(found[round][0].order) for round in (1, 2, 4, 5, 6)] == [True, True, False, False, True]
+
+    clock.run(main(), seed=4)
+
+
+def test_who_changes_sums_on_their_way_costs_rounds_a_ring(swarm):
+    """What it makes of them cannot be seen as long as it is a number; what is none is not taken, and rings rest."""
+
+    async def main():
+        s = swarm(4, rounds=8, size=30_000, codec="fp32", exchange=RING)
+        liar, found, sums = s.nodes[1], ballots(s), powers(s)
+        bulk = liar.presence.outbox.bulk
+
+        def lying(to, frame, *, later=False):
+            if isinstance(frame.message, Partial) and frame.message.round == 2:
+                frame = Frame(frame.message, b"\xff" * memoryview(frame.payload).nbytes)
+            bulk(to, frame, later=later)
+
+        liar.presence.outbox.bulk = lying
+        s.start()
+        await s.finish()
+        s.check()
+        whole(s, sums)
+        assert [bool(found[round][0].order) for round in range(1, 9)] == [
+            True,
+            False,
+            False,
+            False,
+            True,
+            True,
+            True,
+            True,
+        ]
+        assert not any(missing for node in s.nodes.values() for missing in node.missing.values())
+
+    clock.run(main(), seed=4)
+
+
+def _nan(chunks):
+    spoiled = np.frombuffer(chunks[2], np.float32).copy()
+    spoiled[5] = np.nan
+    return [*chunks[:2], spoiled.view(np.uint8).data, *chunks[3:]]
+
+
+def _short(chunks):
+    return [*chunks[:2], chunks[2][:-4], *chunks[3:]]
+
+
+def _huge(chunks):
+    return [(np.frombuffer(chunk, np.float32) * np.float32(1e8)).view(np.uint8).data for chunk in chunks]
+
+
+@pytest.mark.parametrize(("change", "reason"), [(_nan, "not finite"), (_short, "length"), (_huge, "norm")])
+@pytest.mark.parametrize("liar", range(2))
+def test_bad_payload_is_out_with_a_reason(swarm, change, reason, liar):
+    async def main():
+        s = swarm(4, codec="fp32", size=30_000, exchange=RING)
+        s.nodes[liar].forge(3, change)
+        s.start()
+        await s.finish()
+        s.check()
+        bad = s.nodes[liar].id
+        for node in s.nodes.values():
+            assert node.missing[3] == {bad: reason}
+            assert node.missing[4] == {}
+
+    clock.run(main(), seed=4)
+
+
+def test_the_order_is_used_from_end_to_end(swarm):
+    """Links of one ring are fast, others slow: bytes go over these n links only, as many as a ring has, and no others."""
+
+    async def main():
+        s = swarm(6, rounds=3, size=6 * 8192, codec="fp32", exchange=RING)
+        wanted = [s.nodes[i].id for i in (0, 3, 1, 5, 2, 4)]
+        links = {(wanted[at], wanted[(at + 1) % 6]) for at in range(6)}
+        for node in s.nodes.values():
+            node.session._series.rate = lambda a, b: 1e6 if (a, b) in links else 1e5
+        sent = tapped(s)
+        s.start()
+        await s.finish()
+        s.check()
+        carried = {}
+        for sender, receiver, message, size in sent:
+            assert isinstance(message, (Partial, Result)), message
+            carried[sender, receiver] = carried.get((sender, receiver), 0) + size
+        assert set(carried) == links
+        each = 3 * 2 * 5 * 4 * 8192  # rounds, there and back, hops, a sixth of the model
+        assert set(carried.values()) == {each}
+
+    clock.run(main(), seed=2)
+
+
+def test_a_newcomer_is_outside_the_ring_in_its_first_round(swarm):
+    async def main():
+        s = swarm(3, rounds=8, codec="fp32", size=30_000, exchange=RING)
+        s.fail_at(1, 3, "announce", lambda node: s.join(7))
+        found = ballots(s)
+        s.start()
+        await s.finish([0, 1, 2])
+        await s.finish([7])
+        s.check()
+        new = s.nodes[7].id
+        first = next(round for round in sorted(found) if any(c.peer == new for c in found[round][0].contributors))
+        opened = found[first][0]
+        assert new in opened.idle and len(opened.order) == 3
+        assert len(found[8][0].order) == 4
+
+    clock.run(main(), seed=3)
+
+
+@pytest.mark.parametrize("phase", ["open", "vote"])
+def test_killed_peer_comes_back(swarm, phase):
+    async def main():
+        s = swarm(4, rounds=10, size=30_000, exchange=RING)
+
+        def crash(node):
+            node.kill()
+            clock.current().call_later(1.5, s.join, node.index, 1)
+
+        s.fail_at(2, 3, phase, crash)
+        s.start()
+        await s.finish([0, 1, 3])
+        await s.finish([2])
+        s.check()
+
+    clock.run(main(), seed=5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4099, 203_531])
+@pytest.mark.parametrize("peers", [2, 5])
+def test_any_size_and_number_of_chunks(swarm, size, peers):
+    """Fewer elements than peers, fewer chunks than peers, and a prime that no grid divides."""
+
+    async def main():
+        s = swarm(peers, rounds=2, size=size, codec="fp32", exchange=RING)
+        sums = powers(s)
+        s.start()
+        await s.finish()
+        s.check()
+        whole(s, sums)
+        assert all(len(contributors) == peers for found in sums.values() for _, contributors in found)
+
+    clock.run(main(), seed=1)
+
+
+def test_factors_and_parts_go_round_as_well(swarm):
+    for outer in ('method = "powersgd"', 'method = "streaming"\nfragments = 3\nsteps = 3', 'method = "muloco"'):
+
+        async def main(outer=outer):
+            s = swarm(
+                3,
+                rounds=4,
+                size=30_000,
+                outer=outer,
+                codec="powersgd(rank=4)" if "power" in outer else "fp32",
+                exchange=RING,
+            )
+            found = ballots(s)
+            s.start()
+            await s.finish()
+            s.check()
+            assert all(opened.order for round in found for opened in found[round])
+
+        clock.run(main(), seed=1)
+
+
+def test_frames_of_a_ring_from_long_ago_or_nowhere_are_dropped_and_counted(swarm):
+    async def main():
+        s = swarm(3, size=30_000, exchange=RING)
+        liar, victim = s.nodes[2], s.nodes[0]
+
+        def replay(node):
+            async def send():
+                for message in (
+                    kind(round, 0, Ballot(1, liar.id), 0) for round in (1, 99) for kind in (Partial, Result)
+                ):
+                    await liar.transport.send(victim.id, Frame(message, b"x"))
+
+            clock.current().create_task(send())
+
+        s.fail_at(2, 4, "announce", replay)
+        s.start()
+        await s.finish()
+        s.check()
+        assert victim.session.strays == 4 and s.nodes[1].session.strays == 0
+
+    clock.run(main(), seed=4)
+
+
+def test_same_seed_same_trace(swarm):
+    def once(seed):
+        async def main():
+            s = swarm(4, seed=seed, size=30_000, exchange=RING)
+            s.fail_at(2, 2, "open")
+            s.start()
+            await s.finish([0, 1, 3])
+            return clock.current().trace
+
+        return clock.run(main(), seed=seed)
+
+    assert once(1) == once(1)
+    assert once(1) != once(2)
