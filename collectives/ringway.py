@@ -7,7 +7,7 @@ no part of the ring (newcomers, and who has been complained of) send theirs to t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinwire.collectives.reducer import Reduces
@@ -61,6 +61,16 @@ def joined(
     if len(payloads) == 1:
         return payloads[0]
     return reducer.result(payloads, [*([] if passed is None else [before]), *weights], size)
+
+
+def result(way: Way, payloads: Mapping[PeerId, Buffer], reducer: Reduces, size: int) -> Buffer:
+    """What comes of the contributions to one chunk, all of it computed here."""
+    passed: Buffer | None = None
+    for added, before in zip(way.adds, way.before, strict=True):
+        own = [payloads[entry.peer] for entry in added]
+        passed = joined(reducer, passed, before, own, [float(entry.weight) for entry in added], size)
+    assert passed is not None
+    return passed
 
 
 class Lap:

@@ -3,6 +3,7 @@
     python -m thinwire.sims.seeds 17               # run a seed, and shrink what it needs when it fails
     python -m thinwire.sims.seeds 0 200            # seeds 0 to 199
     python -m thinwire.sims.seeds 17 --peers 8     # with fewer peers
+    python -m thinwire.sims.seeds 17 --ring        # with rounds that go round a ring
 
 Everything about a run follows from its seed: which kinds of faults it has, how many, the codec, how the peers are connected.
 """
@@ -50,6 +51,9 @@ PACE: Preset = replace(
 MIXED = 4
 """Kinds of faults in one run: few enough that each has room to do harm."""
 
+CHURN = ("kill", "restart", "pause", "partition", "one-way", "clog", "loss", "half-open", "reset", "liar")
+"""Kinds of faults in runs with rings, which are small: what the data plane may meet."""
+
 _MANIFEST = """
 [run]
 name = "trial"
@@ -59,10 +63,11 @@ steps = 4
 codec = "{codec}"
 grace = 1.0
 max_weight = 100000
+topology = "{topology}"
 """
 
 
-def trial(seed: int, peers: int = PEERS) -> Scenario:
+def trial(seed: int, peers: int = PEERS, topology: str = "butterfly") -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(f"trial/{seed}")
     regions = rng.sample(REGIONS, 3)
@@ -78,12 +83,13 @@ def trial(seed: int, peers: int = PEERS) -> Scenario:
         )
         for index in range(peers)
     )
-    mix = {kind: rng.choice((6.0, 12.0, 24.0)) for kind in rng.sample(sorted(KINDS), MIXED)}
+    rates, kinds = ((6.0, 12.0, 24.0), sorted(KINDS)) if topology == "butterfly" else ((3.0, 6.0, 12.0), CHURN)
+    mix = {kind: rng.choice(rates) for kind in rng.sample(kinds, MIXED)}
     return Scenario(
         name="trial",
         seed=seed,
         duration=SECONDS,
-        manifest=_MANIFEST.format(codec=rng.choice(("fp32", "int8(block=256)"))),
+        manifest=_MANIFEST.format(codec=rng.choice(("fp32", "int8(block=256)")), topology=topology),
         peers=specs,
         parameters=PARAMETERS,
         jitter=0.2,
@@ -93,14 +99,16 @@ def trial(seed: int, peers: int = PEERS) -> Scenario:
     )
 
 
-def check(seed: int, peers: int = PEERS, *, shrink: bool = True, rerun: bool = False) -> Finding | None:
+def check(
+    seed: int, peers: int = PEERS, *, topology: str = "butterfly", shrink: bool = True, rerun: bool = False
+) -> Finding | None:
     """Run one seed; None when all is well."""
-    few = f" --peers {peers}" if peers != PEERS else ""
+    few = (f" --peers {peers}" if peers != PEERS else "") + (f" --{topology}" if topology != "butterfly" else "")
 
     def command(seed: int, faults: Sequence[Fault] | None) -> str:
         return f"python -m thinwire.sims.seeds {seed}{few}"
 
-    return examine(trial(seed, peers), preset=PACE, stall=STALL, shrink=shrink, rerun=rerun, command=command)
+    return examine(trial(seed, peers, topology), preset=PACE, stall=STALL, shrink=shrink, rerun=rerun, command=command)
 
 
 def main(words: Sequence[str]) -> int:
@@ -109,9 +117,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("first", type=int)
     parser.add_argument("end", type=int, nargs="?")
     parser.add_argument("--peers", type=int, default=PEERS)
+    parser.add_argument("--ring", action="store_const", const="ring", default="butterfly", dest="topology")
     given = parser.parse_args(words)
     seeds = range(given.first, given.first + 1 if given.end is None else given.end)
-    failed = [found for seed in seeds if (found := check(seed, given.peers)) is not None]
+    failed = [found for seed in seeds if (found := check(seed, given.peers, topology=given.topology)) is not None]
     for found in failed:
         print(found.text)
     print(f"{len(seeds)} seeds, {len(failed)} failed")

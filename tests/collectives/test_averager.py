@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.averager import Averager
 from thinwire.collectives.flat import Flat
+from thinwire.collectives.shards import grid
 from thinwire.compression.registry import dense
 from thinwire.sims import clock
 from thinwire.sims.network import SimNet
+from thinwire.sims.roundtime import ring_data
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import Welcome
 from thinwire.swarm.record import PeerRecord
@@ -26,8 +28,8 @@ async def inline(function):
 class Group:
     """Peers with linked averagers; all calls of one turn run at once."""
 
-    def __init__(self, count, codec, **options):
-        self.net = SimNet(3, latency=0.01, bandwidth=50e6)
+    def __init__(self, count, codec, *, latency=0.01, bandwidth=50e6, patience=1.0, **options):
+        self.net = SimNet(3, latency=latency, bandwidth=bandwidth)
         self.identities = [Identity.generate(bytes([i]) * 32) for i in range(count)]
         keys = {identity.peer_id: identity.public_key for identity in self.identities}
         records = []
@@ -53,7 +55,7 @@ class Group:
                     codec=dense(codec),
                     now=loop.time,
                     grace=2.0,
-                    patience=1.0,
+                    patience=patience,
                     work=inline,
                     **options,
                 )
@@ -209,3 +211,28 @@ def test_a_flat_vector_reads_and_writes_what_a_copy_would(sizes, data):
     vector.write(start, -out)
     copy[start:stop] *= -1
     np.testing.assert_array_equal(np.concatenate(parts), copy)
+
+
+@pytest.mark.parametrize(
+    ("peers", "latency", "chunks", "near"),
+    [(2, 0.05, 32, 1e-3), (4, 0.05, 32, 1e-3), (6, 0.2, 30, 1e-3), (5, 0.5, 5, 1e-3), (8, 0.6, 32, 0.03)],
+)
+def test_a_ring_takes_as_long_as_its_closed_form_says(peers, latency, chunks, near):
+    """From the ballot to the last result: the bytes over one link, or a latency for every hop where that is longer.
+
+    Where both count, that the leader begins a latency before the others makes chunks wait for each other.
+    """
+    total, rate = chunks * (4096 if chunks == 5 else 32768), 1e6
+
+    async def main():
+        group = Group(peers, "fp32", latency=latency, bandwidth=rate, patience=60.0, topology="ring")
+        given = [[np.full(total, 2.0**i, np.float32)] for i in range(peers)]
+        await asyncio.gather(*(group.averagers[i].average(given[i]) for i in range(peers)))
+        flies = [averager._past for averager in group.averagers]
+        assert all(len(fly.exchange.opened.order) == peers for fly in flies)
+        return max(fly.moved for fly in flies) - max(fly.opened_at for fly in flies)
+
+    codec = dense("fp32")
+    cut = grid(total, codec)
+    assert len(cut) == chunks
+    assert clock.run(main(), seed=1, limit=1000) == pytest.approx(ring_data(peers, cut, codec, rate, latency), rel=near)

@@ -27,6 +27,7 @@ class Case:
     latency: float
     computing: float
     slower: float = 0.0
+    topology: str = "butterfly"
 
     def places(self):
         return [
@@ -41,14 +42,17 @@ CASES = {
     "latency binds": Case(8, 200_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.1, 2.0),
     "unequal machines": Case(5, 500_000, "int8(block=64)", ((1e6, 1e6),), 0.02, 3.0, slower=0.1),
     "unequal links": Case(6, 1_000_000, "int8(block=256)", (FIBRE, DSL, CABLE), 0.02, 1.5),
+    "ring, bandwidth binds": Case(4, 1_000_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.02, 1.0, topology="ring"),
+    "ring, latency binds": Case(8, 200_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.1, 2.0, topology="ring"),
 }
 
 
 async def lived(swarm, case):
     """Mean seconds from commit to commit, from the slowest announcement to the commits, and bytes sent per peer and round."""
     world = swarm(
-        case.peers, rounds=ROUNDS, size=case.size, codec=case.codec, grace=GRACE, patience=5.0, latency=case.latency
-    )
+        case.peers, rounds=ROUNDS, size=case.size, codec=case.codec, grace=GRACE, patience=5.0, latency=case.latency,
+        exchange=f'topology = "{case.topology}"',
+    )  # fmt: skip
     for node, place in zip(world.nodes.values(), case.places(), strict=True):
         node.pace = place.computing
         node.transport.uplink.rate, node.transport.downlink.rate = place.up, place.down
@@ -70,7 +74,8 @@ async def lived(swarm, case):
 def test_round_as_planned(swarm, name):
     case = CASES[name]
     period, exchange, sent = clock.run(lived(swarm, case), seed=5, limit=1000)
-    plan = round_time(case.size, registry.parse(case.codec), case.places(), case.latency, grace=GRACE, jitter=JITTER)
+    codec = registry.parse(case.codec)
+    plan = round_time(case.size, codec, case.places(), case.latency, grace=GRACE, jitter=JITTER, topology=case.topology)
     print(f"{name}: {period:.3f} s, planned {plan.period:.3f} ({plan.period / period - 1:+.1%})")
     assert plan.period == pytest.approx(period, rel=0.1)
     assert plan.exchange == pytest.approx(exchange, rel=0.1)

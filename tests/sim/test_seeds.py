@@ -23,12 +23,20 @@ TRIAL = 200
 TOGETHER = 5
 """Seeds in one test."""
 
+RINGS, ROUND = 40, 8
+"""Seeds whose rounds go round a ring, and how many peers those have."""
+
 SOAK = 20_000
 SOAKED = 100
 
 
 def _failure(seed: int) -> str:
     found = seeds.check(seed)
+    return found.text if found is not None else ""
+
+
+def _ring_failure(seed: int) -> str:
+    found = seeds.check(seed, ROUND, topology="ring")
     return found.text if found is not None else ""
 
 
@@ -47,6 +55,13 @@ def _portions(begin: int, end: int, step: int, *marks: pytest.MarkDecorator) -> 
 )
 def test_seeds(numbers: range) -> None:
     failed = list(filter(None, map(_failure, numbers)))
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("numbers", [*_portions(0, RINGS, 2 * TOGETHER, pytest.mark.trial)])
+def test_seeds_of_rings(numbers: range) -> None:
+    failed = list(filter(None, map(_ring_failure, numbers)))
     assert not failed, "\n".join(failed)
 
 
