@@ -401,7 +401,7 @@ def test_what_was_voted_for_can_be_adopted_after_another_ballot(seat):
     seat.open(SECOND, order=())
     assert list(seat.fly.results) == [None] * 6
     third = Ballot(3, LEADER)
-    seat.open(third, order=(), adopted=digest, sources=(ME, OTHER))
+    seat.open(third, order=(), adopted=digest, sources=(ME, OTHER), kept=tuple(IDS[:3]))
     assert [bytes(chunk) for chunk in seat.fly.results] == made
     ((_, vote, _),) = seat.tray.of(Vote)
     assert vote.digest == digest
@@ -412,7 +412,7 @@ def test_what_was_voted_for_can_be_adopted_after_another_ballot(seat):
 def test_what_is_adopted_is_fetched_and_not_computed(seat):
     digest, made = _settled(begun())
     seat.tray.sent.clear()
-    seat.open(SECOND, order=(), adopted=digest, sources=(OTHER,))
+    seat.open(SECOND, order=(), adopted=digest, sources=(OTHER,), kept=tuple(IDS[:3]))
     assert seat.tray.of(Chunk) == [] and {to for to, _, _ in seat.tray.of(Fetch)} == {OTHER}
     for peer in (LEADER, OTHER):  # contributions, and results of an owner of before, say nothing about it
         for index in range(6):
@@ -465,7 +465,7 @@ def test_early_frames_are_bounded_and_must_fit():
         {"order": (0, 1, 3)},
         {"order": (0, 1, 2, 3)},
         {"order": (0, 1, 2), "idle": (OTHER,)},
-        {"adopted": bytes(32), "sources": (OTHER,)},
+        {"adopted": bytes(32), "sources": (OTHER,), "kept": tuple(IDS[:3])},
     ],
 )
 def test_a_ring_has_each_owner_once_and_is_for_free_choices(seat, changes):

@@ -20,7 +20,7 @@ def opens(draw):
     contributors = tuple(Contribution(peer, 1, 1 + IDS.index(peer)) for peer in sorted(entries))
     idle = tuple(peer for at, peer in enumerate(alive) if at not in inside)
     group = tuple(alive)
-    return Open(1, 0, Ballot(1, alive[0]), group, group, contributors, (), None, (), idle, tuple(inside))
+    return Open(1, 0, Ballot(1, alive[0]), group, group, contributors, (), None, (), idle, order=tuple(inside))
 
 
 @given(opens())

@@ -23,7 +23,7 @@ TRIAL = 200
 TOGETHER = 5
 """Seeds in one test."""
 
-RINGS, ROUND = 40, 8
+RINGS, ROUND = 40, 6
 """Seeds whose rounds go round a ring, and how many peers those have."""
 
 SOAK = 20_000
@@ -59,7 +59,9 @@ def test_seeds(numbers: range) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("numbers", [*_portions(0, RINGS, 2 * TOGETHER, pytest.mark.trial)])
+@pytest.mark.parametrize(
+    "numbers", [*_portions(0, TOGETHER, TOGETHER), *_portions(TOGETHER, RINGS, TOGETHER, pytest.mark.trial)]
+)
 def test_seeds_of_rings(numbers: range) -> None:
     failed = list(filter(None, map(_ring_failure, numbers)))
     assert not failed, "\n".join(failed)
