@@ -1,5 +1,5 @@
-"""What moves the data of a round, whatever it is: `Exchange` averages chunks at their owners, `Gather` brings every payload to
-everybody.
+"""What moves the data of a round, whatever it is: `Exchange` averages chunks at their owners, `Ring` adds them up from peer to
+peer, `Gather` brings every payload to everybody.
 
 Both send only what they had announced, take only what was announced or settled, keep what comes too early, and vote when
 they hold every result. What a peer does wrong ends as an accusation with a reason.

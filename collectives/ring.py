@@ -108,6 +108,9 @@ class Ring(Exchange):
         """See Plane."""
         super().settle()
         self._voted = None
+        if self._lap is not None:
+            self._lap.passed.clear()
+            self._lap.made.clear()
 
     # --- adding up
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +42,16 @@ def test_one_word_moves_chunks_and_leaves_the_contribution():
     bench = Bench(4)
     assert bench.say(ANN, BEN, "chunk missing") and bench.say(BEN, ANN, "chunk missing") is False
     assert bench.complaints.idle == {ANN, BEN} and not bench.complaints.rejected
+
+
+def test_a_ring_ends_with_the_first_word_and_nobody_is_blamed():
+    bench = Bench(4)
+    assert not bench.say(ANN, BEN, "ring"), "there is none"
+    bench.opened = msgspec.structs.replace(bench.opened, order=(0, 2, 1, 3))
+    assert not bench.say(EVE, BEN, "ring"), "she has no part in it"
+    assert bench.say(ANN, BEN, "ring") and not bench.say(BEN, CAT, "ring")
+    assert bench.complaints.straight
+    assert not bench.complaints.idle and not bench.complaints.rejected
 
 
 def test_word_of_a_second_owner_puts_the_contribution_out():

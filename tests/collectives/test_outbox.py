@@ -8,7 +8,7 @@ import pytest
 from thinwire.collectives.outbox import LONGEST, WORDS, Outbox
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Ballot, Behind, Chunk, Result, StateChunk
+from thinwire.swarm.protocol import Ballot, Behind, Chunk, Partial, Result, StateChunk
 
 A, B = bytes([1]) * 32, bytes([2]) * 32
 
@@ -155,6 +155,24 @@ def test_rounds_that_are_over_wait_no_more():
             *((kind, round) for round in (3, 4) for kind in (Chunk, Result)),
             (StateChunk, 1),
         ]
+
+    play(story)
+
+
+def test_a_ring_that_came_to_nothing_waits_no_more_and_all_else_does():
+    async def story(wire, outbox, lost):
+        wire.seconds[A] = 1.0
+        ballot = Ballot(1, B)
+        kept = [Chunk(2, 0, 1, 0), Partial(1, 0, ballot, 0), Partial(2, 1, ballot, 0), Result(2, 0, ballot, 7)]
+        gone = [Partial(2, 0, ballot, 1), Result(2, 0, ballot, 1)]
+        outbox.bulk(A, chunk(0))
+        outbox.bulk(A, Frame(kept[3], b"x"), later=True)
+        await asyncio.sleep(0.5)  # the first is on its way
+        for message in (*kept[:3], *gone):
+            outbox.bulk(A, Frame(message, b"x"))
+        outbox.recall(2, 0)
+        await asyncio.sleep(10)
+        assert wire.heard(A)[1:] == kept, "what was asked for is no part of the ring"
 
     play(story)
 
