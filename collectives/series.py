@@ -72,7 +72,7 @@ class Series:
         phase: Callable[[int, str], None] = lambda round, name: None,
         gathers: bool = False,
     ) -> None:
-        self.patience, self._floor = patience, patience
+        self.patience = self.floor = patience
         self.behind = asyncio.Event()
         """Set when the others have gone on so far that we cannot follow."""
         self.stash = Stash(STASH, STASH_EACH)
@@ -154,7 +154,7 @@ class Series:
             self._standing.settle(outcome.commit.opened, fly.exchange.failed)
         if outcome.commit is not None and fly.opened_at is not None:
             took = self._now() - max(began, fly.opened_at)
-            self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
+            self.patience = max(self.floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
         return outcome
 
     def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:

@@ -267,6 +267,7 @@ class Session:
             self._ahead.claimed(peer, message.round)
             if message.round >= self.current.round:
                 self.current.agreement.passed(peer)
+                self.current.spent(peer)
             self._look_ahead()
         else:
             self._route_round(peer, frame)
@@ -329,8 +330,10 @@ class Session:
         if self._ahead.inquire(self.replica.round, others, fly.moved, self.patience):
             for peer in others:
                 self._outbox.control(peer, Ask(fly.round, 0))
-        # Once the verdict is known only its results may be lacking, and they are not waited for for ever.
-        patience = self.patience * (1 if fly.agreement.commit is None else 2)
+        patience = self.patience
+        if fly.agreement.commit is not None:
+            # Only its results are lacking: they are not waited for for ever, and hardly where nobody has them any more.
+            patience = self._series.floor if fly.forsaken else 2 * patience
         able = fly.agreement.able_without
         if self._ahead.beyond_reach(self.replica.round, others, fly.moved, patience, able):
             self.behind.set()

@@ -411,6 +411,25 @@ def test_who_is_gone_and_not_back_is_gone_in_the_next_round_too():
     assert seat.fly.departed == {dead, OTHER}
 
 
+def test_who_keeps_nothing_any_more_is_not_waited_for():
+    """What it was asked for is asked of another at once; when nobody is left, the state is all there is to fetch."""
+    seat = Seat()
+    group = (LEADER, OTHER)
+    entries = tuple(Contribution(peer, 1, 10) for peer in group)
+    seat.hear(LEADER, _commit(Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ()), seat))
+    asked = {to: message.indices for to, message, _ in seat.tray.of(Fetch)}
+    assert asked.keys() == {LEADER, OTHER} and not seat.fly.forsaken
+    seat.fly.spent(OTHER)
+    again = seat.tray.of(Fetch)
+    assert [(to, message.indices) for to, message, _ in again] == [(LEADER, asked[OTHER])]
+    seat.fly.spent(OTHER)
+    assert not seat.tray.of(Fetch) and not seat.fly.forsaken
+    seat.fly.spent(LEADER)
+    assert not seat.tray.of(Fetch) and seat.fly.forsaken
+    seat.hear(LEADER, _commit(seat.fly.agreement.commit.opened, seat))
+    assert not seat.fly.forsaken, "what it had said was about another round"
+
+
 def test_results_that_overtake_the_record_which_vouches_for_them_are_kept(seat):
     """Records travel with the control messages, results on streams of their own; who asked for them must not ask again."""
     group = (LEADER, OTHER)

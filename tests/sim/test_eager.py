@@ -69,7 +69,7 @@ def test_peers_die_come_back_and_join():
     ],
 )
 def test_everything_that_can_go_wrong(seed):
-    scenario = replace(world(peers=6, seed=seed), mix={"kill": 12.0, "reset": 24.0})
+    scenario = replace(world(peers=6, seed=seed), mix={"kill": 12.0, "loss": 12.0, "reset": 24.0})
     assert simulate(scenario, preset=PACE, stall=STALL).violations == ()
 
 
