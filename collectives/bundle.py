@@ -105,6 +105,10 @@ class Bundle:
         streams = self._streams.values()
         return sum(stream.up for stream in streams), sum(stream.down for stream in streams)
 
+    def waiting(self) -> int:
+        """Bytes up that are still on their way."""
+        return sum(stream.waiting for stream in self._streams.values())
+
     def _release(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():

@@ -12,6 +12,7 @@ from typing import ClassVar
 import blake3
 from thinwire.collectives.aggregate import Rule
 from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.allotment import MOST
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.contributions import Contributions
 from thinwire.collectives.outbox import Outbox
@@ -52,7 +53,7 @@ class Exchange(Plane):
             agreement,
             results=Results(lambda chunk, index: codec.check(chunk, grid.size(index)), len(grid)),
             contributions=Contributions(codec, grid, usual),
-            early=(2 * len(grid) + MAX_GROUP, 2 * len(grid) + 8),
+            early=((MOST + 1 if agreement.terms.chunks else 2) * len(grid) + MAX_GROUP, 2 * len(grid) + 8),
             outbox=outbox,
             now=now,
             phase=phase,
@@ -90,7 +91,10 @@ class Exchange(Plane):
             self._recorded = None
             self.results.clear()
         working = [peer for peer in opened.alive if peer not in opened.idle]
-        before, self.owners = self.owners, owners(len(self.grid), opened.group, working, self._seed)
+        before, self.owners = (
+            self.owners,
+            owners(len(self.grid), opened.group, working, self._seed, opened.shares),
+        )
         self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
         for index, owner in enumerate(before):
             if owner != self.owners[index]:

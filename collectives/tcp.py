@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
+import sys
+import termios
 
 CONGESTION = "bbr"
 """With 1 % loss and 80 ms, cubic leaves a 100 Mbit/s link 99 % empty and BBR fills it (BBR: Cardwell et al., 2016)."""
@@ -41,3 +44,14 @@ def round_trip(sock: socket.socket) -> float | None:
         return None
     # struct tcp_info: tcpi_rtt, microseconds, at offset 68.
     return float(struct.unpack_from("=I", info, 68)[0]) / 1e6 if len(info) >= 72 else None
+
+
+def unacknowledged(sock: socket.socket) -> int:
+    """Bytes given to the kernel that the other side's has not confirmed yet (Linux), else 0."""
+    if sys.platform != "linux":
+        return 0
+    try:
+        found = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:
+        return 0
+    return int.from_bytes(found, sys.byteorder)

@@ -158,8 +158,9 @@ class ZmqTransport:
     def totals(self) -> tuple[int, int]:
         """See `Transport.totals`."""
         found = self._peering.traffic().values()
+        on_its_way = sum(link.bundle.waiting() for link in self._peering.links.values())
         return (
-            sum(traffic.control_up + traffic.bulk_up for traffic in found),
+            sum(traffic.control_up + traffic.bulk_up for traffic in found) - on_its_way,
             sum(traffic.control_down + traffic.bulk_down for traffic in found),
         )
 
