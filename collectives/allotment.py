@@ -35,7 +35,7 @@ class Load:
 
 
 def seconds(loads: Sequence[Load], counts: Sequence[int]) -> list[float]:
-    """Time of each peer, in chunks per byte/s, when it owns so many; all bandwidths are known.
+    """Time of each peer, in chunks per byte/s, when it owns so many; all bandwidths are known (see `filled`).
 
     Of a sole contributor that owns chunks the way down is counted as if it owned none.
     """
@@ -55,7 +55,7 @@ def allot(count: int, loads: Sequence[Load]) -> tuple[int, ...]:
 
     An unknown bandwidth counts as the median of the known ones.
     """
-    known = _filled(loads)
+    known = filled(loads)
     owners = [at for at, load in enumerate(loads) if load.owns]
     if not known or not count or len(owners) < 2:
         return ()
@@ -84,7 +84,7 @@ def allot(count: int, loads: Sequence[Load]) -> tuple[int, ...]:
     return tuple(owned)
 
 
-def _filled(loads: Sequence[Load]) -> list[Load]:
+def filled(loads: Sequence[Load]) -> list[Load]:
     """The same with the unknown filled in; empty when nothing is known."""
     up, down = ([value for value in values if value] for values in ([x.up for x in loads], [x.down for x in loads]))
     if not up and not down:

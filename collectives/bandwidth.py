@@ -1,8 +1,11 @@
 """What a peer's link carries, told from the bytes that real transfers moved: no probe, no clock, no socket.
 
 Between two rounds a link is mostly idle, and in a round it mostly waits for slower ones. So what counts is the densest stretch:
-the least time in which a quarter of all bytes since the last round went through. Bytes before the first look at a transfer
-do not count (a kernel takes a first piece at once, however slow the link), nor does a transfer that is too small.
+the least time in which a quarter of all bytes since the last round went through. What went too fast for us to see says
+nothing, and what was too little does not either.
+
+Up, a peer's own contribution fills the link whoever else there is. Down, results come no faster than the slowest contributes;
+but hardly any access link carries less down than up, so that what goes up is the least that is announced for both.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ PART = 4
 STEP_BYTES, STEP_SECONDS = 1 << 14, 0.01
 """A look counts once so many bytes have moved since the one before; nobody need look more often than this."""
 
-SHORTEST = 0.1
-"""Seconds: what is over sooner counts as if it had taken so long. It was fast enough."""
+SHORTEST = 0.02
+"""Seconds: a stretch that is over sooner is no measure."""
 
 LOOKS = 1024
 """Looks that are kept; when there are more every second one is forgotten."""
@@ -38,6 +41,7 @@ class Bandwidth:
         self.up = self.down = 0
         self._looks: list[tuple[float, int, int]] = []
         self._base = (0, 0)
+        self._quiet: tuple[float, int, int] | None = None
         self._at = float("-inf")
 
     def due(self, now: float) -> bool:
@@ -49,13 +53,17 @@ class Bandwidth:
         self._at = now
         _, last_up, last_down = self._looks[-1] if self._looks else (now, *self._base)
         if up - last_up + down - last_down < STEP_BYTES:
+            self._quiet = (now, up, down)
             return
+        if self._quiet is not None:
+            self._looks.append(self._quiet)
+            self._quiet = None
         self._looks.append((now, up, down))
         if len(self._looks) > LOOKS:
             del self._looks[1:-1:2]
 
     def settle(self) -> tuple[int, int]:
-        """A round is over: `up` and `down` as they are known now. What is looked at from now on is of the next."""
+        """A round is over: what to announce, bytes/s up and down. What is looked at from now on is of the next."""
         times = [now for now, _, _ in self._looks]
         ups, downs = [up for _, up, _ in self._looks], [down for _, _, down in self._looks]
         self.up = _follow(self.up, densest(times, ups, self._base[0]))
@@ -63,7 +71,7 @@ class Bandwidth:
         if self._looks:
             self._base = self._looks[-1][1:]
             self._looks.clear()
-        return self.up, self.down
+        return self.up, max(self.up, self.down)
 
 
 def _follow(known: int, found: float) -> int:
@@ -76,7 +84,10 @@ def _follow(known: int, found: float) -> int:
 
 
 def densest(times: Sequence[float], moved: Sequence[int], base: int) -> float:
-    """Bytes/s of the densest stretch that has a PART of all bytes; 0.0 when there is none. `moved` counts on from `base`."""
+    """Bytes/s of the densest stretch that has a PART of all bytes; 0.0 when there is none, or one that is too short.
+
+    `moved` counts on from `base`.
+    """
     if not moved or moved[-1] - base < LEAST:
         return 0.0
     least = (moved[-1] - base) / PART
@@ -85,5 +96,7 @@ def densest(times: Sequence[float], moved: Sequence[int], base: int) -> float:
         while moved[last] - moved[first + 1] >= least:
             first += 1
         if (nbytes := moved[last] - moved[first]) >= least:
-            best = max(best, nbytes / max(SHORTEST, times[last] - times[first]))
+            if (seconds := times[last] - times[first]) < SHORTEST:
+                return 0.0
+            best = max(best, nbytes / seconds)
     return best

@@ -52,6 +52,7 @@ class Bundle:
     async def send(self, frame: Frame) -> bool:
         """Hand a frame to a stream as soon as one is free; False when there is none any more."""
         head = frames.encode(frame, None, self._station.run_id)
+        await self._station.pacer.wait(len(head) + memoryview(frame.payload).nbytes)
         stream = await self._free()
         if stream is None:
             return False
@@ -122,6 +123,7 @@ class Bundle:
         if self._closed or number in self._streams or number >= MAX_STREAMS:
             raise ValueError("a stream that is not awaited")
         self._streams[number] = stream
+        stream.pace(self._station.pacer)
         self._given_up = False
         stream.pause(self._station.inbox.bulk.full)
 

@@ -152,28 +152,19 @@ def propose(
     out = _listed({**rejected, **excluded})
     resting = _resting(idle, alive)
     if shares is None:
-        shares = _allotted(group, willing, resting, ready, terms)
+        shares = allot(terms.chunks, loads(group, willing, resting, ready))
     return Open(terms.round, terms.fragment, ballot, group, alive, contributors, out, None, (), resting, shares=shares)
 
 
-def _allotted(
-    group: Sequence[PeerId],
-    willing: Collection[PeerId],
-    resting: Collection[PeerId],
-    ready: Mapping[PeerId, Ready],
-    terms: Terms,
-) -> tuple[int, ...]:
-    """Who is to own how many chunks, by what they say of their links."""
-    loads = [
-        Load(
-            min(CEILING, ready[peer].up),
-            min(CEILING, ready[peer].down),
-            contributes=peer in willing,
-            owns=peer not in resting,
-        )
-        for peer in group
+def loads(
+    group: Sequence[PeerId], willing: Collection[PeerId], resting: Collection[PeerId], ready: Mapping[PeerId, Ready]
+) -> list[Load]:
+    """What peers say of their links, and what they are there for in a round."""
+    said = [(peer, ready[peer].up if peer in ready else 0, ready[peer].down if peer in ready else 0) for peer in group]
+    return [
+        Load(min(CEILING, up), min(CEILING, down), contributes=peer in willing, owns=peer not in resting)
+        for peer, up, down in said
     ]
-    return allot(terms.chunks, loads)
 
 
 def _weight(ready: Ready, peer: PeerId, terms: Terms) -> int:

@@ -91,6 +91,8 @@ class Series:
         self._moved = moved
         self.bandwidth = Bandwidth()
         """What our link carries; unknown where nobody asks."""
+        if moved is not None:
+            outbox.handed = self.look
 
     def begin(
         self,

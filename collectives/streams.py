@@ -17,6 +17,7 @@ from thinwire.swarm.frame import nbytes
 
 from .buffers import Pool
 from .limits import Limits
+from .pacing import Pacer
 from .ports import HalfOpen
 from .sealing import LENGTHS, OPENING, TAG, Direction, parse_lengths, record_size, session_of, stream_keys
 from .tcp import round_trip, tune, unacknowledged
@@ -168,6 +169,11 @@ class Stream(asyncio.BufferedProtocol):
         if self._transport is None or self.reason:
             return 0
         return self._transport.get_write_buffer_size() + unacknowledged(self._transport.get_extra_info("socket"))
+
+    def pace(self, pacer: Pacer) -> None:
+        """Keep to a rate within a record, too."""
+        if self._transport is not None:
+            pacer.tune(self._transport.get_extra_info("socket"))
 
     # --- writing
 

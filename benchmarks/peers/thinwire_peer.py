@@ -68,6 +68,7 @@ async def main(options: dict) -> None:
         keys={peer.peer_id: peer.public_key for peer in everyone},
         codec=dense(options["codec"]),
         now=asyncio.get_running_loop().time,
+        bandwidth=options.get("bandwidth", False),
     )
     running = asyncio.create_task(averager.run())
     while len(transport.stats()) < count - 1:

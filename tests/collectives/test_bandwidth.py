@@ -1,11 +1,11 @@
-"""What a link carries, told from bytes that moved: the densest stretch counts, waiting and first pieces do not."""
+"""What a link carries, told from bytes that moved: the densest stretch counts, not the wait, nor what is too fast to see."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.bandwidth import CEILING, FALL, LEAST, LOOKS, RISE, Bandwidth, densest
+from thinwire.collectives.bandwidth import CEILING, FALL, LEAST, LOOKS, RISE, SHORTEST, Bandwidth, densest
 
 MB = 10**6
 
@@ -53,15 +53,35 @@ def test_who_waits_for_a_slow_one_is_not_slow():
     assert meter.link.settle()[0] == pytest.approx(12 * MB, rel=0.05)
 
 
-def test_a_piece_that_a_buffer_takes_at_once_is_no_measure():
-    meter = Meter()
+def test_what_is_too_fast_to_see_is_no_measure():
+    meter = Meter(step=0.001)
     meter.idle(1)
-    meter.move(2 * MB, 0.05)  # into a buffer
-    meter.move(6 * MB, 6)
-    assert meter.link.settle()[0] == pytest.approx(MB, rel=0.05)
-    lonely = Meter()
-    lonely.move(2 * MB, 0.05)
-    assert lonely.link.settle() == (0, 0), "one look at it all says nothing"
+    meter.move(2 * MB, 0.01)
+    assert meter.link.settle() == (0, 0)
+    meter.move(2 * MB, 0.2)
+    known = meter.link.settle()
+    assert known[0] == pytest.approx(10 * MB, rel=0.1)
+    meter.idle(1)
+    meter.move(MB, 0.005)
+    meter.move(MB, 1)
+    assert meter.link.settle() == known, "it is no slower because the rest was"
+
+
+def test_a_burst_counts_from_when_nothing_had_moved():
+    meter = Meter(step=0.1)
+    meter.idle(1)
+    meter.move(2 * MB, 0.1)
+    meter.move(MB, 10)
+    assert meter.link.settle()[0] == pytest.approx(20 * MB, rel=0.01)
+
+
+def test_a_link_carries_no_less_down_than_up():
+    meter = Meter()
+    meter.move(10 * MB, 1, down=False)
+    meter.move(10 * MB, 10, up=False)
+    up, down = meter.link.settle()
+    assert up == down == pytest.approx(10 * MB, rel=0.05)
+    assert meter.link.down == pytest.approx(MB, rel=0.05)
 
 
 def test_lumps_count_by_the_time_between_them():
@@ -103,7 +123,7 @@ def test_whatever_is_seen_the_result_is_a_bandwidth(steps):
     assert all(type(rate) is int and 0 <= rate <= CEILING for rate in link.settle())
 
 
-@given(st.lists(st.tuples(st.floats(0.2, 10), st.integers(1, 10**7)), min_size=1, max_size=30), st.integers(0, 10**6))
+@given(st.lists(st.tuples(st.floats(0.01, 10), st.integers(1, 10**7)), min_size=1, max_size=30), st.integers(0, 10**6))
 def test_the_densest_stretch_is_found(steps, first):
     times, moved, now, total = [0.0], [first], 0.0, first
     for seconds, nbytes in steps:
@@ -113,7 +133,8 @@ def test_the_densest_stretch_is_found(steps, first):
     pairs = [(i, j) for j in range(len(times)) for i in range(j) if 4 * (moved[j] - moved[i]) >= total]
     every = [(moved[j] - moved[i]) / (times[j] - times[i]) for i, j in pairs]
     found = densest(times, moved, 0)
-    if total < LEAST or not every:
+    fast = any(times[j] - times[i] < SHORTEST for i, j in pairs)
+    if total < LEAST or not every or fast:
         assert found == 0
     else:
         # The shortest stretches that have enough end at every look; none of them is missed.
