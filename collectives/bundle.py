@@ -123,7 +123,8 @@ class Bundle:
         if self._closed or number in self._streams or number >= MAX_STREAMS:
             raise ValueError("a stream that is not awaited")
         self._streams[number] = stream
-        stream.pace(self._station.pacer)
+        if self._station.pacer.rate:
+            stream.pace(self._station.pacer.rate)
         self._given_up = False
         stream.pause(self._station.inbox.bulk.full)
 

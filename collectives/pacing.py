@@ -7,11 +7,6 @@ the rate (Linux, BBR or fq), so that a call or a game on the same line hardly no
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
-
-MAX_PACING_RATE = 47
-"""SO_MAX_PACING_RATE of Linux, which Python has no name for."""
 
 
 class Pacer:
@@ -34,11 +29,3 @@ class Pacer:
         seconds = self.reserve(nbytes, asyncio.get_running_loop().time())
         if seconds:
             await asyncio.sleep(seconds)
-
-    def tune(self, sock: socket.socket) -> None:
-        """Let the kernel send no faster on this connection; where it cannot, whole records are paced."""
-        if self.rate and sys.platform == "linux":
-            try:
-                sock.setsockopt(socket.SOL_SOCKET, MAX_PACING_RATE, min(self.rate, 2**32 - 1))
-            except OSError:
-                pass

@@ -17,10 +17,9 @@ from thinwire.swarm.frame import nbytes
 
 from .buffers import Pool
 from .limits import Limits
-from .pacing import Pacer
 from .ports import HalfOpen
 from .sealing import LENGTHS, OPENING, TAG, Direction, parse_lengths, record_size, session_of, stream_keys
-from .tcp import round_trip, tune, unacknowledged
+from .tcp import confirmed, pace, round_trip, tune
 
 if TYPE_CHECKING:
     from thinwire.swarm.frame import Buffer
@@ -168,12 +167,13 @@ class Stream(asyncio.BufferedProtocol):
         """Bytes of `up` that the other side's machine has not confirmed yet."""
         if self._transport is None or self.reason:
             return 0
-        return self._transport.get_write_buffer_size() + unacknowledged(self._transport.get_extra_info("socket"))
+        done = confirmed(self._transport.get_extra_info("socket"))
+        return max(0, self.up - done) if done is not None else self._transport.get_write_buffer_size()
 
-    def pace(self, pacer: Pacer) -> None:
-        """Keep to a rate within a record, too."""
+    def pace(self, rate: int) -> None:
+        """Keep to so many bytes/s within a record, too."""
         if self._transport is not None:
-            pacer.tune(self._transport.get_extra_info("socket"))
+            pace(self._transport.get_extra_info("socket"), rate)
 
     # --- writing
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
 import struct
-import sys
-import termios
 
 CONGESTION = "bbr"
 """With 1 % loss and 80 ms, cubic leaves a 100 Mbit/s link 99 % empty and BBR fills it (BBR: Cardwell et al., 2016)."""
+
+MAX_PACING_RATE = 47
+"""SO_MAX_PACING_RATE of Linux, which Python has no name for."""
 
 
 def tune(sock: socket.socket) -> bool:
@@ -46,12 +46,19 @@ def round_trip(sock: socket.socket) -> float | None:
     return float(struct.unpack_from("=I", info, 68)[0]) / 1e6 if len(info) >= 72 else None
 
 
-def unacknowledged(sock: socket.socket) -> int:
-    """Bytes given to the kernel that the other side's has not confirmed yet (Linux), else 0."""
-    if sys.platform != "linux":
-        return 0
+def confirmed(sock: socket.socket) -> int | None:
+    """Bytes that the other side's kernel has acknowledged (Linux), else None."""
     try:
-        found = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+    except (AttributeError, OSError):
+        return None
+    # struct tcp_info: tcpi_bytes_acked, at offset 120.
+    return int(struct.unpack_from("=Q", info, 120)[0]) if len(info) >= 128 else None
+
+
+def pace(sock: socket.socket, rate: int) -> None:
+    """Let the kernel send no more than so many bytes per second (Linux); elsewhere nothing happens."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, MAX_PACING_RATE, min(rate, 2**32 - 1))
     except OSError:
-        return 0
-    return int.from_bytes(found, sys.byteorder)
+        pass
