@@ -1,6 +1,6 @@
 """An all-reduce between peers whose links are unequal: chunks dealt out equally, and by bandwidth, by turns in one session.
 
-    python benchmarks/links.py                   100, 100, 100 and 10 Mbit/s, 60 ms round trip, 10 MB, int8
+    python benchmarks/links.py                   100, 100, 100 and 10 Mbit/s, 60 ms round trip, 20 MB, int8
 
 With N peers a link passes (1 + s · (N − 2)) times the encoded size each way, where s is the part that its peer owns: 1/N when
 parts are equal. The least times below are those of the slowest link, and of the best division. Each peer measures its own link
@@ -22,6 +22,9 @@ from thinwire.collectives.shards import grid
 from thinwire.compression.registry import dense
 from wan import PORTS, free_ports
 
+BUFFER = 32 << 10
+"""Bytes that the imitation takes at once: to those who send they look delivered."""
+
 WARM = 3
 """Turns in which links are measured."""
 
@@ -30,7 +33,7 @@ def main() -> None:
     """Parse the options, measure by turns, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mbit", default="100,100,100,10", help="Mbit/s each way of every peer's link")
-    parser.add_argument("--mb", type=float, default=10.0, help="MB (10**6 bytes) of fp32 a peer")
+    parser.add_argument("--mb", type=float, default=20.0, help="MB (10**6 bytes) of fp32 a peer")
     parser.add_argument("--codec", default="int8")
     parser.add_argument("--rtt", type=float, default=60.0, help="round trip in ms")
     parser.add_argument("--turns", type=int, default=5)
@@ -41,6 +44,7 @@ def main() -> None:
     rates = [float(text) * 1e6 / 8 for text in options.mbit.split(",")]
     first = free_ports(2 * PORTS)
     links = {"peers": len(rates), "rate": rates, "delay": options.rtt / 2e3, "ports": [first, first + 2 * PORTS]}
+    links["buffer"] = BUFFER
     shaper = subprocess.Popen(
         [sys.executable, str(contest.PEERS / "shaper.py"), json.dumps(links)],
         stdin=subprocess.PIPE,
@@ -104,7 +108,10 @@ def measure(
                 made = way.turn(counts=turn >= WARM)
                 if not all(answer["whole"] for answer in made.answers) or len({a["digest"] for a in made.answers}) > 1:
                     raise RuntimeError(f"not everybody has the same result: {made.answers}")
-                print(f"turn {turn}, {name}: {made.seconds:.3f} s, foreign {made.foreign:.0%}", file=sys.stderr)
+                known = ", ".join("/".join(f"{8e-6 * rate:.0f}" for rate in answer["link"]) for answer in made.answers)
+                print(
+                    f"turn {turn}, {name}: {made.seconds:.3f} s, foreign {made.foreign:.0%}; {known}", file=sys.stderr
+                )
         return {
             name: (
                 way.median(lambda made: made.seconds),

@@ -93,6 +93,11 @@ class Averager:
     async def _fail(self) -> None:
         await self._outbox.failure
 
+    @property
+    def link(self) -> tuple[int, int]:
+        """What our link carries, as far as it is known: bytes/s up and down; 0 is unknown."""
+        return self._series.bandwidth.up, self._series.bandwidth.down
+
     async def close(self) -> None:
         """Stop sending; the transport stays open."""
         await self._outbox.close()

@@ -17,7 +17,7 @@ async def main(options: dict) -> None:
     """Open all ways, then wait."""
     count = options["peers"]
     rates = options["rate"] if isinstance(options["rate"], list) else [options["rate"]] * count
-    emulation = Emulation([Access(rate, rate) for rate in rates], options["delay"])
+    emulation = Emulation([Access(rate, rate) for rate in rates], options["delay"], buffer=options.get("buffer", 0))
     ports = range(*options["ports"])
     for dialler in range(count):
         for target in range(count):
