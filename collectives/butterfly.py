@@ -41,7 +41,8 @@ class Butterfly:
 
     Feed it frames with `hear`, time with `tick`, link changes with `lost` and `reach`; `announce` starts our own
     contribution; `wait` returns the Outcome. `attempt` is the number of our last announcement, if there was one in this round
-    before. After the commit it stays as the server of results for those who missed some.
+    before. `link` says what our link carries, bytes/s up and down (0: unknown). After the commit it stays as the server of
+    results for those who missed some.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class Butterfly:
         now: Callable[[], float],
         attempt: int = 0,
         phase: Callable[[int, str], None] = lambda round, name: None,
+        link: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.agreement, self.exchange = agreement, exchange
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
-        self._outbox, self._now, self._phase = outbox, now, phase
+        self._outbox, self._now, self._phase, self._link = outbox, now, phase, link
         self.attempt = attempt
         self._repairs = Repair()
         self._accused: Ballot | None = None
@@ -93,6 +95,7 @@ class Butterfly:
             self.agreement.witness,
             float(loss),
             float(speed),
+            *self._link(),
         )
         self._phase(self.round, "announce")
         self.agreement.announce(ready, self._now())

@@ -12,13 +12,16 @@ from typing import ClassVar
 import blake3
 from thinwire.collectives.aggregate import Rule
 from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.allotment import MOST
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.contributions import Contributions
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.plane import Plane
+from thinwire.collectives.proposal import loads
 from thinwire.collectives.reducer import Reducer, Reduces
 from thinwire.collectives.results import Results
 from thinwire.collectives.shards import Grid, owners
+from thinwire.collectives.standing import overdue
 from thinwire.compression.codec import Codec
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import MAX_GROUP, Ballot, Chunk, Open, PeerId, Record, Result
@@ -52,7 +55,7 @@ class Exchange(Plane):
             agreement,
             results=Results(lambda chunk, index: codec.check(chunk, grid.size(index)), len(grid)),
             contributions=Contributions(codec, grid, usual),
-            early=(2 * len(grid) + MAX_GROUP, 2 * len(grid) + 8),
+            early=((MOST + 1 if agreement.terms.chunks else 2) * len(grid) + MAX_GROUP, 2 * len(grid) + 8),
             outbox=outbox,
             now=now,
             phase=phase,
@@ -63,15 +66,26 @@ class Exchange(Plane):
         self._mine: list[int] = []
         self._recorded: Ballot | None = None
         self._first: Open | None = None
+        self._first_at = 0.0
+        self._done: dict[PeerId, float] = {}
         self._contradicted: set[PeerId] = set()
 
     @property
     def failed(self) -> set[PeerId]:
-        """Who owned chunks when the round first opened here and does no more, or signed for others than what was settled."""
+        """Who owned chunks when the round first opened here and does no more, or signed for others than what was settled, or
+        was given many and is not as fast as it said.
+        """
         first, last = self._first, self.opened
         if first is None or last is None:
             return set()
-        return set(first.alive).difference(first.idle, set(last.alive).difference(last.idle)) | self._contradicted
+        lost = set(first.alive).difference(first.idle, set(last.alive).difference(last.idle))
+        return lost | self._contradicted | (self._overdue(first) if first is last and first.shares else set())
+
+    def _overdue(self, opened: Open) -> set[PeerId]:
+        contributors = {entry.peer for entry in opened.contributors}
+        links = loads(opened.group, contributors, opened.idle, self.agreement.ready)
+        took = {peer: at - self._first_at for peer, at in self._done.items()}
+        return overdue(opened, links, took, self.codec.nbytes(self.grid.chunk))
 
     def reach(self, peer: PeerId) -> None:
         """See Plane."""
@@ -85,12 +99,16 @@ class Exchange(Plane):
 
     def open(self, opened: Open) -> None:
         """A ballot opens: send what is owed to its owners, do what is ours."""
-        self._first = self._first or opened
+        if self._first is None:
+            self._first, self._first_at = opened, self._now()
         if self._name(opened):
             self._recorded = None
             self.results.clear()
         working = [peer for peer in opened.alive if peer not in opened.idle]
-        before, self.owners = self.owners, owners(len(self.grid), opened.group, working, self._seed)
+        before, self.owners = (
+            self.owners,
+            owners(len(self.grid), opened.group, working, self._seed, opened.shares),
+        )
         self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
         for index, owner in enumerate(before):
             if owner != self.owners[index]:
@@ -165,6 +183,7 @@ class Exchange(Plane):
         weights = [float(entry.weight) for entry in opened.contributors]
         self.results.put(index, self._reducer.result(payloads, weights, self.grid.size(index)))
         self._progress()
+        self._done[self.me] = self.moved
         self.check()
         self._send_result(opened, index, opened.alive)
 
@@ -200,6 +219,8 @@ class Exchange(Plane):
             self._early.put(sender, frame)  # it has overtaken the Record that vouches for it
         elif taken:
             self._progress()
+            if sender == self.owners[index]:
+                self._done[sender] = self.moved
             self.check()
         elif taken is False:
             self.agreement.accuse(sender, "result", self._now())

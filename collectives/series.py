@@ -10,6 +10,7 @@ from typing import cast
 import blake3
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.bandwidth import Bandwidth
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.contributions import Screen
@@ -55,6 +56,7 @@ class Series:
     `live`: peers with a link, kept by the caller. `key_of`: Ed25519 public key of another peer, None when it is not known.
     `patience`: seconds without progress before somebody acts, at least those given here; adapts to what rounds take.
     `gathers`: every payload goes to everybody (and `codec` only says whether it is one), else chunks are averaged by `rule`.
+    `moved`: bytes sent and received since the beginning, where chunks are dealt out by bandwidth; None: all own equally many.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Series:
         patience: float,
         phase: Callable[[int, str], None] = lambda round, name: None,
         gathers: bool = False,
+        moved: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
@@ -85,6 +88,11 @@ class Series:
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = Pool()
         self._standing = Standing()
+        self._moved = moved
+        self.bandwidth = Bandwidth()
+        """What our link carries; unknown where nobody asks."""
+        if moved is not None:
+            outbox.handed = self.look
 
     def begin(
         self,
@@ -100,10 +108,11 @@ class Series:
         about, where they take turns: what norms are usual is known of each.
         """
         seed = blake3.blake3(self._run_id + terms.round.to_bytes(8, "big")).digest()
+        chunks = len(grid) if self._moved is not None and not self._gathers else 0
         order = leader_order(seed, terms.members, terms.round, terms.fragment)
         agreement = Agreement(
             self._identity.peer_id,
-            replace(terms, members=order, patience=self.patience),
+            replace(terms, members=order, patience=self.patience, chunks=chunks),
             sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
             verify=self._verify,
             live=self._live,
@@ -112,7 +121,23 @@ class Series:
             idle={*self._standing.resting(terms.round), *self.sick()},
         )
         exchange = self._gather(agreement, grid, turn) if self._gathers else self._exchange(agreement, grid, seed, turn)
-        return Butterfly(agreement, exchange, outbox=self._outbox, now=self._now, attempt=attempt, phase=self._phase)
+        return Butterfly(
+            agreement,
+            exchange,
+            outbox=self._outbox,
+            now=self._now,
+            attempt=attempt,
+            phase=self._phase,
+            link=self._link,
+        )
+
+    def look(self) -> None:
+        """Time has passed, or something came: see how fast bytes move."""
+        if self._moved is not None and self.bandwidth.due(now := self._now()):
+            self.bandwidth.look(*self._moved(), now)
+
+    def _link(self) -> tuple[int, int]:
+        return self.bandwidth.settle()
 
     def _exchange(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> Exchange:
         return Exchange(

@@ -54,6 +54,7 @@ Data = Annotated[
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:N or auto.")]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads that compute.")]
+Up = Annotated[str | None, typer.Option("--up", metavar="RATE", help="Most of the uplink to take, such as 20Mbit/s.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Leave after round N.")]
 Place = Annotated[
     int | None, typer.Option("--place", metavar="N", min=0, help="Which shards of the data are mine [from the key].")
@@ -93,6 +94,7 @@ def start(
     port: Port = None,
     ports: Ports = None,
     advertise: Advertise = None,
+    up: Up = None,
     name: Name = None,
     place: Place = None,
     home: Home = None,
@@ -102,7 +104,7 @@ def start(
     """Start a run and print the line with which others join it."""
     flags: Flags = dict(
         data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, name=name,
-        home=home,
+        up=up, home=home,
     )  # fmt: skip
     config = _settings(context, debug, flags)
     options = Options(
@@ -137,6 +139,7 @@ def join(
     port: Port = None,
     ports: Ports = None,
     advertise: Advertise = None,
+    up: Up = None,
     name: Name = None,
     place: Place = None,
     home: Home = None,
@@ -146,7 +149,7 @@ def join(
     """Join a run, fetch its state from the peers, and train along."""
     flags: Flags = dict(
         data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, name=name,
-        home=home,
+        up=up, home=home,
     )  # fmt: skip
     config = _settings(context, debug, flags)
     options = Options(rounds=rounds, place=place, search=search, log=_log(log), debug=debug)

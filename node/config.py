@@ -21,6 +21,15 @@ from .directories import Directories, directories
 
 PREFIX = "THINWIRE_"
 _HAS_PORT = re.compile(r"[^:]:\d+$")
+_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMG]bit/s|[kMG]B/s)")
+_UNITS = {
+    f"{prefix}{unit}": size * factor
+    for prefix, size in (("k", 1e3), ("M", 1e6), ("G", 1e9))
+    for unit, factor in (("bit/s", 1 / 8), ("B/s", 1.0))
+}
+SLOWEST, FASTEST = 125_000, 2**40
+"""Bytes per second that a limit may be: below, what is sent would be too slow for others to wait for."""
+
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 Flags: TypeAlias = Mapping[str, "str | int | Path | None"]
@@ -31,6 +40,13 @@ class ConfigError(HintedError):
     """A setting that cannot be used: names where it was set and what would do."""
 
     exit_code: ClassVar[int] = 2
+
+
+class Rate(int):
+    """Bytes per second; written in Mbit/s."""
+
+    def __str__(self) -> str:
+        return f"{int(self) * 8 / 1e6:g} Mbit/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +61,7 @@ class Config:
     data: Path | None
     device: str
     threads: int
+    up: Rate | None
     home: Path | None
     directories: Directories
     sources: Mapping[str, str]
@@ -122,6 +139,16 @@ def _device(value: Any) -> str:
     return value
 
 
+def _rate(value: Any) -> Rate | None:
+    if value == "":
+        return None
+    match = _RATE.fullmatch(value.strip()) if isinstance(value, str) else None
+    rate = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if not SLOWEST <= rate <= FASTEST:
+        raise ValueError('a rate with its unit, at least 1 Mbit/s, such as "20Mbit/s" or "2.5MB/s"')
+    return Rate(rate)
+
+
 SETTINGS = (
     Setting("name", "", _name, "what others see beside this peer's id; default: this machine's name"),
     Setting("host", "0.0.0.0", _host, "address to listen on; 127.0.0.1 keeps the swarm on this machine"),
@@ -131,6 +158,7 @@ SETTINGS = (
     Setting("data", None, _path, 'file or directory to train on; "": the standard library of Python'),
     Setting("device", "auto", _device, '"cpu", "cuda", "cuda:N", or "auto": a GPU when there is one'),
     Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads that compute; 0: as many as torch takes"),
+    Setting("up", None, _rate, 'most of the uplink that rounds and state may take, such as "20Mbit/s"; "": all of it'),
     Setting("home", None, _path, "one directory for all files, so that several daemons can share a machine"),
 )
 """All settings, in the order of `thinwire config show`."""
@@ -238,7 +266,7 @@ def as_json(config: Config) -> dict[str, dict[str, object]]:
         value = getattr(config, setting.name)
         if setting.name == "ports" and value:
             value = _text(value)
-        if isinstance(value, Path):
+        if isinstance(value, Path | Rate):
             value = str(value)
         plain[setting.name] = {"value": value, "source": config.sources[setting.name]}
     return plain

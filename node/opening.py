@@ -90,6 +90,7 @@ async def _open_transport(
         advertise=advertise or None,
         admit=admit,
         wall=lambda: int(time.time()),
+        up=config.up or 0,
     )
     try:
         await transport.open()

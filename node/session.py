@@ -81,6 +81,7 @@ class Session:
             patience=patience,
             phase=self._phase,
             gathers=manifest.exchange.collective == "gather",
+            moved=presence.transport.totals if manifest.exchange.shards == "bandwidth" else None,
         )
         if manifest.exchange.sick == "isolate" and presence.watch is not None:
             self._series.sick = presence.watch.slow
@@ -261,6 +262,7 @@ class Session:
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""
         message = frame.message
+        self._series.look()
         if isinstance(message, STATE):
             self._states.routed(peer, frame)
         elif isinstance(message, Behind):
@@ -274,6 +276,7 @@ class Session:
 
     def ticked(self) -> None:
         """See Handler."""
+        self._series.look()
         self.current.tick()
         self._history.pump()
         self._history.prune(self.current, self.live, read=self._states.read)

@@ -49,7 +49,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     `tokens`: of one inner step of one peer, 0: unknown. `rtt`, `grace`: seconds. `every`: inner steps per round. `memory`:
     bytes that a peer has for training, 0: unknown; `moments`: how many values the inner optimizer keeps for a parameter.
-    `method`: the manifest's; `lr`, `gamma`: β and γ of pairs. `assumed` says what nobody gave.
+    `method`: the manifest's; `lr`, `gamma`: β and γ of pairs; `sized`: chunks are dealt out by bandwidth. `assumed` says what
+    nobody gave.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     quorum: float
     memory: float
     moments: int
+    sized: bool = True
     assumed: tuple[str, ...]
 
     @property
@@ -154,6 +156,7 @@ def question(
         quorum=settings.exchange.quorum,
         memory=(memory or 0.0) * (1 << 30),
         moments=2 if inner.optimizer == "adamw" else 1,
+        sized=settings.exchange.shards == "bandwidth",
         assumed=tuple(assumed),
     )
 

@@ -57,7 +57,7 @@ UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
     "data": {"once": {False: ("once",)}, "domains": {False: ("domains",)}},
     "inner": {"global_batch": {0: ("global_batch",)}},
     "outer": {"work": {"equal": ("work", "spread")}, "late": {0: ("late", "late_lr")}},
-    "exchange": {"sick": {"report": ("sick",)}},
+    "exchange": {"sick": {"report": ("sick",)}, "shards": {"bandwidth": ("shards",)}},
 }
 """Table -> key -> value that says nothing new -> the keys that then do not count: they are younger still."""
 
@@ -279,6 +279,8 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",
             "remove the keys; beta and decay of [outer] take their place",
         )
+    if manifest.exchange.shards == "equal" and (manifest.exchange.collective == "gather" or outer.method == "noloco"):
+        yield "exchange.shards says nothing where payloads go to everybody, or to one partner", "remove the key"
     if outer.work == "equal" and outer.spread != Outer().spread:
         yield "outer.spread says nothing where all peers make H steps", "remove the key, or write work = 'by-power'"
     if not outer.late and outer.late_lr != Outer().late_lr:

@@ -294,6 +294,8 @@ class Exchange(Table, frozen=True):
         in a round, and `spread` times that by power.
     sick: what becomes of a peer that is much slower than the others, or whose link loses much: "report", it is named in the
         status; or "isolate", it also gets no part of the others' work: in rounds led by who has noticed it owns no chunks.
+    shards: "bandwidth", peers own as much of every round as their links can carry, by their own measure, at most three times
+        an equal part; or "equal", equal parts for all. Says nothing where every payload goes to everybody.
     """
 
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"
@@ -304,3 +306,4 @@ class Exchange(Table, frozen=True):
     grace: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     max_weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] = 0
     sick: Literal["report", "isolate"] = "report"
+    shards: Literal["bandwidth", "equal"] = "bandwidth"

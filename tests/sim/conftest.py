@@ -184,12 +184,14 @@ class Swarm:
         latency: float = 0.02,
         outer: str = "",
         piece: int = 0,
+        shards: str = "",
     ) -> None:
         self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=0.1)
         self.piece, self.layout = piece, layout_of(size)
         self.founders, self.rounds, self.size, self.codec, self.patience = founders, rounds, size, codec, patience
         toml = f'[exchange]\ncodec = "{codec}"\ngrace = {grace}\nmax_weight = 1000\n[outer]\n{outer}'
-        self.manifest = manifests.parse(toml)
+        shards = f'shards = "{shards}"\n' if shards else ""
+        self.manifest = manifests.parse(toml.replace("[outer]", f"{shards}[outer]"))
         self.scripts: dict[tuple[int, int, str], Callable[[Node], None]] = {}
         self.nodes: dict[int, Node] = {}
         for index in range(founders):
