@@ -32,6 +32,7 @@ from thinwire.swarm.protocol import (
     Ready,
     Record,
     Result,
+    Subtotal,
 )
 
 
@@ -40,7 +41,8 @@ class Butterfly:
 
     Feed it frames with `hear`, time with `tick`, link changes with `lost` and `reach`; `announce` starts our own
     contribution; `wait` returns the Outcome. `attempt` is the number of our last announcement, if there was one in this round
-    before. After the commit it stays as the server of results for those who missed some.
+    before; `site`: the network that we share with others. After the commit it stays as the server of results for those who
+    missed some.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class Butterfly:
         outbox: Outbox,
         now: Callable[[], float],
         attempt: int = 0,
+        site: str = "",
         phase: Callable[[int, str], None] = lambda round, name: None,
     ) -> None:
         self.agreement, self.exchange = agreement, exchange
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
         self._outbox, self._now, self._phase = outbox, now, phase
         self.attempt = attempt
+        self._site = site
         self._repairs = Repair()
         self._accused: Ballot | None = None
         self.opened_at: float | None = None
@@ -91,6 +95,7 @@ class Butterfly:
             self.agreement.witness,
             float(loss),
             float(speed),
+            self._site,
         )
         self._phase(self.round, "announce")
         self.agreement.announce(ready, self._now())
@@ -146,7 +151,7 @@ class Butterfly:
         message = frame.message
         if getattr(message, "fragment", self.fragment) != self.fragment:
             return
-        if isinstance(message, (Chunk, Result, Record)):
+        if isinstance(message, (Chunk, Result, Record, Subtotal)):
             self.exchange.take(sender, frame)
         elif isinstance(message, Fetch):
             self._serve(sender, message)

@@ -85,6 +85,11 @@ class Contributions:
             self._news.setdefault(name, {})[index] = after
         return far
 
+    def drop(self, key: Key, index: int) -> None:
+        """Free a chunk that is of no use: another may come in its place."""
+        self._held.get(key, {}).pop(index, None)
+        self._norms.get(key, {}).pop(index, None)
+
     def forget(self, peer: PeerId, attempts: Collection[int]) -> None:
         """Free what a peer sent for other announcements than these."""
         for key in [key for key in {*self._held, *self._norms} if key[0] == peer and key[1] not in attempts]:

@@ -21,7 +21,7 @@ from thinwire.collectives.results import Results
 from thinwire.collectives.shards import Grid, owners
 from thinwire.compression.codec import Codec
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import MAX_GROUP, Ballot, Chunk, Open, PeerId, Record, Result
+from thinwire.swarm.protocol import MAX_GROUP, Ballot, Chunk, Open, PeerId, Record, Result, Subtotal
 
 
 class Exchange(Plane):
@@ -89,37 +89,50 @@ class Exchange(Plane):
         if self._name(opened):
             self._recorded = None
             self.results.clear()
-        working = [peer for peer in opened.alive if peer not in opened.idle]
-        before, self.owners = self.owners, owners(len(self.grid), opened.group, working, self._seed)
+        before, self.owners = self.owners, self._deal(opened)
         self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
         for index, owner in enumerate(before):
             if owner != self.owners[index]:
                 self.results.unsign(index)
         self._begin(opened)
+        self._resume(opened)
         self._replay()
-        for index in self._mine:
-            if self.results.chunks[index] is not None:
-                self._send_result(opened, index, opened.alive)
-            else:
-                self._reduce(index)
         self._record()
         self.check()
+
+    def _deal(self, opened: Open) -> tuple[PeerId, ...]:
+        """Who owns which chunk in a ballot."""
+        working = [peer for peer in opened.alive if peer not in opened.idle]
+        return owners(len(self.grid), opened.group, working, self._seed)
+
+    def _resume(self, opened: Open) -> None:
+        """Do what a new ballot wants of what is here."""
+        for index in self._mine:
+            if self.results.chunks[index] is not None:
+                self._send_result(opened, index, self._heirs(opened, index))
+            else:
+                self._reduce(index)
 
     def _scatter(self, opened: Open) -> None:
         if not self._names_us(opened):
             return
-        for index, owner in enumerate(self.owners):
-            if owner == self.me:
+        for index in range(len(self.grid)):
+            to = self._receiver(index)
+            if to == self.me:
                 self._contributions.own(self.me, self._attempt, index, self._source[index])
-            elif (owner, index) not in self._sent:
-                self._sent.add((owner, index))
+            elif to is not None and (to, index) not in self._sent:
+                self._sent.add((to, index))
                 message = Chunk(self.round, self.fragment, self._attempt, index)
-                self._outbox.bulk(owner, Frame(message, self._source[index]))
+                self._outbox.bulk(to, Frame(message, self._source[index]))
+
+    def _receiver(self, index: int) -> PeerId | None:
+        """Who gets our contribution to a chunk."""
+        return self.owners[index]
 
     def _fits(self, frame: Frame) -> bool:
         """See Plane."""
         message, size = frame.message, memoryview(frame.payload).nbytes
-        index = message.index if isinstance(message, (Chunk, Result)) else 0
+        index = message.index if isinstance(message, (Chunk, Result, Subtotal)) else 0
         return index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(index))
 
     # --- owning chunks
@@ -147,9 +160,13 @@ class Exchange(Plane):
 
     def _awaits(self, key: tuple[PeerId, int], index: int) -> bool:
         """Whether the ballot in progress asks this contributor to send us this chunk; no other is progress."""
-        if self.opened is None or self.owners[index] != self.me:
+        if self.opened is None or not self._collects(key[0], index):
             return False
         return any((entry.peer, entry.attempt) == key for entry in self.opened.contributors)
+
+    def _collects(self, peer: PeerId, index: int) -> bool:
+        """Whether the contribution of a peer to a chunk is ours to take."""
+        return self.owners[index] == self.me
 
     def _reduce(self, index: int) -> None:
         opened = self.opened
@@ -166,7 +183,11 @@ class Exchange(Plane):
         self.results.put(index, self._reducer.result(payloads, weights, self.grid.size(index)))
         self._progress()
         self.check()
-        self._send_result(opened, index, opened.alive)
+        self._send_result(opened, index, self._heirs(opened, index))
+
+    def _heirs(self, opened: Open, index: int) -> Sequence[PeerId]:
+        """To whom we send the result of a chunk, once we have it."""
+        return opened.alive if self.owners[index] == self.me else ()
 
     def _send_result(self, opened: Open, index: int, to: Sequence[PeerId]) -> None:
         result = self.results.chunks[index]
@@ -191,15 +212,21 @@ class Exchange(Plane):
 
     # --- receiving results
 
+    def _vouches(self, sender: PeerId, index: int) -> bool:
+        """Whether a result is taken on the word of this peer."""
+        return sender == self.owners[index]
+
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
         index = message.index
         if index >= len(self.grid) or self.results.chunks[index] is not None:
             return
-        taken = self.results.take(index, frame.payload, frame.hashed, from_owner=sender == self.owners[index])
+        taken = self.results.take(index, frame.payload, frame.hashed, from_owner=self._vouches(sender, index))
         if taken is None and self.results.wanted is not None:
             self._early.put(sender, frame)  # it has overtaken the Record that vouches for it
         elif taken:
             self._progress()
+            if self.opened is not None:
+                self._send_result(self.opened, index, self._heirs(self.opened, index))
             self.check()
         elif taken is False:
             self.agreement.accuse(sender, "result", self._now())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from thinwire.collectives.transport import Transport
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import MAX_CHUNKS, OPERATIONS, Chunk, Message, PeerId, Result
+from thinwire.swarm.protocol import MAX_CHUNKS, OPERATIONS, Chunk, Message, PeerId, Result, Subtotal
 
 LONGEST = 8 * MAX_CHUNKS
 """Most bulk frames that wait for one peer, four times what a round can need: who lets more pile up does not keep up."""
@@ -115,7 +115,7 @@ class Outbox:
 
         def wanted(frame: Frame) -> bool:
             message = frame.message
-            if not isinstance(message, (Chunk, Result)) or message.fragment >= OPERATIONS:
+            if not isinstance(message, (Chunk, Result, Subtotal)) or message.fragment >= OPERATIONS:
                 return True
             return message.round >= round - 1
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import blake3
 import msgspec
+from thinwire.collectives import clusters
 from thinwire.swarm.protocol import (
     MAX_GROUP,
     Ballot,
@@ -37,6 +38,7 @@ class Terms:
     derived by the caller from what rounds have taken so far.
     weights: who may contribute, each with this weight whatever it announces; None: everybody, with what is announced.
     spare: who contributes only where too few others do.
+    sited: whether a ballot says which of its peers share a site.
     """
 
     round: int
@@ -52,6 +54,7 @@ class Terms:
     patience: float = 2.0
     weights: Mapping[PeerId, int] | None = None
     spare: frozenset[PeerId] = frozenset()
+    sited: bool = False
 
 
 def name_of(opened: Open) -> Digest:
@@ -80,6 +83,7 @@ def sound(opened: Open, terms: Terms) -> bool:
         and set(peers) <= set(opened.members)
         and (opened.adopted is None) == (not opened.sources) == (not opened.kept)
         and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
+        and clusters.sound(opened.sites, len(opened.group) if terms.sited else 0)
         and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in opened.contributors))
     )
 
@@ -140,7 +144,20 @@ def propose(
     if not alive or len(contributors) < terms.min_peers:
         return None
     out = _listed({**rejected, **excluded})
-    return Open(terms.round, terms.fragment, ballot, group, alive, contributors, out, None, (), _resting(idle, alive))
+    sites = clusters.clusters(group, {peer: said.site for peer, said in ready.items()}) if terms.sited else ()
+    return Open(
+        terms.round,
+        terms.fragment,
+        ballot,
+        group,
+        alive,
+        contributors,
+        out,
+        None,
+        (),
+        _resting(idle, alive),
+        sites=sites,
+    )
 
 
 def _weight(ready: Ready, peer: PeerId, terms: Terms) -> int:
@@ -209,6 +226,7 @@ def adopt(
         choice.voters,
         _resting(idle, alive),
         old.members,
+        sites=clusters.kept(old.group, old.sites, group) if terms.sited else (),
     )
 
 

@@ -15,6 +15,7 @@ from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.contributions import Screen
 from thinwire.collectives.exchange import Exchange
 from thinwire.collectives.gather import Gather
+from thinwire.collectives.hierarchy import Hierarchy
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
@@ -54,7 +55,8 @@ class Series:
 
     `live`: peers with a link, kept by the caller. `key_of`: Ed25519 public key of another peer, None when it is not known.
     `patience`: seconds without progress before somebody acts, at least those given here; adapts to what rounds take.
-    `gathers`: every payload goes to everybody (and `codec` only says whether it is one), else chunks are averaged by `rule`.
+    `gathers`: every payload goes to everybody (and `codec` only says whether it is one), else chunks are averaged by `rule`,
+    at their owners ("butterfly"), or in sites first ("hierarchy"). `site`: the network that we share with others.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class Series:
         patience: float,
         phase: Callable[[int, str], None] = lambda round, name: None,
         gathers: bool = False,
+        topology: str = "butterfly",
+        site: str = "",
     ) -> None:
         self.patience, self._floor = patience, patience
         self.behind = asyncio.Event()
@@ -82,6 +86,7 @@ class Series:
         self._identity, self._run_id = identity, run_id
         self._codec, self._rule, self._outbox, self._now = codec, RULES[rule], outbox, now
         self._live, self._key_of, self._phase, self._gathers = live, key_of, phase, gathers
+        self._topology, self._site = topology, site
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = Pool()
         self._standing = Standing()
@@ -103,7 +108,7 @@ class Series:
         order = leader_order(seed, terms.members, terms.round, terms.fragment)
         agreement = Agreement(
             self._identity.peer_id,
-            replace(terms, members=order, patience=self.patience),
+            replace(terms, members=order, patience=self.patience, sited=self._topology == "hierarchy"),
             sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
             verify=self._verify,
             live=self._live,
@@ -112,9 +117,19 @@ class Series:
             idle={*self._standing.resting(terms.round), *self.sick()},
         )
         exchange = self._gather(agreement, grid, turn) if self._gathers else self._exchange(agreement, grid, seed, turn)
-        return Butterfly(agreement, exchange, outbox=self._outbox, now=self._now, attempt=attempt, phase=self._phase)
+        return Butterfly(
+            agreement,
+            exchange,
+            outbox=self._outbox,
+            now=self._now,
+            attempt=attempt,
+            site=self._site,
+            phase=self._phase,
+        )
 
     def _exchange(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> Exchange:
+        if self._topology == "hierarchy":
+            return self._hierarchy(agreement, grid, seed, turn)
         return Exchange(
             agreement,
             codec=cast(Codec, self._codec),
@@ -124,6 +139,21 @@ class Series:
             outbox=self._outbox,
             now=self._now,
             usual=self._usual.setdefault(turn, {}),
+            pool=self._pool,
+            phase=self._phase,
+        )
+
+    def _hierarchy(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> Hierarchy:
+        return Hierarchy(
+            agreement,
+            codec=cast(Codec, self._codec),
+            grid=grid,
+            rule=self._rule,
+            seed=seed,
+            outbox=self._outbox,
+            now=self._now,
+            usual=self._usual.setdefault(turn, {}),
+            groups=self._usual.setdefault(-1 - turn, {}),
             pool=self._pool,
             phase=self._phase,
         )

@@ -49,6 +49,7 @@ Ports = Annotated[str | None, typer.Option("--ports", metavar="A-B", help="Range
 Advertise = Annotated[
     str | None, typer.Option("--advertise", metavar="HOST[:PORT]", help="Address that others shall dial.")
 ]
+Site = Annotated[str | None, typer.Option("--site", metavar="NAME", help="Network that I share with others.")]
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="PATH", help="File or directory to train on [Python's own library].")
 ]
@@ -93,6 +94,7 @@ def start(
     port: Port = None,
     ports: Ports = None,
     advertise: Advertise = None,
+    site: Site = None,
     name: Name = None,
     place: Place = None,
     home: Home = None,
@@ -101,8 +103,8 @@ def start(
 ) -> int:
     """Start a run and print the line with which others join it."""
     flags: Flags = dict(
-        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, name=name,
-        home=home,
+        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, site=site,
+        name=name, home=home,
     )  # fmt: skip
     config = _settings(context, debug, flags)
     options = Options(
@@ -137,6 +139,7 @@ def join(
     port: Port = None,
     ports: Ports = None,
     advertise: Advertise = None,
+    site: Site = None,
     name: Name = None,
     place: Place = None,
     home: Home = None,
@@ -145,8 +148,8 @@ def join(
 ) -> int:
     """Join a run, fetch its state from the peers, and train along."""
     flags: Flags = dict(
-        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, name=name,
-        home=home,
+        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, site=site,
+        name=name, home=home,
     )  # fmt: skip
     config = _settings(context, debug, flags)
     options = Options(rounds=rounds, place=place, search=search, log=_log(log), debug=debug)

@@ -81,6 +81,8 @@ class Session:
             patience=patience,
             phase=self._phase,
             gathers=manifest.exchange.collective == "gather",
+            topology=manifest.exchange.topology,
+            site=presence.site,
         )
         if manifest.exchange.sick == "isolate" and presence.watch is not None:
             self._series.sick = presence.watch.slow

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from .message import MAX_CHUNKS, MAX_GROUP, U16, U32, U53, Digest, Id, Message, PeerId, Reason, Signature
+from .message import MAX_CHUNKS, MAX_GROUP, U16, U32, U53, Digest, Id, Message, PeerId, Reason, Signature, Site
 
 
 class Ballot(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, order=True):
@@ -39,7 +39,7 @@ class Ready(Message, frozen=True):
     digest of layout, codec, chunk grid and aggregation; `hashes` is the concatenated blake3 of each encoded chunk.
     `loss` is for display; so is `speed` (tokens per second), but where others choose their inner steps by it. `weight` 0
     means: takes part, contributes nothing. `witness` False means: this process restarted and will not vote in this round,
-    count it as gone.
+    count it as gone. `site`: the fast network that the peer shares with all that say the same; empty: none.
     """
 
     limit: ClassVar[int] = 34_000
@@ -54,6 +54,7 @@ class Ready(Message, frozen=True):
     witness: bool
     loss: float
     speed: float
+    site: Site = ""
 
 
 class Open(Message, frozen=True):
@@ -64,6 +65,7 @@ class Open(Message, frozen=True):
     kept: `adopted` is then the digest of their results and `sources` are peers known to hold every one of them. `idle`
     (sorted, some of `alive` but not all) own no chunks: what they say of others, or others of them, cannot be settled.
     `kept` (sorted) are the members that were settled with what is adopted, see `members`.
+    `sites`, in a hierarchy: for each of `group` the number of its site, counted from 0 as they first come; else empty.
     """
 
     limit: ClassVar[int] = 83_000
@@ -88,6 +90,7 @@ class Open(Message, frozen=True):
         then. Else two peers could commit one round with different members.
         """
         return self.kept or self.alive
+    sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
 
 
 class Prepare(Message, frozen=True):
