@@ -69,14 +69,18 @@ class Hierarchy(Exchange):
 
     # --- what a ballot says
 
+    def open(self, opened: Open) -> None:
+        """See Exchange."""
+        self._routes = Routes(opened, len(self.grid), self._seed)
+        super().open(opened)
+
     def _basis(self, opened: Open) -> bytes:
         """See Plane: also which contributors share a site."""
-        number = dict(zip(opened.group, opened.sites, strict=False))
-        return msgspec.msgpack.encode([opened.contributors, [number.get(c.peer, -1) for c in opened.contributors]])
+        inputs = self._routes.inputs if self._routes is not None else ()
+        return msgspec.msgpack.encode([opened.contributors, [each.peer for each in inputs]])
 
     def _deal(self, opened: Open) -> tuple[PeerId, ...]:
-        self._routes = Routes(opened, len(self.grid), self._seed)
-        return self._routes.owners
+        return self._routes.owners if self._routes is not None else ()
 
     def _resume(self, opened: Open) -> None:
         for index in range(len(self.grid)):

@@ -71,7 +71,9 @@ class Routes:
         )
         self.whole = all(entry.peer in self.number for entry in opened.contributors)
         """Whether all contributors are in the group; if not, results can only be fetched from those who have them."""
-        self.inputs = tuple(cluster.value for cluster in self.clusters if cluster.entries)
+        # By the first contributor, not by the first peer: who contributes nothing must not change the result.
+        giving = sorted((cluster for cluster in self.clusters if cluster.entries), key=lambda c: c.entries[0].peer)
+        self.inputs = tuple(cluster.value for cluster in giving)
         """What the results are the mean of."""
         self.named = {cluster.name: number for number, cluster in enumerate(self.clusters) if cluster.entries}
         able = [number for number, cluster in enumerate(self.clusters) if cluster.working]

@@ -113,7 +113,7 @@ class _Scenario(Reader):
                 fault for i, value in enumerate(top.faults) for fault in self._faults(value, ("faults", i), peers, top)
             ),
             mix=self._mix(top.random),
-            lines=self._lines(top.sites, peers),
+            lines=self._shared(top.sites, peers),
         )
 
     # --- parts
@@ -184,7 +184,7 @@ class _Scenario(Reader):
             for i in range(group.count)
         ]
 
-    def _lines(self, tables: dict[str, Any], peers: list[PeerSpec]) -> dict[str, tuple[float, float]]:
+    def _shared(self, tables: dict[str, Any], peers: list[PeerSpec]) -> dict[str, tuple[float, float]]:
         """Site -> bytes/s down and up of its line."""
         known = {peer.site for peer in peers}
         found = {}

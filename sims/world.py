@@ -134,7 +134,9 @@ class SimWorld:
             window=WINDOW,
             encode=len(scenario.peers) <= ENCODED,
         )
-        self.gateways = {name: Gateway(self.net, up, down) for name, (down, up) in scenario.lines.items()}
+        self.gateways: Mapping[str, Gateway] = {
+            name: Gateway(self.net, up, down) for name, (down, up) in scenario.lines.items()
+        }
         self.signed = manifests.sign(scenario.manifest.encode(), _identity(0))
         self.manifest = self.signed.verify()
         self.run_id = self.manifest.run_id(_identity(0).public_key)

@@ -4,6 +4,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from thinwire.collectives.clusters import clusters, kept, sound
 from thinwire.collectives.routes import Routes
 from thinwire.swarm.protocol import Ballot, Contribution, Open
@@ -112,6 +113,19 @@ def test_who_leaves_costs_nobody_else_its_duties(names, gone, count):
         for number in range(len(whole.clusters)):
             if whole.relay(number, index) != PEERS[gone]:
                 assert less.relay(number, index) == whole.relay(number, index)
+
+
+@given(SITES, st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)))
+def test_results_are_of_the_contributions_whoever_else_is_there(names, silent, absent):
+    """Peers that contribute nothing, or are not even here, change neither the values nor their order."""
+    giving = [i for i in range(len(names)) if i not in silent]
+    if not giving:
+        return
+    opened = ballot(names, silent=silent)
+    group = tuple(p for i, p in enumerate(opened.group) if i in giving or i not in absent)
+    sites = clusters(group, dict(zip(opened.group, names, strict=True)))
+    fewer = structs.replace(opened, group=group, alive=group, sites=sites)
+    assert Routes(fewer, 3, b"s").inputs == Routes(opened, 3, b"s").inputs
 
 
 def test_a_value_has_the_name_of_what_it_is_of():
