@@ -67,7 +67,7 @@ def seconds_of(run: Run) -> list[float]:
     """From the last announcement to the last commit, round by round, the first two left out: not all are members there."""
     ends: dict[int, float] = {}
     for event in run.journal.events:
-        if event.kind == "round":
+        if event.name == "round":
             number = int(str(event.fields["round"]))
             ends[number] = max(ends.get(number, 0.0), event.at)
     numbers = sorted(ends)[2:]
