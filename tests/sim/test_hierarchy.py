@@ -59,6 +59,19 @@ def test_all_sizes(swarm, size, count):
     clock.run(main(), seed=2)
 
 
+def test_thin_factors_come_together_as_well(swarm):
+    """Two rounds a step: what a site's relay encodes anew is what the second one is bound to."""
+
+    async def main():
+        s = two_sites(swarm, outer='method = "powersgd"', codec="powersgd(rank=4)", rounds=4, size=12_000)
+        s.start()
+        await s.finish()
+        s.check()
+        assert all(len(node.contributors[4]) == 6 and not node.missing[4] for node in s.nodes.values())
+
+    clock.run(main(), seed=1)
+
+
 def test_every_sum_shows_who_is_in_it(swarm):
     """Each peer contributes 2 to its own power, one dies: exact, and the same on all, whoever relayed what."""
 
