@@ -63,12 +63,13 @@ class Open(Message, frozen=True):
     `group` (sorted) fixes the primary owners of chunks for the round; `alive` (sorted, a subset) are those that still take
     part; chunks of the others fall to their backups. When an earlier ballot has been voted for, its contributors must be
     kept: `adopted` is then the digest of their results and `sources` are peers known to hold every one of them. `idle`
+    sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
     (sorted, some of `alive` but not all) own no chunks: what they say of others, or others of them, cannot be settled.
     `kept` (sorted) are the members that were settled with what is adopted, see `members`.
     `sites`, in a hierarchy: for each of `group` the number of its site, counted from 0 as they first come; else empty.
     """
 
-    limit: ClassVar[int] = 83_000
+    limit: ClassVar[int] = 84_000
 
     round: U32
     fragment: U16
@@ -81,6 +82,7 @@ class Open(Message, frozen=True):
     sources: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
     idle: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
     kept: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
+    sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -90,7 +92,6 @@ class Open(Message, frozen=True):
         then. Else two peers could commit one round with different members.
         """
         return self.kept or self.alive
-    sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
 
 
 class Prepare(Message, frozen=True):
@@ -104,7 +105,7 @@ class Prepare(Message, frozen=True):
 class Promise(Message, frozen=True):
     """Answer to Prepare: no lower ballot will get this peer's vote. Carries its last vote with the Open voted for, if any."""
 
-    limit: ClassVar[int] = 83_500
+    limit: ClassVar[int] = 84_500
 
     round: U32
     fragment: U16
@@ -158,7 +159,7 @@ class Proof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 class Commit(Message, frozen=True):
     """The verdict: `opened` is committed with results `digest`, proved by the votes of more than the quorum."""
 
-    limit: ClassVar[int] = 109_500
+    limit: ClassVar[int] = 110_500
 
     opened: Open
     digest: Digest
