@@ -16,6 +16,7 @@ chunks of its group's part, as an owner can about the whole of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median_high
 
 import msgspec
 from thinwire.collectives.aggregate import Rule
@@ -64,14 +65,21 @@ class Hierarchy(Exchange):
         )
         self._routes: Routes | None = None
         # The values of groups: by the name of what they are of, so that they outlive a ballot that others have left.
-        self._totals = Contributions(codec, grid, groups)
+        # Of two groups that differ much neither is the odd one: the larger is what is remembered.
+        self._totals = Contributions(codec, grid, groups, median_high)
+        self._given: dict[tuple[Digest, int], PeerId] = {}
         self._told: set[tuple[PeerId, int, Digest]] = set()
 
     # --- what a ballot says
 
     def open(self, opened: Open) -> None:
         """See Exchange."""
-        self._routes = Routes(opened, len(self.grid), self._seed)
+        self._routes = routes = Routes(opened, len(self.grid), self._seed)
+        for (name, index), relay in list(self._given.items()):
+            # What a relay has said that is none any more may be why it is none.
+            if name not in routes.named or routes.collector(routes.named[name], index) != relay:
+                self._totals.drop((name, 0), index)
+                del self._given[name, index]
         super().open(opened)
 
     def _basis(self, opened: Open) -> bytes:
@@ -140,12 +148,12 @@ class Hierarchy(Exchange):
 
     def _total(self, cluster: Cluster, index: int) -> bool:
         """Whether the value of a group that we collect is here, as soon as all that it is of is."""
-        if self._totals.has((cluster.name, 0), index):
+        name = (cluster.name, 0)
+        if self._totals.has(name, index):
             return True
         payloads = self._contributions.of(cluster.entries, index)
         if payloads is None:
             return False
-        value = payloads[0]
         if cluster.sums:
             # Our own, too: were it beyond measure and the sum were judged, all of us would answer for it.
             for entry, payload in zip(cluster.entries, payloads, strict=True):
@@ -157,8 +165,11 @@ class Hierarchy(Exchange):
                 return False
             weights = [float(entry.weight) for entry in cluster.entries]
             value = self._reducer.result(payloads, weights, self.grid.size(index))
-        self._totals.screen((cluster.name, 0), index, value)
-        self._totals.own(cluster.name, 0, index, value)
+            self._totals.screen(name, index, value)
+            self._totals.own(*name, index, value)
+        else:
+            (entry,) = cluster.entries
+            self._contributions.lend((entry.peer, entry.attempt), index, self._totals, name)
         self._progress()
         return True
 
@@ -225,6 +236,7 @@ class Hierarchy(Exchange):
             self.agreement.accuse(sender, SUBTOTAL, self._now())
             return
         self._totals.own(name, 0, index, frame.payload)
+        self._given[name, index] = sender
         self._progress()
         self._reduce(index)
         self._record()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from statistics import median_high
+
 import blake3
 import numpy as np
 import pytest
-from thinwire.collectives.aggregate import RULES
+from thinwire.collectives.aggregate import RULES, outliers
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.clusters import clusters
@@ -305,6 +307,28 @@ def test_another_relay_takes_over_and_what_was_told_is_not_told_again(seat):
     assert seat.fly.exchange.owners == (LEADER, FAR, ALONE, ME, FAR, ALONE)
     assert [(to, message.index) for to, message, _ in seat.tray.of(Subtotal)] == [(FAR, 4)]
     assert sorted(to for to, message, _ in seat.tray.of(Result)) == [LEADER, FAR, ALONE]
+
+
+def test_value_of_a_relay_that_is_none_any_more_is_not_used(seat):
+    """It may have lied to us as well; another says what the site's value is."""
+    seat.chunk(LEADER, 3)
+    seat.subtotal(FURTHER, 3, np.ones(GRID.size(3), np.float32).tobytes())
+    seat.open(ballot=SECOND, idle=(FURTHER,))
+    seat.chunk(ALONE, 3)
+    assert seat.fly.results[3] is None
+    seat.subtotal(FAR, 3)
+    assert bytes(seat.fly.results[3]) == seat.result(3)
+
+
+def test_two_sites_that_differ_much_are_both_heard():
+    """Of two there is no middle: a site whose part of the model hardly moves must not make the other one absurd."""
+    norms = {FAR: 1.0, FURTHER: 900.0}
+    usual = 0.0
+    for _ in range(50):
+        out, usual = outliers(norms, usual, median_high)
+        norms[FAR] = 1e-3
+        assert out == ()
+    assert outliers({FAR: 1.0, FURTHER: 1e7}, usual, median_high)[0] == (FURTHER,)
 
 
 def test_site_without_a_working_relay_sends_to_the_owner(seat):
