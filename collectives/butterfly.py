@@ -95,7 +95,7 @@ class Butterfly:
             self.agreement.witness,
             float(loss),
             float(speed),
-            self._site,
+            site=self._site,
         )
         self._phase(self.round, "announce")
         self.agreement.announce(ready, self._now())

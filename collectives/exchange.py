@@ -61,6 +61,7 @@ class Exchange(Plane):
         self._seed = seed
         self._reducer: Reduces = reducer or Reducer(codec, rule, pool or Pool())
         self._mine: list[int] = []
+        self._takers: tuple[PeerId, ...] = ()
         self._recorded: Ballot | None = None
         self._first: Open | None = None
         self._contradicted: set[PeerId] = set()
@@ -88,9 +89,9 @@ class Exchange(Plane):
         self._first = self._first or opened
         if self._name(opened):
             self._recorded = None
-            self.results.clear()
-        before, self.owners = self.owners, self._deal(opened)
-        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+            self._renew(opened)
+        before = self.owners
+        self._assign(opened)
         for index, owner in enumerate(before):
             if owner != self.owners[index]:
                 self.results.unsign(index)
@@ -100,10 +101,15 @@ class Exchange(Plane):
         self._record()
         self.check()
 
-    def _deal(self, opened: Open) -> tuple[PeerId, ...]:
-        """Who owns which chunk in a ballot."""
+    def _renew(self, opened: Open) -> None:
+        """What is here says nothing about the results of this ballot."""
+        self.results.clear()
+
+    def _assign(self, opened: Open) -> None:
+        """Who owns which chunk, and who takes the contributions to it."""
         working = [peer for peer in opened.alive if peer not in opened.idle]
-        return owners(len(self.grid), opened.group, working, self._seed)
+        self.owners = self._takers = owners(len(self.grid), opened.group, working, self._seed)
+        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
 
     def _resume(self, opened: Open) -> None:
         """Do what a new ballot wants of what is here."""
@@ -116,18 +122,13 @@ class Exchange(Plane):
     def _scatter(self, opened: Open) -> None:
         if not self._names_us(opened):
             return
-        for index in range(len(self.grid)):
-            to = self._receiver(index)
-            if to == self.me:
+        for index, owner in enumerate(self._takers):
+            if owner == self.me:
                 self._contributions.own(self.me, self._attempt, index, self._source[index])
-            elif to is not None and (to, index) not in self._sent:
-                self._sent.add((to, index))
+            elif (owner, index) not in self._sent:
+                self._sent.add((owner, index))
                 message = Chunk(self.round, self.fragment, self._attempt, index)
-                self._outbox.bulk(to, Frame(message, self._source[index]))
-
-    def _receiver(self, index: int) -> PeerId | None:
-        """Who gets our contribution to a chunk."""
-        return self.owners[index]
+                self._outbox.bulk(owner, Frame(message, self._source[index]))
 
     def _fits(self, frame: Frame) -> bool:
         """See Plane."""
@@ -160,13 +161,9 @@ class Exchange(Plane):
 
     def _awaits(self, key: tuple[PeerId, int], index: int) -> bool:
         """Whether the ballot in progress asks this contributor to send us this chunk; no other is progress."""
-        if self.opened is None or not self._collects(key[0], index):
+        if self.opened is None or self._takers[index] != self.me:
             return False
         return any((entry.peer, entry.attempt) == key for entry in self.opened.contributors)
-
-    def _collects(self, peer: PeerId, index: int) -> bool:
-        """Whether the contribution of a peer to a chunk is ours to take."""
-        return self.owners[index] == self.me
 
     def _reduce(self, index: int) -> None:
         opened = self.opened

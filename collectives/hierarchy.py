@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median_high
 
-import msgspec
 from thinwire.collectives.aggregate import Rule
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.complaints import SUBTOTAL, UNSUMMED
-from thinwire.collectives.contributions import Contributions
+from thinwire.collectives.contributions import Contributions, Key
 from thinwire.collectives.exchange import Exchange
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.routes import Cluster, Routes
@@ -82,13 +81,19 @@ class Hierarchy(Exchange):
                 del self._given[name, index]
         super().open(opened)
 
-    def _basis(self, opened: Open) -> bytes:
+    def _basis(self, opened: Open) -> object:
         """See Plane: also which contributors share a site."""
         inputs = self._routes.inputs if self._routes is not None else ()
-        return msgspec.msgpack.encode([opened.contributors, [each.peer for each in inputs]])
+        return [opened.contributors, [each.peer for each in inputs]]
 
-    def _deal(self, opened: Open) -> tuple[PeerId, ...]:
-        return self._routes.owners if self._routes is not None else ()
+    def _assign(self, opened: Open) -> None:
+        """See Exchange; our own contribution is for whoever collects those of our site."""
+        routes = self._routes
+        assert routes is not None
+        self.owners = routes.owners
+        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+        site, chunks = routes.number.get(self.me), range(len(self.grid))
+        self._takers = tuple(routes.collector(site, i) for i in chunks) if site is not None and routes.whole else ()
 
     def _resume(self, opened: Open) -> None:
         for index in range(len(self.grid)):
@@ -120,18 +125,13 @@ class Hierarchy(Exchange):
 
     # --- on the way up
 
-    def _receiver(self, index: int) -> PeerId | None:
+    def _awaits(self, key: Key, index: int) -> bool:
         """See Exchange."""
         routes = self._routes
-        if routes is None or not routes.whole:
-            return None
-        return routes.collector(routes.number[self.me], index)
-
-    def _collects(self, peer: PeerId, index: int) -> bool:
-        routes = self._routes
-        if routes is None or not routes.whole or peer not in routes.number:
+        site = routes.number.get(key[0]) if routes is not None and routes.whole and self.opened is not None else None
+        if routes is None or site is None or routes.collector(site, index) != self.me:
             return False
-        return routes.collector(routes.number[peer], index) == self.me
+        return any((entry.peer, entry.attempt) == key for entry in routes.clusters[site].entries)
 
     def _reduce(self, index: int) -> None:
         """Do what can be done of a chunk: the values of groups that we collect, then the result, if we own it."""

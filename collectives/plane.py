@@ -159,16 +159,16 @@ class Plane(ABC):
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...
 
     def _name(self, opened: Open) -> bool:
-        """Note a ballot; True when its contributors are others than before, whose results say nothing about these."""
+        """Note a ballot; True when its results are others than those of the ballot before."""
         self.opened, self.moved = opened, self._now()
-        key = blake3.blake3(self._basis(opened)).digest()
+        key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()
         self._keys[opened.ballot] = key
         changed, self._key = key != self._key, key
         return changed
 
-    def _basis(self, opened: Open) -> bytes:
-        """What the results of a ballot are a function of, besides what was announced."""
-        return msgspec.msgpack.encode(opened.contributors)
+    def _basis(self, opened: Open) -> object:
+        """What the results of a ballot follow from."""
+        return opened.contributors
 
     def _begin(self, opened: Open) -> None:
         """What every ballot begins with: our contribution goes out, what was announced before we came is asked for."""
