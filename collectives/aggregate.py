@@ -33,12 +33,15 @@ def lower_median(values: Iterable[float]) -> float:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def outliers(norms: Mapping[PeerId, float], usual: float = 0.0) -> tuple[tuple[PeerId, ...], float]:
+def outliers(
+    norms: Mapping[PeerId, float], usual: float = 0.0, middle: Callable[[Iterable[float]], float] = lower_median
+) -> tuple[tuple[PeerId, ...], float]:
     """Peers whose norm is beyond NORM_LIMIT times the usual one, in peer-id order, and the usual norm after this round.
 
     `usual` is what the last call returned; 0 at first, then this round's own lower median stands in. When all are beyond the
     limit it grows by GROWTH: one explosion is left out, but a change that lasts is let in after some tries, instead of locking
-    everybody out for ever. Zeros say nothing about the usual norm and are left out of the median.
+    everybody out for ever. Zeros say nothing about the usual norm and are left out of the median. `middle` says which of this
+    round's norms is remembered.
     """
     lengths = [norm for norm in norms.values() if norm > 0.0]
     if not lengths:
@@ -48,7 +51,7 @@ def outliers(norms: Mapping[PeerId, float], usual: float = 0.0) -> tuple[tuple[P
     near = [norm for norm in lengths if norm <= limit]
     if not near:
         return far, GROWTH * usual
-    median = lower_median(near)
+    median = middle(near)
     return far, MEMORY * usual + (1.0 - MEMORY) * median if usual else median
 
 

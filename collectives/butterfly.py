@@ -33,6 +33,7 @@ from thinwire.swarm.protocol import (
     Ready,
     Record,
     Result,
+    Subtotal,
 )
 
 
@@ -41,8 +42,8 @@ class Butterfly:
 
     Feed it frames with `hear`, time with `tick`, link changes with `lost` and `reach`; `announce` starts our own
     contribution; `wait` returns the Outcome. `attempt` is the number of our last announcement, if there was one in this round
-    before. `link` says what our link carries, bytes/s up and down (0: unknown). After the commit it stays as the server of
-    results for those who missed some.
+    before; `site`: the network that we share with others. `link` says what our link carries, bytes/s up and down (0:
+    unknown). After the commit it stays as the server of results for those who missed some.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Butterfly:
         outbox: Outbox,
         now: Callable[[], float],
         attempt: int = 0,
+        site: str = "",
         phase: Callable[[int, str], None] = lambda round, name: None,
         link: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
@@ -60,6 +62,7 @@ class Butterfly:
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
         self._outbox, self._now, self._phase, self._link = outbox, now, phase, link
         self.attempt = attempt
+        self._site = site
         self._repairs = Repair()
         self._accused: Ballot | None = None
         self.opened_at: float | None = None
@@ -96,6 +99,7 @@ class Butterfly:
             float(loss),
             float(speed),
             *self._link(),
+            site=self._site,
         )
         self._phase(self.round, "announce")
         self.agreement.announce(ready, self._now())
@@ -151,7 +155,7 @@ class Butterfly:
         message = frame.message
         if getattr(message, "fragment", self.fragment) != self.fragment:
             return
-        if isinstance(message, (Chunk, Result, Record)):
+        if isinstance(message, (Chunk, Result, Record, Subtotal)):
             self.exchange.take(sender, frame)
         elif isinstance(message, Fetch):
             self._serve(sender, message)

@@ -24,7 +24,7 @@ from thinwire.collectives.shards import Grid, owners
 from thinwire.collectives.standing import overdue
 from thinwire.compression.codec import Codec
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import MAX_GROUP, Ballot, Chunk, Open, PeerId, Record, Result
+from thinwire.swarm.protocol import MAX_GROUP, Ballot, Chunk, Open, PeerId, Record, Result, Subtotal
 
 
 class Exchange(Plane):
@@ -64,6 +64,7 @@ class Exchange(Plane):
         self._seed = seed
         self._reducer: Reduces = reducer or Reducer(codec, rule, pool or Pool())
         self._mine: list[int] = []
+        self._takers: tuple[PeerId, ...] = ()
         self._recorded: Ballot | None = None
         self._first: Open | None = None
         self._first_at = 0.0
@@ -103,30 +104,40 @@ class Exchange(Plane):
             self._first, self._first_at = opened, self._now()
         if self._name(opened):
             self._recorded = None
-            self.results.clear()
-        working = [peer for peer in opened.alive if peer not in opened.idle]
-        before, self.owners = (
-            self.owners,
-            owners(len(self.grid), opened.group, working, self._seed, opened.shares),
-        )
-        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+            self._renew(opened)
+        before = self.owners
+        self._assign(opened)
         for index, owner in enumerate(before):
             if owner != self.owners[index]:
                 self.results.unsign(index)
         self._begin(opened)
+        self._resume(opened)
         self._replay()
-        for index in self._mine:
-            if self.results.chunks[index] is not None:
-                self._send_result(opened, index, opened.alive)
-            else:
-                self._reduce(index)
         self._record()
         self.check()
+
+    def _renew(self, opened: Open) -> None:
+        """What is here says nothing about the results of this ballot."""
+        self.results.clear()
+
+    def _assign(self, opened: Open) -> None:
+        """Who owns which chunk, and who takes the contributions to it."""
+        working = [peer for peer in opened.alive if peer not in opened.idle]
+        self.owners = self._takers = owners(len(self.grid), opened.group, working, self._seed, opened.shares)
+        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+
+    def _resume(self, opened: Open) -> None:
+        """Do what a new ballot wants of what is here."""
+        for index in self._mine:
+            if self.results.chunks[index] is not None:
+                self._send_result(opened, index, self._heirs(opened, index))
+            else:
+                self._reduce(index)
 
     def _scatter(self, opened: Open) -> None:
         if not self._names_us(opened):
             return
-        for index, owner in enumerate(self.owners):
+        for index, owner in enumerate(self._takers):
             if owner == self.me:
                 self._contributions.own(self.me, self._attempt, index, self._source[index])
             elif (owner, index) not in self._sent:
@@ -137,7 +148,7 @@ class Exchange(Plane):
     def _fits(self, frame: Frame) -> bool:
         """See Plane."""
         message, size = frame.message, memoryview(frame.payload).nbytes
-        index = message.index if isinstance(message, (Chunk, Result)) else 0
+        index = message.index if isinstance(message, (Chunk, Result, Subtotal)) else 0
         return index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(index))
 
     # --- owning chunks
@@ -165,7 +176,7 @@ class Exchange(Plane):
 
     def _awaits(self, key: tuple[PeerId, int], index: int) -> bool:
         """Whether the ballot in progress asks this contributor to send us this chunk; no other is progress."""
-        if self.opened is None or self.owners[index] != self.me:
+        if self.opened is None or self._takers[index] != self.me:
             return False
         return any((entry.peer, entry.attempt) == key for entry in self.opened.contributors)
 
@@ -185,7 +196,11 @@ class Exchange(Plane):
         self._progress()
         self._done[self.me] = self.moved
         self.check()
-        self._send_result(opened, index, opened.alive)
+        self._send_result(opened, index, self._heirs(opened, index))
+
+    def _heirs(self, opened: Open, index: int) -> Sequence[PeerId]:
+        """To whom we send the result of a chunk, once we have it."""
+        return opened.alive if self.owners[index] == self.me else ()
 
     def _send_result(self, opened: Open, index: int, to: Sequence[PeerId]) -> None:
         result = self.results.chunks[index]
@@ -210,17 +225,23 @@ class Exchange(Plane):
 
     # --- receiving results
 
+    def _vouches(self, sender: PeerId, index: int) -> bool:
+        """Whether a result is taken on the word of this peer."""
+        return sender == self.owners[index]
+
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
         index = message.index
         if index >= len(self.grid) or self.results.chunks[index] is not None:
             return
-        taken = self.results.take(index, frame.payload, frame.hashed, from_owner=sender == self.owners[index])
+        taken = self.results.take(index, frame.payload, frame.hashed, from_owner=self._vouches(sender, index))
         if taken is None and self.results.wanted is not None:
             self._early.put(sender, frame)  # it has overtaken the Record that vouches for it
         elif taken:
             self._progress()
             if sender == self.owners[index]:
                 self._done[sender] = self.moved
+            if self.opened is not None:
+                self._send_result(self.opened, index, self._heirs(self.opened, index))
             self.check()
         elif taken is False:
             self.agreement.accuse(sender, "result", self._now())

@@ -20,6 +20,7 @@ from thinwire.swarm.protocol import (
     Result,
     StateChunk,
     StateOffer,
+    Subtotal,
 )
 
 LONGEST = 8 * MAX_CHUNKS
@@ -153,7 +154,7 @@ class Outbox:
 
         def wanted(frame: Frame) -> bool:
             message = frame.message
-            if not isinstance(message, (Chunk, Result)) or message.fragment >= OPERATIONS:
+            if not isinstance(message, (Chunk, Result, Subtotal)) or message.fragment >= OPERATIONS:
                 return True
             return message.round >= round - 1
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import blake3
 import msgspec
+from thinwire.collectives import clusters
 from thinwire.collectives.allotment import Load, allot
 from thinwire.collectives.bandwidth import CEILING
 from thinwire.swarm.protocol import (
@@ -40,6 +41,7 @@ class Terms:
     weights: who may contribute, each with this weight whatever it announces; None: everybody, with what is announced.
     spare: who contributes only where too few others do.
     chunks: of the fragment, where their owners may be chosen by bandwidth; 0: all own equally many.
+    sited: whether a ballot says which of its peers share a site.
     """
 
     round: int
@@ -56,6 +58,7 @@ class Terms:
     weights: Mapping[PeerId, int] | None = None
     spare: frozenset[PeerId] = frozenset()
     chunks: int = 0
+    sited: bool = False
 
 
 def name_of(opened: Open) -> Digest:
@@ -85,6 +88,7 @@ def sound(opened: Open, terms: Terms) -> bool:
         and (opened.adopted is None) == (not opened.sources) == (not opened.kept)
         and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
         and (not opened.shares or _whole(opened, terms))
+        and clusters.sound(opened.sites, len(opened.group) if terms.sited else 0)
         and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in opened.contributors))
     )
 
@@ -153,7 +157,21 @@ def propose(
     resting = _resting(idle, alive)
     if shares is None:
         shares = allot(terms.chunks, loads(group, willing, resting, ready))
-    return Open(terms.round, terms.fragment, ballot, group, alive, contributors, out, None, (), resting, shares=shares)
+    sites = clusters.clusters(group, {peer: said.site for peer, said in ready.items()}) if terms.sited else ()
+    return Open(
+        terms.round,
+        terms.fragment,
+        ballot,
+        group,
+        alive,
+        contributors,
+        out,
+        None,
+        (),
+        resting,
+        shares=shares,
+        sites=sites,
+    )
 
 
 def loads(
@@ -236,6 +254,7 @@ def adopt(
         _resting(idle, alive),
         old.members,
         shares=tuple(owned.get(peer, 0) for peer in group) if kept else (),
+        sites=clusters.kept(old.group, old.sites, group) if terms.sited else (),
     )
 
 

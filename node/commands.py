@@ -49,6 +49,7 @@ Ports = Annotated[str | None, typer.Option("--ports", metavar="A-B", help="Range
 Advertise = Annotated[
     str | None, typer.Option("--advertise", metavar="HOST[:PORT]", help="Address that others shall dial.")
 ]
+Site = Annotated[str | None, typer.Option("--site", metavar="NAME", help="Network that I share with others.")]
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="PATH", help="File or directory to train on [Python's own library].")
 ]
@@ -95,6 +96,7 @@ def start(
     ports: Ports = None,
     advertise: Advertise = None,
     up: Up = None,
+    site: Site = None,
     name: Name = None,
     place: Place = None,
     home: Home = None,
@@ -103,8 +105,8 @@ def start(
 ) -> int:
     """Start a run and print the line with which others join it."""
     flags: Flags = dict(
-        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, name=name,
-        up=up, home=home,
+        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, up=up,
+        site=site, name=name, home=home,
     )  # fmt: skip
     config = _settings(context, debug, flags)
     options = Options(
@@ -140,6 +142,7 @@ def join(
     ports: Ports = None,
     advertise: Advertise = None,
     up: Up = None,
+    site: Site = None,
     name: Name = None,
     place: Place = None,
     home: Home = None,
@@ -148,8 +151,8 @@ def join(
 ) -> int:
     """Join a run, fetch its state from the peers, and train along."""
     flags: Flags = dict(
-        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, name=name,
-        up=up, home=home,
+        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, up=up,
+        site=site, name=name, home=home,
     )  # fmt: skip
     config = _settings(context, debug, flags)
     options = Options(rounds=rounds, place=place, search=search, log=_log(log), debug=debug)

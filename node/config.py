@@ -58,6 +58,7 @@ class Config:
     port: int
     ports: tuple[int, int] | None
     advertise: tuple[str, ...]
+    site: str
     data: Path | None
     device: str
     threads: int
@@ -125,6 +126,12 @@ def _advertise(value: Any) -> tuple[str, ...]:
     return result
 
 
+def _site(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 64 or not (value.isprintable() or not value):
+        raise ValueError("up to 64 printable characters")
+    return value
+
+
 def _path(value: Any) -> Path | None:
     if value == "":
         return None
@@ -155,6 +162,7 @@ SETTINGS = (
     Setting("port", 0, lambda v: _integer(v, 0, 65_535), "port of the gate, where strangers knock; 0: any free one"),
     Setting("ports", None, _ports, 'range for the sockets of members, for a firewall, such as "7401-7499"; "": any'),
     Setting("advertise", (), _advertise, "host[:port] that others shall dial, where this machine cannot see it itself"),
+    Setting("site", "", _site, 'the fast network that this machine shares with peers that say the same; "": none'),
     Setting("data", None, _path, 'file or directory to train on; "": the standard library of Python'),
     Setting("device", "auto", _device, '"cpu", "cuda", "cuda:N", or "auto": a GPU when there is one'),
     Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads that compute; 0: as many as torch takes"),
@@ -249,7 +257,7 @@ def rows(config: Config) -> list[tuple[str, str, str]]:
 
 def _text(value: object) -> str:
     match value:
-        case None | ():
+        case None | () | "":
             return "-"
         case (int() as low, int() as high):
             return f"{low}-{high}"

@@ -83,7 +83,9 @@ class LocalSwarm:
     def __init__(self, file: Path, manifest: Manifest, config: Config, options: Options) -> None:
         """Raises UsageError."""
         odd = [
-            name for name in ("host", "port", "ports", "advertise", "name") if config.sources[name].startswith("flag")
+            name
+            for name in ("host", "port", "ports", "advertise", "site", "name")
+            if config.sources[name].startswith("flag")
         ]
         odd += ["place"] if options.place is not None else []
         if odd:

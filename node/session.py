@@ -82,6 +82,8 @@ class Session:
             phase=self._phase,
             gathers=manifest.exchange.collective == "gather",
             moved=presence.transport.totals if manifest.exchange.shards == "bandwidth" else None,
+            topology=manifest.exchange.topology,
+            site=presence.site,
         )
         if manifest.exchange.sick == "isolate" and presence.watch is not None:
             self._series.sick = presence.watch.slow

@@ -57,7 +57,11 @@ UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
     "data": {"once": {False: ("once",)}, "domains": {False: ("domains",)}},
     "inner": {"global_batch": {0: ("global_batch",)}},
     "outer": {"work": {"equal": ("work", "spread")}, "late": {0: ("late", "late_lr")}},
-    "exchange": {"sick": {"report": ("sick",)}, "shards": {"bandwidth": ("shards",)}},
+    "exchange": {
+        "sick": {"report": ("sick",)},
+        "shards": {"bandwidth": ("shards",)},
+        "topology": {"butterfly": ("topology",)},
+    },
 }
 """Table -> key -> value that says nothing new -> the keys that then do not count: they are younger still."""
 
@@ -344,6 +348,13 @@ def _wrong_codec(manifest: Manifest) -> Iterator[tuple[str, str]]:
             )
         elif not 16 <= int(found[1]) <= 65_536:
             yield f"exchange.codec: a block has 16 to 65536 values, not {found[1]}", "256 suits most models"
+    topology = manifest.exchange.topology
+    if topology != "butterfly" and (method == "noloco" or manifest.exchange.collective != "butterfly"):
+        yield (
+            f"exchange.topology says nothing with {method}: "
+            + ("a round has two peers" if method == "noloco" else "every payload goes to everybody"),
+            "remove the key",
+        )
     wanted = EXCHANGE.get(method, {}).get("collective", "butterfly")
     if manifest.exchange.collective != wanted:
         yield (

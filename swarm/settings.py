@@ -285,6 +285,10 @@ class Exchange(Table, frozen=True):
         tests. sparseloco: "topk(k=64,chunk=4096)|2bit|rice", one value of 64. demo: "demo(k=32,chunk=4096)|2bit|rice".
     collective: "butterfly", every peer owns a part of every round; or "gather", every payload goes to everybody, which only
         payloads as small as those of sparseloco are worth. The method decides.
+    topology: how the data of a butterfly goes. "butterfly": every contribution straight to the owners of its parts; or "ring":
+        from peer to peer, each adding its own, so that a peer sends to one neighbour only, whatever the number of peers;
+        or "hierarchy": peers of one site (node.toml: site) average among themselves first, and one value of each site crosses
+        the wide area. For sites of several peers behind one uplink; a codec that loses something loses it once more.
     aggregation: "mean", weighted by tokens, after screening.
     quorum: fraction of the last round's members that must be exceeded; at least 0.5, because below it both halves of a
         split could go on. Raise it to lose more rounds and fewer contributions.
@@ -300,6 +304,7 @@ class Exchange(Table, frozen=True):
 
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"
     collective: Literal["butterfly", "gather"] = "butterfly"
+    topology: Literal["butterfly", "ring", "hierarchy"] = "butterfly"
     aggregation: Literal["mean"] = "mean"
     quorum: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1

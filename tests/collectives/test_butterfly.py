@@ -225,6 +225,17 @@ def test_chunk_of_an_old_attempt_or_of_no_index_is_ignored(seat):
     assert seat.tray.of(Result) == [] and seat.blamed() == []
 
 
+def test_second_contribution_to_a_round_is_sent_like_the_first(seat):
+    """A round that was given up goes on with what has been trained since."""
+    seat.tray.of(Chunk)
+    again = payloads(11)
+    seat.fly.announce(again, weight=10, loss=0.0, speed=0.0)
+    contributors = tuple(Contribution(peer, 1 + (peer == ME), 10) for peer in IDS)
+    seat.open(ballot=Ballot(2, LEADER), contributors=contributors)
+    sent = {(to, message.attempt, message.index): payload for to, message, payload in seat.tray.of(Chunk)}
+    assert sent == {(to, 2, i): again[i] for to, i in ((LEADER, 0), (LEADER, 1), (OTHER, 4), (OTHER, 5))}
+
+
 def test_chunk_before_its_announcement_waits():
     seat = Seat()
     later = payloads(7)

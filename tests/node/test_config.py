@@ -106,6 +106,8 @@ def test_platform_directories_without_a_home():
         ('host = "a b"\n', "host 'a b' cannot be used", "without its port"),
         ('advertise = "224.0.0.1"\n', "cannot be used", "host:port"),
         ("advertise = [1]\n", "cannot be used", "host:port"),
+        ("site = 3\n", "site 3 cannot be used", "printable"),
+        (f'site = "{"x" * 65}"\n', "cannot be used", "up to 64"),
         ("data = 3\n", "data 3 cannot be used", "a path"),
         ("port = \n", "not TOML", "toml.io"),
         ("\udcff", "not TOML", "toml.io"),
