@@ -31,6 +31,7 @@ from thinwire.compression.codec import Floats
 from thinwire.compression.feedback import ErrorFeedback
 from thinwire.compression.kernels import outer_step
 from thinwire.compression.lowrank import LowRank, PowerSGD
+from thinwire.node.co2 import Co2Replica
 from thinwire.node.corpus import open_corpus
 from thinwire.node.data import Batch, Batches, Split, shards_of, split
 from thinwire.node.eager import EagerRounds
@@ -247,6 +248,13 @@ class Naive(EagerRounds):
     _share = 0.0  # type: ignore[assignment]
 
 
+class Heavy(Co2Replica):
+    """CO2 whose steps all count in full, however late they come."""
+
+    def penalty(self, *told: object) -> float:
+        return 1.0
+
+
 def overlapped(outer: str, *, naive: bool = False) -> Callable[[Toy], float]:
     """Methods that train while they exchange, with the product's rounds and replicas around a table."""
 
@@ -268,7 +276,10 @@ def overlapped(outer: str, *, naive: bool = False) -> Callable[[Toy], float]:
             table = Table(manifest, layout, [learner(trainer) for trainer in trainers])
             if naive:
                 for seat in table.seats:
-                    seat.rounds.__class__ = Naive
+                    if isinstance(seat.replica, Co2Replica):
+                        seat.replica.__class__ = Heavy
+                    else:
+                        seat.rounds.__class__ = Naive
             await table.play(
                 toy.rounds * toy.steps // manifest.pace, lambda index, steps: trainers[index].run_steps(steps).tokens
             )
@@ -313,6 +324,8 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "naive overlap .4": overlapped('method = "eager"\nlr = 0.4', naive=True),
     "eager .4": overlapped('method = "eager"\nlr = 0.4'),
     "eager .2": overlapped('method = "eager"'),
+    "co2": overlapped('method = "co2"'),
+    "co2, no penalty": overlapped('method = "co2"', naive=True),
 }
 """Name -> a run's loss."""
 

@@ -286,8 +286,12 @@ class Agreement:
         return self._electorate.enough(set(self.terms.members).difference(peers))
 
     def waiting_for(self) -> tuple[PeerId, ...]:
-        """Members that we can reach and that are not ready yet (what a round waits for before it opens)."""
-        return self._electorate.waiting_for(self.ready)
+        """Members that we can reach and that the round waits for before it opens."""
+        return self._electorate.waiting_for(self._given())
+
+    def _given(self) -> set[PeerId]:
+        """Who has announced what the round waits for."""
+        return {peer for peer, ready in self.ready.items() if ready.weight or not self.terms.buffered}
 
     def _due(self, now: float) -> float | None:
         """When it is our turn to begin a ballot, None when it is not."""
@@ -305,7 +309,8 @@ class Agreement:
             if self.me not in ready:
                 return None
             turn = sorted(ready).index(self.me)
-        if not electorate.here(ready, now):
+        few = self.terms.buffered and len(ready & self._given()) < max(1, self.terms.min_peers)
+        if few or not electorate.here(ready, now):
             self._quorum_since = None
             return None
         if self._quorum_since is None:

@@ -37,6 +37,8 @@ class Terms:
     derived by the caller from what rounds have taken so far.
     weights: who may contribute, each with this weight whatever it announces; None: everybody, with what is announced.
     spare: who contributes only where too few others do.
+    buffered: members announce that they are here before they have something to contribute, so a round waits for
+    contributions: for one at least, or `min_peers`, and then `grace` for those of the others.
     """
 
     round: int
@@ -52,6 +54,7 @@ class Terms:
     patience: float = 2.0
     weights: Mapping[PeerId, int] | None = None
     spare: frozenset[PeerId] = frozenset()
+    buffered: bool = False
 
 
 def name_of(opened: Open) -> Digest:

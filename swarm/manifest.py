@@ -20,6 +20,7 @@ from msgspec import Meta
 from .errors import HintedError
 from .identity import SIGNATURE_BYTES, Identity, verify
 from .settings import (
+    ASYNCHRONOUS,
     CODECS,
     DATA,
     EXCHANGE,
@@ -50,7 +51,10 @@ NEAR = 0.9
 SUITS = "leave it out: every method has one that suits it"
 """What to do about a codec that cannot be."""
 
-YOUNG = ("gamma", "beta", "denominator", "on_exclusion", "decay", "fragments", "overlap", "alpha")
+YOUNG = (
+    *("gamma", "beta", "denominator", "on_exclusion", "decay", "fragments", "overlap", "alpha"),
+    *("clip", "staleness", "fade", "arrivals"),
+)
 """Keys of [outer] that are younger than the first runs, whose ids must stay: they count where a method has a use for them."""
 
 UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
@@ -122,9 +126,14 @@ class Manifest(Table, frozen=True):
     @property
     def overlap(self) -> int:
         """Of these, how many a peer makes while the exchange is under way."""
-        if self.outer.method == "eager":
+        if self.outer.method in ("eager", "co2"):
             return self.outer.steps
         return self.outer.overlap if self.outer.method == "streaming" else 0
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a round is of whoever is ready, and the others train on and follow."""
+        return self.outer.method in ASYNCHRONOUS
 
     def steps_after(self, round: int) -> int:
         """Inner steps that a peer has made when a round is over: with powersgd two rounds follow H of them."""
