@@ -21,6 +21,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.proposal import FAULTS
 from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched
@@ -128,6 +129,7 @@ class BufferedRounds(Rounds):
 
     def go_on(self) -> None:
         """See Rounds."""
+        self._sound = True
         if self._told is not None and self._following is None:
             self._following = asyncio.ensure_future(self._follow(self._told))
 
@@ -200,8 +202,7 @@ class BufferedRounds(Rounds):
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:
         """Apply a commit, whole. The model starts anew where our work was in it, or will be in none: it was found unfit."""
         await self._apply(outcome, commit)
-        refused = outcome.missing.get(self._session.me, _LATE) != _LATE
-        if refused or not self._sound or not self._others(commit):
+        if outcome.missing.get(self._session.me) in FAULTS or not self._sound or not self._others(commit):
             await self._work(self._start)
         self._session.advance()
 
@@ -212,7 +213,3 @@ class BufferedRounds(Rounds):
             self._sound = False
             self._start()
             raise
-
-
-_LATE = "late"
-"""Why a peer is out of a round that had opened when it was ready (collectives/candidate.py)."""

@@ -23,6 +23,7 @@ from .settings import (
     ASYNCHRONOUS,
     CODECS,
     DATA,
+    DENSE,
     EXCHANGE,
     FOREIGN,
     INNER,
@@ -293,6 +294,11 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if not outer.late and outer.late_lr != Outer().late_lr:
         yield "outer.late_lr says nothing without outer.late", "remove the key, or set the round from which it counts"
     yield from _unbookable(manifest)
+    if manifest.exchange.aggregation != "mean" and (outer.method == "noloco" or CODECS[outer.method] != DENSE):
+        yield (
+            f"exchange.aggregation {manifest.exchange.aggregation!r} is not for the method {outer.method!r}",
+            "remove it",
+        )
     if outer.method == "muloco" and inner.optimizer != "muon":
         yield "muloco is diloco with Muon: inner.optimizer is 'muon'", "remove the key, or take the method 'diloco'"
     if manifest.max_weight > MAX_WEIGHT:

@@ -336,7 +336,8 @@ class Exchange(Table, frozen=True):
         tests. sparseloco: "topk(k=64,chunk=4096)|2bit|rice", one value of 64. demo: "demo(k=32,chunk=4096)|2bit|rice".
     collective: "butterfly", every peer owns a part of every round; or "gather", every payload goes to everybody, which only
         payloads as small as those of sparseloco are worth. The method decides.
-    aggregation: "mean", weighted by tokens, after screening.
+    aggregation: "mean", weighted by tokens, after screening; or "rda", also weighted, direction and length averaged apart,
+        chunk by chunk: where peers pull different ways the step stays as long as theirs are. Of dense methods but noloco.
     quorum: fraction of the last round's members that must be exceeded; at least 0.5, because below it both halves of a
         split could go on. Raise it to lose more rounds and fewer contributions.
     min_peers: contributors without whom a round does not count.
@@ -349,7 +350,7 @@ class Exchange(Table, frozen=True):
 
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"
     collective: Literal["butterfly", "gather"] = "butterfly"
-    aggregation: Literal["mean"] = "mean"
+    aggregation: Literal["mean", "rda"] = "mean"
     quorum: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
     grace: Annotated[float, Meta(ge=0, le=3600)] = 10.0
