@@ -396,7 +396,8 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "async buffered": asynchronous('method = "buffered-async"'),
     "delayed nesterov": asynchronous('method = "delayed-nesterov"'),
     "delayed, by power": asynchronous('method = "delayed-nesterov"\nwork = "by-power"'),
-    "co2, no penalty": overlapped('method = "co2"', naive=True),
+    "co2 .4/.8": overlapped('method = "co2"\nlr = 0.4\nmomentum = 0.8'),
+    "co2, no penalty": overlapped('method = "co2"\nlr = 0.4\nmomentum = 0.8', naive=True),
 }
 """Name -> a run's loss."""
 

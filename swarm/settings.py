@@ -138,8 +138,8 @@ class Outer(Table, frozen=True):
     lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient; of muloco 0.7 and 0.6. With noloco they are β and α,
         0.7 and 0.5, and there is no nesterov. With sparseloco lr is α, 1, and there is no momentum: what was not sent takes
         its place. With demo lr is the length of the sign step, 0.0004. Of streaming lr is 0.4, of eager 0.2. Of buffered-async
-        they are 1 and 0, the plain average: momentum on every arrival adds up. co2's and delayed-nesterov's momentum is of
-        their own kind.
+        they are 1 and 0, the plain average: momentum on every arrival adds up; of co2 1 and 0.2. co2's and delayed-nesterov's
+        momentum is of their own kind.
     gamma: of noloco alone, how strongly partners are drawn together; with lr, and codec "fp32", one vector travels
         instead of two. noloco: 0.7.
     beta: of sparseloco and demo, which part of what was not sent lives on to the next round. demo: 0.999.
@@ -222,7 +222,7 @@ STREAMING: dict[str, float | bool] = {"steps": 30, "lr": 0.4}
 EAGER: dict[str, float | bool] = {"steps": 30, "lr": 0.2}
 """Defaults of [outer] that the method "eager" changes."""
 
-CO2: dict[str, float | bool] = {"steps": 30, "lr": 0.7, "momentum": 0.9, "nesterov": False}
+CO2: dict[str, float | bool] = {"steps": 30, "lr": 1.0, "momentum": 0.2, "nesterov": False}
 """Defaults of [outer] that the method "co2" changes."""
 
 BUFFERED: dict[str, float | bool] = {"steps": 30, "lr": 1.0, "momentum": 0.0, "nesterov": False}

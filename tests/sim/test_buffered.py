@@ -12,19 +12,19 @@ from thinwire.sims.scenario import PeerSpec, Scenario
 from thinwire.sims.seeds import PACE, STALL
 from thinwire.sims.world import simulate
 
-METHODS = ("buffered-async", "delayed-nesterov")
+METHODS = ("delayed-nesterov", pytest.param("buffered-async", marks=pytest.mark.trial))
 CHURN = (
-    Fault(9.0, "kill", (3,)),
-    Fault(12.2, "restart", (2,), seconds=5.0),
-    Fault(17.1, "partition", (4, 5), seconds=4.0),
-    Fault(24.3, "restart", (0,), seconds=3.0),
-    Fault(28.2, "isolate", (6,), seconds=3.0),
+    Fault(6.0, "kill", (3,)),
+    Fault(8.2, "restart", (2,), seconds=3.0),
+    Fault(11.1, "partition", (4, 5), seconds=3.0),
+    Fault(15.3, "restart", (0,), seconds=3.0),
+    Fault(18.2, "isolate", (1,), seconds=3.0),
 )
 SPEEDS = (0.25, 0.3, 0.5, 0.25, 1.0, 0.3, 0.6, 0.3)
 """Seconds that an inner step takes each peer."""
 
 
-def world(method, *, peers=8, faults=(), seed=3, seconds=60.0, outer="", speeds=SPEEDS):
+def world(method, *, peers=6, faults=(), seed=3, seconds=36.0, outer="", speeds=SPEEDS):
     specs = tuple(
         PeerSpec(
             index,
@@ -63,7 +63,7 @@ def test_peers_die_come_back_and_join(method):
     found = rounds(run)
     last = max(max(digests) for digests in found.values())
     # All but the one that was killed follow to the end, the slowest too.
-    assert last > 30 and sum(last - 2 <= max(digests) for digests in found.values()) == 7
+    assert last > 20 and sum(last - 2 <= max(digests) for digests in found.values()) == 5
     for number in range(1, last + 1):
         assert len({digests[number] for digests in found.values() if number in digests}) <= 1
     losses = [event.fields["loss"] for event in of(run, "round") if event.fields["tokens"]]
@@ -77,22 +77,26 @@ def test_peers_die_come_back_and_join(method):
     assert all(given[peer] >= 3 for peer in found if peer != 3) and given[1] > 1.5 * given[4]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(1, 20))])
-def test_everything_that_can_go_wrong(seed, method):
-    scenario = replace(world(method, peers=6, seed=seed, seconds=40.0), mix={"kill": 12.0, "loss": 12.0, "reset": 24.0})
+def marks(seed):
+    return [pytest.mark.trial] if 0 < seed < 6 else [pytest.mark.soak] if seed else []
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=marks(seed)) for seed in range(40)])
+def test_everything_that_can_go_wrong(seed):
+    method = "buffered-async" if seed % 2 else "delayed-nesterov"
+    scenario = replace(world(method, peers=5, seed=seed, seconds=30.0), mix={"kill": 12.0, "loss": 12.0, "reset": 24.0})
     assert simulate(scenario, preset=PACE, stall=STALL).violations == ()
 
 
 def test_who_is_too_slow_gives_up_and_starts_from_what_all_have():
     """The last one makes a round of four steps while the others make twenty rounds: nothing of it is as young as it must be."""
     run = simulate(
-        world("buffered-async", peers=4, outer="staleness = 3", speeds=(0.25, 0.25, 0.25, 1.5), seconds=40.0),
+        world("buffered-async", peers=4, outer="staleness = 3", speeds=(0.25, 0.25, 0.25, 1.5), seconds=24.0),
         preset=PACE,
         stall=STALL,
     )
     assert run.violations == ()
-    assert len([event for event in of(run, "unsent") if event.peer == 3]) > 2
+    assert len([event for event in of(run, "unsent") if event.peer == 3]) > 1
     assert not [event for event in of(run, "unsent") if event.peer != 3]
     assert not any(
         event.fields["tokens"] for event in of(run, "round") if event.peer == 3 and event.fields["round"] > 8
@@ -104,7 +108,8 @@ def test_unequal_peers_arrive_together_when_they_work_by_power():
 
     def share(outer):
         speeds = (0.1, 0.2, 0.4, 0.8)
-        run = simulate(world("delayed-nesterov", peers=4, outer=outer, speeds=speeds), preset=PACE, stall=STALL)
+        scenario = world("delayed-nesterov", peers=4, outer=outer, speeds=speeds, seconds=24.0)
+        run = simulate(scenario, preset=PACE, stall=STALL)
         assert run.violations == ()
         found = [event for event in of(run, "round") if not event.peer and event.fields["round"] > 8]
         return np.mean([event.fields["contributors"] for event in found]) / 4
@@ -124,7 +129,7 @@ def test_a_joiners_first_pseudo_gradient_is_no_longer_than_the_others(monkeypatc
         return encode(self, read, grid, codec)
 
     monkeypatch.setattr(BufferedReplica, "encode", spy)
-    run = simulate(world("delayed-nesterov", peers=5, seconds=30.0, speeds=(0.3, 0.35)), preset=PACE, stall=STALL)
+    run = simulate(world("delayed-nesterov", peers=4, seconds=16.0, speeds=(0.3, 0.35)), preset=PACE, stall=STALL)
     assert run.violations == ()
     firsts = {}
     for replica, number, norm in sent:
