@@ -315,7 +315,10 @@ class Agreement:
             return None
         if self._quorum_since is None:
             self._quorum_since = now
-        return self._quorum_since + (self.terms.grace if self.waiting_for() else 0.0) + turn * patience
+        grace = self.terms.grace if self.waiting_for() else 0.0
+        if self.terms.buffered and self._electorate.waiting_for(self.ready):
+            grace = max(grace, patience)  # they have but to say that they are here, to stay members
+        return self._quorum_since + grace + turn * patience
 
     def _orphaned(self, now: float) -> bool:
         """See Electorate.orphaned; then everybody votes."""

@@ -38,7 +38,7 @@ class Terms:
     weights: who may contribute, each with this weight whatever it announces; None: everybody, with what is announced.
     spare: who contributes only where too few others do.
     buffered: members announce that they are here before they have something to contribute, so a round waits for
-    contributions: for one at least, or `min_peers`, and then `grace` for those of the others.
+    contributions: for one at least, or `min_peers`, and then `grace` for those of the others; for who is not here, a patience.
     """
 
     round: int
