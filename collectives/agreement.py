@@ -289,9 +289,9 @@ class Agreement:
         """Members that we can reach and that the round waits for before it opens."""
         return self._electorate.waiting_for(self._given())
 
-    def _given(self) -> set[PeerId]:
+    def _given(self) -> Collection[PeerId]:
         """Who has announced what the round waits for."""
-        return {peer for peer, ready in self.ready.items() if ready.weight or not self.terms.buffered}
+        return [peer for peer, ready in self.ready.items() if ready.weight] if self.terms.buffered else self.ready
 
     def _due(self, now: float) -> float | None:
         """When it is our turn to begin a ballot, None when it is not."""
@@ -309,7 +309,7 @@ class Agreement:
             if self.me not in ready:
                 return None
             turn = sorted(ready).index(self.me)
-        few = self.terms.buffered and len(ready & self._given()) < max(1, self.terms.min_peers)
+        few = self.terms.buffered and len(ready.intersection(self._given())) < max(1, self.terms.min_peers)
         if few or not electorate.here(ready, now):
             self._quorum_since = None
             return None

@@ -202,7 +202,7 @@ class Life:
         if not self.peer.manifest.asynchronous:
             return await learner.steps(count, stop)
         made = NOTHING
-        while made.steps < count and not stop.is_set():
+        while made.steps < count and not (stop.is_set() or self.peer.session.overtaken):
             # One by one, so that rounds of others can be followed between two.
             made = together(made, await learner.steps(1, stop))
         return made
