@@ -195,7 +195,7 @@ class BufferedRounds(Rounds):
                 session.grid,
                 session.codec,
                 contributors=len(opened.contributors),
-                members=opened.alive,
+                members=opened.members,
             ),
         )
 
