@@ -169,9 +169,10 @@ class BufferedRounds(Rounds):
         self._sound = False
 
     def _others(self, commit: Commit) -> bool:
-        """Whether a verdict has nothing to do with what our model is: neither is our work in it, nor is it the last one."""
-        opened = commit.opened
-        return opened.round != self._last and all(entry.peer != self._session.me for entry in opened.contributors)
+        """Whether a verdict leaves our model as it is: our work is neither in it nor found unfit, and a round is to follow."""
+        opened, me = commit.opened, self._session.me
+        unfit = any(entry.peer == me and entry.reason in FAULTS for entry in opened.excluded)
+        return not unfit and opened.round != self._last and all(entry.peer != me for entry in opened.contributors)
 
     async def _follow(self, told: Callable[[Outcome], None]) -> None:
         while True:
@@ -179,8 +180,11 @@ class BufferedRounds(Rounds):
             commit = outcome.commit
             if commit is None or not self._others(commit):
                 return  # the next call sees to it
-            await whole(self._settle(outcome, commit))
-            told(replace(outcome, results=()))
+            await whole(self._pass(outcome, commit, told))
+
+    async def _pass(self, outcome: Outcome, commit: Commit, told: Callable[[Outcome], None]) -> None:
+        await self._settle(outcome, commit)
+        told(replace(outcome, results=()))
 
     def _start(self) -> None:
         self._replica.reset()
@@ -200,9 +204,9 @@ class BufferedRounds(Rounds):
         )
 
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:
-        """Apply a commit, whole. The model starts anew where our work was in it, or will be in none: it was found unfit."""
+        """Apply a commit, whole. The model starts anew where our work was in it, or will be in none."""
         await self._apply(outcome, commit)
-        if outcome.missing.get(self._session.me) in FAULTS or not self._sound or not self._others(commit):
+        if not self._sound or not self._others(commit):
             await self._work(self._start)
         self._session.advance()
 

@@ -18,7 +18,7 @@ from thinwire.node.fragments import Layout, Piece
 from thinwire.node.outer import Replica
 from thinwire.node.waiting import at_once
 from thinwire.swarm.manifest import ManifestError, parse
-from thinwire.swarm.protocol import Ballot, Commit, Contribution, Open
+from thinwire.swarm.protocol import Ballot, Commit, Contribution, Exclusion, Open
 
 SIZE = 3_000
 LAYOUT = Layout((Piece("w", (SIZE,), "float32", 0, SIZE),), SIZE, b"l" * 32)
@@ -174,12 +174,13 @@ class Rounds:
     def report(self, name, detail):
         self.reports.append((name, detail))
 
-    def commit(self, mean, *contributors, missing=()):
+    def commit(self, mean, *contributors, excluded=()):
         """The next round is over, with these in it."""
         number = self.replica.round + len(self.verdicts) + 1
         entries = tuple(Contribution(peer, 1, 10) for peer in contributors)
-        opened = Open(number, 0, Ballot(1, PEERS[1]), PEERS, PEERS, entries, (), None, ())
-        self.verdicts.append(Outcome(tuple(sent(mean)), Commit(opened, bytes(32), ()), dict(missing)))
+        out = tuple(Exclusion(peer, reason) for peer, reason in excluded)
+        opened = Open(number, 0, Ballot(1, PEERS[1]), PEERS, PEERS, entries, out, None, ())
+        self.verdicts.append(Outcome(tuple(sent(mean)), Commit(opened, bytes(32), ()), dict(excluded)))
 
 
 async def settled():
@@ -222,7 +223,7 @@ def test_who_was_too_late_for_a_round_sends_the_same_in_the_next():
         table.rounds.follow(told.append)
         table.model -= vector(1)
         await settled()
-        table.commit(vector(2), PEERS[1], missing={PEERS[0]: "late"}.items())
+        table.commit(vector(2), PEERS[1], excluded=[(PEERS[0], "late")])
         table.commit(vector(3), PEERS[0], PEERS[1])
         outcome = await table.rounds.sync(weight=7, loss=1.0, speed=2.0)
         assert outcome.commit.opened.round == 2 and [one.commit.opened.round for one in told] == [1]
@@ -238,7 +239,7 @@ def test_what_is_refused_is_not_sent_again():
         table.rounds.follow(lambda outcome: None)
         table.model -= vector(1)
         await settled()
-        table.commit(vector(2), PEERS[1], missing={PEERS[0]: "norm"}.items())
+        table.commit(vector(2), PEERS[1], excluded=[(PEERS[0], "norm")])
         outcome = await table.rounds.sync(weight=7, loss=1.0, speed=2.0)
         assert outcome.commit is not None and outcome.kept == 0 and len(table.announced) == 1
         assert np.array_equal(table.model, table.replica.theta)
@@ -264,13 +265,38 @@ def test_what_is_too_old_is_given_up():
     play(main)
 
 
+def test_a_call_that_comes_in_the_middle_of_a_round_of_others_waits_until_it_is_booked():
+    async def main():
+        table, told, gate = Rounds(outer="lr = 1.0"), [], asyncio.Event()
+
+        async def change(work, how):
+            await gate.wait()
+            return await work(how)
+
+        table.change = change
+        table.rounds.follow(told.append)
+        table.commit(vector(2), PEERS[1])
+        await settled()
+        assert not table.replica.round
+        table.commit(vector(3), PEERS[0])
+        job = asyncio.ensure_future(table.rounds.sync(weight=7, loss=1.0, speed=2.0))
+        await settled()
+        gate.set()
+        outcome = await job
+        assert [one.commit.opened.round for one in told] == [1] and outcome.commit.opened.round == 2
+        await table.rounds.rest()
+
+    play(main)
+
+
 def test_a_verdict_on_our_own_work_and_the_last_one_wait_for_us():
     async def main():
-        for outer, commit in (("", PEERS[0]), ("[run]\nrounds = 1\n", PEERS[1])):
-            table = Rounds(run=outer)
+        unfit = [(PEERS[0], "norm")]
+        for run, who, out in (("", PEERS[0], ()), ("", PEERS[1], unfit), ("[run]\nrounds = 1\n", PEERS[1], ())):
+            table = Rounds(run=run)
             table.rounds.follow(lambda outcome: None)
             table.model -= vector(1)
-            table.commit(vector(2), commit)
+            table.commit(vector(2), who, excluded=out)
             await settled()
             assert table.replica.round == 0 and not table.advanced
             np.testing.assert_array_equal(table.model, -vector(1))
