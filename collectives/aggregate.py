@@ -6,10 +6,13 @@ net for the absurd (a diverged or broken peer), not a defence against a careful 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 from thinwire.compression.codec import Buffer, Codec, Floats
+from thinwire.compression.kernels import fp32_check
 from thinwire.swarm.protocol import PeerId
 
 NORM_LIMIT = 1e3
@@ -64,5 +67,24 @@ def mean(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out
         out[:] = 0.0
 
 
-RULES: dict[str, Rule] = {"mean": mean}
+def apart(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
+    """Direction and length averaged apart (RDA): (Σ w‖v‖ / Σ w) · unit(Σ w unit(v)), weighted by tokens; of vectors that point
+    different ways the result keeps the length, and none counts more because it is long. A vector is one chunk: an owner has
+    no more of it. Zeros when nobody has a weight, or when directions cancel out.
+    """
+    vector, total, length = np.empty(out.size, np.float32), 0.0, 0.0
+    direction = np.zeros(out.size, np.float64)
+    for payload, weight in zip(payloads, weights, strict=True):
+        if weight > 0:
+            codec.decode(payload, vector)
+            norm = math.sqrt(fp32_check(vector.view(np.uint32))[1])
+            total, length = total + weight, length + weight * norm
+            if norm:
+                direction += np.float64(weight / norm) * vector
+    out[:] = direction  # as far as float32 has it; of that the length is taken
+    norm = math.sqrt(fp32_check(out.view(np.uint32))[1])
+    out *= np.float32(length / total / norm if norm else 0.0)
+
+
+RULES: dict[str, Rule] = {"mean": mean, "rda": apart}
 """Name in a manifest -> rule."""

@@ -42,6 +42,8 @@ class Terms:
     spare: who contributes only where too few others do.
     chunks: of the fragment, where their owners may be chosen by bandwidth; 0: all own equally many.
     sited: whether a ballot says which of its peers share a site.
+    buffered: members announce that they are here before they have something to contribute, so a round waits for
+    contributions: for one at least, or `min_peers`, and then `grace` for those of the others; for who is not here, a patience.
     """
 
     round: int
@@ -59,6 +61,7 @@ class Terms:
     spare: frozenset[PeerId] = frozenset()
     chunks: int = 0
     sited: bool = False
+    buffered: bool = False
 
 
 def name_of(opened: Open) -> Digest:

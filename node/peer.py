@@ -338,9 +338,13 @@ class Peer:
         """Close everything without a word, as a process that is killed."""
         if self._running is None:
             return
-        self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)
-        await self.presence.close()
+        try:
+            if self.ready:
+                await self.rounds.rest()
+        finally:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+            await self.presence.close()
 
     def __repr__(self) -> str:
         return f"Peer({short(self.identity.peer_id)})"

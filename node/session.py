@@ -97,6 +97,8 @@ class Session:
         """Latest (loss, tokens/s, round) that each peer announced."""
         self.on_commit: Callable[[], None] = lambda: None
         """Called when a round commits, before it is applied: training on the old state may stop."""
+        self.follows: Callable[[Commit], bool] = lambda commit: False
+        """Whether training on is of use though a round has this verdict."""
         self._now, self._emit, self._probation = now, emit, probation
         self._outbox = presence.outbox
         entered = probation == 0 and self.me in replica.members
@@ -152,7 +154,8 @@ class Session:
     @property
     def overtaken(self) -> bool:
         """Whether the swarm has gone on without us, by a round or more: training on the old state is of no more use."""
-        return self.current.agreement.commit is not None or self.behind.is_set()
+        commit = self.current.agreement.commit
+        return (commit is not None and not self.follows(commit)) or self.behind.is_set()
 
     @property
     def ready(self) -> Collection[PeerId]:
@@ -209,7 +212,7 @@ class Session:
             self.routed(peer, frame)
         self.roster.progress = self.replica.round
         self._states.resume()
-        if self.me not in self.replica.members:
+        if self.me not in self.replica.members or self.manifest.asynchronous:
             self.take_part()
 
     def take_part(self) -> None:
@@ -229,6 +232,7 @@ class Session:
             max_weight=self.manifest.max_weight,
             room=room(self.grid) if exchange.collective == "gather" else MAX_GROUP,
             grace=exchange.grace,
+            buffered=self.manifest.asynchronous,
         )
         witness = self._probation == 0
         terms = self.replica.terms(terms)
