@@ -42,7 +42,8 @@ class Averager:
     The first call is agreed among the whole group, each later one among those who took part in the call before: a peer
     that dies is left out, one that falls behind by more than a call stays out. The transport must know all peers
     (`learn`). `now` is monotonic seconds; `grace`: seconds for stragglers; `patience`: seconds without progress before
-    somebody acts; `work` runs what computes for long; `topology`: "butterfly" or "ring".
+    somebody acts; `work` runs what computes for long. `bandwidth`: whose link carries more owns more chunks; `topology`:
+    "butterfly" or "ring"; of both all say the same.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Averager:
         grace: float = 10.0,
         patience: float = 2.0,
         work: Work = asyncio.to_thread,
+        bandwidth: bool = False,
         topology: str = "butterfly",
     ) -> None:
         self._transport, self._keys, self.me = transport, dict(keys), identity.peer_id
@@ -75,6 +77,7 @@ class Averager:
             live=self._live,
             key_of=self._keys.get,
             patience=patience,
+            moved=transport.totals if bandwidth else None,
             topology=topology,
         )
         self._topology = topology
@@ -93,6 +96,11 @@ class Averager:
 
     async def _fail(self) -> None:
         await self._outbox.failure
+
+    @property
+    def link(self) -> tuple[int, int]:
+        """What our link carries, as far as it is known: bytes/s up and down; 0 is unknown."""
+        return self._series.bandwidth.up, self._series.bandwidth.down
 
     async def close(self) -> None:
         """Stop sending; the transport stays open."""
@@ -209,6 +217,7 @@ class Averager:
 
     def _routed(self, peer: PeerId, frame: Frame) -> None:
         message, number = frame.message, round_of(frame.message)
+        self._series.look()
         if isinstance(message, Behind):
             if number > self._number:
                 self._series.behind.set()
@@ -234,6 +243,7 @@ class Averager:
     async def _keep_time(self) -> None:
         while True:
             await asyncio.sleep(TICK)
+            self._series.look()
             for butterfly in (self._current, self._past):
                 if butterfly is not None:
                     butterfly.tick()

@@ -79,6 +79,7 @@ class Plane(ABC):
     def contribute(self, source: Sequence[Buffer], attempt: int) -> None:
         """Our own encoded chunks, and the number of their announcement."""
         self._source, self._attempt = source, attempt
+        self._sent.clear()  # nobody has any of this
 
     def settle(self) -> None:
         """All that was committed is here."""

@@ -78,9 +78,9 @@ class Ring(Exchange):
             self.owners, self._takers = lap.owners, lap.takers
             self._mine = [index for index, owner in enumerate(lap.owners) if owner == self.me]
 
-    def open(self, opened: Open) -> None:
-        """See Plane."""
-        super().open(opened)
+    def _resume(self, opened: Open) -> None:
+        """See Exchange."""
+        super()._resume(opened)
         if self._lap is not None:
             for index in range(len(self.grid)):
                 self._reduce(index)

@@ -12,21 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregate import NORM_LIMIT, RULES
-from thinwire.collectives.buffers import Pool
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.reducer import Reducer
-from thinwire.collectives.ringway import result, ring, ways
 from thinwire.collectives.rounding import encode
-from thinwire.collectives.shards import grid, shares
+from thinwire.collectives.shards import grid
 from thinwire.compression import registry
 from thinwire.compression.codec import Floats
 from thinwire.compression.kernels import outer_step
 from thinwire.node.methods import METHODS
 from thinwire.node.parts import Part
+from thinwire.sims.means import result, round_ring, sites_of
 from thinwire.sims.pairs import Pairs
 from thinwire.sims.samples import Draws, Samples
 from thinwire.swarm.manifest import Manifest
-from thinwire.swarm.protocol import Commit, Digest, Open, PeerId
+from thinwire.swarm.protocol import Commit, Digest, PeerId
 
 ORACLES: Mapping[str, str] = {
     "agreement": "no two honest peers that live have different states after one round",
@@ -226,11 +224,11 @@ class Oracles:
             known = [one for one in sent if one is not None]
         ours = [one for one, entry in zip(sent, entries, strict=True) if one is not None and entry.peer in self._honest]
         self._measure(old, new.round, ours)
-        honest_all = len(known) == len(entries) and all(entry.peer in self._honest for entry in entries)
+        everyone = len(known) == len(entries) and all(entry.peer in self._honest for entry in entries)
         # Which ring it was is not in the verdict when another ballot's results were adopted.
         elsewhere = self._manifest.exchange.topology == "ring" and commit.opened.adopted is not None
-        if honest_all and not elsewhere:
-            theta, momentum = self._next(old, known, commit.opened)
+        if everyone and not elsewhere:
+            theta, momentum = self._next(old, known, commit)
             if theta.tobytes() != new.theta.tobytes() or momentum.tobytes() != new.momentum.tobytes():
                 away = float(np.abs(theta - new.theta).max())
                 self._tell("aggregate", index, f"round {new.round}: off by up to {away:.3g}")
@@ -265,15 +263,12 @@ class Oracles:
             self._longest[round] = np.sqrt(np.max(squares, axis=0))
             self._longest = {one: found for one, found in self._longest.items() if one > round - USUAL}
 
-    def _next(self, old: _State, sent: Sequence[_Sent], opened: Open) -> tuple[Floats, Floats]:
+    def _next(self, old: _State, sent: Sequence[_Sent], commit: Commit) -> tuple[Floats, Floats]:
         """The state after the outer step on what the contributors sent, in peer-id order, or in that of the ring."""
         theta, momentum, outer = old.theta.copy(), old.momentum.copy(), self._manifest.outer
         cut = grid(theta.size, self._codec)
-        reducer, weights = (
-            Reducer(self._codec, self._rule, Pool()),
-            [float(entry.weight) for entry in opened.contributors],
-        )
-        round_ring, owners = ways(opened), shares(len(cut), ring(opened)) if opened.order else ()
+        weights, sites = [float(entry.weight) for entry in commit.opened.contributors], sites_of(commit)
+        around = round_ring(self._codec, self._rule, commit.opened, len(cut)) if commit.opened.order else None
         for chunk in range(len(cut)):
             start, stop = cut.span(chunk)
             payloads = []
@@ -281,12 +276,11 @@ class Oracles:
                 payload = np.empty(self._codec.nbytes(stop - start), np.uint8)
                 encode(self._codec, np.subtract(old.theta[start:stop], one.theta[start:stop]), payload)
                 payloads.append(payload.data)
-            if opened.order:
-                named = {entry.peer: payload for entry, payload in zip(opened.contributors, payloads, strict=True)}
-                made = result(round_ring[owners[chunk]], named, reducer, stop - start)
-            else:
-                made = reducer.result(payloads, weights, stop - start)
             delta = np.empty(stop - start, np.float32)
+            if around is not None:
+                made = around(chunk, payloads, delta.size)
+            else:
+                made = result(self._codec, self._rule, payloads, weights, sites, delta.size)
             self._codec.decode(made, delta)
             outer_step(theta[start:stop], momentum[start:stop], delta, outer.lr, outer.momentum, outer.nesterov)
         return theta, momentum

@@ -37,7 +37,7 @@ from .message import (
     Signature,
     Text,
 )
-from .transfers import Chunk, Fetch, Partial, Result, StateAsk, StateChunk, StateFetch, StateOffer
+from .transfers import Chunk, Fetch, Partial, Result, StateAsk, StateChunk, StateFetch, StateOffer, Subtotal
 
 __all__ = [
     "Ack",
@@ -88,6 +88,7 @@ __all__ = [
     "StateChunk",
     "StateFetch",
     "StateOffer",
+    "Subtotal",
     "TYPES",
     "Tensor",
     "Text",
@@ -135,6 +136,7 @@ TYPES: dict[int, type[Message]] = dict(
             Call,
             Over,
             Hour,
+            Subtotal,
             Partial,
         ],
         start=1,

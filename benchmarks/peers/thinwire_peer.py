@@ -69,6 +69,7 @@ async def main(options: dict) -> None:
         codec=dense(options["codec"]),
         now=asyncio.get_running_loop().time,
         topology=options.get("topology", "butterfly"),
+        bandwidth=options.get("bandwidth", False),
     )
     running = asyncio.create_task(averager.run())
     while len(transport.stats()) < count - 1:
@@ -87,7 +88,7 @@ async def main(options: dict) -> None:
         digest = blake3.blake3()
         for array in result:
             digest.update(array.view(np.uint8).data)
-        say(whole=whole, digest=digest.hexdigest(), error=error(result[0], exact))
+        say(whole=whole, digest=digest.hexdigest(), error=error(result[0], exact), link=averager.link)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await averager.close()

@@ -51,7 +51,7 @@ async def lived(swarm, case):
     """Mean seconds from commit to commit, from the slowest announcement to the commits, and bytes sent per peer and round."""
     world = swarm(
         case.peers, rounds=ROUNDS, size=case.size, codec=case.codec, grace=GRACE, patience=5.0, latency=case.latency,
-        exchange=f'topology = "{case.topology}"',
+        topology=case.topology,
     )  # fmt: skip
     for node, place in zip(world.nodes.values(), case.places(), strict=True):
         node.pace = place.computing

@@ -9,7 +9,6 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Ballot, Chunk, Partial, Result
 
 PHASES = ["announce", "open", "record", "vote", "commit"]
-RING = 'topology = "ring"'
 
 
 def tapped(s, seen=lambda node, to, message: None):
@@ -73,7 +72,7 @@ def whole(s, sums):
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "int8(block=256)", "int4(block=256,stochastic=1)"])
 def test_replicas_stay_identical(swarm, codec):
     async def main():
-        s = swarm(4, codec=codec, exchange=RING)
+        s = swarm(4, codec=codec, topology="ring")
         found = ballots(s)
         s.start()
         await s.finish()
@@ -90,7 +89,7 @@ def test_kill_one_of_six(swarm, phase, victim):
     """The next ballot goes round those that are left, at once, and everybody's contribution is in it once."""
 
     async def main():
-        s = swarm(6, seed=victim, codec="fp32", size=30_000, exchange=RING)
+        s = swarm(6, seed=victim, codec="fp32", size=30_000, topology="ring")
         s.fail_at(victim, 3, phase)
         sums, found = powers(s), ballots(s)
         s.start()
@@ -116,7 +115,7 @@ def test_who_dies_in_the_middle_takes_nobodys_contribution_along(swarm, step):
     """Killed before any of the frames that it passes on, in the last step too: what others have is theirs, or the result's."""
 
     async def main():
-        s = swarm(6, seed=step, codec="fp32", size=6 * 4096, rounds=5, exchange=RING)
+        s = swarm(6, seed=step, codec="fp32", size=6 * 4096, rounds=5, topology="ring")
         victim, passed = s.nodes[step % 6], []
 
         def count(node, to, message):
@@ -144,7 +143,7 @@ def test_kill_two_of_six(swarm, seed):
     first, second = seed % 6, (seed + 1 + seed // 2) % 6
 
     async def main():
-        s = swarm(6, seed=seed, size=30_000, exchange=RING)
+        s = swarm(6, seed=seed, size=30_000, topology="ring")
         s.fail_at(first, 3, PHASES[seed % 5])
         s.fail_at(second, 3, PHASES[(seed * 2) % 5])
         s.start()
@@ -160,7 +159,7 @@ def test_who_stalls_breaks_the_ring_and_it_comes_back(swarm):
     """SIGSTOP for 20 s: a patience, then a ballot without a ring, in which it shows; after two rounds there is a ring again."""
 
     async def main():
-        s = swarm(5, rounds=40, size=30_000, codec="fp32", exchange=RING)
+        s = swarm(5, rounds=40, size=30_000, codec="fp32", topology="ring")
         victim = s.nodes[2]
 
         def pause(node):
@@ -187,7 +186,7 @@ def test_who_stalls_breaks_the_ring_and_it_comes_back(swarm):
 
 def test_neighbours_that_cannot_reach_each_other_cost_a_ring_and_no_contribution(swarm):
     async def main():
-        s = swarm(5, rounds=6, size=30_000, codec="fp32", exchange=RING)
+        s = swarm(5, rounds=6, size=30_000, codec="fp32", topology="ring")
         found, sums = ballots(s), powers(s)
 
         def cut(node):
@@ -214,7 +213,7 @@ def test_who_changes_sums_on_their_way_costs_rounds_a_ring(swarm):
     """What it makes of them cannot be seen as long as it is a number; what is none is not taken, and rings rest."""
 
     async def main():
-        s = swarm(4, rounds=8, size=30_000, codec="fp32", exchange=RING)
+        s = swarm(4, rounds=8, size=30_000, codec="fp32", topology="ring")
         liar, found, sums = s.nodes[1], ballots(s), powers(s)
         bulk = liar.presence.outbox.bulk
 
@@ -261,7 +260,7 @@ def _huge(chunks):
 @pytest.mark.parametrize("liar", range(2))
 def test_bad_payload_is_out_with_a_reason(swarm, change, reason, liar):
     async def main():
-        s = swarm(4, codec="fp32", size=30_000, exchange=RING)
+        s = swarm(4, codec="fp32", size=30_000, topology="ring")
         s.nodes[liar].forge(3, change)
         s.start()
         await s.finish()
@@ -278,7 +277,7 @@ def test_the_order_is_used_from_end_to_end(swarm):
     """Links of one ring are fast, others slow: bytes go over these n links only, as many as a ring has, and no others."""
 
     async def main():
-        s = swarm(6, rounds=3, size=6 * 8192, codec="fp32", exchange=RING)
+        s = swarm(6, rounds=3, size=6 * 8192, codec="fp32", topology="ring")
         wanted = [s.nodes[i].id for i in (0, 3, 1, 5, 2, 4)]
         links = {(wanted[at], wanted[(at + 1) % 6]) for at in range(6)}
         for node in s.nodes.values():
@@ -300,7 +299,7 @@ def test_the_order_is_used_from_end_to_end(swarm):
 
 def test_a_newcomer_is_outside_the_ring_in_its_first_round(swarm):
     async def main():
-        s = swarm(3, rounds=8, codec="fp32", size=30_000, exchange=RING)
+        s = swarm(3, rounds=8, codec="fp32", size=30_000, topology="ring")
         s.fail_at(1, 3, "announce", lambda node: s.join(7))
         found = ballots(s)
         s.start()
@@ -320,7 +319,7 @@ def test_who_owns_nothing_contributes_from_outside_the_ring(swarm):
     """What it sends goes to where chunks begin, and to nobody else, and it gets the results from their owners."""
 
     async def main():
-        s = swarm(5, rounds=4, codec="fp32", size=5 * 4096, exchange=RING)
+        s = swarm(5, rounds=4, codec="fp32", size=5 * 4096, topology="ring")
         out = s.nodes[3].id
         for node in s.nodes.values():
             node.session._series.sick = lambda: {out}
@@ -342,7 +341,7 @@ def test_who_owns_nothing_contributes_from_outside_the_ring(swarm):
 @pytest.mark.parametrize("phase", ["open", "vote"])
 def test_killed_peer_comes_back(swarm, phase):
     async def main():
-        s = swarm(4, rounds=10, size=30_000, exchange=RING)
+        s = swarm(4, rounds=10, size=30_000, topology="ring")
 
         def crash(node):
             node.kill()
@@ -363,7 +362,7 @@ def test_any_size_and_number_of_chunks(swarm, size, peers):
     """Fewer elements than peers, fewer chunks than peers, and a prime that no grid divides."""
 
     async def main():
-        s = swarm(peers, rounds=2, size=size, codec="fp32", exchange=RING)
+        s = swarm(peers, rounds=2, size=size, codec="fp32", topology="ring")
         sums = powers(s)
         s.start()
         await s.finish()
@@ -376,7 +375,7 @@ def test_any_size_and_number_of_chunks(swarm, size, peers):
 
 def test_factors_go_round_as_well(swarm):
     async def main():
-        s = swarm(3, rounds=4, size=30_000, codec="powersgd(rank=4)", outer='method = "powersgd"', exchange=RING)
+        s = swarm(3, rounds=4, size=30_000, codec="powersgd(rank=4)", outer='method = "powersgd"', topology="ring")
         found = ballots(s)
         s.start()
         await s.finish()
@@ -388,7 +387,7 @@ def test_factors_go_round_as_well(swarm):
 
 def test_frames_of_a_ring_from_long_ago_or_nowhere_are_dropped_and_counted(swarm):
     async def main():
-        s = swarm(3, size=30_000, exchange=RING)
+        s = swarm(3, size=30_000, topology="ring")
         liar, victim = s.nodes[2], s.nodes[0]
 
         def replay(node):
@@ -412,7 +411,7 @@ def test_frames_of_a_ring_from_long_ago_or_nowhere_are_dropped_and_counted(swarm
 def test_same_seed_same_trace(swarm):
     def once(seed):
         async def main():
-            s = swarm(4, seed=seed, size=30_000, exchange=RING)
+            s = swarm(4, seed=seed, size=30_000, topology="ring")
             s.fail_at(2, 2, "open")
             s.start()
             await s.finish([0, 1, 3])

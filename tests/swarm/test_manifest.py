@@ -65,6 +65,7 @@ max_weight = 1000
 
 YOUNGER = {
     "exchange.sick",
+    "exchange.shards",
     "exchange.topology",
     "inner.adam_lr",
     "inner.momentum",
@@ -338,11 +339,20 @@ def test_the_run_id_of_a_file_never_changes():
     assert parse(FULL).run_id(b"a" * 32).hex()[:16] == "c66b6f8d4d19518c"
 
 
+def test_how_chunks_are_dealt_out_is_part_of_the_run_where_it_is_not_the_default():
+    ids = [parse(f"[exchange]\n{line}").run_id(b"a" * 32) for line in ("", 'shards = "bandwidth"', 'shards = "equal"')]
+    assert ids[0] == ids[1] != ids[2]
+    for method in ("noloco", "sparseloco"):
+        with pytest.raises(ManifestError, match="exchange.shards says nothing"):
+            parse(f'[outer]\nmethod = "{method}"\n[exchange]\nshards = "equal"')
+
+
 def test_the_topology_is_part_of_the_run_where_it_is_not_the_default():
     ids = [
-        parse(f"[exchange]\n{line}").run_id(b"a" * 32) for line in ("", 'topology = "butterfly"', 'topology = "ring"')
+        parse(f"[exchange]\n{line}").run_id(b"a" * 32)
+        for line in ("", 'topology = "butterfly"', 'topology = "ring"', 'topology = "hierarchy"')
     ]
-    assert ids[0] == ids[1] != ids[2]
+    assert ids[0] == ids[1] and len(set(ids)) == 3
     assert parse('[exchange]\ntopology = "ring"').exchange.topology == "ring"
 
 
