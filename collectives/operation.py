@@ -44,6 +44,9 @@ from thinwire.swarm.rendezvous import leader_order
 
 LOGGER = logging.getLogger(__name__)
 
+MAX_WEIGHT = 2**31
+"""Largest weight of one peer in a mean; what a peer says it weighs is believed up to it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -94,10 +97,11 @@ class Ended:
 
 
 class Operation:
-    """One peer's part. Feed it what `Operations` routes; `ended` has its end. `late`: its number was learned from others.
+    """One peer's part. Feed it what `Operations` routes; `ended` has its end.
 
-    grace: seconds that peers which are here and have not called are waited for. patience: seconds without progress
-    before somebody acts.
+    fresh: we are new to the name, and do not know which number is next. attempt: the number of our last announcement by this
+    number, or of this life. grace: seconds that peers which are here and have not called are waited for. patience: seconds
+    without progress before somebody acts. `lowered`: how often it was given a lower number.
     """
 
     def __init__(
@@ -109,23 +113,25 @@ class Operation:
         share: Share,
         *,
         fresh: bool,
+        attempt: int,
         grace: float,
         patience: float,
     ) -> None:
         self.name, self.number, self.plan = name, number, plan
         self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        self.ended_at = 0.0
+        self.ended_at, self.lowered = 0.0, 0
         self.group: tuple[PeerId, ...] = ()
         self.fly: Butterfly | None = None
         self._place, self._share, self._fresh = place, share, fresh
         self._grace, self._patience = grace, patience
         self._calls: dict[PeerId, Call] = {}
         self._differing: dict[PeerId, str] = {}
+        self._told: dict[PeerId, float] = {}  # who was told since that we call by this number, and when
         self._heeded: set[PeerId] = set()  # whose word alone was enough: of each one group, or it could go on for ever
         self._stash = Stash(4 * MAX_GROUP, 16)
-        self._began = self._started = place.now()
+        self._began = self._started = self._called_at = place.now()
         self._complete: float | None = None
-        self._attempt, self._witness, self._voted = place.life, True, False
+        self._attempt, self._witness, self._voted = attempt, True, False
         self._waiting: asyncio.Task[Outcome] | None = None
 
     @property
@@ -135,7 +141,7 @@ class Operation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held for it: what we have brought, and the results."""
+        """Bytes that are held for it: what we have brought, what others have, and the results."""
         own = sum(memoryview(payload).nbytes for payload in self._share.payloads)
         return own + (self.fly.nbytes if self.fly is not None else 0)
 
@@ -151,16 +157,28 @@ class Operation:
 
     def call(self) -> None:
         """Tell everybody that is here."""
+        self._told, self._called_at = {}, self._place.now()
         for peer in {*self._place.here(), *self._place.live} - {self._place.me}:
-            self._place.outbox.control(peer, self._said())
+            self.answer(peer)
 
-    def renumber(self, number: int) -> None:
+    def answer(self, peer: PeerId) -> None:
+        """Tell one."""
+        self._place.outbox.control(peer, self._said())
+
+    def locate(self, peer: PeerId) -> None:
+        """Tell one that calls another number where we are, once."""
+        if peer not in self._told and peer not in self._calls:
+            self._told[peer] = self._place.now()
+            self._place.outbox.control(peer, Over(self.name, self.number, False))
+            self.answer(peer)
+
+    def renumber(self, number: int, attempt: int) -> None:
         """The others are at another number; only before it has begun."""
-        self.number, self._fresh = number, False
+        self.lowered += number < self.number
+        self.number, self._fresh, self._attempt = number, False, attempt
         self._calls.clear()
         self._differing.clear()
         self._stash.clear()
-        self.call()
 
     async def wait(self) -> Ended:
         """Its end. Cancelled, it withdraws."""
@@ -180,9 +198,13 @@ class Operation:
         """Somebody calls the same."""
         begun = self.fly is not None
         if begun and not call.group:
-            self._place.outbox.control(peer, self._said())  # it comes late
+            self.answer(peer)  # it comes late
         if self.ended.done():
             return
+        now = self._place.now()
+        if not begun and now > self._told.get(peer, self._called_at) + self._patience:
+            self._told[peer] = now
+            self.answer(peer)  # what we have said before may be too old for it
         if call.plan != self.plan:
             self._calls.pop(peer, None)
             self._differing[peer] = difference(self.plan, call.plan, peer)
@@ -194,10 +216,9 @@ class Operation:
             self._heed()
 
     def forget(self, peer: PeerId) -> None:
-        """Somebody does not call any more."""
-        if self.fly is None:
-            self._calls.pop(peer, None)
-            self._differing.pop(peer, None)
+        """Somebody does not call any more; only before it has begun."""
+        self._calls.pop(peer, None)
+        self._differing.pop(peer, None)
 
     def hear(self, peer: PeerId, frame: Frame) -> None:
         """A frame of the round."""
@@ -209,13 +230,14 @@ class Operation:
     def reach(self, peer: PeerId) -> None:
         """A link to `peer` is up."""
         if not self.ended.done():
-            self._place.outbox.control(peer, self._said())
+            self.answer(peer)
         if self.fly is not None:
             self.fly.reach(peer)
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """The link to `peer` broke."""
         self._calls.pop(peer, None)
+        self._told.pop(peer, None)
         if self.fly is not None:
             self.fly.lost(peer, gone=gone)
         else:
@@ -313,6 +335,7 @@ class Operation:
             seed,
             blake3.blake3(msgspec.msgpack.encode(self.plan)).digest(),
             min_peers=self.plan.least,
+            max_weight=MAX_WEIGHT,
             grace=self._patience,
             patience=self._patience,
         )

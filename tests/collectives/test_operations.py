@@ -8,7 +8,8 @@ from contextlib import nullcontext
 import blake3
 import numpy as np
 import pytest
-from thinwire.collectives.elements import EXACT, ElementError, elements, numpy_type
+from thinwire.collectives.elements import EXACT, ElementError, elements, narrowed, numpy_type
+from thinwire.collectives.operation import MAX_WEIGHT
 from thinwire.collectives.operations import AT_ONCE, Operations, Place, Share
 from thinwire.collectives.planned import plan_of
 from thinwire.collectives.shards import grid
@@ -192,6 +193,23 @@ def test_a_codec_loses_a_little_and_the_same_on_all(op):
         assert not np.array_equal(results[0][1], exact)
 
     play(scene)
+
+
+def test_a_bfloat16_is_rounded_once():
+    def bits(value):
+        return narrowed(np.array([value], np.float64), "bfloat16").tolist()[0]
+
+    # Of float32 these are halfway between two bfloat16 already, which says nothing about which one is nearer.
+    assert [bits(1 + 2.0**-8 + 2.0**-40), bits(-1 - 2.0**-8 - 2.0**-40)] == [0x3F81, 0xBF81]
+    assert [bits(1 + 3 * 2.0**-8 - 2.0**-40), bits(1 + 2.0**-8), bits(1 + 3 * 2.0**-8)] == [0x3F81, 0x3F80, 0x3F82]
+    assert [bits(1e300), bits(-1e300), bits(np.inf), bits(1e-300), bits(-0.0)] == [0x7F80, 0xFF80, 0x7F80, 0, 0x8000]
+    assert bits(np.nan) & 0x7FC0 == 0x7FC0
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal(20_000) * 2.0 ** rng.integers(-140, 130, 20_000)
+    made = (narrowed(values, "bfloat16").astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    steps = np.spacing(np.abs(made).astype(np.float32)).astype(np.float64) * 2**16
+    finite = np.isfinite(made)
+    assert finite.mean() > 0.9 and (np.abs(made - values)[finite] <= steps[finite] / 2).all()
 
 
 def test_values_far_apart_and_not_finite_go_through():
@@ -464,15 +482,19 @@ def plan_(length):
     return plan_of("mean", "float64", EXACT, 1, [("", (length,))])
 
 
-def says(liar, peer, group, number=0, name=""):
-    liar.presence.outbox.control(peer.id, Call(name, number, False, plan_(2), tuple(sorted(group))))
+def says(liar, peer, group):
+    named = tuple(group) if isinstance(group, list) else tuple(sorted(group))
+    liar.presence.outbox.control(peer.id, Call("", 0, False, plan_(2), named))
 
 
 STRANGERS = [bytes([255 - i]) * 32 for i in range(5)]
 
 
 @pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("lie", ["alone", "in pairs", "with strangers", "with all", "without itself", "one by one"])
+@pytest.mark.parametrize(
+    "lie",
+    ["alone", "in pairs", "with strangers", "with all", "without itself", "one by one", "itself twice", "backwards"],
+)
 def test_a_group_that_one_member_makes_up_is_not_the_others(lie, early):
     async def scene():
         group = Group(4)
@@ -489,6 +511,8 @@ def test_a_group_that_one_member_makes_up_is_not_the_others(lie, early):
                     "with all": [{liar.id, *ids, *(s[: len(peer.id)] for s in STRANGERS)}],
                     "without itself": [{peer.id}],
                     "one by one": [{liar.id, one} for one in ids],
+                    "itself twice": [[liar.id, liar.id], sorted([*ids, liar.id, liar.id])],
+                    "backwards": [sorted([*ids, liar.id], reverse=True)],
                 }[lie]
                 for named in said:
                     says(liar, peer, named)
@@ -595,5 +619,134 @@ def test_what_is_held_is_bounded():
         assert group[0].operations.sizes()["operations"][0] == 1
         await asyncio.sleep(40.0)
         assert group[0].operations.sizes()["operations"][0] == 0
+
+    play(scene)
+
+
+async def fail(member, times, least):
+    """So many calls that come to nothing: each counts, and nobody else has it."""
+    for _ in range(times):
+        operation, _ = member.begin(np.ones(2), op="sum", least=least, grace=0.2)
+        await asyncio.sleep(0.1 if least == 1 else 0.3)  # alone it would be enough
+        operation.withdraw()
+        assert operation.ended.result().failure
+
+
+@pytest.mark.parametrize("least", ["all", 1])
+@pytest.mark.parametrize(
+    "failed", [(2, 0), (0, 5), (1, 1, 0), (0, 0, 2), (3, 1, 0), (2, 2, 0, 0), (0, 0, 3, 1), (0, 4, 2, 2, 9)]
+)
+def test_those_who_have_failed_unequally_often_meet_at_once(failed, least):
+    async def scene():
+        group = Group(len(failed))
+        await asyncio.sleep(0.5)
+        least_ = len(group) if least == "all" else 1
+        for member, times in zip(group, failed, strict=True):
+            await fail(member, times, least_)
+        for _ in range(2):
+            arrays = [np.full(2, 2.0**i) for i in range(len(group))]
+            for ended, out in await together(group, arrays, op="sum", least=least_, grace=2.0):
+                assert ended.failure == "" and len(ended.outcome.contributors) == len(group)
+                assert out[0] == 2 ** len(group) - 1
+
+    play(scene)
+
+
+def test_trying_again_and_again_comes_to_an_end():
+    async def scene():
+        group = Group(2)
+        await asyncio.sleep(0.5)
+
+        async def attempts(member, pause):
+            await asyncio.sleep(pause)
+            for attempt in range(8):
+                ended, _ = await member.average(np.ones(2), least=2, grace=3.0)
+                if not ended.failure:
+                    return attempt
+            return 8
+
+        assert max(await asyncio.gather(attempts(group[0], 0.0), attempts(group[1], 7.5))) < 8
+
+    play(scene)
+
+
+@pytest.mark.parametrize("wait", [0.0, 40.0])
+@pytest.mark.parametrize(
+    ("sides", "counts"), [((2, 2), (4, 1)), ((1, 3), (4, 1)), ((3, 1), (4, 1)), ((1, 1), (0, 3)), ((2, 3), (1, 3))]
+)
+def test_after_a_partition_in_which_each_side_counted_by_itself_all_meet(sides, counts, wait):
+    async def scene():
+        group = Group(sum(sides))
+        await together(group, [np.ones(2)] * len(group), op="sum")
+        parts = [group[: sides[0]], group[sides[0] :]]
+        ids = [[member.id for member in part] for part in parts]
+        group.net.partition(ids)
+
+        async def alone(part, count):
+            for _ in range(count):
+                results = await together(part, [np.ones(2)] * len(part), op="sum", grace=1.0)
+                assert all(len(ended.outcome.contributors) == len(part) for ended, _ in results)
+
+        await asyncio.gather(*(alone(part, count) for part, count in zip(parts, counts, strict=True)))
+        group.net.partition(ids, end=True)
+        await asyncio.sleep(10.0 + wait)
+
+        async def loop(member, value):
+            for _ in range(1 + max(counts)):  # who is behind may be given what the others have averaged meanwhile
+                ended, out = await member.average(np.full(2, value), op="sum", grace=5.0)
+                assert not ended.failure
+                if len(ended.outcome.contributors) == len(group):
+                    return float(out[0])
+            return 0.0
+
+        values = [2.0**i for i in range(len(group))]
+        met = await asyncio.gather(*(loop(member, value) for member, value in zip(group, values, strict=True)))
+        assert met == [sum(values)] * len(group)
+
+    play(scene)
+
+
+def test_one_that_lies_about_numbers_does_not_keep_two_apart_that_differ():
+    async def scene():
+        group = Group(3)
+        ahead, behind, liar = group
+        await asyncio.sleep(0.5)
+        await fail(ahead, 3, 2)
+        calls = [
+            asyncio.ensure_future(m.average(np.full(2, 2.0), least=2, grace=10.0, op="sum")) for m in (ahead, behind)
+        ]
+        for _ in range(90):
+            await asyncio.sleep(0.1)
+            for peer, other in ((ahead, behind), (behind, ahead)):
+                number = min((o.number for o in other.operations._running()), default=0)
+                liar.presence.outbox.control(peer.id, Over("", number, False))
+        for ended, out in await asyncio.gather(*calls):
+            assert set(ended.outcome.contributors) == {ahead.id, behind.id} and out[0] == 4.0
+
+    play(scene)
+
+
+def test_a_weight_beyond_all_bounds_counts_as_the_largest():
+    async def scene():
+        group = Group(3)
+        weights = (1, MAX_WEIGHT, 2**53 - 1)
+        calls = [m.average(np.array([float(i)]), weight=w) for i, (m, w) in enumerate(zip(group, weights, strict=True))]
+        for _, out in await asyncio.gather(*calls):
+            assert out[0] == 3 * MAX_WEIGHT / (1 + 2 * MAX_WEIGHT)
+
+    play(scene)
+
+
+def test_what_a_failed_one_holds_of_others_is_counted():
+    async def scene():
+        group = Group(3)
+        await asyncio.sleep(0.5)
+        begun = [member.begin(np.ones(500_000))[0] for member in group]
+        while not any(operation.nbytes > 4_000_000 for operation in begun):
+            await asyncio.sleep(0.001)
+        first = max(begun, key=lambda operation: operation.nbytes)
+        first.withdraw()
+        held = first.fly.exchange._contributions
+        assert first.ended.done() and len(held) and first.nbytes >= 4_000_000 + held.nbytes > 4_000_000
 
     play(scene)
