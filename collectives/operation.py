@@ -127,6 +127,7 @@ class Operation:
         self._calls: dict[PeerId, Call] = {}
         self._differing: dict[PeerId, str] = {}
         self._told: dict[PeerId, float] = {}  # who was told since that we call by this number, and when
+        self._located: dict[PeerId, int] = {}  # for which other number that each called
         self._heeded: set[PeerId] = set()  # whose word alone was enough: of each one group, or it could go on for ever
         self._stash = Stash(4 * MAX_GROUP, 16)
         self._began = self._started = self._called_at = place.now()
@@ -157,7 +158,7 @@ class Operation:
 
     def call(self) -> None:
         """Tell everybody that is here."""
-        self._told, self._called_at = {}, self._place.now()
+        self._told, self._located, self._called_at = {}, {}, self._place.now()
         for peer in {*self._place.here(), *self._place.live} - {self._place.me}:
             self.answer(peer)
 
@@ -165,9 +166,10 @@ class Operation:
         """Tell one."""
         self._place.outbox.control(peer, self._said())
 
-    def locate(self, peer: PeerId) -> None:
-        """Tell one that calls another number where we are, once."""
-        if peer not in self._told and peer not in self._calls:
+    def locate(self, peer: PeerId, number: int) -> None:
+        """Tell one that calls another number where we are, once for each."""
+        if peer not in self._calls and self._located.get(peer) != number:
+            self._located[peer] = number
             self._told[peer] = self._place.now()
             self._place.outbox.control(peer, Over(self.name, self.number, False))
             self.answer(peer)
@@ -238,6 +240,7 @@ class Operation:
         """The link to `peer` broke."""
         self._calls.pop(peer, None)
         self._told.pop(peer, None)
+        self._located.pop(peer, None)
         if self.fly is not None:
             self.fly.lost(peer, gone=gone)
         else:

@@ -201,17 +201,20 @@ class Operations:
         if len(early) > EARLY:
             early.popitem(last=False)
         if waiting:
-            waiting[0].locate(peer)
+            waiting[0].locate(peer, number)
 
     def _over(self, peer: PeerId, message: Over) -> None:
         """For `peer` all before a number are over, or it has withdrawn from them."""
         early = self._early.get(peer, OrderedDict())
         for name, number in [key for key in early if key[0] == message.name and key[1] < message.number]:
             del early[name, number]
-        for operation in self._waiting(message.name):
+        waiting = self._waiting(message.name)
+        for operation in waiting:
             if operation.number < message.number:
                 operation.forget(peer)
-        if not message.withdrawn and message.number < LAST and self._waiting(message.name):
+        if waiting and (others := [number for name, number in early if name == message.name]):
+            waiting[0].locate(peer, others[-1])  # it has gone on to another number
+        if waiting and not message.withdrawn and message.number < LAST:
             overs = self._overs.setdefault(peer, OrderedDict())
             overs[message.name] = message.number
             if len(overs) > EARLY:

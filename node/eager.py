@@ -12,16 +12,18 @@ it is −η s Δ_mʳ. The share is the one that the last group gives; what was p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Self, cast
 
 import numpy as np
+from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched
 from thinwire.compression.codec import Buffer, Codec, Floats
 from thinwire.compression.kernels import outer_step
 from thinwire.node.overlap import OverlappedRounds
+from thinwire.node.rounds import Rounds
 from thinwire.node.session import Session
 from thinwire.node.waiting import Work
 from thinwire.swarm.manifest import Manifest
@@ -127,6 +129,13 @@ class EagerRounds(OverlappedRounds):
         outer, replica = self._outer, self._replica
         replica.prepare(self._read, self._share, lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov)
         self._write(replica.start)
+
+    async def _average(self, average: Callable[[float | None], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        """See OverlappedRounds; what would be trained during the run's last round is for no other, so nothing is."""
+        if self._replica.round + 1 != self._last:
+            return await super()._average(average)
+        self._told = self._given
+        return await Rounds._average(self, average)
 
     async def _follow(self) -> None:
         """The model goes on from where it is: the next contribution is measured first. After the run's last round it is θ̄."""

@@ -652,6 +652,35 @@ def test_those_who_have_failed_unequally_often_meet_at_once(failed, least):
     play(scene)
 
 
+@pytest.mark.parametrize("pause", [-1.0, 0.0, 0.005, 0.011, 0.021, 0.031, 3.0])
+def test_who_has_given_up_many_and_calls_the_next_is_found(pause):
+    """Whatever is on its way meanwhile."""
+
+    async def scene():
+        group, calls = Group(3), []
+        await asyncio.sleep(0.5)
+
+        def call(member):
+            calls.append(asyncio.ensure_future(member.average(np.ones(2), op="sum", least=3, grace=20.0)))
+
+        given_up = [group[0].begin(np.ones(2), op="sum", least=3)[0] for _ in range(20)]
+        call(group[1])
+        if pause < 0:
+            call(group[0])
+        await asyncio.sleep(0.015)  # these two have heard each other's first call
+        for operation in given_up:
+            operation.withdraw()
+        if pause >= 0:
+            await asyncio.sleep(pause)
+            call(group[0])
+        await asyncio.sleep(0.1)
+        call(group[2])
+        for ended, out in await asyncio.gather(*calls):
+            assert len(ended.outcome.contributors) == 3 and out[0] == 3.0
+
+    play(scene)
+
+
 def test_trying_again_and_again_comes_to_an_end():
     async def scene():
         group = Group(2)
