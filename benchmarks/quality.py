@@ -1,6 +1,7 @@
 """What a codec or an outer method costs in loss: a byte language model of some 100,000 parameters, trained every way we have.
 
-    python benchmarks/quality.py [--seeds 2] [--rounds 100] [--replicas 4] [--lr 4e-3] [--only NAME ...] [--json FILE]
+    python benchmarks/quality.py [--seeds 2] [--rounds 100] [--replicas 4] [--lr 4e-3] [--schedule cosine]
+                                 [--only NAME ...] [--json FILE]
 
 Four replicas (or --replicas) in one process, each with its own shards of the standard library's source; codecs, rules, inner
 and outer optimizers are those of the product, only the network is left out. What is measured is the held-out loss (nats per
@@ -97,11 +98,12 @@ class Mixed:
     """The batches of all replicas in turn: one step on as many as there are is a step of data parallelism."""
 
     def __init__(self, sources: Sequence[Batches]) -> None:
-        self._sources, self._at = sources, 0
+        self._sources, self._at, self.batch = sources, 0, sources[0].batch
 
-    def next(self) -> Batch:
+    def next(self, size: int = 0) -> Batch:
+        """Of whose turn it is."""
         self._at += 1
-        return self._sources[(self._at - 1) % len(self._sources)].next()
+        return self._sources[(self._at - 1) % len(self._sources)].next(size)
 
 
 def synchronous(toy: Toy) -> float:
@@ -390,10 +392,11 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))
     parser.add_argument("--replicas", type=int, default=len(PEERS))
     parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate of the inner optimizer")
+    parser.add_argument("--schedule", default="cosine", choices=["cosine", "constant"])
     parser.add_argument("--json", type=Path)
     told = parser.parse_args(words)
     torch.set_num_threads(1)
-    inner = InnerConfig(lr=told.lr, warmup=told.rounds // 2, schedule="cosine")
+    inner = InnerConfig(lr=told.lr, warmup=told.rounds // 2, schedule=told.schedule)
     peers = [bytes([index]) * 32 for index in range(told.replicas)]
     losses: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as cache:

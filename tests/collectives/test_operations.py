@@ -29,10 +29,10 @@ RUN = bytes(range(32))
 class Member:
     """A peer with links and a roster, that trains nothing."""
 
-    def __init__(self, net, index, life=0):
+    def __init__(self, net, index, life=0, address=""):
         self.identity = Identity.generate(bytes([index]) * 32)
         self.id, self.net, loop = self.identity.peer_id, net, clock.current()
-        address = f"10.0.0.{index}:7000"
+        address = address or f"10.0.0.{index}:7000"
         self.transport = net.transport(self.identity, RUN, self._admit, address)
         sequence = 1 + int(loop.time() * 1000)
         self.record = PeerRecord.create(
@@ -777,5 +777,271 @@ def test_what_a_failed_one_holds_of_others_is_counted():
         first.withdraw()
         held = first.fly.exchange._contributions
         assert first.ended.done() and len(held) and first.nbytes >= 4_000_000 + held.nbytes > 4_000_000
+
+    play(scene)
+
+
+# --- what befalls others' collectives (docs/scenarios.md has the list): a contribution of 2^rank shows who is in every sum
+
+
+def is_sum_of_those_named(members, ended, out):
+    """Whether the value is that of the contributors, all of them in it or missing."""
+    inside = set(ended.outcome.contributors)
+    assert not ended.failure and not inside & ended.missing.keys()
+    assert out[0] == sum(2.0**i for i, member in enumerate(members) if member.id in inside)
+    return inside
+
+
+SMALL = (0, 1, 2, 3, 41, 1009)
+
+
+@pytest.mark.parametrize("sizes", [SMALL, pytest.param((4096, 203_530), marks=pytest.mark.trial)])
+@pytest.mark.parametrize("element", ["float64", "float32", "float16", "bfloat16", "int64", "int8", "bool"])
+def test_every_size_of_every_type_by_every_op(element, sizes):
+    """Fewer elements than peers, a prime, none: all at once, each by a name of its own."""
+    ops = ["min", "max"] if element == "bool" else ["sum", "min", "max"] + ["mean"] * (element not in ("int64", "int8"))
+
+    async def scene():
+        group = Group(3)
+        await asyncio.sleep(0.5)
+        for op in ops:
+            drawn = [[np.random.default_rng(10 * size + i).integers(0, 30, size) for i in range(3)] for size in sizes]
+            given = [[bfloat(a) if element == "bfloat16" else a.astype(element) for a in arrays] for arrays in drawn]
+            calls = [
+                group[i].average(arrays[i], name=f"{op} {len(arrays[0])}", op=op, element=element)
+                for arrays in given
+                for i in range(3)
+            ]
+            results = await asyncio.gather(*calls)
+            for at, arrays in enumerate(drawn):
+                values = np.stack(arrays).astype(bool if element == "bool" else np.float64)
+                exact = {"sum": np.sum, "min": np.min, "max": np.max, "mean": np.mean}[op](values, axis=0)
+                for ended, out in results[3 * at : 3 * at + 3]:
+                    assert len(ended.outcome.contributors) == 3 and out.shape == arrays[0].shape
+                    np.testing.assert_array_equal(out, results[3 * at][1])
+                    seen = (out.astype(np.uint32) << 16).view(np.float32) if element == "bfloat16" else out
+                    np.testing.assert_allclose(seen.astype(float), exact.astype(float), rtol=TOLERANCE.get(element, 0))
+
+    play(scene)
+
+
+LATER = pytest.mark.trial
+
+
+@pytest.mark.parametrize("delay", [0.02, *(pytest.param(d, marks=LATER) for d in (0.0, 0.011, 0.035, 0.06, 0.1))])
+@pytest.mark.parametrize("count", [2, 32, pytest.param(8, marks=LATER)])
+def test_several_in_flight_when_a_peer_dies(count, delay):
+    async def scene():
+        group = Group(4)
+        await asyncio.sleep(1.0)
+        calls = {
+            i: [
+                asyncio.ensure_future(member.average(np.full(3000, 2.0**i), name=f"n{n}", op="sum"))
+                for n in range(count)
+            ]
+            for i, member in enumerate(group)
+        }
+        await asyncio.sleep(delay)
+        group[3].kill()
+        for call in calls.pop(3):
+            call.cancel()
+        survivors = {member.id for member in group[:3]}
+        for n in range(count):
+            results = [await calls[i][n] for i in range(3)]
+            inside = [is_sum_of_those_named(group, ended, out) for ended, out in results]
+            assert inside[0] == inside[1] == inside[2] and inside[0] >= survivors
+            assert all(np.array_equal(out, results[0][1]) for _, out in results)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.015, 0.03, 0.06])
+def test_all_but_one_die(delay):
+    async def scene():
+        group = Group(4)
+        await asyncio.sleep(1.0)
+        calls = [
+            asyncio.ensure_future(member.average(np.full(30_000, 2.0**i), op="sum")) for i, member in enumerate(group)
+        ]
+        await asyncio.sleep(delay)
+        for member, call in zip(group[1:], calls[1:], strict=True):
+            member.kill()
+            call.cancel()
+        assert group[0].id in is_sum_of_those_named(group, *await calls[0])
+        ended, out = await group[0].average(np.full(2, 1.0), op="sum", grace=5.0)
+        assert is_sum_of_those_named(group, ended, out) == {group[0].id}
+
+    play(scene)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.03])
+def test_who_is_stopped_for_a_minute_holds_nobody_up(delay):
+    async def scene():
+        group = Group(4)
+        await asyncio.sleep(1.0)
+        calls = [
+            asyncio.ensure_future(member.average(np.full(30_000, 2.0**i), op="sum", grace=5.0))
+            for i, member in enumerate(group)
+        ]
+        await asyncio.sleep(delay)
+        group.net.pause(group[3].id)
+        began, others = clock.current().time(), {member.id for member in group[:3]}
+        for call in calls[:3]:
+            assert is_sum_of_those_named(group, *await call) >= others
+        assert clock.current().time() < began + 20.0
+        for _ in range(2):
+            for ended, out in await together(group[:3], [np.full(2, 2.0**i) for i in range(3)], op="sum", grace=1.0):
+                assert is_sum_of_those_named(group, ended, out) == others
+        await asyncio.sleep(max(0.0, began + 60.0 - clock.current().time()))
+        group.net.resume(group[3].id)
+        ended, out = await calls[3]  # what it gets is right, or an error
+        assert ended.failure or is_sum_of_those_named(group, ended, out)
+        await asyncio.sleep(20.0)
+        for _ in range(4):  # it may be given what it has missed before
+            results = await together(group, [np.full(2, 2.0**i) for i in range(4)], op="sum", grace=5.0)
+            inside = [is_sum_of_those_named(group, ended, out) for ended, out in results]
+        assert all(len(names) == 4 for names in inside)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("grace", "waits"), [(2.0, False), (8.0, True)])
+def test_a_straggler_of_five_seconds(grace, waits):
+    async def scene():
+        group = Group(3)
+        await asyncio.sleep(1.0)
+        calls = [
+            asyncio.ensure_future(member.average(np.full(2, 2.0**i), op="sum", grace=grace))
+            for i, member in enumerate(group[:2])
+        ]
+        await asyncio.sleep(5.0)
+        calls.append(asyncio.ensure_future(group[2].average(np.full(2, 4.0), op="sum", grace=grace)))
+        for call in calls:
+            assert len(is_sum_of_those_named(group, *await call)) == (3 if waits else 2)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_two_that_cannot_reach_each_other_are_both_in_it(count):
+    async def scene():
+        group = Group(count)
+        group.net.cut(group[0].id, group[1].id)
+        await asyncio.sleep(3.0)
+        for size in (2, 50_000):
+            arrays = [np.full(size, 2.0**i) for i in range(count)]
+            for ended, out in await together(group, arrays, op="sum", grace=3.0):
+                inside = is_sum_of_those_named(group, ended, out)
+                assert inside == {member.id for member in group}, ended.missing
+
+    play(scene)
+
+
+def test_two_behind_one_address():
+    async def scene():
+        group = Group(2)
+        for index in (2, 3):
+            group.append(Member(group.net, index, address=f"10.0.0.77:{7000 + index}"))
+        for member in group:
+            group.acquaint(member)
+        await asyncio.sleep(1.0)
+        arrays = [np.full(30_000, 2.0**i) for i in range(4)]
+        for _ in range(2):
+            for ended, out in await together(group, arrays, op="sum"):
+                assert len(is_sum_of_those_named(group, ended, out)) == 4
+
+    play(scene)
+
+
+@pytest.mark.parametrize("deaths", [6, pytest.param(60, marks=LATER)])
+def test_newcomers_that_die_while_they_come_hurt_nobody(deaths):
+    """At 0 to 250 ms of their lives, while the others average without a pause."""
+
+    async def scene():
+        group = Group(3)
+        await asyncio.sleep(1.0)
+        ids, over = {member.id for member in group}, False
+
+        async def loop(member, value):
+            while not over:
+                ended, out = await member.average(np.full(2, value), op="sum", grace=0.5)
+                assert is_sum_of_those_named(group, ended, out) >= ids
+
+        tasks = [asyncio.ensure_future(loop(member, 2.0**i)) for i, member in enumerate(group)]
+        for death in range(deaths):
+            newcomer = Member(group.net, 10 + death)
+            for member in group:
+                for one, other in ((member, newcomer), (newcomer, member)):
+                    one.roster.learn(other.record, clock.current().time())
+                    one.transport.learn(other.record)
+            call = asyncio.ensure_future(newcomer.average(np.full(2, 0.0), op="sum", grace=5.0))
+            await asyncio.sleep(0.25 * death / deaths)
+            newcomer.kill()
+            call.cancel()
+        over = True
+        await asyncio.gather(*tasks)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [pytest.param(60.0, marks=LATER), pytest.param(3600.0, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
+)
+def test_a_swarm_that_halves_and_doubles_all_the_time(seconds):
+    """Somebody dies or comes every half to two seconds; every sum that anybody gets is that of those it names."""
+
+    async def scene():
+        rng, group, loops, met = random.Random(7), Group(6), {}, []
+
+        async def loop(member, index):
+            while True:
+                value = np.full(2, 2.0 ** (index % 50))
+                ended, out = await member.average(value, op="sum", grace=2.0)
+                if not ended.failure:
+                    inside = set(ended.outcome.contributors)
+                    assert out[0] == sum(2.0 ** (i % 50) for i, one in enumerate(group) if one.id in inside)
+                    met.append(len(inside))
+                await asyncio.sleep(0.2)
+
+        def start(index):
+            loops[index] = asyncio.ensure_future(loop(group[index], index))
+
+        for index in range(6):
+            start(index)
+        end = clock.current().time() + seconds
+        while clock.current().time() < end:
+            await asyncio.sleep(rng.uniform(0.5, 2.0))
+            if len(loops) > 3 and (len(loops) >= 12 or rng.random() < 0.5):
+                index = rng.choice(sorted(loops))
+                group[index].kill()
+                loops.pop(index).cancel()
+            else:
+                newcomer = Member(group.net, len(group))
+                for index in loops:
+                    for one, other in ((group[index], newcomer), (newcomer, group[index])):
+                        one.roster.learn(other.record, clock.current().time())
+                        one.transport.learn(other.record)
+                group.append(newcomer)
+                start(len(group) - 1)
+            for task in loops.values():
+                assert not task.done(), task.exception()
+        assert len(met) > seconds and max(met) >= 6
+        for task in loops.values():
+            task.cancel()
+
+    play(scene)
+
+
+def test_another_codec_is_told_too():
+    async def scene():
+        group = Group(3)
+        arrays = [np.full(9, float(i), np.float32) for i in range(3)]
+        codecs = (EXACT, "fp16", EXACT)
+        calls = [m.average(a, codec=c) for m, a, c in zip(group, arrays, codecs, strict=True)]
+        (one, _), (alien, _), (two, _) = await asyncio.gather(*calls)
+        assert re.search("codec: peer .* has 'exact', here it is 'fp16'", alien.failure)
+        for ended in (one, two):
+            assert re.search("codec: peer .* has 'fp16', here it is 'exact'", ended.missing[group[1].id])
 
     play(scene)
