@@ -194,7 +194,8 @@ class Operations:
             _alone(operation, operation.hear_call, peer, call)
         elif number < following and not waiting:
             self._place.outbox.control(peer, Over(name, following, False))
-        if not ended or (operation is not None and peer in operation.group) or not (waiting or number >= following):
+        met = operation is not None and peer in operation.group and not lost  # what it says now it had said before
+        if not ended or met or not (waiting or number >= following):
             return
         early = self._early.setdefault(peer, OrderedDict())
         early[name, number] = call, self._place.now()
