@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,14 +34,17 @@ from thinwire.compression.codec import Floats
 from thinwire.compression.feedback import ErrorFeedback
 from thinwire.compression.kernels import outer_step
 from thinwire.compression.lowrank import LowRank, PowerSGD
+from thinwire.node.co2 import Co2Replica
 from thinwire.node.corpus import open_corpus
 from thinwire.node.data import Batch, Batches, Split, shards_of, split
 from thinwire.node.eager import EagerRounds
 from thinwire.node.fragments import Layout, layout_of
 from thinwire.node.inner import InnerConfig, learning_rate
+from thinwire.node.methods import METHODS
 from thinwire.node.model import ModelConfig, Transformer
 from thinwire.node.outer import Read, Write
 from thinwire.node.paired import PairedReplica, Pull
+from thinwire.node.power import steps_by_power
 from thinwire.node.sparse import chunks_of
 from thinwire.node.tokenizer import load_tokenizer
 from thinwire.node.trainer import Trainer
@@ -294,6 +297,13 @@ class Naive(EagerRounds):
     _share = 0.0  # type: ignore[assignment]
 
 
+class Heavy(Co2Replica):
+    """CO2 whose steps all count in full, however late they come."""
+
+    def penalty(self, *told: object) -> float:
+        return 1.0
+
+
 def overlapped(outer: str, *, naive: bool = False) -> Callable[[Toy], float]:
     """Methods that train while they exchange, with the product's rounds and replicas around a table."""
 
@@ -315,7 +325,10 @@ def overlapped(outer: str, *, naive: bool = False) -> Callable[[Toy], float]:
             table = Table(manifest, layout, [learner(trainer) for trainer in trainers])
             if naive:
                 for seat in table.seats:
-                    seat.rounds.__class__ = Naive
+                    if isinstance(seat.replica, Co2Replica):
+                        seat.replica.__class__ = Heavy
+                    else:
+                        seat.rounds.__class__ = Naive
             await table.play(
                 toy.rounds * toy.steps // manifest.pace, lambda index, steps: trainers[index].run_steps(steps).tokens
             )
@@ -323,6 +336,71 @@ def overlapped(outer: str, *, naive: bool = False) -> Callable[[Toy], float]:
             return table.seats[0].replica.theta
 
         layout.write(trainers[0].model, asyncio.run(play()))
+        return toy.loss(trainers[0])
+
+    return run
+
+
+UNEQUAL = (1.0, 1.3, 2.0, 4.0)
+"""Time that an inner step takes each replica, where they are unequal."""
+
+
+def asynchronous(outer: str, *, grace: float = 0.5) -> Callable[[Toy], float]:
+    """Methods that wait for nobody, by the clock of unequal machines, until as many steps are made as in other runs.
+
+    A round is of those that are ready `grace` after the first, in units of the quickest one's step.
+    """
+
+    def run(toy: Toy) -> float:
+        manifest = parse(f'[exchange]\ncodec = "fp32"\n[outer]\nsteps = {toy.steps}\n{outer}')
+        method, chosen = METHODS[manifest.outer.method], manifest.outer
+        total = toy.rounds * toy.steps * len(PEERS)
+        counts = [toy.steps] * len(PEERS)
+        if chosen.work == "by-power":
+            speeds = [1 / seconds for seconds in UNEQUAL]
+            counts = [steps_by_power(own, speeds, toy.steps, chosen.spread) for own in speeds]
+        pace = sum(1 / seconds for seconds in UNEQUAL)
+        trainers = [
+            Trainer(
+                toy.model(),
+                replace(toy.inner, steps=round(total / seconds / pace)),
+                toy.batches(peer),
+                clock=time.perf_counter,
+            )
+            for peer, seconds in zip(PEERS, UNEQUAL, strict=True)
+        ]
+        layout = layout_of(trainers[0].model)
+        theta = np.empty(layout.total, np.float32)
+        layout.read(trainers[0].model, theta)
+        codec = method.codec(manifest, layout)
+        replicas: list[Any] = [method.replica.begin(manifest, layout, codec, theta, PEERS) for _ in PEERS]
+        cut, made = grid(layout.total, codec), 0
+        ready = [(count * seconds, index) for index, (count, seconds) in enumerate(zip(counts, UNEQUAL, strict=True))]
+        while made < total:
+            closes = min(ready)[0] + grace
+            some = sorted(index for at, index in ready if at <= closes)
+            ready = [one for one in ready if one[0] > closes]
+            payloads, tokens = [], []
+            for index in some:
+                tokens.append(float(trainers[index].run_steps(counts[index]).tokens))
+                made += counts[index]
+                model = trainers[index].model
+                payloads.append(
+                    list(replicas[index].encode(lambda a, b, out, m=model: layout.read(m, out, a), cut, codec))
+                )
+            results = []
+            for chunk in range(len(cut)):
+                mean = np.empty(cut.size(chunk), np.float32)
+                RULES["mean"](codec, [payload[chunk] for payload in payloads], tokens, mean)
+                results.append(mean.view(np.uint8).data)
+            for replica in replicas:
+                replica.arrive(results, cut, codec, contributors=len(some), members=PEERS)
+            for index in some:
+                replicas[index].reset()
+                layout.write(trainers[index].model, replicas[index].theta)
+                ready.append((closes + counts[index] * UNEQUAL[index], index))
+        assert len({replica.digest for replica in replicas}) == 1
+        layout.write(trainers[0].model, replicas[0].theta)
         return toy.loss(trainers[0])
 
     return run
@@ -364,6 +442,13 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "naive overlap .4": overlapped('method = "eager"\nlr = 0.4', naive=True),
     "eager .4": overlapped('method = "eager"\nlr = 0.4'),
     "eager .2": overlapped('method = "eager"'),
+    "co2": overlapped('method = "co2"'),
+    "async naive": asynchronous('method = "buffered-async"\nlr = 0.7\nmomentum = 0.9\nnesterov = true'),
+    "async buffered": asynchronous('method = "buffered-async"'),
+    "delayed nesterov": asynchronous('method = "delayed-nesterov"'),
+    "delayed, by power": asynchronous('method = "delayed-nesterov"\nwork = "by-power"'),
+    "co2 .4/.8": overlapped('method = "co2"\nlr = 0.4\nmomentum = 0.8'),
+    "co2, no penalty": overlapped('method = "co2"\nlr = 0.4\nmomentum = 0.8', naive=True),
 }
 """Name -> a run's loss."""
 

@@ -6,10 +6,13 @@ net for the absurd (a diverged or broken peer), not a defence against a careful 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 from thinwire.compression.codec import Buffer, Codec, Floats
+from thinwire.compression.kernels import fp32_check
 from thinwire.swarm.protocol import PeerId
 
 NORM_LIMIT = 1e3
@@ -33,12 +36,15 @@ def lower_median(values: Iterable[float]) -> float:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def outliers(norms: Mapping[PeerId, float], usual: float = 0.0) -> tuple[tuple[PeerId, ...], float]:
+def outliers(
+    norms: Mapping[PeerId, float], usual: float = 0.0, middle: Callable[[Iterable[float]], float] = lower_median
+) -> tuple[tuple[PeerId, ...], float]:
     """Peers whose norm is beyond NORM_LIMIT times the usual one, in peer-id order, and the usual norm after this round.
 
     `usual` is what the last call returned; 0 at first, then this round's own lower median stands in. When all are beyond the
     limit it grows by GROWTH: one explosion is left out, but a change that lasts is let in after some tries, instead of locking
-    everybody out for ever. Zeros say nothing about the usual norm and are left out of the median.
+    everybody out for ever. Zeros say nothing about the usual norm and are left out of the median. `middle` says which of this
+    round's norms is remembered.
     """
     lengths = [norm for norm in norms.values() if norm > 0.0]
     if not lengths:
@@ -48,7 +54,7 @@ def outliers(norms: Mapping[PeerId, float], usual: float = 0.0) -> tuple[tuple[P
     near = [norm for norm in lengths if norm <= limit]
     if not near:
         return far, GROWTH * usual
-    median = lower_median(near)
+    median = middle(near)
     return far, MEMORY * usual + (1.0 - MEMORY) * median if usual else median
 
 
@@ -61,5 +67,24 @@ def mean(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out
         out[:] = 0.0
 
 
-RULES: dict[str, Rule] = {"mean": mean}
+def apart(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
+    """Direction and length averaged apart (RDA): (Σ w‖v‖ / Σ w) · unit(Σ w unit(v)), weighted by tokens; of vectors that point
+    different ways the result keeps the length, and none counts more because it is long. A vector is one chunk: an owner has
+    no more of it. Zeros when nobody has a weight, or when directions cancel out.
+    """
+    vector, total, length = np.empty(out.size, np.float32), 0.0, 0.0
+    direction = np.zeros(out.size, np.float64)
+    for payload, weight in zip(payloads, weights, strict=True):
+        if weight > 0:
+            codec.decode(payload, vector)
+            norm = math.sqrt(fp32_check(vector.view(np.uint32))[1])
+            total, length = total + weight, length + weight * norm
+            if norm:
+                direction += np.float64(weight / norm) * vector
+    out[:] = direction  # as far as float32 has it; of that the length is taken
+    norm = math.sqrt(fp32_check(out.view(np.uint32))[1])
+    out *= np.float32(length / total / norm if norm else 0.0)
+
+
+RULES: dict[str, Rule] = {"mean": mean, "rda": apart}
 """Name in a manifest -> rule."""

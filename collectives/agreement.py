@@ -286,8 +286,12 @@ class Agreement:
         return self._electorate.enough(set(self.terms.members).difference(peers))
 
     def waiting_for(self) -> tuple[PeerId, ...]:
-        """Members that we can reach and that are not ready yet (what a round waits for before it opens)."""
-        return self._electorate.waiting_for(self.ready)
+        """Members that we can reach and that the round waits for before it opens."""
+        return self._electorate.waiting_for(self._given())
+
+    def _given(self) -> Collection[PeerId]:
+        """Who has announced what the round waits for."""
+        return [peer for peer, ready in self.ready.items() if ready.weight] if self.terms.buffered else self.ready
 
     def _due(self, now: float) -> float | None:
         """When it is our turn to begin a ballot, None when it is not."""
@@ -305,12 +309,16 @@ class Agreement:
             if self.me not in ready:
                 return None
             turn = sorted(ready).index(self.me)
-        if not electorate.here(ready, now):
+        few = self.terms.buffered and len(ready.intersection(self._given())) < max(1, self.terms.min_peers)
+        if few or not electorate.here(ready, now):
             self._quorum_since = None
             return None
         if self._quorum_since is None:
             self._quorum_since = now
-        return self._quorum_since + (self.terms.grace if self.waiting_for() else 0.0) + turn * patience
+        grace = self.terms.grace if self.waiting_for() else 0.0
+        if self.terms.buffered and self._electorate.waiting_for(self.ready):
+            grace = max(grace, patience)  # they have but to say that they are here, to stay members
+        return self._quorum_since + grace + turn * patience
 
     def _orphaned(self, now: float) -> bool:
         """See Electorate.orphaned; then everybody votes."""

@@ -42,7 +42,7 @@ class Averager:
     The first call is agreed among the whole group, each later one among those who took part in the call before: a peer
     that dies is left out, one that falls behind by more than a call stays out. The transport must know all peers
     (`learn`). `now` is monotonic seconds; `grace`: seconds for stragglers; `patience`: seconds without progress before
-    somebody acts; `work` runs what computes for long.
+    somebody acts; `work` runs what computes for long. `bandwidth`: whose link carries more owns more chunks; all say the same.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Averager:
         grace: float = 10.0,
         patience: float = 2.0,
         work: Work = asyncio.to_thread,
+        bandwidth: bool = False,
     ) -> None:
         self._transport, self._keys, self.me = transport, dict(keys), identity.peer_id
         self._codec, self._rule, self._now, self._grace, self._work = codec, rule, now, grace, work
@@ -74,6 +75,7 @@ class Averager:
             live=self._live,
             key_of=self._keys.get,
             patience=patience,
+            moved=transport.totals if bandwidth else None,
         )
         self._number = 1
         self._calling = False
@@ -90,6 +92,11 @@ class Averager:
 
     async def _fail(self) -> None:
         await self._outbox.failure
+
+    @property
+    def link(self) -> tuple[int, int]:
+        """What our link carries, as far as it is known: bytes/s up and down; 0 is unknown."""
+        return self._series.bandwidth.up, self._series.bandwidth.down
 
     async def close(self) -> None:
         """Stop sending; the transport stays open."""
@@ -205,6 +212,7 @@ class Averager:
 
     def _routed(self, peer: PeerId, frame: Frame) -> None:
         message, number = frame.message, round_of(frame.message)
+        self._series.look()
         if isinstance(message, Behind):
             if number > self._number:
                 self._series.behind.set()
@@ -230,6 +238,7 @@ class Averager:
     async def _keep_time(self) -> None:
         while True:
             await asyncio.sleep(TICK)
+            self._series.look()
             for butterfly in (self._current, self._past):
                 if butterfly is not None:
                     butterfly.tick()

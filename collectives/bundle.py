@@ -52,6 +52,7 @@ class Bundle:
     async def send(self, frame: Frame) -> bool:
         """Hand a frame to a stream as soon as one is free; False when there is none any more."""
         head = frames.encode(frame, None, self._station.run_id)
+        await self._station.pacer.wait(len(head) + memoryview(frame.payload).nbytes)
         stream = await self._free()
         if stream is None:
             return False
@@ -105,6 +106,10 @@ class Bundle:
         streams = self._streams.values()
         return sum(stream.up for stream in streams), sum(stream.down for stream in streams)
 
+    def waiting(self) -> int:
+        """Bytes up that are still on their way."""
+        return sum(stream.waiting for stream in self._streams.values())
+
     def _release(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():
@@ -118,6 +123,8 @@ class Bundle:
         if self._closed or number in self._streams or number >= MAX_STREAMS:
             raise ValueError("a stream that is not awaited")
         self._streams[number] = stream
+        if self._station.pacer.rate:
+            stream.pace(self._station.pacer.rate)
         self._given_up = False
         stream.pause(self._station.inbox.bulk.full)
 

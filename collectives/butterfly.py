@@ -26,12 +26,14 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import (
     Ballot,
     Chunk,
+    Commit,
     Digest,
     Fetch,
     PeerId,
     Ready,
     Record,
     Result,
+    Subtotal,
 )
 
 
@@ -40,7 +42,8 @@ class Butterfly:
 
     Feed it frames with `hear`, time with `tick`, link changes with `lost` and `reach`; `announce` starts our own
     contribution; `wait` returns the Outcome. `attempt` is the number of our last announcement, if there was one in this round
-    before. After the commit it stays as the server of results for those who missed some.
+    before; `site`: the network that we share with others. `link` says what our link carries, bytes/s up and down (0:
+    unknown). After the commit it stays as the server of results for those who missed some.
     """
 
     def __init__(
@@ -51,12 +54,15 @@ class Butterfly:
         outbox: Outbox,
         now: Callable[[], float],
         attempt: int = 0,
+        site: str = "",
         phase: Callable[[int, str], None] = lambda round, name: None,
+        link: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.agreement, self.exchange = agreement, exchange
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
-        self._outbox, self._now, self._phase = outbox, now, phase
+        self._outbox, self._now, self._phase, self._link = outbox, now, phase, link
         self.attempt = attempt
+        self._site = site
         self._repairs = Repair()
         self._accused: Ballot | None = None
         self.opened_at: float | None = None
@@ -64,6 +70,7 @@ class Butterfly:
         self.lost_after_open: set[PeerId] = set()
         """Peers whose process went away after the round had opened: they may have voted, and will not remember."""
         self._gone: set[PeerId] = set()
+        self._spent: set[PeerId] = set()
         self._settled = asyncio.Event()
 
     # --- our own contribution
@@ -91,6 +98,8 @@ class Butterfly:
             self.agreement.witness,
             float(loss),
             float(speed),
+            *self._link(),
+            site=self._site,
         )
         self._phase(self.round, "announce")
         self.agreement.announce(ready, self._now())
@@ -146,16 +155,31 @@ class Butterfly:
         message = frame.message
         if getattr(message, "fragment", self.fragment) != self.fragment:
             return
-        if isinstance(message, (Chunk, Result, Record)):
+        if isinstance(message, (Chunk, Result, Record, Subtotal)):
             self.exchange.take(sender, frame)
         elif isinstance(message, Fetch):
             self._serve(sender, message)
         else:
+            if isinstance(message, Commit):
+                self._spent.discard(sender)  # what it said before was about another round
             before = self.agreement.ready.get(sender)
             self.agreement.hear(sender, message, frame.signature, self._now())
             if self.agreement.ready.get(sender) is not before:  # what is said again gives nothing a meaning
                 self.exchange.announced(sender)
         self.pump()
+
+    def spent(self, peer: PeerId) -> None:
+        """A peer says that it is past this round and keeps nothing of it: what it was asked for is asked of others."""
+        self._spent.add(peer)
+        lacking = self._repairs.owed(peer).intersection(self.exchange.results.lacks())
+        sources = [one for one in self.sources if one not in self._spent]
+        if lacking and sources:
+            self._fetch(sorted(lacking), sources)
+
+    @property
+    def forsaken(self) -> bool:
+        """Whether there is a verdict, and nobody in reach keeps its results any more."""
+        return self.agreement.commit is not None and bool(self.sources) and self._spent.issuperset(self.sources)
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """The link to `peer` broke."""
@@ -186,7 +210,7 @@ class Butterfly:
                 self._repair()
         if opened is not None and not committed and results.missing:
             exchange.nudge()
-        if committed and results.missing and now >= exchange.moved + ORPHANED * patience and not self._sources():
+        if committed and results.missing and now >= exchange.moved + ORPHANED * patience and not self.sources:
             self._void()
         elif opened is not None and not committed and results.missing and now >= exchange.moved + patience:
             if self.me in opened.alive and self._accused != opened.ballot:
@@ -232,7 +256,8 @@ class Butterfly:
             self._repair()
         exchange.check()
 
-    def _sources(self) -> list[PeerId]:
+    @property
+    def sources(self) -> list[PeerId]:
         """Reachable peers that hold every result."""
         commit, opened = self.agreement.commit, self.exchange.opened
         voters = [proof.peer for proof in commit.votes] if commit else list(opened.sources) if opened else []
@@ -244,9 +269,14 @@ class Butterfly:
         self.agreement.void(self._now())
 
     def _repair(self) -> None:
-        sources, wanted = self._sources(), self.exchange.results.wanted
-        if sources and wanted is not None:
-            for peer, part in self._repairs.plan(self.exchange.results.lacks(), sources, self._now()).items():
+        sources = self.sources
+        if sources:
+            self._fetch(self.exchange.results.lacks(), [one for one in sources if one not in self._spent] or sources)
+
+    def _fetch(self, lacking: Sequence[int], sources: Sequence[PeerId]) -> None:
+        wanted = self.exchange.results.wanted
+        if wanted is not None:
+            for peer, part in self._repairs.plan(lacking, sources, self._now()).items():
                 self._outbox.control(peer, Fetch(self.round, self.fragment, wanted, tuple(part)))
 
     def _serve(self, sender: PeerId, message: Fetch) -> None:

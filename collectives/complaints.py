@@ -18,6 +18,9 @@ from thinwire.swarm.protocol import Ballot, Blame, Open, PeerId
 UNSERVED = ("result", "result missing")
 """Reasons of a Blame against an owner of chunks: its result is wrong, or it did not come."""
 
+SUBTOTAL, UNSUMMED = "subtotal", "subtotal missing"
+"""Reasons of a Blame against a relay: the value of its group is wrong, or it did not come."""
+
 
 class Complaints:
     """One round's, at one peer, which counts them when it leads. Bounded by the square of the group."""
@@ -54,6 +57,8 @@ class Complaints:
             return False
         if blame.reason in UNSERVED:
             return self._lacks(accuser, blame.peer, opened, suffice)
+        if blame.reason in (SUBTOTAL, UNSUMMED):
+            return self._bypass(accuser, blame.peer, opened)
         contributes = any(entry.peer == blame.peer for entry in opened.contributors)
         if blame.reason not in FAULTS or not contributes or blame.peer in self.rejected:
             return False
@@ -67,10 +72,24 @@ class Complaints:
         others = owners - self.idle - {accuser}
         if opened.adopted is None and (accuser == opened.ballot.leader or len(words) > 1 or not others):
             return self._reject(blame)
+        return self._relieve(accuser, blame.peer, others)
+
+    def _bypass(self, owner: PeerId, relay: PeerId, opened: Open) -> bool:
+        """An owner has no value of a group from its relay. The leader knows what it sees; else both give up their chunks."""
+        working = set(opened.alive) - set(opened.idle)
+        if relay in self.idle or relay == owner or not {owner, relay} <= working:
+            return False
+        if owner == opened.ballot.leader:
+            self.idle.add(relay)
+            return True
+        return self._relieve(owner, relay, working - self.idle - {owner})
+
+    def _relieve(self, accuser: PeerId, accused: PeerId, others: set[PeerId]) -> bool:
+        """Take the chunks from both, unless nobody else of `others` would be left; True when that is news."""
         before = set(self.idle)
         self.idle.add(accuser)
-        if others - {blame.peer}:
-            self.idle.add(blame.peer)
+        if others - {accused}:
+            self.idle.add(accused)
         return self.idle != before
 
     def _lacks(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
-from thinwire.collectives.aggregate import outliers
+from thinwire.collectives.aggregate import lower_median, outliers
 from thinwire.collectives.shards import Grid
 from thinwire.compression.codec import Buffer, CodecError
 from thinwire.swarm.protocol import Contribution, Digest, PeerId
@@ -25,10 +25,19 @@ class Screen(Protocol):
 
 
 class Contributions:
-    """One round's. `usual` is the running norm of each chunk; it changes when the round commits (`settle`), not before."""
+    """One round's. `usual` is the running norm of each chunk; it changes when the round commits (`settle`), not before.
 
-    def __init__(self, codec: Screen, grid: Grid, usual: dict[int, float]) -> None:
-        self._codec, self._grid, self._usual = codec, grid, usual
+    `middle`: which of a round's norms is the usual one.
+    """
+
+    def __init__(
+        self,
+        codec: Screen,
+        grid: Grid,
+        usual: dict[int, float],
+        middle: Callable[[Iterable[float]], float] = lower_median,
+    ) -> None:
+        self._codec, self._grid, self._usual, self._middle = codec, grid, usual, middle
         self._held: dict[Key, dict[int, Buffer]] = {}
         self._norms: dict[Key, dict[int, float]] = {}
         # What the usual norms become when these contributors commit; and, where all were beyond them, (these contributors,
@@ -52,6 +61,12 @@ class Contributions:
     def own(self, peer: PeerId, attempt: int, index: int, chunk: Buffer) -> None:
         """Keep a chunk of ours."""
         self._held.setdefault((peer, attempt), {})[index] = chunk
+
+    def lend(self, key: Key, index: int, to: Contributions, name: Key) -> None:
+        """Let another have a chunk as well, called `name` there, with what is known of its length."""
+        to.own(*name, index, self._held[key][index])
+        if index in (norms := self._norms.get(key, {})):
+            to._norms.setdefault(name, {})[index] = norms[index]
 
     def take(self, key: Key, index: int, payload: Buffer, *, found: Digest, announced: Digest) -> str:
         """Keep a chunk whose hash is `found`; when it is not what was announced or cannot be used, the reason."""
@@ -83,12 +98,17 @@ class Contributions:
         norms = {key[0]: self._norms[key][index] for key in keys if index in self._norms.get(key, ())}
         known, before, raised = self._raised.get(index, (b"", 0.0, self._usual.get(index, 0.0)))
         usual = before if known == name else raised
-        far, after = outliers(norms, usual)
+        far, after = outliers(norms, usual, self._middle)
         if far and all(peer in far for peer, norm in norms.items() if norm > 0.0):
             self._raised[index] = (name, usual, after)
         else:
             self._news.setdefault(name, {})[index] = after
         return far
+
+    def drop(self, key: Key, index: int) -> None:
+        """Free a chunk that is of no use: another may come in its place."""
+        self._held.get(key, {}).pop(index, None)
+        self._norms.get(key, {}).pop(index, None)
 
     def forget(self, peer: PeerId, attempts: Collection[int]) -> None:
         """Free what a peer sent for other announcements than these."""

@@ -14,6 +14,7 @@ from .buffers import Pool
 from .channel import Channel, Gatekeeper, Parts, as_client, as_server, bind, bounded, speaker
 from .inbox import Inbox
 from .limits import Limits
+from .pacing import Pacer
 from .passage import Passage
 from .ports import HalfOpen, descriptors_left
 from .transport import RESET
@@ -36,6 +37,7 @@ class Station:
     gatekeeper: Gatekeeper
     inbox: Inbox
     pool: Pool = field(default_factory=Pool)
+    pacer: Pacer = field(default_factory=Pacer)
 
 
 @dataclass(frozen=True, slots=True)

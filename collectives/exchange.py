@@ -12,16 +12,19 @@ from typing import ClassVar
 import blake3
 from thinwire.collectives.aggregate import Rule
 from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.allotment import MOST
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.contributions import Contributions
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.plane import Plane
+from thinwire.collectives.proposal import loads
 from thinwire.collectives.reducer import Reducer, Reduces
 from thinwire.collectives.results import Results
 from thinwire.collectives.shards import Grid, owners
+from thinwire.collectives.standing import overdue
 from thinwire.compression.codec import Codec
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import MAX_GROUP, Ballot, Chunk, Open, PeerId, Record, Result
+from thinwire.swarm.protocol import MAX_GROUP, Ballot, Chunk, Open, PeerId, Record, Result, Subtotal
 
 
 class Exchange(Plane):
@@ -52,7 +55,7 @@ class Exchange(Plane):
             agreement,
             results=Results(lambda chunk, index: codec.check(chunk, grid.size(index)), len(grid)),
             contributions=Contributions(codec, grid, usual),
-            early=(2 * len(grid) + MAX_GROUP, 2 * len(grid) + 8),
+            early=((MOST + 1 if agreement.terms.chunks else 2) * len(grid) + MAX_GROUP, 2 * len(grid) + 8),
             outbox=outbox,
             now=now,
             phase=phase,
@@ -61,17 +64,29 @@ class Exchange(Plane):
         self._seed = seed
         self._reducer: Reduces = reducer or Reducer(codec, rule, pool or Pool())
         self._mine: list[int] = []
+        self._takers: tuple[PeerId, ...] = ()
         self._recorded: Ballot | None = None
         self._first: Open | None = None
+        self._first_at = 0.0
+        self._done: dict[PeerId, float] = {}
         self._contradicted: set[PeerId] = set()
 
     @property
     def failed(self) -> set[PeerId]:
-        """Who owned chunks when the round first opened here and does no more, or signed for others than what was settled."""
+        """Who owned chunks when the round first opened here and does no more, or signed for others than what was settled, or
+        was given many and is not as fast as it said.
+        """
         first, last = self._first, self.opened
         if first is None or last is None:
             return set()
-        return set(first.alive).difference(first.idle, set(last.alive).difference(last.idle)) | self._contradicted
+        lost = set(first.alive).difference(first.idle, set(last.alive).difference(last.idle))
+        return lost | self._contradicted | (self._overdue(first) if first is last and first.shares else set())
+
+    def _overdue(self, opened: Open) -> set[PeerId]:
+        contributors = {entry.peer for entry in opened.contributors}
+        links = loads(opened.group, contributors, opened.idle, self.agreement.ready)
+        took = {peer: at - self._first_at for peer, at in self._done.items()}
+        return overdue(opened, links, took, self.codec.nbytes(self.grid.chunk))
 
     def reach(self, peer: PeerId) -> None:
         """See Plane."""
@@ -85,30 +100,44 @@ class Exchange(Plane):
 
     def open(self, opened: Open) -> None:
         """A ballot opens: send what is owed to its owners, do what is ours."""
-        self._first = self._first or opened
+        if self._first is None:
+            self._first, self._first_at = opened, self._now()
         if self._name(opened):
             self._recorded = None
-            self.results.clear()
-        working = [peer for peer in opened.alive if peer not in opened.idle]
-        before, self.owners = self.owners, owners(len(self.grid), opened.group, working, self._seed)
-        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+            self._renew(opened)
+        before = self.owners
+        self._assign(opened)
         for index, owner in enumerate(before):
             if owner != self.owners[index]:
                 self.results.unsign(index)
         self._begin(opened)
+        self._resume(opened)
         self._replay()
-        for index in self._mine:
-            if self.results.chunks[index] is not None:
-                self._send_result(opened, index, opened.alive)
-            else:
-                self._reduce(index)
         self._record()
         self.check()
+
+    def _renew(self, opened: Open) -> None:
+        """What is here says nothing about the results of this ballot."""
+        self.results.clear()
+
+    def _assign(self, opened: Open) -> None:
+        """Who owns which chunk, and who takes the contributions to it."""
+        working = [peer for peer in opened.alive if peer not in opened.idle]
+        self.owners = self._takers = owners(len(self.grid), opened.group, working, self._seed, opened.shares)
+        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+
+    def _resume(self, opened: Open) -> None:
+        """Do what a new ballot wants of what is here."""
+        for index in self._mine:
+            if self.results.chunks[index] is not None:
+                self._send_result(opened, index, self._heirs(opened, index))
+            else:
+                self._reduce(index)
 
     def _scatter(self, opened: Open) -> None:
         if not self._names_us(opened):
             return
-        for index, owner in enumerate(self.owners):
+        for index, owner in enumerate(self._takers):
             if owner == self.me:
                 self._contributions.own(self.me, self._attempt, index, self._source[index])
             elif (owner, index) not in self._sent:
@@ -119,7 +148,7 @@ class Exchange(Plane):
     def _fits(self, frame: Frame) -> bool:
         """See Plane."""
         message, size = frame.message, memoryview(frame.payload).nbytes
-        index = message.index if isinstance(message, (Chunk, Result)) else 0
+        index = message.index if isinstance(message, (Chunk, Result, Subtotal)) else 0
         return index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(index))
 
     # --- owning chunks
@@ -147,7 +176,7 @@ class Exchange(Plane):
 
     def _awaits(self, key: tuple[PeerId, int], index: int) -> bool:
         """Whether the ballot in progress asks this contributor to send us this chunk; no other is progress."""
-        if self.opened is None or self.owners[index] != self.me:
+        if self.opened is None or self._takers[index] != self.me:
             return False
         return any((entry.peer, entry.attempt) == key for entry in self.opened.contributors)
 
@@ -165,8 +194,13 @@ class Exchange(Plane):
         weights = [float(entry.weight) for entry in opened.contributors]
         self.results.put(index, self._reducer.result(payloads, weights, self.grid.size(index)))
         self._progress()
+        self._done[self.me] = self.moved
         self.check()
-        self._send_result(opened, index, opened.alive)
+        self._send_result(opened, index, self._heirs(opened, index))
+
+    def _heirs(self, opened: Open, index: int) -> Sequence[PeerId]:
+        """To whom we send the result of a chunk, once we have it."""
+        return opened.alive if self.owners[index] == self.me else ()
 
     def _send_result(self, opened: Open, index: int, to: Sequence[PeerId]) -> None:
         result = self.results.chunks[index]
@@ -191,15 +225,23 @@ class Exchange(Plane):
 
     # --- receiving results
 
+    def _vouches(self, sender: PeerId, index: int) -> bool:
+        """Whether a result is taken on the word of this peer."""
+        return sender == self.owners[index]
+
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
         index = message.index
         if index >= len(self.grid) or self.results.chunks[index] is not None:
             return
-        taken = self.results.take(index, frame.payload, frame.hashed, from_owner=sender == self.owners[index])
+        taken = self.results.take(index, frame.payload, frame.hashed, from_owner=self._vouches(sender, index))
         if taken is None and self.results.wanted is not None:
             self._early.put(sender, frame)  # it has overtaken the Record that vouches for it
         elif taken:
             self._progress()
+            if sender == self.owners[index]:
+                self._done[sender] = self.moved
+            if self.opened is not None:
+                self._send_result(self.opened, index, self._heirs(self.opened, index))
             self.check()
         elif taken is False:
             self.agreement.accuse(sender, "result", self._now())

@@ -1,11 +1,9 @@
 """One average that is no training round, beside whatever else a swarm does: several peers' arrays become one.
 
 Peers call it by a name and a number. Who calls first has nobody to agree with yet, so there are two parts. First they find
-together: everybody tells everybody what it wants to average (`Call`), and when all that are here have called, or `grace` is
-over, the first of them by rendezvous ranking names those who have (`Call.group`). Everybody takes up a group that it would
-have named itself, or that more than half of the others name, and passes it on: see `gathering`. Then it is a round like any
-other, with that group as its members: see `agreement` and `butterfly`. Who calls later than that gets the result without
-being in it. Those who want something else are left out; a peer fails when they are not fewer than those who want the same.
+together and settle on a group: see `callers`. Then it is a round like any other, with that group as its members: see
+`agreement` and `butterfly`. Who calls later than that gets the result without being in it. A peer fails when those who want
+something else are not fewer than those who want the same.
 
 Two groups can be named at once, when a leader dies at that moment, when links are missing, or when one member would not wait
 as long as the others. Until it has voted a peer goes over to the greater one, or to one that most name, afterwards only to
@@ -16,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -26,50 +23,23 @@ import msgspec
 from thinwire.collectives.aggregate import mean
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.callers import Callers, Place
 from thinwire.collectives.elements import Elements
 from thinwire.collectives.exchange import Exchange
-from thinwire.collectives.gathering import confirmed, fits, greater, orderly
-from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.planned import difference
 from thinwire.collectives.proposal import Terms
 from thinwire.collectives.series import GIVE_UP
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.stash import Stash
 from thinwire.compression.codec import Buffer, Codec
 from thinwire.swarm.frame import Frame, sign_message, verify_message
-from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import MAX_GROUP, OPERATIONS, Ask, Call, Digest, Message, Over, PeerId, Plan
+from thinwire.swarm.protocol import MAX_GROUP, OPERATIONS, Ask, Call, Message, Over, PeerId, Plan
 from thinwire.swarm.rendezvous import leader_order
 
 LOGGER = logging.getLogger(__name__)
 
 MAX_WEIGHT = 2**31
 """Largest weight of one peer in a mean; what a peer says it weighs is believed up to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What an average needs of the peer that it is of: who we are, whom we reach, and what time it is.
-
-    live: peers with a link. gone: peers whose process is known to be no more. here: peers in the membership's view, and us.
-    life: a number that is higher in every later life of this peer.
-    """
-
-    identity: Identity
-    run_id: Digest
-    outbox: Outbox
-    now: Callable[[], float]
-    live: Collection[PeerId]
-    gone: Collection[PeerId]
-    here: Callable[[], Collection[PeerId]]
-    key_of: Callable[[PeerId], bytes | None]
-    life: int
-
-    @property
-    def me(self) -> PeerId:
-        """Ourselves."""
-        return self.identity.peer_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +94,11 @@ class Operation:
         self.fly: Butterfly | None = None
         self._place, self._share, self._fresh = place, share, fresh
         self._grace, self._patience = grace, patience
-        self._calls: dict[PeerId, Call] = {}
-        self._differing: dict[PeerId, str] = {}
+        self._callers = Callers(place, plan, grace=grace, patience=patience)
+        self._stash = Stash(4 * MAX_GROUP, 16)
         self._told: dict[PeerId, float] = {}  # who was told since that we call by this number, and when
         self._located: dict[PeerId, int] = {}  # for which other number that each called
-        self._heeded: set[PeerId] = set()  # whose word alone was enough: of each one group, or it could go on for ever
-        self._stash = Stash(4 * MAX_GROUP, 16)
-        self._began = self._started = self._called_at = place.now()
-        self._complete: float | None = None
+        self._started = self._called_at = place.now()
         self._attempt, self._witness, self._voted = attempt, True, False
         self._waiting: asyncio.Task[Outcome] | None = None
 
@@ -149,12 +116,12 @@ class Operation:
     @property
     def callers(self) -> Collection[PeerId]:
         """The others who have called."""
-        return self._calls.keys()
+        return self._callers.calls.keys()
 
     @property
     def waited(self) -> float:
         """Seconds since it was called."""
-        return self._place.now() - self._began
+        return self._callers.waited
 
     def call(self) -> None:
         """Tell everybody that is here."""
@@ -168,7 +135,7 @@ class Operation:
 
     def locate(self, peer: PeerId, number: int) -> None:
         """Tell one that calls another number where we are, once for each."""
-        if peer not in self._calls and self._located.get(peer) != number:
+        if peer not in self.callers and self._located.get(peer) != number:
             self._located[peer] = number
             self._told[peer] = self._place.now()
             self._place.outbox.control(peer, Over(self.name, self.number, False))
@@ -178,8 +145,7 @@ class Operation:
         """The others are at another number; only before it has begun."""
         self.lowered += number < self.number
         self.number, self._fresh, self._attempt = number, False, attempt
-        self._calls.clear()
-        self._differing.clear()
+        self._callers.clear()
         self._stash.clear()
 
     async def wait(self) -> Ended:
@@ -198,29 +164,20 @@ class Operation:
 
     def hear_call(self, peer: PeerId, call: Call) -> None:
         """Somebody calls the same."""
-        begun = self.fly is not None
+        begun, now = self.fly is not None, self._place.now()
         if begun and not call.group:
             self.answer(peer)  # it comes late
         if self.ended.done():
             return
-        now = self._place.now()
         if not begun and now > self._told.get(peer, self._called_at) + self._patience:
             self._told[peer] = now
             self.answer(peer)  # what we have said before may be too old for it
-        if call.plan != self.plan:
-            self._calls.pop(peer, None)
-            self._differing[peer] = difference(self.plan, call.plan, peer)
-            self._heed()
-            return
-        if orderly(call.group):
-            self._differing.pop(peer, None)
-            self._calls[peer] = call
+        if self._callers.hear(peer, call):
             self._heed()
 
     def forget(self, peer: PeerId) -> None:
         """Somebody does not call any more; only before it has begun."""
-        self._calls.pop(peer, None)
-        self._differing.pop(peer, None)
+        self._callers.forget(peer)
 
     def hear(self, peer: PeerId, frame: Frame) -> None:
         """A frame of the round."""
@@ -238,13 +195,13 @@ class Operation:
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """The link to `peer` broke."""
-        self._calls.pop(peer, None)
         self._told.pop(peer, None)
         self._located.pop(peer, None)
         if self.fly is not None:
+            self._callers.calls.pop(peer, None)
             self.fly.lost(peer, gone=gone)
         else:
-            self._differing.pop(peer, None)
+            self._callers.forget(peer)
             self._heed()
 
     def tick(self) -> None:
@@ -268,61 +225,25 @@ class Operation:
         """Take up what others have named, if it is sound, or name one."""
         if self.ended.done() or self._voted:
             return
-        place, begun = self._place, self.fly is not None
-        here, late = set(place.here()), self._late()
-        others = (set(self._calls) if late and not begun else here | set(self._calls)) - set(place.gone) - {place.me}
-        named = {peer: call.group for peer, call in self._calls.items() if len(call.group) >= self.plan.least}
-        group = confirmed(named, others)
-        if group is not None:
-            if group != self.group:
-                self._take_up(group)
-            return
-        counts = Counter(group for peer, group in named.items() if peer in group)
-        for peer, group in named.items():
-            if peer not in group or peer in self._heeded or not greater(group, self.group):
-                continue
-            # One alone does not end our waiting for those who are here; two do.
-            awaited = self._callers() | (self._awaited() if counts[group] < 2 else set())
-            if fits(group, place.me, {place.me, *self._calls}, here, awaited):
-                self._heeded.add(peer)
-                self._take_up(group)
-                return
-        if not begun:
-            self._find()
-
-    def _late(self) -> bool:
-        return self._place.now() >= self._began + self._grace
-
-    def _callers(self) -> set[PeerId]:
-        """Those who have called and are not in another group already, and us."""
-        me = self._place.me
-        return {me} | {peer for peer, call in self._calls.items() if not call.group or me in call.group}
-
-    def _awaited(self) -> set[PeerId]:
-        """Those who are here, have not called, and are waited for."""
-        known = {self._place.me, *self._calls, *self._differing, *self._place.gone}
-        return set() if self._late() else set(self._place.here()) - known
+        group = self._callers.named(self.group, begun=self.fly is not None)
+        if group is None:
+            if self.fly is None:
+                self._find()
+        elif group != self.group:
+            self._take_up(group)
 
     def _find(self) -> None:
-        place, now, late = self._place, self._place.now(), self._late()
-        callers = self._callers()
-        if len(self._differing) >= 1 + len(self._calls) + len(self._awaited()):
-            self._fail(next(iter(self._differing.values())), "all peers call with the same shapes, types, op and codec")
+        if differ := self._callers.outvoted:
+            self._fail(differ, "all peers call with the same shapes, types, op and codec")
             return
-        if not late and (self._awaited() or len(callers) < self.plan.least):
-            self._complete = None
-            return
-        if len(callers) < self.plan.least:
+        group = self._callers.own(self.key)
+        if group:
+            self._take_up(group)
+        elif group is not None:
             self._give_up(
-                f"{len(callers)} of at least {self.plan.least} peers have called within {self._grace:g} s",
-                next(iter(self._differing.values()), ""),
+                f"{len(self._callers.all)} of at least {self.plan.least} peers have called within {self._grace:g} s",
+                next(iter(self._callers.differing.values()), ""),
             )
-            return
-        if self._complete is None:
-            self._complete = now
-        turn = leader_order(place.run_id, callers, *self.key).index(place.me)
-        if now >= self._complete + turn * self._patience:
-            self._take_up(tuple(sorted(callers)[:MAX_GROUP]))
 
     def _take_up(self, group: tuple[PeerId, ...]) -> None:
         place, (round, fragment) = self._place, self.key
@@ -400,24 +321,22 @@ class Operation:
         if outcome.commit is not None:
             self._end(Ended(outcome, self._absent(outcome)))
             return
-        groups = Counter(
-            call.group for peer, call in self._calls.items() if peer in call.group and call.group != self.group
-        )
-        if not groups:
+        other = self._callers.other(self.group)
+        if other is None:
             self._fail("the others began it as another group", "call again")
             return
         self._witness = False  # what was promised in the other group may have counted there
-        self._take_up(max(groups, key=lambda group: (groups[group], group)))
+        self._take_up(other)
 
     def _absent(self, outcome: Outcome) -> dict[PeerId, str]:
         place, said = self._place, dict(outcome.missing)
-        others = {*self.group, *place.here(), *said, *self._differing}.difference(outcome.contributors)
+        others = {*self.group, *place.here(), *said, *self._callers.differing}.difference(outcome.contributors)
         return {peer: self._reason(peer, said.get(peer, "")) for peer in sorted(others)}
 
     def _reason(self, peer: PeerId, said: str) -> str:
-        if peer in self._differing:
-            return self._differing[peer]
-        call = self._calls.get(peer)
+        if peer in self._callers.differing:
+            return self._callers.differing[peer]
+        call = self._callers.calls.get(peer)
         if call is not None and call.group and self._place.me in set(self.group) - set(call.group):
             return "began without us"
         return said or ("gone" if peer in self._place.gone else "late" if call is not None else "has not called")

@@ -16,7 +16,8 @@ from functools import partial
 from statistics import median_high
 from typing import TypeVarTuple
 
-from thinwire.collectives.operation import Ended, Operation, Place, Share, key_of
+from thinwire.collectives.callers import Place
+from thinwire.collectives.operation import Ended, Operation, Share, key_of
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import OPERATIONS, Call, Commit, Message, Over, PeerId, Plan
 

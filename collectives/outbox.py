@@ -6,12 +6,28 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from thinwire.collectives.precedence import Precedence
 from thinwire.collectives.transport import Transport
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import MAX_CHUNKS, OPERATIONS, Chunk, Message, PeerId, Result
+from thinwire.swarm.protocol import (
+    MAX_CHUNKS,
+    OPERATIONS,
+    Chunk,
+    Gossip,
+    Message,
+    PeerId,
+    PushPull,
+    Result,
+    StateChunk,
+    StateOffer,
+    Subtotal,
+)
 
 LONGEST = 8 * MAX_CHUNKS
 """Most bulk frames that wait for one peer, four times what a round can need: who lets more pile up does not keep up."""
+
+NEWS = (Gossip, PushPull)
+"""Control messages that go when nothing else waits for the peer."""
 
 WORDS = 512
 """Most control frames that wait for one peer: ten rounds of them, or some minutes of probes."""
@@ -27,9 +43,11 @@ class Lane:
         unreachable: Callable[[PeerId], None],
         ended: Callable[[Lane, BaseException | None], None],
         longest: int,
+        precedence: Precedence,
     ) -> None:
         self.peer = peer
         self._transport, self._unreachable, self._over, self._longest = transport, unreachable, ended, longest
+        self._precedence = precedence
         self._urgent: deque[Frame] = deque()
         self._later: deque[Frame] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -41,6 +59,7 @@ class Lane:
             self._unreachable(self.peer)
             return
         (self._later if later else self._urgent).append(frame)
+        self._precedence.add(not later)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._drain())
             self._task.add_done_callback(self._ended)
@@ -57,17 +76,28 @@ class Lane:
 
     def keep(self, wanted: Callable[[Frame], bool]) -> None:
         """Forget the urgent frames that are not wanted any more."""
-        self._urgent = deque(frame for frame in self._urgent if wanted(frame))
+        before, self._urgent = len(self._urgent), deque(frame for frame in self._urgent if wanted(frame))
+        self._precedence.drop(before - len(self._urgent))
 
     def clear(self) -> None:
         """Forget what has not been handed to the transport yet."""
+        self._precedence.drop(len(self._urgent))
         self._urgent.clear()
         self._later.clear()
 
     async def _drain(self) -> None:
         while self._urgent or self._later:
-            frame = self._urgent.popleft() if self._urgent else self._later.popleft()
-            if not await self._transport.send(self.peer, frame):
+            if not self._urgent and yields(self._later[0]):
+                await self._precedence.turn()
+                if self._urgent or not self._later:
+                    continue
+            urgent = bool(self._urgent)
+            frame = self._urgent.popleft() if urgent else self._later.popleft()
+            try:
+                taken = await self._transport.send(self.peer, frame)
+            finally:
+                self._precedence.sent(urgent)
+            if not taken:
                 self.clear()
                 self._unreachable(self.peer)
 
@@ -79,23 +109,32 @@ class Lane:
             await asyncio.gather(self._task, return_exceptions=True)
 
 
+def yields(frame: Frame) -> bool:
+    """Whether a frame waits for those of rounds to any peer: state does."""
+    return isinstance(frame.message, (StateChunk, StateOffer))
+
+
 class Outbox:
     """All lanes of one peer's transport; `unreachable` is told when the transport cannot reach a peer.
 
     What we send of our own accord is bounded by the rounds (`begin` drops what is of no more use) and consists of views of what
-    is held anyway. What others ask for goes `later`, and whoever answers looks first how much of that still waits.
+    is held anyway. What others ask for goes `later`, and whoever answers looks first how much of that still waits. State goes
+    after rounds (see precedence.py), news of members after all else that one peer is told.
     """
 
     def __init__(self, transport: Transport, unreachable: Callable[[PeerId], None] = lambda peer: None) -> None:
         self._transport, self._unreachable = transport, unreachable
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception of a send that failed for a reason of ours; whoever runs the peer awaits it."""
+        self.handed: Callable[[], None] = lambda: None
+        """Told whenever a frame of bulk has been handed to the transport."""
         self._control: dict[PeerId, Lane] = {}
         self._bulk: dict[PeerId, Lane] = {}
+        self._precedence, self._words = Precedence(lambda: self.handed()), Precedence()
 
     def control(self, to: PeerId, message: Message) -> None:
         """Queue a control message."""
-        self._put(self._control, to, WORDS, Frame(message))
+        self._put(self._control, to, WORDS, Frame(message), later=isinstance(message, NEWS))
 
     def bulk(self, to: PeerId, frame: Frame, *, later: bool = False) -> None:
         """Queue a frame with a payload; the payload must not change before it is sent."""
@@ -115,7 +154,7 @@ class Outbox:
 
         def wanted(frame: Frame) -> bool:
             message = frame.message
-            if not isinstance(message, (Chunk, Result)) or message.fragment >= OPERATIONS:
+            if not isinstance(message, (Chunk, Result, Subtotal)) or message.fragment >= OPERATIONS:
                 return True
             return message.round >= round - 1
 
@@ -143,8 +182,13 @@ class Outbox:
             await lane.close()
 
     def _put(self, lanes: dict[PeerId, Lane], to: PeerId, longest: int, frame: Frame, *, later: bool = False) -> None:
+        bulk = lanes is self._bulk
         if to not in lanes:
-            if self._transport.offer(to, frame):
+            waits = bulk and self._precedence.urgent and yields(frame)
+            if not waits and self._transport.offer(to, frame):
+                if bulk:
+                    self.handed()
                 return
-            lanes[to] = Lane(self._transport, to, self._unreachable, self._ended, longest)
+            among = self._precedence if bulk else self._words
+            lanes[to] = Lane(self._transport, to, self._unreachable, self._ended, longest, among)
         lanes[to].put(frame, later=later)

@@ -16,6 +16,7 @@ class Outcome:
     results: the encoded chunks of the aggregate in grid order, equal on all peers that committed; empty unless committed.
     commit: the verdict with its proof, None when the round did not commit here.
     missing: peers that are out of the round, each with a reason. diverged: our state differs from the majority's; fetch it.
+    dropped: without a commit, and what was given for the round will be in none: the model has been set anew.
     kept: of the weight that was given for a round that committed, what is not in it and is still in the model, for the next.
     """
 
@@ -24,6 +25,7 @@ class Outcome:
     missing: Mapping[PeerId, str] = field(default_factory=dict)
     diverged: bool = False
     kept: int = 0
+    dropped: bool = False
 
     @property
     def contributors(self) -> tuple[PeerId, ...]:

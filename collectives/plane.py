@@ -84,6 +84,7 @@ class Plane(ABC):
     def contribute(self, source: Sequence[Buffer], attempt: int) -> None:
         """Our own encoded chunks, and the number of their announcement."""
         self._source, self._attempt = source, attempt
+        self._sent.clear()  # nobody has any of this
 
     def settle(self) -> None:
         """All that was committed is here."""
@@ -163,12 +164,16 @@ class Plane(ABC):
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...
 
     def _name(self, opened: Open) -> bool:
-        """Note a ballot; True when its contributors are others than before, whose results say nothing about these."""
+        """Note a ballot; True when its results are others than those of the ballot before."""
         self.opened, self.moved = opened, self._now()
-        key = blake3.blake3(msgspec.msgpack.encode(opened.contributors)).digest()
+        key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()
         self._keys[opened.ballot] = key
         changed, self._key = key != self._key, key
         return changed
+
+    def _basis(self, opened: Open) -> object:
+        """What the results of a ballot follow from."""
+        return opened.contributors
 
     def _begin(self, opened: Open) -> None:
         """What every ballot begins with: our contribution goes out, what was announced before we came is asked for."""

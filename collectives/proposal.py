@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import blake3
 import msgspec
+from thinwire.collectives import clusters
+from thinwire.collectives.allotment import Load, allot
+from thinwire.collectives.bandwidth import CEILING
 from thinwire.swarm.protocol import (
     MAX_GROUP,
     Ballot,
@@ -37,6 +40,10 @@ class Terms:
     derived by the caller from what rounds have taken so far.
     weights: who may contribute, each with this weight whatever it announces; None: everybody, with what is announced.
     spare: who contributes only where too few others do.
+    chunks: of the fragment, where their owners may be chosen by bandwidth; 0: all own equally many.
+    sited: whether a ballot says which of its peers share a site.
+    buffered: members announce that they are here before they have something to contribute, so a round waits for
+    contributions: for one at least, or `min_peers`, and then `grace` for those of the others; for who is not here, a patience.
     """
 
     round: int
@@ -52,6 +59,9 @@ class Terms:
     patience: float = 2.0
     weights: Mapping[PeerId, int] | None = None
     spare: frozenset[PeerId] = frozenset()
+    chunks: int = 0
+    sited: bool = False
+    buffered: bool = False
 
 
 def name_of(opened: Open) -> Digest:
@@ -65,8 +75,8 @@ def gone_in(opened: Open) -> set[PeerId]:
 
 
 def sound(opened: Open, terms: Terms) -> bool:
-    """Structure of an Open: of this round, sorted, no duplicates, alive within the group, an owner left, weights bounded or as
-    they are settled.
+    """Structure of an Open: of this round, sorted, no duplicates, alive within the group, an owner left, every chunk owned
+    once, weights bounded or as they are settled.
 
     Who contributes is a member. A ballot that is no free choice names who holds its results, and the members settled with them.
     """
@@ -80,8 +90,15 @@ def sound(opened: Open, terms: Terms) -> bool:
         and set(peers) <= set(opened.members)
         and (opened.adopted is None) == (not opened.sources) == (not opened.kept)
         and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
+        and (not opened.shares or _whole(opened, terms))
+        and clusters.sound(opened.sites, len(opened.group) if terms.sited else 0)
         and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in opened.contributors))
     )
+
+
+def _whole(opened: Open, terms: Terms) -> bool:
+    """Whether the shares of an Open deal out the fragment, which is one whose owners may be chosen."""
+    return 0 < terms.chunks == sum(opened.shares) and len(opened.shares) == len(opened.group)
 
 
 def fit(
@@ -123,10 +140,10 @@ def propose(
 
     The group of an earlier ballot is kept, so that only chunks of those who left, or are idle, change their owner.
     """
-    group = before.group if before is not None else able
+    group, shares = (before.group, before.shares) if before is not None else (able, None)
     alive = tuple(peer for peer in able if peer in group)
     if not alive:
-        group = alive = able
+        group, alive, shares = able, able, None
     willing = [peer for peer in alive if _weight(ready[peer], peer, terms) > 0 and peer not in rejected]
     first = [peer for peer in willing if peer not in terms.spare]
     if len(first) >= terms.min_peers:
@@ -140,7 +157,35 @@ def propose(
     if not alive or len(contributors) < terms.min_peers:
         return None
     out = _listed({**rejected, **excluded})
-    return Open(terms.round, terms.fragment, ballot, group, alive, contributors, out, None, (), _resting(idle, alive))
+    resting = _resting(idle, alive)
+    if shares is None:
+        shares = allot(terms.chunks, loads(group, willing, resting, ready))
+    sites = clusters.clusters(group, {peer: said.site for peer, said in ready.items()}) if terms.sited else ()
+    return Open(
+        terms.round,
+        terms.fragment,
+        ballot,
+        group,
+        alive,
+        contributors,
+        out,
+        None,
+        (),
+        resting,
+        shares=shares,
+        sites=sites,
+    )
+
+
+def loads(
+    group: Sequence[PeerId], willing: Collection[PeerId], resting: Collection[PeerId], ready: Mapping[PeerId, Ready]
+) -> list[Load]:
+    """What peers say of their links, and what they are there for in a round."""
+    said = [(peer, ready[peer].up if peer in ready else 0, ready[peer].down if peer in ready else 0) for peer in group]
+    return [
+        Load(min(CEILING, up), min(CEILING, down), contributes=peer in willing, owns=peer not in resting)
+        for peer, up, down in said
+    ]
 
 
 def _weight(ready: Ready, peer: PeerId, terms: Terms) -> int:
@@ -196,6 +241,8 @@ def adopt(
     old = choice.opened
     alive = able or choice.voters
     group = tuple(sorted({*alive, *old.group[: MAX_GROUP - len(alive)]}))
+    owned = dict(zip(old.group, old.shares, strict=False))
+    kept = owned and owned.keys() <= set(group)
     out = _listed({entry.peer: entry.reason for entry in old.excluded} | dict(excluded))
     return Open(
         terms.round,
@@ -209,6 +256,8 @@ def adopt(
         choice.voters,
         _resting(idle, alive),
         old.members,
+        shares=tuple(owned.get(peer, 0) for peer in group) if kept else (),
+        sites=clusters.kept(old.group, old.sites, group) if terms.sited else (),
     )
 
 

@@ -31,3 +31,7 @@ class Repair:
             self._asked[index] = peer
             parts.setdefault(peer, []).append(index)
         return parts
+
+    def owed(self, peer: PeerId) -> set[int]:
+        """What this source was asked for last."""
+        return {index for index, one in self._asked.items() if one == peer}

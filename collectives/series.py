@@ -10,11 +10,13 @@ from typing import cast
 import blake3
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.bandwidth import Bandwidth
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.contributions import Screen
 from thinwire.collectives.exchange import Exchange
 from thinwire.collectives.gather import Gather
+from thinwire.collectives.hierarchy import Hierarchy
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
@@ -54,7 +56,9 @@ class Series:
 
     `live`: peers with a link, kept by the caller. `key_of`: Ed25519 public key of another peer, None when it is not known.
     `patience`: seconds without progress before somebody acts, at least those given here; adapts to what rounds take.
-    `gathers`: every payload goes to everybody (and `codec` only says whether it is one), else chunks are averaged by `rule`.
+    `moved`: bytes sent and received since the beginning, where chunks are dealt out by bandwidth; None: all own equally many.
+    `gathers`: every payload goes to everybody (and `codec` only says whether it is one), else chunks are averaged by `rule`,
+    at their owners ("butterfly"), or in sites first ("hierarchy"). `site`: the network that we share with others.
     """
 
     def __init__(
@@ -71,8 +75,11 @@ class Series:
         patience: float,
         phase: Callable[[int, str], None] = lambda round, name: None,
         gathers: bool = False,
+        moved: Callable[[], tuple[int, int]] | None = None,
+        topology: str = "butterfly",
+        site: str = "",
     ) -> None:
-        self.patience, self._floor = patience, patience
+        self.patience = self.floor = patience
         self.behind = asyncio.Event()
         """Set when the others have gone on so far that we cannot follow."""
         self.stash = Stash(STASH, STASH_EACH)
@@ -82,9 +89,15 @@ class Series:
         self._identity, self._run_id = identity, run_id
         self._codec, self._rule, self._outbox, self._now = codec, RULES[rule], outbox, now
         self._live, self._key_of, self._phase, self._gathers = live, key_of, phase, gathers
+        self._topology, self._site = topology, site
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = Pool()
         self._standing = Standing()
+        self._moved = moved
+        self.bandwidth = Bandwidth()
+        """What our link carries; unknown where nobody asks."""
+        if moved is not None:
+            outbox.handed = self.look
 
     def begin(
         self,
@@ -100,10 +113,12 @@ class Series:
         about, where they take turns: what norms are usual is known of each.
         """
         seed = blake3.blake3(self._run_id + terms.round.to_bytes(8, "big")).digest()
+        sized = self._moved is not None and self._topology == "butterfly" and not self._gathers
+        chunks = len(grid) if sized else 0
         order = leader_order(seed, terms.members, terms.round, terms.fragment)
         agreement = Agreement(
             self._identity.peer_id,
-            replace(terms, members=order, patience=self.patience),
+            replace(terms, members=order, patience=self.patience, chunks=chunks, sited=self._topology == "hierarchy"),
             sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
             verify=self._verify,
             live=self._live,
@@ -112,9 +127,28 @@ class Series:
             idle={*self._standing.resting(terms.round), *self.sick()},
         )
         exchange = self._gather(agreement, grid, turn) if self._gathers else self._exchange(agreement, grid, seed, turn)
-        return Butterfly(agreement, exchange, outbox=self._outbox, now=self._now, attempt=attempt, phase=self._phase)
+        return Butterfly(
+            agreement,
+            exchange,
+            outbox=self._outbox,
+            now=self._now,
+            attempt=attempt,
+            site=self._site,
+            phase=self._phase,
+            link=self._link,
+        )
+
+    def look(self) -> None:
+        """Time has passed, or something came: see how fast bytes move."""
+        if self._moved is not None and self.bandwidth.due(now := self._now()):
+            self.bandwidth.look(*self._moved(), now)
+
+    def _link(self) -> tuple[int, int]:
+        return self.bandwidth.settle()
 
     def _exchange(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> Exchange:
+        if self._topology == "hierarchy":
+            return self._hierarchy(agreement, grid, seed, turn)
         return Exchange(
             agreement,
             codec=cast(Codec, self._codec),
@@ -124,6 +158,21 @@ class Series:
             outbox=self._outbox,
             now=self._now,
             usual=self._usual.setdefault(turn, {}),
+            pool=self._pool,
+            phase=self._phase,
+        )
+
+    def _hierarchy(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> Hierarchy:
+        return Hierarchy(
+            agreement,
+            codec=cast(Codec, self._codec),
+            grid=grid,
+            rule=self._rule,
+            seed=seed,
+            outbox=self._outbox,
+            now=self._now,
+            usual=self._usual.setdefault(turn, {}),
+            groups=self._usual.setdefault(-1 - turn, {}),
             pool=self._pool,
             phase=self._phase,
         )
@@ -154,7 +203,7 @@ class Series:
             self._standing.settle(outcome.commit.opened, fly.exchange.failed)
         if outcome.commit is not None and fly.opened_at is not None:
             took = self._now() - max(began, fly.opened_at)
-            self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
+            self.patience = max(self.floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
         return outcome
 
     def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:

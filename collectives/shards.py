@@ -64,22 +64,29 @@ def grid(total: int, codec: Sized) -> Grid:
     return result
 
 
-def shares(count: int, group: Sequence[PeerId]) -> tuple[PeerId, ...]:
-    """Primary owner of each of `count` chunks: consecutive runs of equal length, the first ones by one longer."""
+def shares(count: int, group: Sequence[PeerId], counts: Sequence[int] = ()) -> tuple[PeerId, ...]:
+    """Primary owner of each of `count` chunks: consecutive runs as long as `counts` says (it sums to `count`).
+
+    Without it they are equal, the first ones by one longer.
+    """
     run, odd = divmod(count, len(group))
-    return tuple(peer for at, peer in enumerate(group) for _ in range(run + (at < odd)))
+    return tuple(peer for at, peer in enumerate(group) for _ in range(counts[at] if counts else run + (at < odd)))
 
 
-def owners(count: int, group: Sequence[PeerId], alive: Sequence[PeerId], seed: bytes) -> tuple[PeerId, ...]:
+def owners(
+    count: int, group: Sequence[PeerId], alive: Sequence[PeerId], seed: bytes, counts: Sequence[int] = ()
+) -> tuple[PeerId, ...]:
     """Owner of each chunk: the primary of `shares` while it is alive, else the first alive of its backups (rendezvous ranking).
 
-    Only the chunks of peers that left move, spread over all survivors. `alive` must not be empty.
+    Only the chunks of peers that left move, spread over all survivors, or over those of them that own some by `counts`.
+    `alive` must not be empty.
     """
     living = set(alive)
+    able = {peer for peer, owned in zip(group, counts, strict=False) if owned and peer in living} or living
 
     def owner(primary: PeerId, chunk: int) -> PeerId:
         if primary in living:
             return primary
-        return next((peer for peer in backups(seed, group, primary, chunk) if peer in living), alive[0])
+        return next((peer for peer in backups(seed, group, primary, chunk) if peer in able), alive[0])
 
-    return tuple(owner(primary, chunk) for chunk, primary in enumerate(shares(count, group)))
+    return tuple(owner(primary, chunk) for chunk, primary in enumerate(shares(count, group, counts)))

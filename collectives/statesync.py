@@ -195,8 +195,6 @@ async def _offers(
     agreed: Agreed,
 ) -> tuple[Offers, tuple[PeerId, ...]]:
     """What is offered, as far as it fits together, and who makes the offer that is to be believed."""
-    for peer in peers:
-        send(peer, StateAsk())
     found: Offers = {}
     answered: set[PeerId] = set()
 
@@ -219,6 +217,8 @@ async def _offers(
                 found[peer] = (offer, hashes)
 
     for turn in range(STALL):
+        for peer in peers:  # again, because a link may have broken with the question, and rounds go on
+            send(peer, StateAsk())
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await listen()

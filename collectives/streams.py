@@ -19,7 +19,7 @@ from .buffers import Pool
 from .limits import Limits
 from .ports import HalfOpen
 from .sealing import LENGTHS, OPENING, TAG, Direction, parse_lengths, record_size, session_of, stream_keys
-from .tcp import round_trip, tune
+from .tcp import confirmed, pace, round_trip, tune
 
 if TYPE_CHECKING:
     from thinwire.swarm.frame import Buffer
@@ -161,6 +161,19 @@ class Stream(asyncio.BufferedProtocol):
     def rtt(self) -> float | None:
         """Round-trip time in seconds, as the kernel sees it."""
         return round_trip(self._transport.get_extra_info("socket")) if self._transport and not self.reason else None
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of `up` that the other side's machine has not confirmed yet."""
+        if self._transport is None or self.reason:
+            return 0
+        done = confirmed(self._transport.get_extra_info("socket"))
+        return max(0, self.up - done) if done is not None else self._transport.get_write_buffer_size()
+
+    def pace(self, rate: int) -> None:
+        """Keep to so many bytes/s within a record, too."""
+        if self._transport is not None:
+            pace(self._transport.get_extra_info("socket"), rate)
 
     # --- writing
 

@@ -8,6 +8,9 @@ import struct
 CONGESTION = "bbr"
 """With 1 % loss and 80 ms, cubic leaves a 100 Mbit/s link 99 % empty and BBR fills it (BBR: Cardwell et al., 2016)."""
 
+MAX_PACING_RATE = 47
+"""SO_MAX_PACING_RATE of Linux, which Python has no name for."""
+
 
 def tune(sock: socket.socket) -> bool:
     """Set a socket for long links; True when the kernel grants CONGESTION control.
@@ -41,3 +44,21 @@ def round_trip(sock: socket.socket) -> float | None:
         return None
     # struct tcp_info: tcpi_rtt, microseconds, at offset 68.
     return float(struct.unpack_from("=I", info, 68)[0]) / 1e6 if len(info) >= 72 else None
+
+
+def confirmed(sock: socket.socket) -> int | None:
+    """Bytes that the other side's kernel has acknowledged (Linux), else None."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+    except (AttributeError, OSError):
+        return None
+    # struct tcp_info: tcpi_bytes_acked, at offset 120.
+    return int(struct.unpack_from("=Q", info, 120)[0]) if len(info) >= 128 else None
+
+
+def pace(sock: socket.socket, rate: int) -> None:
+    """Let the kernel send no more than so many bytes per second (Linux); elsewhere nothing happens."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, MAX_PACING_RATE, min(rate, 2**32 - 1))
+    except OSError:
+        pass

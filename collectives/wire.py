@@ -18,6 +18,7 @@ from .control import Context, Station
 from .gate import Gate
 from .inbox import Inbox
 from .limits import Buckets, Limits
+from .pacing import Pacer
 from .peering import Peering
 from .ports import HalfOpen, PortTaken, listen, own_address
 from .streams import Stream
@@ -41,7 +42,8 @@ class ZmqTransport:
 
     `host`, `port`: where the gate listens (0: any port). `advertise`: gate addresses to announce instead. `ports`: where
     bulk and member ports are taken from (None: any); peers dial them at the host at which they found the gate. `wall`:
-    unix time in seconds. `streams`: bulk streams per link; `token`: admission token shown at gates.
+    unix time in seconds. `streams`: bulk streams per link; `token`: admission token shown at gates. `up`: bytes/s that bulk may
+    take of our uplink (0: all of it).
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ZmqTransport:
         streams: int = 2,
         token: bytes = b"",
         limits: Limits | None = None,
+        up: int = 0,
     ) -> None:
         self._identity, self._wall = identity, wall
         self._host, self._port, self._advertise = host, port, advertise or ()
@@ -67,7 +70,7 @@ class ZmqTransport:
         # The ZAP handler is there before any socket is bound: at no moment is anyone let in unasked.
         self._gatekeeper = Gatekeeper(self._context)
         inbox = Inbox(self._limits.inbox, self._pause_control, self._pause_bulk)
-        self._station = Station(identity, run_id, self._limits, self._context, self._gatekeeper, inbox)
+        self._station = Station(identity, run_id, self._limits, self._context, self._gatekeeper, inbox, pacer=Pacer(up))
         self._peering = Peering(self._station, admit, wall, host=host, ports=self._ports, streams=streams, token=token)
         self._gate = Gate(self._station, self._peering.judge, wall)
         clock = asyncio.get_running_loop().time
@@ -158,8 +161,9 @@ class ZmqTransport:
     def totals(self) -> tuple[int, int]:
         """See `Transport.totals`."""
         found = self._peering.traffic().values()
+        on_its_way = sum(link.bundle.waiting() for link in self._peering.links.values())
         return (
-            sum(traffic.control_up + traffic.bulk_up for traffic in found),
+            sum(traffic.control_up + traffic.bulk_up for traffic in found) - on_its_way,
             sum(traffic.control_down + traffic.bulk_down for traffic in found),
         )
 

@@ -38,6 +38,7 @@ def join(
     port: int | None = None,
     ports: str | None = None,
     advertise: str | None = None,
+    site: str | None = None,
 ) -> Swarm:
     """Take part in a run: the one an invite names, or one's own by the path of its manifest (a name that ends in .toml).
 
@@ -49,7 +50,8 @@ def join(
     ManifestMismatch, all of them HintedError.
     """
     place = Path(home) if home is not None else None
-    config = load(dict(home=place, name=name, host=host, port=port, ports=ports, advertise=advertise), os.environ)
+    flags = dict(home=place, name=name, host=host, port=port, ports=ports, advertise=advertise, site=site)
+    config = load(flags, os.environ)
     text = os.fspath(invite_or_toml)
     if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
         return Swarm(Companion(arriving(text, config)))

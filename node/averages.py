@@ -12,8 +12,9 @@ import blake3
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from thinwire.collectives.callers import Place
 from thinwire.collectives.elements import EXACT, TYPES, ElementError, Elements, elements, numpy_type
-from thinwire.collectives.operation import MAX_WEIGHT, Ended, Operation, Place, Share
+from thinwire.collectives.operation import MAX_WEIGHT, Ended, Operation, Share
 from thinwire.collectives.operations import Operations
 from thinwire.collectives.planned import plan_of
 from thinwire.collectives.shards import Grid, grid

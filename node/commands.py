@@ -49,11 +49,13 @@ Ports = Annotated[str | None, typer.Option("--ports", metavar="A-B", help="Range
 Advertise = Annotated[
     str | None, typer.Option("--advertise", metavar="HOST[:PORT]", help="Address that others shall dial.")
 ]
+Site = Annotated[str | None, typer.Option("--site", metavar="NAME", help="Network that I share with others.")]
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="PATH", help="File or directory to train on [Python's own library].")
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:N or auto.")]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads that compute.")]
+Up = Annotated[str | None, typer.Option("--up", metavar="RATE", help="Most of the uplink to take, such as 20Mbit/s.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Leave after round N.")]
 Place = Annotated[
     int | None, typer.Option("--place", metavar="N", min=0, help="Which shards of the data are mine [from the key].")
@@ -93,6 +95,8 @@ def start(
     port: Port = None,
     ports: Ports = None,
     advertise: Advertise = None,
+    up: Up = None,
+    site: Site = None,
     name: Name = None,
     place: Place = None,
     home: Home = None,
@@ -101,8 +105,8 @@ def start(
 ) -> int:
     """Start a run and print the line with which others join it."""
     flags: Flags = dict(
-        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, name=name,
-        home=home,
+        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, up=up,
+        site=site, name=name, home=home,
     )  # fmt: skip
     config = _settings(context, debug, flags)
     options = Options(
@@ -137,6 +141,8 @@ def join(
     port: Port = None,
     ports: Ports = None,
     advertise: Advertise = None,
+    up: Up = None,
+    site: Site = None,
     name: Name = None,
     place: Place = None,
     home: Home = None,
@@ -145,8 +151,8 @@ def join(
 ) -> int:
     """Join a run, fetch its state from the peers, and train along."""
     flags: Flags = dict(
-        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, name=name,
-        home=home,
+        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, up=up,
+        site=site, name=name, home=home,
     )  # fmt: skip
     config = _settings(context, debug, flags)
     options = Options(rounds=rounds, place=place, search=search, log=_log(log), debug=debug)

@@ -122,6 +122,7 @@ class Companion:
         if self.peer.manifest.overlap:
             self.ask(lambda: self._duties.train_on(self._until_due))
         self.emit("ready", {"round": self.peer.replica.round, "parameters": layout.total})
+        self.ask(self._duties.follow)
         self.steps = self.peer.steps(0.0)
         self._report.phase = "training"
         self._exchanged_at = self.peer.doors.now()
@@ -204,7 +205,9 @@ class Companion:
                 self._exchanged_at = now()
             self.steps = peer.steps(self._report.speed)
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
-        committed, adopted = outcome.commit is not None, peer.replica.digest != before
+        moved = peer.replica.digest != before and not peer.manifest.asynchronous
+        committed = outcome.commit is not None
+        adopted = committed or outcome.dropped or moved
         if committed or adopted:
             self._carried = outcome.kept
         before_up, before_down = self._traffic
@@ -231,8 +234,13 @@ class Companion:
 
     def save(self, private: Callable[[], PrivateState | None]) -> None:
         """Write a checkpoint with this private state, unless there is one of this round. In the caller's thread."""
+        follows = self.peer.manifest.asynchronous
+        if follows:
+            self._background.call(self.peer.rounds.rest())
         saved = self._duties.save(private)
         self.ask(lambda: self._duties.saved(saved))
+        if follows:
+            self.ask(self.peer.rounds.go_on)
 
     def linger(self) -> None:
         """Let the others get what they need from us. Raises what has gone wrong in the background."""

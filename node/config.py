@@ -21,6 +21,15 @@ from .directories import Directories, directories
 
 PREFIX = "THINWIRE_"
 _HAS_PORT = re.compile(r"[^:]:\d+$")
+_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMG]bit/s|[kMG]B/s)")
+_UNITS = {
+    f"{prefix}{unit}": size * factor
+    for prefix, size in (("k", 1e3), ("M", 1e6), ("G", 1e9))
+    for unit, factor in (("bit/s", 1 / 8), ("B/s", 1.0))
+}
+SLOWEST, FASTEST = 125_000, 2**40
+"""Bytes per second that a limit may be: below, what is sent would be too slow for others to wait for."""
+
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 Flags: TypeAlias = Mapping[str, "str | int | Path | None"]
@@ -33,6 +42,13 @@ class ConfigError(HintedError):
     exit_code: ClassVar[int] = 2
 
 
+class Rate(int):
+    """Bytes per second; written in Mbit/s."""
+
+    def __str__(self) -> str:
+        return f"{int(self) * 8 / 1e6:g} Mbit/s"
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Checked settings; see SETTINGS for what each means. `sources` says for each where its value came from."""
@@ -42,9 +58,11 @@ class Config:
     port: int
     ports: tuple[int, int] | None
     advertise: tuple[str, ...]
+    site: str
     data: Path | None
     device: str
     threads: int
+    up: Rate | None
     home: Path | None
     directories: Directories
     sources: Mapping[str, str]
@@ -108,6 +126,12 @@ def _advertise(value: Any) -> tuple[str, ...]:
     return result
 
 
+def _site(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 64 or not (value.isprintable() or not value):
+        raise ValueError("up to 64 printable characters")
+    return value
+
+
 def _path(value: Any) -> Path | None:
     if value == "":
         return None
@@ -122,15 +146,27 @@ def _device(value: Any) -> str:
     return value
 
 
+def _rate(value: Any) -> Rate | None:
+    if value == "":
+        return None
+    match = _RATE.fullmatch(value.strip()) if isinstance(value, str) else None
+    rate = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if not SLOWEST <= rate <= FASTEST:
+        raise ValueError('a rate with its unit, at least 1 Mbit/s, such as "20Mbit/s" or "2.5MB/s"')
+    return Rate(rate)
+
+
 SETTINGS = (
     Setting("name", "", _name, "what others see beside this peer's id; default: this machine's name"),
     Setting("host", "0.0.0.0", _host, "address to listen on; 127.0.0.1 keeps the swarm on this machine"),
     Setting("port", 0, lambda v: _integer(v, 0, 65_535), "port of the gate, where strangers knock; 0: any free one"),
     Setting("ports", None, _ports, 'range for the sockets of members, for a firewall, such as "7401-7499"; "": any'),
     Setting("advertise", (), _advertise, "host[:port] that others shall dial, where this machine cannot see it itself"),
+    Setting("site", "", _site, 'the fast network that this machine shares with peers that say the same; "": none'),
     Setting("data", None, _path, 'file or directory to train on; "": the standard library of Python'),
     Setting("device", "auto", _device, '"cpu", "cuda", "cuda:N", or "auto": a GPU when there is one'),
     Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads that compute; 0: as many as torch takes"),
+    Setting("up", None, _rate, 'most of the uplink that rounds and state may take, such as "20Mbit/s"; "": all of it'),
     Setting("home", None, _path, "one directory for all files, so that several daemons can share a machine"),
 )
 """All settings, in the order of `thinwire config show`."""
@@ -221,7 +257,7 @@ def rows(config: Config) -> list[tuple[str, str, str]]:
 
 def _text(value: object) -> str:
     match value:
-        case None | ():
+        case None | () | "":
             return "-"
         case (int() as low, int() as high):
             return f"{low}-{high}"
@@ -238,7 +274,7 @@ def as_json(config: Config) -> dict[str, dict[str, object]]:
         value = getattr(config, setting.name)
         if setting.name == "ports" and value:
             value = _text(value)
-        if isinstance(value, Path):
+        if isinstance(value, Path | Rate):
             value = str(value)
         plain[setting.name] = {"value": value, "source": config.sources[setting.name]}
     return plain

@@ -57,6 +57,15 @@ class Duties:
 
         self._peer.rounds.meanwhile = apart
 
+    def follow(self) -> None:
+        """Follow the rounds of others while training, where the method does, and book them."""
+        peer, report = self._peer, self._report
+
+        def told(outcome: Outcome) -> None:
+            report.round(peer, outcome, loss=report.loss, seconds=0.0, steps=0, weight=0)
+
+        peer.rounds.follow(told)
+
     async def exchange(self, *, steps: int, weight: int, loss: float | None) -> tuple[Outcome, float]:
         """One round after `steps` inner steps on `weight` tokens or samples, see `Rounds.sync`; and the seconds of waiting."""
         peer, report, began, self._apart = self._peer, self._report, self._now(), 0.0

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from thinwire.swarm.manifest import Manifest
 
 from .duties import Duties
-from .learner import NOTHING, Learner, Share, together
+from .learner import NOTHING, Learner, Share, StepReport, together
 from .peer import Peer
 from .report import Reporter
 from .waiting import Work, cancelled
@@ -150,6 +150,7 @@ class Life:
             learner.skip_to(peer.replica.round, len(peer.replica.members))
             report.emit("fresh", {"detail": "the inner optimizer's state is new and warms up"})
         report.emit("ready", {"round": peer.replica.round, "parameters": learner.layout.total})
+        self._duties.follow()
 
     async def _gather(self) -> None:
         session, now = self.peer.session, self.peer.doors.now
@@ -172,10 +173,14 @@ class Life:
             count = 0  # what went into no round yet waits for the next one; for who has no lease there is nothing to do
         # A commit without us ends the steps on what is now an old state; so does the end.
         self._interrupt = interrupt = asyncio.Event()
-        peer.session.on_commit = interrupt.set
-        if peer.session.overtaken:
-            interrupt.set()
-        lead = await learner.steps(count, interrupt) if count else NOTHING
+
+        def look() -> None:
+            if peer.session.overtaken:
+                interrupt.set()
+
+        peer.session.on_commit = look
+        look()
+        lead = await self._steps(learner, count, interrupt) if count else NOTHING
         done, self._tail = together(tail, lead), NOTHING
         self._tokens += lead.tokens
         if done.seconds > 0 and done.steps:
@@ -185,12 +190,22 @@ class Life:
         loss, before = done.loss if done.steps else report.loss, peer.replica.digest
         weight = self._tokens or peer.idle_weight
         outcome, _ = await self._duties.exchange(steps=tail.steps + count, weight=weight, loss=loss)
-        if outcome.commit is not None or peer.replica.digest != before:
+        moved = peer.replica.digest != before and not peer.manifest.asynchronous  # there it may be by rounds of others
+        if outcome.commit is not None or outcome.dropped or moved:
             self._tokens = min(self._tokens, outcome.kept)  # what the others went into is done with, or gone
             if outcome.commit is None:
                 self._tail = NOTHING
         self._tokens += self._tail.tokens
         return outcome.commit is not None
+
+    async def _steps(self, learner: Learner, count: int, stop: asyncio.Event) -> StepReport:
+        if not self.peer.manifest.asynchronous:
+            return await learner.steps(count, stop)
+        made = NOTHING
+        while made.steps < count and not (stop.is_set() or self.peer.session.overtaken):
+            # One by one, so that rounds of others can be followed between two.
+            made = together(made, await learner.steps(1, stop))
+        return made
 
     async def _train_on(self) -> None:
         """Inner steps while a round is under way: its verdict is no reason to end them."""

@@ -83,7 +83,9 @@ class LocalSwarm:
     def __init__(self, file: Path, manifest: Manifest, config: Config, options: Options) -> None:
         """Raises UsageError."""
         odd = [
-            name for name in ("host", "port", "ports", "advertise", "name") if config.sources[name].startswith("flag")
+            name
+            for name in ("host", "port", "ports", "advertise", "site", "name")
+            if config.sources[name].startswith("flag")
         ]
         odd += ["place"] if options.place is not None else []
         if odd:
@@ -241,6 +243,7 @@ class LocalSwarm:
         told = ["--home", str(home), "--host", "127.0.0.1", "--port", "0", "--name", name, "--log", "plain"]
         told += ["--device", self.config.device, "--threads", str(self.threads)]
         told += ["--data", str(self.config.data)] if self.config.data else []
+        told += ["--up", str(self.config.up)] if self.config.up else []
         told += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
         told += ["--debug"] if self.options.debug else []
         # A tokenizer file of the manifest is looked for beside the run's file.

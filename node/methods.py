@@ -16,6 +16,9 @@ from thinwire.collectives.shards import Grid, grid
 from thinwire.compression import registry
 from thinwire.swarm.manifest import SUITS, Manifest, ManifestError
 
+from .buffered import BufferedReplica, BufferedRounds
+from .co2 import Co2Replica, Co2Rounds
+from .delayed import DelayedReplica
 from .eager import EagerReplica, EagerRounds
 from .fragments import Layout
 from .gossiprounds import GossipRounds
@@ -89,6 +92,9 @@ METHODS: Mapping[str, Method] = {
     "merge": Method(Replica, Session, Rounds, _dense),
     "demo": Method(DemoReplica, Session, SparseRounds, _sparse, _pieces, _LOWER_K),
     "eager": Method(EagerReplica, Session, EagerRounds, _dense),
+    "co2": Method(Co2Replica, Session, Co2Rounds, _dense),
+    "buffered-async": Method(BufferedReplica, Session, BufferedRounds, _dense),
+    "delayed-nesterov": Method(DelayedReplica, Session, BufferedRounds, _dense),
     "streaming": Method(
         StreamingReplica,
         Session,

@@ -39,7 +39,8 @@ class Entry:
         """The peer, with nothing open yet."""
         doors = Doors(time.monotonic, time.time, random.Random(os.urandom(16)), RealDisk())
         preset = LAN if self.config.host.startswith("127.") else WAN
-        return Peer(self.identity, self.run_id, doors, self.config.directories.run(self.run_id), preset, emit)
+        directory, site = self.config.directories.run(self.run_id), self.config.site
+        return Peer(self.identity, self.run_id, doors, directory, preset, emit, site)
 
 
 def founding(toml: bytes, config: Config, name: str) -> Entry:
@@ -90,6 +91,7 @@ async def _open_transport(
         advertise=advertise or None,
         admit=admit,
         wall=lambda: int(time.time()),
+        up=config.up or 0,
     )
     try:
         await transport.open()

@@ -177,15 +177,24 @@ class Replica:
     ) -> None:
         """Commit the next round: the outer step on the decoded results, then the new digest. Cannot fail half-way:
         the results have been checked against the digest that was voted for, and their form when they came in."""
-        mean, touched = np.empty(grid.chunk, np.float32), self.touched()
+        for low, high, mean in self.means(results, grid, codec):
+            outer_step(self.theta[low:high], self.momentum[low:high], mean, lr, momentum, nesterov)
+        self.moved(members)
+
+    def means(self, results: Sequence[Buffer], grid: Grid, codec: Codec) -> Iterator[tuple[int, int, Floats]]:
+        """What the results say of elements [low, high) of the parameters, piece by piece: each is good until the next comes."""
+        mean = np.empty(grid.chunk, np.float32)
         for index, payload in enumerate(results):
             start, stop = grid.span(index)
             delta, at = mean[: stop - start], 0
             codec.decode(payload, delta)
             for low, high in self.spans(start, stop):
-                part = delta[at : at + high - low]
-                outer_step(self.theta[low:high], self.momentum[low:high], part, lr, momentum, nesterov)
-                at += part.size
+                yield low, high, delta[at : at + high - low]
+                at += high - low
+
+    def moved(self, members: Sequence[PeerId]) -> None:
+        """The outer step is made: the round is over, with these members."""
+        touched = self.touched()
         self.round += 1
         self.members = tuple(sorted(members))
         self.seal(touched)

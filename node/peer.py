@@ -67,14 +67,21 @@ class Peer:
     layout: Layout
 
     def __init__(
-        self, identity: Identity, run_id: bytes, doors: Doors, directory: RunDirectory, preset: Preset, emit: Emit
+        self,
+        identity: Identity,
+        run_id: bytes,
+        doors: Doors,
+        directory: RunDirectory,
+        preset: Preset,
+        emit: Emit,
+        site: str = "",
     ) -> None:
         self.identity, self.run_id = identity, run_id
         self.transport: Transport
         self.signed: SignedManifest
         self.private: PrivateState | None = None
         """Private state of the checkpoint that `take_up` found, for the inner optimizer and the data."""
-        self.doors, self._directory, self._preset, self._emit = doors, directory, preset, emit
+        self.doors, self._directory, self._preset, self._emit, self._site = doors, directory, preset, emit, site
         self.ready = False
         """Whether the session has begun: there are rounds, a replica and a roster to ask about."""
         self._running: asyncio.Task[None] | None = None
@@ -119,7 +126,7 @@ class Peer:
             now=self.doors.now(),
             wall=lambda: int(self.doors.wall()),
         )
-        self.presence = Presence(self.transport, roster, now=self.doors.now, emit=self._emit)
+        self.presence = Presence(self.transport, roster, now=self.doors.now, emit=self._emit, site=self._site)
         self.presence.watch = Watch(
             roster,
             self.presence.outbox,
@@ -331,9 +338,13 @@ class Peer:
         """Close everything without a word, as a process that is killed."""
         if self._running is None:
             return
-        self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)
-        await self.presence.close()
+        try:
+            if self.ready:
+                await self.rounds.rest()
+        finally:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+            await self.presence.close()
 
     def __repr__(self) -> str:
         return f"Peer({short(self.identity.peer_id)})"

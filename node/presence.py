@@ -47,10 +47,15 @@ class Handler(Protocol):
 
 
 class Presence:
-    """See the module. `live` are the peers with a link, `duplicate` is set when another process uses our key."""
+    """See the module. `live` are the peers with a link, `duplicate` is set when another process uses our key.
 
-    def __init__(self, transport: Transport, roster: Roster, *, now: Callable[[], float], emit: Emit) -> None:
-        self.transport, self.roster = transport, roster
+    `site`: the network that this peer shares with others.
+    """
+
+    def __init__(
+        self, transport: Transport, roster: Roster, *, now: Callable[[], float], emit: Emit, site: str = ""
+    ) -> None:
+        self.transport, self.roster, self.site = transport, roster, site
         self.outbox = Outbox(transport, lambda peer: self._lose(peer, gone=False))
         self.live: set[PeerId] = set()
         self.duplicate = asyncio.Event()

@@ -33,6 +33,15 @@ class Rounds:
         self._session, self._outer, self._exchange = session, manifest.outer, manifest.exchange
         self._read, self._write, self._work = read, write, work
 
+    def follow(self, told: Callable[[Outcome], None]) -> None:
+        """From now on follow the rounds of others while ours is in the making, where the method does: `told` of each."""
+
+    async def rest(self) -> None:
+        """Let the replica be as it is until `go_on`, or for good. Raises what has gone wrong in following."""
+
+    def go_on(self) -> None:
+        """Follow again, if `follow` was called."""
+
     async def enter(self, *, tries: int = 0, alone: int = 0) -> bool:
         """Become part of a running swarm: fetch its state, write it into the model, take part in the round in progress.
 

@@ -81,6 +81,9 @@ class Session:
             patience=patience,
             phase=self._phase,
             gathers=manifest.exchange.collective == "gather",
+            moved=presence.transport.totals if manifest.exchange.shards == "bandwidth" else None,
+            topology=manifest.exchange.topology,
+            site=presence.site,
         )
         if manifest.exchange.sick == "isolate" and presence.watch is not None:
             self._series.sick = presence.watch.slow
@@ -94,6 +97,8 @@ class Session:
         """Latest (loss, tokens/s, round) that each peer announced."""
         self.on_commit: Callable[[], None] = lambda: None
         """Called when a round commits, before it is applied: training on the old state may stop."""
+        self.follows: Callable[[Commit], bool] = lambda commit: False
+        """Whether training on is of use though a round has this verdict."""
         self._now, self._emit, self._probation = now, emit, probation
         self._outbox = presence.outbox
         entered = probation == 0 and self.me in replica.members
@@ -149,7 +154,8 @@ class Session:
     @property
     def overtaken(self) -> bool:
         """Whether the swarm has gone on without us, by a round or more: training on the old state is of no more use."""
-        return self.current.agreement.commit is not None or self.behind.is_set()
+        commit = self.current.agreement.commit
+        return (commit is not None and not self.follows(commit)) or self.behind.is_set()
 
     @property
     def ready(self) -> Collection[PeerId]:
@@ -206,7 +212,7 @@ class Session:
             self.routed(peer, frame)
         self.roster.progress = self.replica.round
         self._states.resume()
-        if self.me not in self.replica.members:
+        if self.me not in self.replica.members or self.manifest.asynchronous:
             self.take_part()
 
     def take_part(self) -> None:
@@ -226,6 +232,7 @@ class Session:
             max_weight=self.manifest.max_weight,
             room=room(self.grid) if exchange.collective == "gather" else MAX_GROUP,
             grace=exchange.grace,
+            buffered=self.manifest.asynchronous,
         )
         witness = self._probation == 0
         terms = self.replica.terms(terms)
@@ -261,18 +268,21 @@ class Session:
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""
         message = frame.message
+        self._series.look()
         if isinstance(message, STATE):
             self._states.routed(peer, frame)
         elif isinstance(message, Behind):
             self._ahead.claimed(peer, message.round)
             if message.round >= self.current.round:
                 self.current.agreement.passed(peer)
+                self.current.spent(peer)
             self._look_ahead()
         else:
             self._route_round(peer, frame)
 
     def ticked(self) -> None:
         """See Handler."""
+        self._series.look()
         self.current.tick()
         self._history.pump()
         self._history.prune(self.current, self.live, read=self._states.read)
@@ -329,8 +339,10 @@ class Session:
         if self._ahead.inquire(self.replica.round, others, fly.moved, self.patience):
             for peer in others:
                 self._outbox.control(peer, Ask(fly.round, 0))
-        # Once the verdict is known only its results may be lacking, and they are not waited for for ever.
-        patience = self.patience * (1 if fly.agreement.commit is None else 2)
+        patience = self.patience
+        if fly.agreement.commit is not None:
+            # Only its results are lacking: they are not waited for for ever, and hardly where nobody has them any more.
+            patience = self._series.floor if fly.forsaken else 2 * patience
         able = fly.agreement.able_without
         if self._ahead.beyond_reach(self.replica.round, others, fly.moved, patience, able):
             self.behind.set()

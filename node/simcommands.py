@@ -106,6 +106,9 @@ def plan(
     memory: Annotated[
         float | None, typer.Option("--memory", metavar="GIB", min=1e-3, help="What a peer has for training.")
     ] = None,
+    site: Annotated[
+        str, typer.Option("--site", metavar="NxDOWN/UP", help="N peers share one line of so many Mbit/s.")
+    ] = "",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -116,7 +119,7 @@ def plan(
 
     asked = question(
         _read(run), run.name if run else "", parameters=parameters, layers=layers, width=width, tokens=tokens, step=step,
-        speed=speed, peers=peers, links=link or (), rtt=rtt, every=every, codec=codec, memory=memory,
+        speed=speed, peers=peers, links=link or (), rtt=rtt, every=every, codec=codec, memory=memory, site=site,
     )  # fmt: skip
     answer = planner.plan(asked)
     if json:

@@ -60,6 +60,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: int
     seed: int
     wait_for: int
+    site: str = ""
 
 
 class Paced:
@@ -119,7 +120,8 @@ class Abroad(Entry):
 
     def peer(self, emit: Emit) -> Peer:
         doors = Doors(time.monotonic, time.time, random.Random(os.urandom(16)), RealDisk())
-        return Peer(self.identity, self.run_id, doors, self.config.directories.run(self.run_id), WAN, emit)
+        directory, site = self.config.directories.run(self.run_id), self.config.site
+        return Peer(self.identity, self.run_id, doors, directory, WAN, emit, site)
 
 
 class Actor(Daemon):
@@ -143,7 +145,7 @@ def main(file: Path) -> int:
         {
             "name": part.name, "home": part.home, "host": part.host, "port": part.port, "advertise": part.advertise,
             "ports": f"{part.ports[0]}-{part.ports[1]}", "device": "cpu", "threads": 1,
-            "data": Path(part.data),
+            "data": Path(part.data), "site": part.site,
         },
         {},
     )  # fmt: skip

@@ -26,6 +26,9 @@ BURST = 0.004
 WINDOW = 4 << 20
 """Bytes of one direction of a connection between its two ends."""
 
+Accepted: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+"""What is done with a new connection."""
+
 Who: TypeAlias = Callable[[tuple[str, int]], int | None]
 """Which host dials from a socket address; None: nobody known, who is refused."""
 
@@ -196,12 +199,16 @@ class Connection:
 
 
 class Emulation:
-    """The world between hosts 0…n-1. `reach` opens the ways to a host; `delay` is one-way seconds, equal for all pairs."""
+    """The world between hosts 0…n-1. `reach` opens the ways to a host; `delay` is one-way seconds, equal for all pairs.
 
-    def __init__(self, hosts: Sequence[Access], delay: float = 0.0, seed: int = 0) -> None:
-        self.hosts, self.rng = hosts, random.Random(seed)
+    `buffer`: bytes that the kernel takes of a connection before its link has passed them, about; 0: as many as it likes. They
+    look delivered to a sender, so that a small one is nearer to life where senders measure their links.
+    """
+
+    def __init__(self, hosts: Sequence[Access], delay: float = 0.0, seed: int = 0, buffer: int = 0) -> None:
+        self.hosts, self.rng, self._buffer = hosts, random.Random(seed), buffer
         self._ways = {(i, j): Toxics(latency=delay) for i in range(len(hosts)) for j in range(len(hosts))}
-        self._doors: dict[int, list[tuple[Callable[[asyncio.StreamReader, asyncio.StreamWriter], None], str, int]]] = {}
+        self._doors: dict[int, list[tuple[Accepted, str, int]]] = {}
         self._servers: dict[int, list[asyncio.Server]] = {}
         self._connections: dict[asyncio.Task[None], Connection] = {}
 
@@ -231,7 +238,7 @@ class Emulation:
                 task.add_done_callback(self._connections.pop)
 
             self._doors.setdefault(target, []).append((accepted, at, port))
-            self._servers.setdefault(target, []).append(await asyncio.start_server(accepted, at, port))
+            self._servers.setdefault(target, []).append(await self._serve(accepted, at, port))
 
     def lower(self, target: int) -> None:
         """Down: nobody can connect to `target` any more, and its connections are reset."""
@@ -243,7 +250,14 @@ class Emulation:
 
     async def lift(self, target: int) -> None:
         """`target` can be reached again. Raises OSError."""
-        self._servers[target] = [await asyncio.start_server(*door) for door in self._doors[target]]
+        self._servers[target] = [await self._serve(*door) for door in self._doors[target]]
+
+    async def _serve(self, accepted: Accepted, at: str, port: int) -> asyncio.Server:
+        if not self._buffer:
+            return await asyncio.start_server(accepted, at, port)
+        door = socket.create_server((at, port))
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer)  # what is accepted inherits it
+        return await asyncio.start_server(accepted, sock=door, limit=PIECE)
 
     async def close(self) -> None:
         """Close all ways."""

@@ -28,16 +28,29 @@ class Traffic:
     bulk_down: int = 0
 
 
+class Gateway:
+    """What a site's peers have in common: one uplink and one downlink to all that is not behind the same gateway.
+
+    Between peers behind it only their own links count, beyond it only the gateway's. `bulk` and `control` are the bytes that
+    have left through it.
+    """
+
+    def __init__(self, net: SimNet, up: float | None, down: float | None) -> None:
+        self.uplink, self.downlink = Uplink(net, up), Downlink(net, down)
+        self.bulk = self.control = 0
+
+
 class Pipe:
     """One direction and plane of a link. `used` counts frames accepted by `send` and not yet taken by `recv`; `sent` and
     `taken` number packets as they leave and as they arrive. `pair` are the ids of `source` and `sink`, `latency` is what the
     network says of them (one-way seconds), `rate` the bytes/s that one connection reaches (None: no bound), `limit` the
-    frames that `used` may come to.
+    frames that `used` may come to. `uplink` and `downlink` are what it goes through, `exit` the gateway on the way
+    out of a site (None: there is none).
     """
 
     __slots__ = (
         "link", "source", "sink", "bulk", "pair", "latency", "rate", "limit", "used", "sent", "taken", "last",
-        "queue", "flying", "waiting", "arrived", "waiters",
+        "queue", "flying", "waiting", "arrived", "waiters", "uplink", "downlink", "exit",
     )  # fmt: skip
 
     def __init__(self, net: SimNet, link: Link, source: SimTransport, sink: SimTransport, bulk: bool) -> None:
@@ -46,6 +59,9 @@ class Pipe:
         self.latency = net.latency(*self.pair)
         self.rate = net.stream(*self.pair) if net.stream is not None else None
         self.limit = net.window if bulk else CONTROL_WINDOW
+        self.exit, entry = (source.gateway, sink.gateway) if source.gateway is not sink.gateway else (None, None)
+        self.uplink = self.exit.uplink if self.exit is not None else source.uplink
+        self.downlink = entry.downlink if entry is not None else sink.downlink
         self.used = self.sent = self.taken = 0
         self.last = 0.0
         # Lists: an empty deque takes 600 bytes, and a thousand peers have two million pipes.

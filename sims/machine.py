@@ -27,6 +27,7 @@ from thinwire.node.report import Reporter
 from thinwire.sims.clock import HOST, SimLoop
 from thinwire.sims.compute import StubLearner, TorchLearner
 from thinwire.sims.disk import SimDisk
+from thinwire.sims.link import Gateway
 from thinwire.sims.network import EPOCH, SimNet
 from thinwire.sims.scenario import PeerSpec
 from thinwire.sims.transport import SimTransport
@@ -70,6 +71,7 @@ class World(Protocol):
     run_id: bytes
     signed: SignedManifest
     preset: Preset
+    gateways: Mapping[str, Gateway]
 
     def contacts(self, me: int) -> Invite:
         """An invite to the run that names some who are there."""
@@ -208,7 +210,7 @@ class Process:
         doors = Doors(now=machine.clocks.now, wall=machine.clocks.wall, rng=rng, disk=self._disk)
         report = _Report(self, self._event, wall=machine.clocks.wall, name=machine.spec.name)
         directory = RunDirectory(HOME)
-        self.peer = Peer(machine.identity, world.run_id, doors, directory, world.preset, report.emit)
+        self.peer = Peer(machine.identity, world.run_id, doors, directory, world.preset, report.emit, machine.spec.site)
         self.life = Life(
             self.peer,
             report,
@@ -235,6 +237,7 @@ class Process:
         transport = machine.world.net.transport(machine.identity, machine.world.run_id, admit, machine.address)
         transport.uplink.rate, transport.downlink.rate = spec.up, spec.down
         transport.loss, transport.jitter = spec.loss, spec.jitter
+        transport.gateway = machine.world.gateways.get(spec.site)
         transport.wall = lambda: int(machine.clocks.wall())
         self.transport = transport
         return transport

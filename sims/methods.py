@@ -95,6 +95,7 @@ def rounds(question: Question, every: int) -> RoundTime:
         question.latency,
         grace=question.grace,
         quorum=question.quorum,
+        sized=question.sized,
     )
 
 

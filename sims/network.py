@@ -235,24 +235,28 @@ class SimNet:
             spoil(pipe, self.relays[pipe.pair])
         if pipe.bulk:
             pipe.source.traffic.bulk_up += packet.size
+            if pipe.exit is not None:
+                pipe.exit.bulk += packet.size
             pipe.last = packet.done = first + seconds
             self.at(first, self._arrive, pipe)
         else:
             pipe.source.traffic.control_up += packet.size
+            if pipe.exit is not None:
+                pipe.exit.control += packet.size
             # Control does not wait for bulk, but delays it; one event is enough for that.
-            rate = pipe.sink.downlink.rate
+            rate = pipe.downlink.rate
             pipe.last = packet.done = first + (max(seconds, packet.size / rate) if rate else seconds)
             self.loop.call_at(packet.done, self._control, pipe, context=self.context)
 
     def _arrive(self, pipe: Pipe) -> None:
         """The first byte of a bulk packet arrives."""
         packet = pipe.flying.pop(0)  # not an argument: of events at one moment any may come first
-        pipe.sink.downlink.take(pipe, packet)
+        pipe.downlink.take(pipe, packet)
 
     def _control(self, pipe: Pipe) -> None:
         """The last byte of a control packet arrives."""
         packet = pipe.flying.pop(0)
-        pipe.sink.downlink.charge(packet)
+        pipe.downlink.charge(packet)
         pipe.arrived.append(packet)
         self.hand_over(pipe)
 

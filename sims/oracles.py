@@ -20,6 +20,7 @@ from thinwire.compression.codec import Floats
 from thinwire.compression.kernels import outer_step
 from thinwire.node.methods import METHODS
 from thinwire.node.parts import Part
+from thinwire.sims.means import result, sites_of
 from thinwire.sims.pairs import Pairs
 from thinwire.sims.samples import Draws, Samples
 from thinwire.swarm.manifest import Manifest
@@ -224,7 +225,7 @@ class Oracles:
         ours = [one for one, entry in zip(sent, entries, strict=True) if one is not None and entry.peer in self._honest]
         self._measure(old, new.round, ours)
         if len(known) == len(entries) and all(entry.peer in self._honest for entry in entries):
-            theta, momentum = self._next(old, known, weights)
+            theta, momentum = self._next(old, known, weights, sites_of(commit))
             if theta.tobytes() != new.theta.tobytes() or momentum.tobytes() != new.momentum.tobytes():
                 away = float(np.abs(theta - new.theta).max())
                 self._tell("aggregate", index, f"round {new.round}: off by up to {away:.3g}")
@@ -259,7 +260,9 @@ class Oracles:
             self._longest[round] = np.sqrt(np.max(squares, axis=0))
             self._longest = {one: found for one, found in self._longest.items() if one > round - USUAL}
 
-    def _next(self, old: _State, sent: Sequence[_Sent], weights: Sequence[int]) -> tuple[Floats, Floats]:
+    def _next(
+        self, old: _State, sent: Sequence[_Sent], weights: Sequence[int], sites: Sequence[int]
+    ) -> tuple[Floats, Floats]:
         """The state after the outer step on what these contributors sent, in peer-id order."""
         theta, momentum, outer = old.theta.copy(), old.momentum.copy(), self._manifest.outer
         cut = grid(theta.size, self._codec)
@@ -270,12 +273,9 @@ class Oracles:
                 payload = np.empty(self._codec.nbytes(stop - start), np.uint8)
                 encode(self._codec, np.subtract(old.theta[start:stop], one.theta[start:stop]), payload)
                 payloads.append(payload.data)
-            mean = np.empty(stop - start, np.float32)
-            self._rule(self._codec, payloads, [float(weight) for weight in weights], mean)
-            result = np.empty(self._codec.nbytes(stop - start), np.uint8)
-            encode(self._codec, mean, result)
+            shares = [float(weight) for weight in weights]
             delta = np.empty(stop - start, np.float32)
-            self._codec.decode(result.data, delta)
+            self._codec.decode(result(self._codec, self._rule, payloads, shares, sites, delta.size), delta)
             outer_step(theta[start:stop], momentum[start:stop], delta, outer.lr, outer.momentum, outer.nesterov)
         return theta, momentum
 

@@ -12,6 +12,7 @@ from thinwire.sims.methods import Method, bits, bits_both_ways, methods, pair_bi
 from thinwire.sims.pipelines import Pipeline, pipeline
 from thinwire.sims.question import PlanError, Question
 from thinwire.sims.roundtime import grids, largest_fragment
+from thinwire.sims.sites import Sites, sites
 from thinwire.sims.utilisation import Workload, needed, utilisation
 from thinwire.swarm.protocol import MAX_GROUP
 
@@ -94,6 +95,7 @@ class Plan(msgspec.Struct, frozen=True):
     needs: tuple[Need, ...]
     pipeline: Pipeline | None
     notes: tuple[str, ...]
+    sites: Sites | None = None
 
 
 def plan(question: Question) -> Plan:
@@ -131,7 +133,18 @@ def plan(question: Question) -> Plan:
         needs=_needs(question),
         pipeline=chain,
         notes=tuple(_notes(question, now.late, len(cut), held, chain)),
+        sites=_sites(question),
     )
+
+
+def _sites(question: Question) -> Sites | None:
+    """What a round moves through the lines that peers share; of pairs there is nothing to choose."""
+    line = question.line
+    if line is None or question.method == "noloco":
+        return None
+    nbytes = bits(question) * question.parameters / 8
+    own = min(min(machine.down, machine.up) for machine in question.machines)
+    return sites(nbytes, question.peers, line.count, (line.down, line.up), own, question.latency)
 
 
 def _sized(question: Question) -> Sized:
@@ -204,6 +217,13 @@ def _needs(question: Question) -> tuple[Need, ...]:
 
 def _notes(question: Question, late: int, fragments: int, held: float, chain: Pipeline | None) -> list[str]:
     notes = [f"assumed: {text}" for text in question.assumed]
+    if question.method != "noloco":
+        sized, equal = (rounds(msgspec.structs.replace(question, sized=how), question.every) for how in (True, False))
+        if sized.exchange < 0.95 * equal.exchange:
+            takes = (
+                f"{sized.exchange:.3g} s with chunks dealt out by bandwidth, {equal.exchange:.3g} s with equal parts"
+            )
+            notes.append(f"an exchange takes {takes}" + ("" if question.sized else ": remove exchange.shards"))
     if late:
         notes.append(
             f"{late} peers are so slow that rounds would go on without them {question.grace:g} s after the others: "

@@ -10,6 +10,7 @@ from thinwire.sims.pipelines import Pipeline
 from thinwire.sims.plan import Need, Plan, Row
 from thinwire.sims.question import Question
 from thinwire.sims.regions import MBIT
+from thinwire.sims.sites import Sites
 
 WIDE = 150
 """Columns of a terminal where a line has room for what a method is."""
@@ -55,9 +56,26 @@ def _facts(plan: Plan) -> Text:
         ("", f"peers compute {percent(now.utilisation)} of the time"),
         ("best", f"{best.method}, H = {best.every}: {percent(best.utilisation)}; {best.why}"),
     ]
+    if plan.sites is not None:
+        facts += _sites(plan.sites)
     if here != best:
         facts.append(("best here", f"{here.method}, H = {here.every}: {percent(here.utilisation)}; {here.why}"))
     return Text("\n".join(f"{name:<11}{value}" for name, value in facts))
+
+
+def _sites(found: Sites) -> list[tuple[str, str]]:
+    line = f"{found.down / MBIT:g}/{found.up / MBIT:g} Mbit/s"
+    flat = f"{bytes_text(found.flat)} in {seconds_text(found.flat_seconds)} as a butterfly"
+    tall = f"{bytes_text(found.tall)} in {seconds_text(found.tall_seconds)} as a hierarchy"
+    wise = 'exchange.topology = "hierarchy", and one `site` in node.toml for all peers of each'
+    return [
+        (
+            "sites",
+            f"{found.sites} of up to {found.members} peers behind one line of {line}; each way it carries a round's",
+        ),
+        ("", f"{flat}, {tall}: {found.factor:.1f} times as fast"),
+        ("", f"so {wise}" if found.factor > 1 else "so leave exchange.topology as it is"),
+    ]
 
 
 def _peers(asked: Question) -> str:

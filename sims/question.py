@@ -49,7 +49,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     `tokens`: of one inner step of one peer, 0: unknown. `rtt`, `grace`: seconds. `every`: inner steps per round. `memory`:
     bytes that a peer has for training, 0: unknown; `moments`: how many values the inner optimizer keeps for a parameter.
-    `method`: the manifest's; `lr`, `gamma`: β and γ of pairs. `assumed` says what nobody gave.
+    `method`: the manifest's; `lr`, `gamma`: β and γ of pairs; `sized`: chunks are dealt out by bandwidth. `line`: what so many
+    peers of a site share to all others, None: every peer has its own. `assumed` says what nobody gave.
     """
 
     name: str
@@ -68,7 +69,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     quorum: float
     memory: float
     moments: int
+    sized: bool = True
     assumed: tuple[str, ...]
+    line: Machine | None = None
 
     @property
     def peers(self) -> int:
@@ -101,11 +104,14 @@ def question(
     every: int | None = None,
     codec: str = "",
     memory: float | None = None,
+    site: str = "",
 ) -> Question:
     """The question that flags and a manifest (its TOML and file name) ask; a flag overrules the manifest.
 
     `step` in seconds or `speed` in TFLOP/s; `links` as in "4x300/300" (Mbit/s down/up), "dsl" or "2x50/10@0.8" (with a step
-    of their own in seconds); `rtt` in ms; `memory` in GiB. Raises PlanError, ManifestError.
+    of their own in seconds); `site` as "4x50/10", four peers behind one line; `rtt` in ms; `memory` in GiB.
+
+    Raises PlanError, ManifestError.
     """
     if not all(math.isfinite(number) for number in (step or 0.0, speed or 0.0, rtt, memory or 0.0)):
         raise PlanError("a number of the question is not finite", "give it as digits")
@@ -154,7 +160,9 @@ def question(
         quorum=settings.exchange.quorum,
         memory=(memory or 0.0) * (1 << 30),
         moments=2 if inner.optimizer == "adamw" else 1,
+        sized=settings.exchange.shards == "bandwidth",
         assumed=tuple(assumed),
+        line=_line(site) if site else None,
     )
 
 
@@ -200,6 +208,13 @@ def _machines(links: Sequence[str], peers: int | None, step: float) -> tuple[Mac
     if not 1 <= total <= MAX_PEERS:
         raise PlanError(f"{total} peers cannot be planned", f"1 to {MAX_PEERS} can")
     return tuple(msgspec.structs.replace(machine, count=number or 1) for number, machine in found)
+
+
+def _line(text: str) -> Machine:
+    number, machine = _machine(text, 1.0)
+    if number < 2 or "@" in text:
+        raise PlanError(f"{text!r} is no line that peers share", "it is NxDOWN/UP in Mbit/s, as 4x50/10")
+    return msgspec.structs.replace(machine, count=number)
 
 
 def _machine(text: str, step: float) -> tuple[int, Machine]:

@@ -82,6 +82,8 @@ def player(level: str, scenario: Scenario) -> Callable[[Scenario, View], Play]:
     liars = [peer.name for peer in scenario.peers if peer.liar]
     if liars:
         raise RealError(f"{liars[0]} is a liar, and real daemons cannot lie", "play it without --real, in virtual time")
+    if scenario.lines:
+        raise RealError("real peers cannot share the line of a site", "play it without --real, in virtual time")
     ground: Ground
     if level == "L1":
         from .mesh import Mesh

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import comb
 
 import msgspec
+from thinwire.collectives.allotment import Load, allot
 from thinwire.collectives.shards import MIN_COUNT, Grid, Sized, grid
 from thinwire.compression.codec import Codec
 from thinwire.swarm.frame import HEADER_BYTES
@@ -95,10 +96,12 @@ def round_time(
     grace: float = 10.0,
     quorum: float = 0.5,
     jitter: float = 0.0,
+    sized: bool = True,
 ) -> RoundTime:
     """A round of `total` parameters among `places`, all of them contributing.
 
     `latency`: seconds one way, of which the part `jitter` is exponentially distributed; `grace` and `quorum`: the manifest's.
+    `sized`: chunks are dealt out by bandwidth, as it is once all know theirs; else equally.
     """
     ready = sorted(place.computing for place in places)
     opened = min(ready[-1], ready[min(len(ready) - 1, int(quorum * len(ready)))] + grace)
@@ -109,7 +112,8 @@ def round_time(
         return RoundTime(opened, 0.0, 0.0, 0.0, 0.0, late, computing / opened if opened else 1.0)
     up, down = min(place.up for place in here), min(place.down for place in here)
     slow = sum(place.up == up for place in here)
-    sizes = _sizes(peers, slow, grids(total, codec), codec)
+    cut = grids(total, codec)
+    sizes = _sizes(peers, slow, cut, codec)
     # Of several messages at one time the last one counts; the leader, which is one of the peers, is near to itself.
     worst = latency * (1 - jitter + jitter * sum(1 / i for i in range(1, peers)))
     agreement = (
@@ -117,9 +121,39 @@ def round_time(
     )
     scattered = sizes.scatter / min(up, down) + worst + sizes.last / up
     data = worst + max(sizes.most / up, sizes.most / down, scattered)
+    if sized and (dealt := _allotted(here, cut, codec)) is not None:
+        data = worst + max(dealt[0], dealt[1] + worst)
     moved = sizes.mean + (peers - 1) * (sizes.ready + sizes.record + (sizes.led + sizes.vote) / peers)
     period = opened + agreement + data
     return RoundTime(opened, agreement, data, moved, moved, late, computing / period)
+
+
+def _allotted(places: Sequence[Place], fragments: Sequence[Grid], codec: Codec) -> tuple[float, float] | None:
+    """Seconds of the busiest link, and until the last contribution is averaged and sent, with chunks dealt out by bandwidth.
+
+    None where they are dealt out equally.
+    """
+    loads, others = [Load(max(1, int(place.up)), max(1, int(place.down))) for place in places], len(places) - 1
+    busy = scattered = 0.0
+    for cut in fragments:
+        owned = allot(len(cut), loads)
+        if not owned:
+            return None
+        chunk, result = _of_data(cut, codec)
+        dealt = [(place, own, len(cut) - own) for place, own in zip(places, owned, strict=True)]
+        busy += max(
+            max((rest * chunk + own * others * result) / place.up, (rest * result + own * others * chunk) / place.down)
+            for place, own, rest in dealt
+        )
+        scattered += max(rest * chunk / min(place.up, place.down) for place, _, rest in dealt)
+    return busy, scattered + others * result / min(place.up for place, own, _ in dealt if own)
+
+
+def _of_data(cut: Grid, codec: Codec) -> tuple[float, float]:
+    """Bytes of a chunk and of a result on the wire, the mean."""
+    count = len(cut)
+    payload = (codec.nbytes(cut.chunk) * (count - 1) + codec.nbytes(cut.size(count - 1))) / count
+    return payload + wire(Chunk(_NUMBER, 0, _NUMBER, 500)), payload + wire(Result(_NUMBER, 0, Ballot(1, _ID), 500))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,19 +179,18 @@ def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _S
     opened = Open(_NUMBER, 0, ballot, ids, ids, (Contribution(_ID, _NUMBER, _NUMBER),) * peers, (), None, ())
     commit = Commit(opened, _ID, (Proof(_ID, bytes(64)),) * peers)
     vote = wire(Vote(_NUMBER, 0, ballot, _ID, _ID))
-    chunk, result = wire(Chunk(_NUMBER, 0, _NUMBER, 500)), wire(Result(_NUMBER, 0, ballot, 500))
     mean = most = scatter = last = 0.0
     ready = record = 0
     for cut in fragments:
         count = len(cut)
-        payload = (codec.nbytes(cut.chunk) * (count - 1) + codec.nbytes(cut.size(count - 1))) / count
+        chunk, result = _of_data(cut, codec)
         # Some own one chunk more than others; how likely one of the slowest is among them?
         odd = count % peers
         owned = count // peers + 1 - comb(peers - slow, odd) / comb(peers, odd)
-        mean += (count * (peers - 1) / peers) * (2 * payload + chunk + result)
-        most += (count - owned) * (payload + chunk) + owned * (peers - 1) * (payload + result)
-        scatter += (count - owned) * (payload + chunk)
-        last = (peers - 1) * (payload + result)
+        mean += (count * (peers - 1) / peers) * (chunk + result)
+        most += (count - owned) * chunk + owned * (peers - 1) * result
+        scatter += (count - owned) * chunk
+        last = (peers - 1) * result
         ready += wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0))
         mine = tuple(range(500, 500 + -(-count // peers)))
         record += wire(Record(_NUMBER, 0, ballot, mine, bytes(32 * len(mine))))

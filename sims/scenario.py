@@ -19,7 +19,7 @@ class PeerSpec:
 
     `step_seconds`: one inner step on its machine. `up`, `down`: its access link in bytes/s. `leave`: None, or when it says
     goodbye. `liar`: "" for an honest peer, else how it lies. `loss` (probability) and `jitter` (mean extra one-way seconds)
-    are those of its own link, on top of the scenario's.
+    are those of its own link, on top of the scenario's. `site`: what it says that it shares a fast network with.
     """
 
     index: int
@@ -34,6 +34,7 @@ class PeerSpec:
     loss: float = 0.0
     jitter: float = 0.0
     group: str = ""
+    site: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Scenario:
     `manifest`: the run's TOML. `compute`: "stub" (a model of `parameters` values that learns by formula, for scale) or
     "torch" (the manifest's model, really trained). `paths`: (region, region) -> Path, both orders. `jitter`: part of the
     latency that is exponentially distributed; `loss`: probability that a packet is lost. `faults` are scripted, `mix` says
-    how many more are drawn from the seed. `interval`: seconds between two samples.
+    how many more are drawn from the seed. `interval`: seconds between two samples. `lines`: bytes/s down and up that the
+    peers of a site share to all others, by the site's name; in virtual time only.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     mix: Mix = field(default_factory=dict)
     interval: float = 5.0
+    lines: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def path(self, i: int, j: int) -> Path:
         """Between the regions of two peers."""

@@ -15,7 +15,7 @@ from . import regions
 from .faultrules import ALONE, no_lie, odd
 from .faults import KINDS, Fault
 from .scenario import PeerSpec, Scenario
-from .scenariotables import MOST_PEERS, Group, Links, Misfortune, Top
+from .scenariotables import MOST_PEERS, Group, Line, Links, Misfortune, Top
 from .tables import Reader, ScenarioError, nearest
 from .tomltext import Place, as_toml, lines_of
 
@@ -113,6 +113,7 @@ class _Scenario(Reader):
                 fault for i, value in enumerate(top.faults) for fault in self._faults(value, ("faults", i), peers, top)
             ),
             mix=self._mix(top.random),
+            lines=self._shared(top.sites, peers),
         )
 
     # --- parts
@@ -178,9 +179,22 @@ class _Scenario(Reader):
                 loss=access.loss,
                 jitter=access.jitter,
                 group=group.name,
+                site=group.site,
             )
             for i in range(group.count)
         ]
+
+    def _shared(self, tables: dict[str, Any], peers: list[PeerSpec]) -> dict[str, tuple[float, float]]:
+        """Site -> bytes/s down and up of its line."""
+        known = {peer.site for peer in peers}
+        found = {}
+        for name, table in tables.items():
+            if name not in known or not name:
+                hint = nearest(name, sorted(known - {""}), "sites: ")
+                raise self.error(("sites", name), f"no peer is at the site {name!r}", hint)
+            line = self.table(Line, table, ("sites", name))
+            found[name] = (line.down_mbit * regions.MBIT, line.up_mbit * regions.MBIT)
+        return found
 
     def _held(self, top: Top, peers: int) -> None:
         """What peers with a made-up model hold has to fit this machine."""

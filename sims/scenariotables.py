@@ -36,6 +36,7 @@ class Top(Table, frozen=True, kw_only=True):
     manifest: dict[str, Any] | str = {}
     peers: list[Any]
     links: dict[str, Any] = {}
+    sites: dict[str, Any] = {}
     faults: list[Any] = []
     random: dict[str, Any] = {}
 
@@ -45,7 +46,8 @@ class Group(Table, frozen=True):
 
     region: one name, or several that the peers take in turns. access: a kind of link, or up_mbit and down_mbit instead.
     step: seconds of one inner step. join: when the first one comes; every: seconds between one and the next.
-    leave: when they go, again `every` apart. liar: how they lie.
+    leave: when they go, again `every` apart. liar: how they lie. site: the fast network that they say to share, for
+    exchange.topology = "hierarchy".
     """
 
     name: Name = "peer"
@@ -59,6 +61,14 @@ class Group(Table, frozen=True):
     every: Seconds = 0.0
     leave: Seconds | None = None
     liar: str = ""
+    site: Annotated[str, Meta(max_length=64)] = ""
+
+
+class Line(Table, frozen=True, kw_only=True):
+    """[sites.NAME]: the one line that all peers of this site share to all others; among themselves they have their own."""
+
+    up_mbit: Rate
+    down_mbit: Rate
 
 
 class Links(Table, frozen=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from thinwire.collectives.transport import REFUSED, Admit, Arrival, Contact
-from thinwire.sims.link import Downlink, Link, Pipe, Traffic, Uplink
+from thinwire.sims.link import Downlink, Gateway, Link, Pipe, Traffic, Uplink
 from thinwire.sims.packets import Packer
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
@@ -37,6 +37,8 @@ class SimTransport:
         self.peer_id, self.run_id = identity.peer_id, run_id
         self.uplink = Uplink(net, bandwidth)
         self.downlink = Downlink(net, bandwidth)
+        self.gateway: Gateway | None = None
+        """Through which it reaches whoever is not behind the same one; to be set before there are links."""
         self.loss = self.jitter = 0.0
         self.wall = net.wall
         self.traffic = Traffic()
@@ -88,7 +90,7 @@ class SimTransport:
         pipe, packet = link.pipe(self, type(frame.message) in BULK), self._packer.pack(frame)
         if not await pipe.room():
             return False
-        self.uplink.send(pipe, packet)
+        pipe.uplink.send(pipe, packet)
         return True
 
     def offer(self, to: PeerId, frame: Frame) -> bool:
@@ -99,7 +101,7 @@ class SimTransport:
         if pipe.waiters or pipe.used >= pipe.limit:
             return False
         pipe.take()
-        self.uplink.send(pipe, self._packer.pack(frame))
+        pipe.uplink.send(pipe, self._packer.pack(frame))
         return True
 
     async def recv(self) -> Arrival:

@@ -64,6 +64,7 @@ class Seat:
             parameters=scenario.parameters,
             seed=scenario.seed * 1009 + spec.index,
             wait_for=wait_for,
+            site=spec.site,
         )
         self._part.write_bytes(msgspec.json.encode(part))
 

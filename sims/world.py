@@ -21,6 +21,7 @@ from thinwire.sims import clock, liars
 from thinwire.sims.compute import CORPUS, StubLearner, TorchLearner
 from thinwire.sims.faults import Fault, draw
 from thinwire.sims.journal import WORLD, Journal, PeerSample, Watch, fault_fields
+from thinwire.sims.link import Gateway
 from thinwire.sims.machine import Machine
 from thinwire.sims.misfortune import PRIVATE, Misfortune
 from thinwire.sims.network import SimNet
@@ -133,6 +134,9 @@ class SimWorld:
             window=WINDOW,
             encode=len(scenario.peers) <= ENCODED,
         )
+        self.gateways: Mapping[str, Gateway] = {
+            name: Gateway(self.net, up, down) for name, (down, up) in scenario.lines.items()
+        }
         self.signed = manifests.sign(scenario.manifest.encode(), _identity(0))
         self.manifest = self.signed.verify()
         self.run_id = self.manifest.run_id(_identity(0).public_key)

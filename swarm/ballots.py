@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from .message import MAX_CHUNKS, MAX_GROUP, U16, U32, U53, Digest, Id, Message, PeerId, Reason, Signature
+from .message import MAX_CHUNKS, MAX_GROUP, U16, U32, U53, Digest, Id, Message, PeerId, Reason, Signature, Site
 
 
 class Ballot(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, order=True):
@@ -39,7 +39,8 @@ class Ready(Message, frozen=True):
     digest of layout, codec, chunk grid and aggregation; `hashes` is the concatenated blake3 of each encoded chunk.
     `loss` is for display; so is `speed` (tokens per second), but where others choose their inner steps by it. `weight` 0
     means: takes part, contributes nothing. `witness` False means: this process restarted and will not vote in this round,
-    count it as gone.
+    count it as gone. `up` and `down`: what its link carries, bytes per second, as far as it knows; 0 = unknown. `site`: the
+    fast network that the peer shares with all that say the same; empty: none.
     """
 
     limit: ClassVar[int] = 34_000
@@ -54,6 +55,9 @@ class Ready(Message, frozen=True):
     witness: bool
     loss: float
     speed: float
+    up: U53 = 0
+    down: U53 = 0
+    site: Site = ""
 
 
 class Open(Message, frozen=True):
@@ -63,10 +67,12 @@ class Open(Message, frozen=True):
     part; chunks of the others fall to their backups. When an earlier ballot has been voted for, its contributors must be
     kept: `adopted` is then the digest of their results and `sources` are peers known to hold every one of them. `idle`
     (sorted, some of `alive` but not all) own no chunks: what they say of others, or others of them, cannot be settled.
-    `kept` (sorted) are the members that were settled with what is adopted, see `members`.
+    `kept` (sorted) are the members that were settled with what is adopted, see `members`. `shares`: of how many chunks each of
+    `group` is the primary owner; empty: of equally many.
+    `sites`, in a hierarchy: for each of `group` the number of its site, counted from 0 as they first come; else empty.
     """
 
-    limit: ClassVar[int] = 83_000
+    limit: ClassVar[int] = 85_000
 
     round: U32
     fragment: U16
@@ -79,6 +85,8 @@ class Open(Message, frozen=True):
     sources: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
     idle: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
     kept: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
+    shares: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
+    sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -101,7 +109,7 @@ class Prepare(Message, frozen=True):
 class Promise(Message, frozen=True):
     """Answer to Prepare: no lower ballot will get this peer's vote. Carries its last vote with the Open voted for, if any."""
 
-    limit: ClassVar[int] = 83_500
+    limit: ClassVar[int] = 85_500
 
     round: U32
     fragment: U16
@@ -155,7 +163,7 @@ class Proof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 class Commit(Message, frozen=True):
     """The verdict: `opened` is committed with results `digest`, proved by the votes of more than the quorum."""
 
-    limit: ClassVar[int] = 109_500
+    limit: ClassVar[int] = 111_500
 
     opened: Open
     digest: Digest

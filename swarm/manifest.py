@@ -20,8 +20,10 @@ from msgspec import Meta
 from .errors import HintedError
 from .identity import SIGNATURE_BYTES, Identity, verify
 from .settings import (
+    ASYNCHRONOUS,
     CODECS,
     DATA,
+    DENSE,
     EXCHANGE,
     FOREIGN,
     INNER,
@@ -50,14 +52,21 @@ NEAR = 0.9
 SUITS = "leave it out: every method has one that suits it"
 """What to do about a codec that cannot be."""
 
-YOUNG = ("gamma", "beta", "denominator", "on_exclusion", "decay", "fragments", "overlap", "alpha")
+YOUNG = (
+    *("gamma", "beta", "denominator", "on_exclusion", "decay", "fragments", "overlap", "alpha"),
+    *("clip", "staleness", "fade", "arrivals"),
+)
 """Keys of [outer] that are younger than the first runs, whose ids must stay: they count where a method has a use for them."""
 
 UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
     "data": {"once": {False: ("once",)}, "domains": {False: ("domains",)}},
     "inner": {"global_batch": {0: ("global_batch",)}},
     "outer": {"work": {"equal": ("work", "spread")}, "late": {0: ("late", "late_lr")}},
-    "exchange": {"sick": {"report": ("sick",)}},
+    "exchange": {
+        "sick": {"report": ("sick",)},
+        "shards": {"bandwidth": ("shards",)},
+        "topology": {"butterfly": ("topology",)},
+    },
 }
 """Table -> key -> value that says nothing new -> the keys that then do not count: they are younger still."""
 
@@ -122,9 +131,14 @@ class Manifest(Table, frozen=True):
     @property
     def overlap(self) -> int:
         """Of these, how many a peer makes while the exchange is under way."""
-        if self.outer.method == "eager":
+        if self.outer.method in ("eager", "co2"):
             return self.outer.steps
         return self.outer.overlap if self.outer.method == "streaming" else 0
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a round is of whoever is ready, and the others train on and follow."""
+        return self.outer.method in ASYNCHRONOUS
 
     def steps_after(self, round: int) -> int:
         """Inner steps that a peer has made when a round is over: with powersgd two rounds follow H of them."""
@@ -279,11 +293,23 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",
             "remove the keys; beta and decay of [outer] take their place",
         )
+    if manifest.exchange.shards == "equal" and (manifest.exchange.collective == "gather" or outer.method == "noloco"):
+        yield "exchange.shards says nothing where payloads go to everybody, or to one partner", "remove the key"
     if outer.work == "equal" and outer.spread != Outer().spread:
         yield "outer.spread says nothing where all peers make H steps", "remove the key, or write work = 'by-power'"
     if not outer.late and outer.late_lr != Outer().late_lr:
         yield "outer.late_lr says nothing without outer.late", "remove the key, or set the round from which it counts"
     yield from _unbookable(manifest)
+    if manifest.exchange.aggregation != "mean" and (outer.method == "noloco" or CODECS[outer.method] != DENSE):
+        yield (
+            f"exchange.aggregation {manifest.exchange.aggregation!r} is not for the method {outer.method!r}",
+            "remove it",
+        )
+    if manifest.exchange.aggregation != "mean" and manifest.exchange.topology != "butterfly":
+        yield (
+            f"exchange.aggregation {manifest.exchange.aggregation!r} needs all contributions in one place",
+            "remove it, or exchange.topology",
+        )
     if outer.method == "muloco" and inner.optimizer != "muon":
         yield "muloco is diloco with Muon: inner.optimizer is 'muon'", "remove the key, or take the method 'diloco'"
     if manifest.max_weight > MAX_WEIGHT:
@@ -342,6 +368,13 @@ def _wrong_codec(manifest: Manifest) -> Iterator[tuple[str, str]]:
             )
         elif not 16 <= int(found[1]) <= 65_536:
             yield f"exchange.codec: a block has 16 to 65536 values, not {found[1]}", "256 suits most models"
+    topology = manifest.exchange.topology
+    if topology != "butterfly" and (method == "noloco" or manifest.exchange.collective != "butterfly"):
+        yield (
+            f"exchange.topology says nothing with {method}: "
+            + ("a round has two peers" if method == "noloco" else "every payload goes to everybody"),
+            "remove the key",
+        )
     wanted = EXCHANGE.get(method, {}).get("collective", "butterfly")
     if manifest.exchange.collective != wanted:
         yield (

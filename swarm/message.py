@@ -31,6 +31,9 @@ U16 = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U53 = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Reason = Annotated[str, Meta(max_length=64)]
+Site = Annotated[str, Meta(max_length=64)]
+"""Name of a network that some peers share."""
+
 Text = Annotated[str, Meta(max_length=512)]
 Blob = Annotated[bytes, Meta(max_length=2048)]
 """A signed record or a signed gossip item, opaque until its own signature is checked."""

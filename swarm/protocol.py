@@ -37,7 +37,7 @@ from .message import (
     Signature,
     Text,
 )
-from .transfers import Chunk, Fetch, Result, StateAsk, StateChunk, StateFetch, StateOffer
+from .transfers import Chunk, Fetch, Result, StateAsk, StateChunk, StateFetch, StateOffer, Subtotal
 
 __all__ = [
     "Ack",
@@ -87,6 +87,7 @@ __all__ = [
     "StateChunk",
     "StateFetch",
     "StateOffer",
+    "Subtotal",
     "TYPES",
     "Tensor",
     "Text",
@@ -134,6 +135,7 @@ TYPES: dict[int, type[Message]] = dict(
             Call,
             Over,
             Hour,
+            Subtotal,
         ],
         start=1,
     )

@@ -126,15 +126,20 @@ class Outer(Table, frozen=True):
         "powersgd" (arXiv:1905.13727), diloco whose matrices travel as two thin factors: a step takes two rounds;
         "streaming" (arXiv:2501.18512), diloco in parts: a round is for one part of the model, and training goes on while it
         is under way; "eager" (arXiv:2502.12996), where a round is under way during all of the next one's inner steps, and
-        each puts its own newest contribution in the place of its last one; or "merge": all train apart, on domains of their
-        own, and the run ends with the one average of what they have. Its first round only gathers those who are there, after
-        which all make their H steps.
+        each puts its own newest contribution in the place of its last one; "co2" (arXiv:2401.16265), as far behind, where
+        all start from the same and a step that comes late counts less; "buffered-async" (FedBuff, arXiv:2106.06639), a round of
+        whoever is ready `grace` seconds after the first, while the others train on and follow; "delayed-nesterov"
+        (arXiv:2401.09135), the same with momentum that moves when as many contributions have come as there are peers; or
+        "merge": all train apart, on domains of their own, and the run ends with the one average of what they have. Its first
+        round only gathers those who are there, after which all make their H steps.
     steps: H, inner steps between two exchanges; more saves traffic, fewer keeps peers closer together. noloco: 50,
-        sparseloco, muloco and eager: 30, demo: 1, merge: 1000. Of streaming, 30, between two of the same part: it has a
-        round after every H / fragments.
+        sparseloco, muloco, eager, co2, buffered-async and delayed-nesterov: 30, demo: 1, merge: 1000. Of streaming, 30,
+        between two of the same part: it has a round after every H / fragments.
     lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient; of muloco 0.7 and 0.6. With noloco they are β and α,
         0.7 and 0.5, and there is no nesterov. With sparseloco lr is α, 1, and there is no momentum: what was not sent takes
-        its place. With demo lr is the length of the sign step, 0.0004. Of streaming lr is 0.4, of eager 0.2.
+        its place. With demo lr is the length of the sign step, 0.0004. Of streaming lr is 0.4, of eager 0.2. Of buffered-async
+        they are 1 and 0, the plain average: momentum on every arrival adds up; of co2 1 and 0.2. co2's and delayed-nesterov's
+        momentum is of their own kind.
     gamma: of noloco alone, how strongly partners are drawn together; with lr, and codec "fp32", one vector travels
         instead of two. noloco: 0.7.
     beta: of sparseloco and demo, which part of what was not sent lives on to the next round. demo: 0.999.
@@ -151,12 +156,29 @@ class Outer(Table, frozen=True):
     overlap: of streaming alone, inner steps that a peer makes while a part is under way, before it waits for the result; at
         most steps / fragments. Raise it until nobody waits; 5 and less cost next to nothing.
     alpha: of streaming alone, which part of the local parameters stays when the result comes. 0 suits an overlap of 0.
+    clip: of co2 alone, the largest element of its momentum, in units of a parameter; 0 = not clipped.
+    staleness: of buffered-async and delayed-nesterov, rounds that may have passed since a contribution was begun; older work is
+        given up, and its peer starts from what all have. Raise it with the number of peers: each may make a round.
+    fade: of these too, a in 1 / (1 + s)^a, what a contribution begun s rounds ago counts.
+    arrivals: of these too, contributions that make a whole step, with delayed-nesterov one of the momentum; 0 = as many as
+        there are peers.
     late, late_lr: of sparseloco alone, the round from which on lr is late_lr, 0 = none; its paper ends with 0.65.
     """
 
-    method: Literal["diloco", "muloco", "noloco", "sparseloco", "demo", "powersgd", "streaming", "eager", "merge"] = (
-        "diloco"
-    )
+    method: Literal[
+        "diloco",
+        "muloco",
+        "noloco",
+        "sparseloco",
+        "demo",
+        "powersgd",
+        "streaming",
+        "eager",
+        "co2",
+        "buffered-async",
+        "delayed-nesterov",
+        "merge",
+    ] = "diloco"
     steps: Annotated[int, Meta(ge=1, le=2**20)] = 20
     lr: Annotated[float, Meta(gt=0, le=10)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
@@ -171,6 +193,10 @@ class Outer(Table, frozen=True):
     fragments: Annotated[int, Meta(ge=1, le=1024)] = 3
     overlap: Annotated[int, Meta(ge=0, le=2**20)] = 1
     alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.5
+    clip: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    staleness: Annotated[int, Meta(ge=0, le=2**20)] = 16
+    fade: Annotated[float, Meta(ge=0, le=10)] = 0.5
+    arrivals: Annotated[int, Meta(ge=0, le=MAX_GROUP)] = 0
     late: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
     late_lr: Annotated[float, Meta(gt=0, le=10)] = 0.65
 
@@ -196,6 +222,15 @@ STREAMING: dict[str, float | bool] = {"steps": 30, "lr": 0.4}
 EAGER: dict[str, float | bool] = {"steps": 30, "lr": 0.2}
 """Defaults of [outer] that the method "eager" changes."""
 
+CO2: dict[str, float | bool] = {"steps": 30, "lr": 1.0, "momentum": 0.2, "nesterov": False}
+"""Defaults of [outer] that the method "co2" changes."""
+
+BUFFERED: dict[str, float | bool] = {"steps": 30, "lr": 1.0, "momentum": 0.0, "nesterov": False}
+"""Defaults of [outer] that the method "buffered-async" changes: the plain average."""
+
+DELAYED: dict[str, float | bool] = {"steps": 30, "lr": 0.7, "momentum": 0.9, "nesterov": False}
+"""Defaults of [outer] that the method "delayed-nesterov" changes."""
+
 OUTER: dict[str, dict[str, float | bool]] = {
     "diloco": {},
     "muloco": MULOCO,
@@ -206,6 +241,9 @@ OUTER: dict[str, dict[str, float | bool]] = {
     "merge": MERGE,
     "streaming": STREAMING,
     "eager": EAGER,
+    "co2": CO2,
+    "buffered-async": BUFFERED,
+    "delayed-nesterov": DELAYED,
 }
 """Method -> its defaults of [outer]."""
 
@@ -213,16 +251,21 @@ _SPARSE = ("beta", "denominator", "on_exclusion")
 _PARTS = ("fragments", "overlap", "alpha")
 _POWER = ("work", "spread")
 _LATE = ("late", "late_lr")
+_STALE = ("staleness", "fade", "arrivals")
+_AGE = ("clip", *_STALE)
 FOREIGN = {
-    "diloco": ("gamma", "decay", *_SPARSE, *_PARTS, *_LATE),
-    "muloco": ("gamma", "decay", *_SPARSE, *_PARTS, *_LATE),
-    "noloco": ("nesterov", "decay", *_SPARSE, *_POWER, *_PARTS, *_LATE),
-    "sparseloco": ("momentum", "nesterov", "gamma", "decay", *_PARTS),
-    "demo": ("momentum", "nesterov", "gamma", *_POWER, *_PARTS, *_LATE),
-    "powersgd": ("gamma", "decay", "beta", "denominator", *_PARTS, *_LATE),
-    "merge": ("lr", "momentum", "nesterov", "gamma", "decay", *_SPARSE, *_POWER, *_PARTS, *_LATE),
-    "streaming": ("gamma", "decay", *_SPARSE, *_POWER, *_LATE),
-    "eager": ("gamma", "decay", *_SPARSE, *_POWER, *_PARTS, *_LATE),
+    "diloco": ("gamma", "decay", *_SPARSE, *_PARTS, *_LATE, *_AGE),
+    "muloco": ("gamma", "decay", *_SPARSE, *_PARTS, *_LATE, *_AGE),
+    "noloco": ("nesterov", "decay", *_SPARSE, *_POWER, *_PARTS, *_LATE, *_AGE),
+    "sparseloco": ("momentum", "nesterov", "gamma", "decay", *_PARTS, *_AGE),
+    "demo": ("momentum", "nesterov", "gamma", *_POWER, *_PARTS, *_LATE, *_AGE),
+    "powersgd": ("gamma", "decay", "beta", "denominator", *_PARTS, *_LATE, *_AGE),
+    "merge": ("lr", "momentum", "nesterov", "gamma", "decay", *_SPARSE, *_POWER, *_PARTS, *_LATE, *_AGE),
+    "streaming": ("gamma", "decay", *_SPARSE, *_POWER, *_LATE, *_AGE),
+    "eager": ("gamma", "decay", *_SPARSE, *_POWER, *_PARTS, *_LATE, *_AGE),
+    "co2": ("nesterov", "gamma", "decay", *_SPARSE, *_POWER, *_PARTS, *_LATE, *_STALE),
+    "buffered-async": ("gamma", "decay", *_SPARSE, *_PARTS, *_LATE, "clip"),
+    "delayed-nesterov": ("nesterov", "gamma", "decay", *_SPARSE, *_PARTS, *_LATE, "clip"),
 }
 """Keys of [outer] that a method has no use for."""
 
@@ -237,6 +280,9 @@ CODECS = {
     "merge": DENSE,
     "streaming": DENSE,
     "eager": DENSE,
+    "co2": DENSE,
+    "buffered-async": DENSE,
+    "delayed-nesterov": DENSE,
 }
 """Method -> the codecs that it can have, by the first word of their names."""
 
@@ -245,6 +291,8 @@ EXCHANGE: dict[str, dict[str, str | float]] = {
     "demo": {"codec": "demo(k=32,chunk=4096)|2bit|rice", "collective": "gather"},
     "powersgd": {"codec": "powersgd(rank=4)"},
     "merge": {"codec": "fp32", "grace": 3600.0},
+    "buffered-async": {"grace": 2.0},
+    "delayed-nesterov": {"grace": 2.0},
 }
 """Method -> its defaults of [exchange]."""
 
@@ -254,7 +302,10 @@ RUN: dict[str, dict[str, object]] = {"merge": {"rounds": 2}}
 DATA: dict[str, dict[str, object]] = {"merge": {"domains": True}}
 """Method -> its defaults of [data]."""
 
-UNBOOKED = ("noloco", "powersgd", "merge", "streaming", "eager")
+ASYNCHRONOUS = ("buffered-async", "delayed-nesterov")
+"""Methods whose rounds are of whoever is ready, while the others train on."""
+
+UNBOOKED = ("noloco", "powersgd", "merge", "streaming", "eager", "co2", *ASYNCHRONOUS)
 """Methods that cannot keep book of the data: replicas differ, a step is two rounds, rounds overlap, or there is but one."""
 
 INNER: dict[str, dict[str, object]] = {
@@ -285,7 +336,12 @@ class Exchange(Table, frozen=True):
         tests. sparseloco: "topk(k=64,chunk=4096)|2bit|rice", one value of 64. demo: "demo(k=32,chunk=4096)|2bit|rice".
     collective: "butterfly", every peer owns a part of every round; or "gather", every payload goes to everybody, which only
         payloads as small as those of sparseloco are worth. The method decides.
-    aggregation: "mean", weighted by tokens, after screening.
+    topology: how the data of a butterfly goes. "butterfly": every contribution straight to the owners of its parts; or "ring":
+        from peer to peer, each adding its own, so that a peer sends to one neighbour only, whatever the number of peers;
+        or "hierarchy": peers of one site (node.toml: site) average among themselves first, and one value of each site crosses
+        the wide area. For sites of several peers behind one uplink; a codec that loses something loses it once more.
+    aggregation: "mean", weighted by tokens, after screening; or "rda", also weighted, direction and length averaged apart,
+        chunk by chunk: where peers pull different ways the step stays as long as theirs are. Of dense methods but noloco.
     quorum: fraction of the last round's members that must be exceeded; at least 0.5, because below it both halves of a
         split could go on. Raise it to lose more rounds and fewer contributions.
     min_peers: contributors without whom a round does not count.
@@ -294,13 +350,17 @@ class Exchange(Table, frozen=True):
         in a round, and `spread` times that by power.
     sick: what becomes of a peer that is much slower than the others, or whose link loses much: "report", it is named in the
         status; or "isolate", it also gets no part of the others' work: in rounds led by who has noticed it owns no chunks.
+    shards: "bandwidth", peers own as much of every round as their links can carry, by their own measure, at most three times
+        an equal part; or "equal", equal parts for all. Says nothing where every payload goes to everybody.
     """
 
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"
     collective: Literal["butterfly", "gather"] = "butterfly"
-    aggregation: Literal["mean"] = "mean"
+    topology: Literal["butterfly", "ring", "hierarchy"] = "butterfly"
+    aggregation: Literal["mean", "rda"] = "mean"
     quorum: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
     grace: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     max_weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] = 0
     sick: Literal["report", "isolate"] = "report"
+    shards: Literal["bandwidth", "equal"] = "bandwidth"

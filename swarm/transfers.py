@@ -38,6 +38,22 @@ class Result(Message, frozen=True):
     index: U16
 
 
+class Subtotal(Message, frozen=True):
+    """One encoded chunk of the mean of a group's contributions, from the group's relay to the chunk's owner.
+
+    `name`: blake3 of the contributions, so that it is known what it is of, whichever ballot it comes in.
+    """
+
+    limit: ClassVar[int] = 128
+    payload: ClassVar[int] = CHUNK_BYTES + CHUNK_BYTES // 16
+    signed: ClassVar[bool] = False
+
+    round: U32
+    fragment: U16
+    name: Digest
+    index: U16
+
+
 class Fetch(Message, frozen=True):
     """Ask a peer for results of a round that it has voted for or committed."""
 

@@ -1,6 +1,7 @@
 """The links between peers: python shaper.py '{"peers": 4, "rate": 12.5e6, "delay": 0.04, "ports": [30000, 30010]}'.
 
-Host i listens at 127.0.0.(i+1); whoever is host i dials host j at 127.1.(i+1).(j+1). Serves until its input ends.
+`rate` may be a list, one for each host. Host i listens at 127.0.0.(i+1); whoever is host i dials host j at
+127.1.(i+1).(j+1). Serves until its input ends.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ from turns import listen, say
 async def main(options: dict) -> None:
     """Open all ways, then wait."""
     count = options["peers"]
-    emulation = Emulation([Access(options["rate"], options["rate"]) for _ in range(count)], options["delay"])
+    rates = options["rate"] if isinstance(options["rate"], list) else [options["rate"]] * count
+    emulation = Emulation([Access(rate, rate) for rate in rates], options["delay"], buffer=options.get("buffer", 0))
     ports = range(*options["ports"])
     for dialler in range(count):
         for target in range(count):

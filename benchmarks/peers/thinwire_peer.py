@@ -68,6 +68,7 @@ async def main(options: dict) -> None:
         keys={peer.peer_id: peer.public_key for peer in everyone},
         codec=dense(options["codec"]),
         now=asyncio.get_running_loop().time,
+        bandwidth=options.get("bandwidth", False),
     )
     running = asyncio.create_task(averager.run())
     while len(transport.stats()) < count - 1:
@@ -86,7 +87,7 @@ async def main(options: dict) -> None:
         digest = blake3.blake3()
         for array in result:
             digest.update(array.view(np.uint8).data)
-        say(whole=whole, digest=digest.hexdigest(), error=error(result[0], exact))
+        say(whole=whole, digest=digest.hexdigest(), error=error(result[0], exact), link=averager.link)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await averager.close()

@@ -52,6 +52,18 @@ def test_training_on_while_exchanging_costs_little(quality, tmp_path):
     assert eager <= naive - 0.1 and diloco <= eager
 
 
+@pytest.mark.trial
+@pytest.mark.timeout(600)
+def test_who_comes_late_and_whoever_comes(quality, tmp_path):
+    """Seventy steps; the whole thresholds are below."""
+    inner = InnerConfig(lr=4e-3, warmup=10, schedule="cosine")
+    toy = quality.Toy(quality.text(tmp_path, 0), 0, rounds=12, steps=6, inner=inner)
+    names = ("async naive", "delayed nesterov", "delayed, by power", "co2 .4/.8", "co2, no penalty")
+    naive, delayed, by_power, co2, heavy = (quality.RUNS[name](toy) for name in names)
+    assert delayed <= naive - 0.2 and by_power <= delayed - 0.02
+    assert co2 <= heavy - 0.5
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(14_400)
 def test_thresholds(quality, tmp_path):
@@ -76,6 +88,9 @@ def test_thresholds(quality, tmp_path):
     for name in ("streaming t0", "streaming t1 a0", "streaming t1 a.5", "streaming t5 a.5"):
         assert mean[name] <= mean["diloco .4/.9"] + 0.08, name
     assert min(mean["eager .4"], mean["eager .2"]) <= mean["naive overlap .4"] - 0.5
+    assert mean["co2 .4/.8"] <= mean["co2, no penalty"] - 0.3
+    assert mean["delayed nesterov"] <= mean["async naive"] - 0.2
+    assert mean["delayed, by power"] <= mean["diloco .7/.9"] + 0.05
 
 
 NOISE = 0.015

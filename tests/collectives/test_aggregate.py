@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.collectives.aggregate import MEMORY, NORM_LIMIT, lower_median, mean, outliers
+from thinwire.collectives.aggregate import MEMORY, NORM_LIMIT, apart, lower_median, mean, outliers
 from thinwire.compression.codec import Codec
 from thinwire.compression.floats import Fp32
 from thinwire.compression.quantize import Int8
@@ -97,3 +97,40 @@ def test_a_change_of_scale_locks_nobody_out():
     far, usual = outliers({b"a": 5000.0, b"b": 5000.0}, usual=1.0)
     assert far == (b"a", b"b")
     assert outliers({b"a": 5000.0, b"b": 5000.0}, usual)[0] == ()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.spec)
+def test_direction_and_length_apart(codec: Codec) -> None:
+    vectors, weights = [draw(1), draw(2, 3.0), draw(3, 0.5)], [1.0, 3.0, 2.0]
+    sent = []
+    for vector in vectors:
+        sent.append(np.empty(N, np.float32))
+        codec.decode(encode(codec, vector), sent[-1])
+    out = np.full(N, np.nan, np.float32)
+    apart(codec, [encode(codec, vector) for vector in vectors], weights, out)
+    norms = [float(np.linalg.norm(one.astype(np.float64))) for one in sent]
+    direction = sum(w * one.astype(np.float64) / n for w, one, n in zip(weights, sent, norms, strict=True))
+    length = np.dot(weights, norms) / 6.0
+    np.testing.assert_allclose(out, length * direction / np.linalg.norm(direction), rtol=1e-5, atol=1e-5)
+    assert np.linalg.norm(out) == pytest.approx(length, rel=1e-5)
+    plain = np.empty(N, np.float32)
+    mean(codec, [encode(codec, vector) for vector in vectors], weights, plain)
+    assert np.linalg.norm(plain) < 0.9 * length  # vectors that differ cancel each other's length
+
+
+def test_equal_vectors_are_their_own_average() -> None:
+    codec, vector, out = Fp32(), draw(4), np.empty(N, np.float32)
+    apart(codec, [encode(codec, vector)] * 3, [1.0, 2.0, 5.0], out)
+    np.testing.assert_allclose(out, vector.astype(np.float32), rtol=1e-6)
+
+
+def test_what_has_no_direction_and_who_has_no_weight() -> None:
+    codec, vector, out = Fp32(), encode(Fp32(), draw(4)), np.full(N, np.nan, np.float32)
+    apart(codec, [vector, encode(codec, -draw(4))], [1.0, 1.0], out)
+    assert not out.any()
+    apart(codec, [vector, encode(codec, np.zeros(N))], [1.0, 1.0], out)
+    np.testing.assert_allclose(out, 0.5 * draw(4), rtol=1e-5)
+    apart(codec, [vector, encode(codec, draw(5))], [1.0, 0.0], out)
+    np.testing.assert_allclose(out, draw(4), rtol=1e-5)
+    apart(codec, [vector], [0.0], out)
+    assert not out.any()

@@ -225,6 +225,17 @@ def test_chunk_of_an_old_attempt_or_of_no_index_is_ignored(seat):
     assert seat.tray.of(Result) == [] and seat.blamed() == []
 
 
+def test_second_contribution_to_a_round_is_sent_like_the_first(seat):
+    """A round that was given up goes on with what has been trained since."""
+    seat.tray.of(Chunk)
+    again = payloads(11)
+    seat.fly.announce(again, weight=10, loss=0.0, speed=0.0)
+    contributors = tuple(Contribution(peer, 1 + (peer == ME), 10) for peer in IDS)
+    seat.open(ballot=Ballot(2, LEADER), contributors=contributors)
+    sent = {(to, message.attempt, message.index): payload for to, message, payload in seat.tray.of(Chunk)}
+    assert sent == {(to, 2, i): again[i] for to, i in ((LEADER, 0), (LEADER, 1), (OTHER, 4), (OTHER, 5))}
+
+
 def test_chunk_before_its_announcement_waits():
     seat = Seat()
     later = payloads(7)
@@ -409,6 +420,25 @@ def test_who_is_gone_and_not_back_is_gone_in_the_next_round_too():
     assert seat.fly.departed == {dead}
     seat.fly.lost(OTHER, gone=True)
     assert seat.fly.departed == {dead, OTHER}
+
+
+def test_who_keeps_nothing_any_more_is_not_waited_for():
+    """What it was asked for is asked of another at once; when nobody is left, the state is all there is to fetch."""
+    seat = Seat()
+    group = (LEADER, OTHER)
+    entries = tuple(Contribution(peer, 1, 10) for peer in group)
+    seat.hear(LEADER, _commit(Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ()), seat))
+    asked = {to: message.indices for to, message, _ in seat.tray.of(Fetch)}
+    assert asked.keys() == {LEADER, OTHER} and not seat.fly.forsaken
+    seat.fly.spent(OTHER)
+    again = seat.tray.of(Fetch)
+    assert [(to, message.indices) for to, message, _ in again] == [(LEADER, asked[OTHER])]
+    seat.fly.spent(OTHER)
+    assert not seat.tray.of(Fetch) and not seat.fly.forsaken
+    seat.fly.spent(LEADER)
+    assert not seat.tray.of(Fetch) and seat.fly.forsaken
+    seat.hear(LEADER, _commit(seat.fly.agreement.commit.opened, seat))
+    assert not seat.fly.forsaken, "what it had said was about another round"
 
 
 def test_results_that_overtake_the_record_which_vouches_for_them_are_kept(seat):

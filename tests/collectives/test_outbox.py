@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 from thinwire.collectives.outbox import LONGEST, WORDS, Outbox
+from thinwire.collectives.precedence import SHARE, STUCK
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Ballot, Behind, Chunk, Result, StateChunk
+from thinwire.swarm.protocol import Ballot, Behind, Chunk, Gossip, Result, StateChunk
 
 A, B = bytes([1]) * 32, bytes([2]) * 32
 
@@ -155,6 +156,103 @@ def test_rounds_that_are_over_wait_no_more():
             *((kind, round) for round in (3, 4) for kind in (Chunk, Result)),
             (StateChunk, 1),
         ]
+
+    play(story)
+
+
+def state(index):
+    return Frame(StateChunk(1, index), b"x")
+
+
+def kinds(wire, since=0.0):
+    """S for a frame of state, R for one of a round, as they left."""
+    return "".join("S" if type(message) is StateChunk else "R" for at, _, message in wire.sent if at >= since)
+
+
+class Uplink(Wire):
+    """One frame at a time leaves, each takes a second, whoever it is for."""
+
+    def __init__(self):
+        super().__init__()
+        self.way = asyncio.Lock()
+
+    async def send(self, to, frame):
+        async with self.way:
+            await asyncio.sleep(1.0)
+            self.sent.append((clock.current().time(), to, frame.message))
+        return True
+
+
+def test_state_for_one_peer_goes_after_rounds_with_others_but_gets_its_share():
+    async def main():
+        wire = Uplink()
+        outbox = Outbox(wire)
+        for index in range(20):
+            outbox.bulk(A, chunk(index))
+        for index in range(5):
+            outbox.bulk(B, state(index), later=True)
+        await asyncio.sleep(100)
+        sent = kinds(wire)
+        assert len(sent) == 25 and sent[:4] == "RRRR"
+        assert sent.count("S") == 5 and "SS" not in sent[: sent.rindex("R")]
+        assert all(sent[: at + 1].count("S") <= (at + 1) / SHARE for at in range(sent.rindex("R")))
+        assert sent[:20].count("S") >= 3, "it gets on, too"
+        await outbox.close()
+
+    clock.run(main(), seed=1)
+
+
+def test_state_does_not_wait_for_a_peer_that_takes_nothing():
+    async def story(wire, outbox, lost):
+        wire.seconds[A] = 1e6
+        outbox.bulk(A, chunk(0))
+        for index in range(3):
+            outbox.bulk(B, state(index), later=True)
+        await asyncio.sleep(3 * STUCK + 1)
+        assert kinds(wire) == "SSS"
+
+    play(story)
+
+
+def test_state_waits_for_nothing_when_rounds_have_nothing_to_send():
+    async def story(wire, outbox, lost):
+        wire.quick |= {A, B}
+        outbox.bulk(A, chunk(0))
+        outbox.bulk(B, state(0), later=True)
+        assert kinds(wire) == "RS", "at once"
+        wire.quick.clear()
+        wire.seconds[A] = 10.0
+        outbox.bulk(A, chunk(1))
+        outbox.bulk(A, chunk(2))
+        outbox.drop(A)
+        outbox.bulk(B, state(1), later=True)
+        await asyncio.sleep(STUCK + 0.1)
+        assert kinds(wire) == "RSS", "what was dropped is not waited for"
+
+    play(story)
+
+
+def test_what_a_transport_would_take_at_once_waits_too_when_it_is_state():
+    async def story(wire, outbox, lost):
+        wire.seconds[A] = 1.0
+        outbox.bulk(A, chunk(0))
+        wire.quick.add(B)
+        outbox.bulk(B, state(0), later=True)
+        assert kinds(wire) == ""
+        await asyncio.sleep(1.5)
+        assert kinds(wire) == "RS"
+
+    play(story)
+
+
+def test_news_of_members_go_when_nothing_else_waits():
+    async def story(wire, outbox, lost):
+        wire.seconds[A] = 1.0
+        outbox.control(A, Behind(1))
+        outbox.control(A, Gossip(()))
+        outbox.control(A, Behind(2))
+        await asyncio.sleep(5)
+        assert wire.heard(A) == [Behind(1), Behind(2), Gossip(())]
 
     play(story)
 

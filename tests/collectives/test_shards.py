@@ -72,6 +72,20 @@ def test_chunks_of_one_who_left_are_spread():
     assert set(taken) == set(group[1:]) and max(taken.values()) < 50
 
 
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.binary(min_size=1, max_size=8), st.data())
+def test_owners_have_as_many_chunks_as_they_are_given(counts, seed, data):
+    group, count = PEERS[: len(counts)], sum(counts)
+    owned = owners(count, group, group, seed, counts)
+    assert [Counter(owned)[peer] for peer in group] == counts or not any(counts)
+    assert list(owned) == sorted(owned, key=group.index)
+    # Of those who leave the chunks go to others, to such as own none only when nobody else is left.
+    alive = data.draw(st.sets(st.sampled_from(group), min_size=1))
+    after = owners(count, group, sorted(alive), seed, counts)
+    able = {peer for peer, own in zip(group, counts, strict=True) if own and peer in alive} or alive
+    for old, new in zip(owned, after, strict=True):
+        assert new == old or (old not in alive and new in able)
+
+
 def test_sizes_of_the_last_chunk():
     assert [Grid(10, 4).size(index) for index in range(3)] == [4, 4, 2]
     assert len(Grid(8, 4)) == 2

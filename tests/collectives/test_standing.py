@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.standing import STEPS, Standing
+from thinwire.collectives.allotment import Load
+from thinwire.collectives.standing import FELT, LATE, STEPS, Standing, overdue
 from thinwire.swarm.protocol import Ballot, Contribution, Open
 
 IDS = [bytes([i]) * 32 for i in range(4)]
@@ -51,3 +53,24 @@ def test_nobody_rests_longer_than_the_limit(story):
     standing = Standing()
     live(standing, range(len(story)), lambda round: story[round])
     assert not standing.resting(len(story) + 2**STEPS)
+
+
+LINKS = [Load(10, 10), Load(10, 10), Load(10, 10), Load(1000, 1000)]
+SHARED = msgspec.structs.replace(opened(1), shares=(2, 2, 2, 18))
+PLANNED = (24 + 2 * 2) / 10  # of one of the first three, chunks of one byte
+
+
+def test_who_was_given_many_and_is_slow_is_overdue():
+    limit = LATE * PLANNED + FELT
+    took = {ANN: 1.0, BEN: 1.0, CAT: 1.0, DAN: limit + 0.1}
+    assert overdue(SHARED, LINKS, took, 1) == {DAN}
+    assert overdue(SHARED, LINKS, took | {DAN: limit - 0.1}, 1) == set(), "no more than a link may need"
+    assert overdue(SHARED, LINKS, dict.fromkeys(IDS, 100.0), 1) == set(), "slow for all"
+    assert overdue(SHARED, LINKS, took | {CAT: 100.0, DAN: 1.0}, 1) == set(), "it owns few, whatever it says"
+
+
+def test_nobody_is_overdue_where_parts_are_equal_or_nothing_is_known():
+    took = {ANN: 1.0, BEN: 1.0, CAT: 1.0, DAN: 1e6}
+    assert overdue(opened(1), LINKS, took, 1) == set()
+    assert overdue(SHARED, [Load(0, 0)] * 4, took, 1) == set()
+    assert overdue(SHARED, LINKS, {DAN: 1e6}, 1) == set(), "nobody to compare with"

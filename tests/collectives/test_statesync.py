@@ -2,6 +2,7 @@ import asyncio
 
 import blake3
 from thinwire.collectives.statesync import Foreign, fetch_state, state_digest
+from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import StateAsk, StateChunk, StateFetch, StateOffer
 
@@ -69,3 +70,34 @@ def test_an_offer_that_does_not_fit_its_digest_is_none():
     liar = Source(b"another", members=(FOUNDER,), layout=OTHER)
     liar.hashes = [bytes(32)]
     assert fetch({FOUNDER: liar}, b"same") is None
+
+
+def test_who_has_not_answered_or_has_gone_on_meanwhile_is_asked_again():
+    """A link breaks with the first question to one, and the other's answer is about a round that is soon over."""
+
+    async def main():
+        loop, inbox, lost = asyncio.get_running_loop(), asyncio.Queue(), {SECOND}
+
+        def send(peer, message):
+            if peer in lost:
+                lost.remove(peer)
+                return
+            raw = b"this" if loop.time() < 1.0 else b"next"
+            source = Source(raw, round=5 + (loop.time() >= 1.0), members=(FOUNDER, SECOND))
+            inbox.put_nowait((peer, source.answer(message)))
+
+        fetched = await fetch_state(
+            (FOUNDER, SECOND),
+            send,
+            inbox,
+            layout=LAYOUT,
+            have=[bytes(32)],
+            nbytes=4,
+            patience=2.0,
+            newer_than=4,
+            believed=lambda peers: len(peers) == 2,
+        )
+        return fetched, loop.time()
+
+    fetched, took = clock.run(main(), seed=1)
+    assert fetched.offer.round == 6 and fetched.sources == (FOUNDER, SECOND) and took < 2.1

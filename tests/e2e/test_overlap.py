@@ -19,6 +19,19 @@ def test_a_run_that_trains_on(machine):
 
 
 @pytest.mark.trial
+def test_a_run_that_waits_for_nobody(machine):
+    here = machine(steps=12, method="delayed-nesterov")
+    here.manifest.write_text(here.manifest.read_text().replace("grace = 5.0", "grace = 0.2"))
+    founder = here.found("founder", "--wait-for", 2, "--rounds", 8)
+    other = here.join("other", founder.invite(), "--rounds", 8)
+    assert (founder.exit(), other.exit()) == (0, 0)
+    for daemon in (founder, other):
+        assert [event["round"] for event in daemon.of("round")] == [*range(1, 9)] and not daemon.of("alarm")
+        assert any(event["tokens"] for event in daemon.of("round"))
+    assert here.check() >= 3
+
+
+@pytest.mark.trial
 @pytest.mark.parametrize("method", ["streaming", "eager"])
 def test_killed_it_comes_back(machine, method):
     here = machine(steps=12, method=method)

@@ -1,4 +1,4 @@
-"""A training loop of one's own in a run that overlaps training and exchange: real swarms over loopback."""
+"""A training loop of one's own in a run whose exchanges go on while it trains: real swarms over loopback."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ codec = "fp32"
 """
 STREAMING = 'method = "streaming"\nsteps = 6\nfragments = 2\noverlap = 2'
 EAGER = 'method = "eager"\nsteps = 3'
+DELAYED = 'method = "delayed-nesterov"\nsteps = 3\nlr = 0.4'
 
 
 def net(seed):
@@ -52,7 +53,7 @@ def train(swarm, model, seed):
     return digests, at, swarm.digest
 
 
-@pytest.mark.parametrize("outer", [STREAMING, EAGER])
+@pytest.mark.parametrize("outer", [STREAMING, EAGER, DELAYED])
 def test_two_peers_end_with_the_same_parameters(tmp_path, outer):
     path = tmp_path / "run.toml"
     path.write_text(MANIFEST.format(outer=outer))

@@ -32,7 +32,7 @@ def test_weight_that_came_to_no_round_is_measured_once(overlap):
     companion.peer = SimpleNamespace(
         replica=replica,
         doors=SimpleNamespace(now=lambda: clock.now),
-        manifest=SimpleNamespace(overlap=overlap),
+        manifest=SimpleNamespace(overlap=overlap, asynchronous=False),
         steps=lambda speed: 4,
         traffic=lambda: (0, 0),
     )

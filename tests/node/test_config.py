@@ -39,6 +39,35 @@ def test_flag_beats_environment_beats_file_beats_default(home):
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "rate", "shown"),
+    [
+        ("20Mbit/s", 2_500_000, "20 Mbit/s"),
+        ("2.5 MB/s", 2_500_000, "20 Mbit/s"),
+        ("1000kbit/s", 125_000, "1 Mbit/s"),
+        ("1 Gbit/s", 125_000_000, "1000 Mbit/s"),
+    ],
+)
+def test_most_of_the_uplink_is_written_with_its_unit(home, text, rate, shown):
+    node_toml(home, f'up = "{text}"\n')
+    settings = load({"home": home}, {})
+    assert settings.up == rate and type(settings.port) is int
+    assert ("up", shown, f"file {home / 'node.toml'}") in config.rows(settings)
+    assert config.as_json(settings)["up"]["value"] == shown
+    assert load({"home": home, "up": shown}, {}).up == rate, "what is shown can be given"
+    assert load({"home": home, "up": ""}, {}).up is None
+
+
+@pytest.mark.parametrize(
+    "text", ['"20"', "20", '"20 Mbps"', '"0.5 Mbit/s"', '"-3MB/s"', '"9999999 GB/s"', '"1e3 MB/s"']
+)
+def test_a_rate_that_is_none_is_refused(home, text):
+    node_toml(home, f"up = {text}\n")
+    with pytest.raises(ConfigError, match="up .* cannot be used") as error:
+        load({"home": home}, {})
+    assert "20Mbit/s" in error.value.hint
+
+
 def test_home_of_the_environment_finds_its_file(home):
     node_toml(home, "port = 9\n")
     settings = load({}, {"THINWIRE_HOME": str(home)})
@@ -77,6 +106,8 @@ def test_platform_directories_without_a_home():
         ('host = "a b"\n', "host 'a b' cannot be used", "without its port"),
         ('advertise = "224.0.0.1"\n', "cannot be used", "host:port"),
         ("advertise = [1]\n", "cannot be used", "host:port"),
+        ("site = 3\n", "site 3 cannot be used", "printable"),
+        (f'site = "{"x" * 65}"\n', "cannot be used", "up to 64"),
         ("data = 3\n", "data 3 cannot be used", "a path"),
         ("port = \n", "not TOML", "toml.io"),
         ("\udcff", "not TOML", "toml.io"),

@@ -28,6 +28,7 @@ def test_tokens_that_a_late_round_has_not_are_due_with_the_next():
         lease=lambda: None,
         place=tuple,
         identity=SimpleNamespace(peer_id=bytes(32)),
+        manifest=SimpleNamespace(asynchronous=False),
         replica=SimpleNamespace(round=0, digest=b""),
         session=SimpleNamespace(overtaken=False),
         idle_weight=0,

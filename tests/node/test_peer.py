@@ -5,9 +5,11 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from thinwire.node.config import load
 from thinwire.node.directories import RunDirectory
 from thinwire.node.disk import RealDisk
 from thinwire.node.doors import Doors
+from thinwire.node.opening import founding
 from thinwire.node.peer import Peer
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.manifest import ManifestMismatch, parse, sign
@@ -90,3 +92,8 @@ def test_who_contributes_although_nothing_was_trained():
     orphan = working(once, members=(OTHER, THIRD))
     stranger.replica.ledger = orphan.replica.ledger = object()
     assert (weight(stranger), weight(orphan)) == (0, 1)
+
+
+def test_a_peer_is_at_the_site_of_its_settings(tmp_path):
+    entry = founding(b"", load({"home": tmp_path, "site": "loft"}, {}), "run.toml")
+    assert entry.peer(lambda kind, fields: None)._site == "loft"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import blake3
 import numpy as np
@@ -75,7 +75,7 @@ class Node:
         known = founders if index < swarm.founders and not life else []
         self.replica = method.replica.begin(swarm.manifest, layout, codec, theta, known)
         self.theta = theta.copy()
-        self.presence = Presence(self.transport, roster, now=loop.time, emit=self._emit)
+        self.presence = Presence(self.transport, roster, now=loop.time, emit=self._emit, site=swarm.site(index))
         self.session = method.session(
             self.identity,
             swarm.manifest,
@@ -184,16 +184,24 @@ class Swarm:
         latency: float = 0.02,
         outer: str = "",
         piece: int = 0,
+        shards: str = "",
+        topology: str = "butterfly",
+        sites: Sequence[str] = (),
     ) -> None:
         self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=0.1)
-        self.piece, self.layout = piece, layout_of(size)
+        self.piece, self.layout, self.sites = piece, layout_of(size), sites
         self.founders, self.rounds, self.size, self.codec, self.patience = founders, rounds, size, codec, patience
-        toml = f'[exchange]\ncodec = "{codec}"\ngrace = {grace}\nmax_weight = 1000\n[outer]\n{outer}'
-        self.manifest = manifests.parse(toml)
+        exchange = f'codec = "{codec}"\ngrace = {grace}\nmax_weight = 1000\ntopology = "{topology}"\n'
+        exchange += f'shards = "{shards}"\n' if shards else ""
+        self.manifest = manifests.parse(f"[exchange]\n{exchange}[outer]\n{outer}")
         self.scripts: dict[tuple[int, int, str], Callable[[Node], None]] = {}
         self.nodes: dict[int, Node] = {}
         for index in range(founders):
             self.nodes[index] = Node(self, index)
+
+    def site(self, index: int) -> str:
+        """What a node says that it shares a network with: by turns one of `sites`."""
+        return self.sites[index % len(self.sites)] if self.sites else ""
 
     def fail_at(self, index: int, round: int, phase: str, what: Callable[[Node], None] | None = None) -> None:
         self.scripts[(index, round, phase)] = what or Node.kill

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from thinwire.collectives.transport import Arrival, Contact, Transport
 from thinwire.sims import clock
+from thinwire.sims.link import Gateway
 from thinwire.sims.network import SimNet
 from thinwire.sims.transport import SimTransport
 from thinwire.swarm.frame import Frame
@@ -137,6 +138,36 @@ def test_downlink_is_a_bottleneck_of_its_own() -> None:
         return net.loop.time() - start
 
     assert clock.run(main(), seed=1) == pytest.approx(4 * MIB / 1e6 + 0.01, rel=0.001)
+
+
+def test_a_site_shares_one_line_to_all_others_and_none_within() -> None:
+    """Two send out through one gateway, each to another site; what stays inside goes at the speed of their own links."""
+
+    async def main() -> tuple[float, float, int]:
+        net = SimNet(1, latency=0.01, bandwidth=100e6)
+        peers = _swarm(net, 4)
+        home, away = Gateway(net, 1e6, 1e6), Gateway(net, 2e6, 0.5e6)
+        for peer, gateway in zip(peers, (home, home, away, None), strict=True):
+            peer.gateway = gateway
+        a, b, c, d = peers
+        for one, other in ((a, c), (b, c), (b, d), (a, b)):
+            await one.send(other.peer_id, _gossip())
+            await other.recv()
+        start, before = net.loop.time(), home.bulk
+        await a.send(b.peer_id, _chunk(size=1_000_000))
+        await b.recv()
+        inside = net.loop.time() - start
+        start = net.loop.time()
+        await b.send(d.peer_id, _chunk(size=500_000))
+        await a.send(c.peer_id, _chunk(size=1_000_000))
+        await asyncio.gather(c.recv(), d.recv())
+        return inside, net.loop.time() - start, home.bulk - before
+
+    inside, outside, nbytes = clock.run(main(), seed=1)
+    assert inside == pytest.approx(0.01 + 0.01, rel=0.01)
+    # Half a second of the line for one, then a second for the other, whose site takes in half as much in that time.
+    assert outside == pytest.approx(0.5 + 0.01 + 2.0, rel=0.01)
+    assert nbytes == pytest.approx(1_500_000, rel=0.01)
 
 
 def test_back_pressure_bounds_what_is_in_flight() -> None:

@@ -235,6 +235,26 @@ def test_command(capsys):
     assert max(map(len, out.splitlines())) <= 160
 
 
+def test_sites_behind_one_line():
+    """Four peers each: a quarter of the bytes, a quarter of the time, as long as the line binds."""
+    found = plan(asked(links=["8x1000/1000"], site="4x50/50")).sites
+    assert (found.sites, found.members) == (2, 4)
+    assert found.flat == pytest.approx(4 * 1e8 * 8.0625 / 8) and found.flat == 4 * found.tall
+    assert found.factor == pytest.approx(4, rel=0.01)
+    assert plan(asked(links=["8x10/10"], site="4x1000/1000")).sites.factor < 1.2, "their own links bind"
+    uneven = plan(asked(links=["7x1000/1000"], site="3x50/50")).sites
+    assert (uneven.sites, uneven.members) == (3, 3) and uneven.tall == pytest.approx(4 / 3 * 1e8 * 8.0625 / 8)
+    assert plan(asked()).sites is None
+
+
+def test_command_with_sites(capsys):
+    known = ["--parameters", "100M", "--layers", 12, "--step", 1, "--link", "8x1000/1000"]
+    code, out, err = run(capsys, *known, "--site", "4x50/50")
+    assert code == 0 and err == [] and "4.0 times as fast" in out and 'exchange.topology = "hierarchy"' in out
+    code, out, err = run(capsys, *known, "--site", "2x1000/1000")
+    assert code == 0 and "hierarchy" in out
+
+
 def test_command_with_a_manifest_of_pairs(capsys, tmp_path):
     path = tmp_path / "nl.toml"
     path.write_text('[run]\nname = "x"\n[outer]\nmethod = "noloco"\n')
@@ -262,6 +282,8 @@ def test_command_as_json(capsys):
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--link", "0x50/10"], "'0x50/10' is no link"),
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--link", "dsl", "--link", "00xdsl"], "'00xdsl'"),
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--rtt", "inf"], "finite"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--site", "50/10"], "'50/10' is no line"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--site", "4x50/10@2"], "4x50/10"),
     ],
 )
 def test_mistakes_are_two_lines_and_a_code(capsys, arguments, words):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.sims import regions
 from thinwire.sims.faults import Fault
+from thinwire.sims.real import RealError, player
 from thinwire.sims.scenariofile import load, load_faults, parse, shipped
 from thinwire.sims.tables import ScenarioError
 from thinwire.sims.tomltext import as_toml, line_at, lines_of
@@ -57,6 +58,16 @@ def test_what_a_file_says_is_what_is_played():
     # Germany to Japan and back: 224 ms, 95 Mbit/s a connection, in both directions.
     assert read.latency(0, 1) == read.latency(1, 0) == 0.112 and read.stream(1, 0) == 95e6 / 8
     assert read.latency(0, 2) == 0.0005
+
+
+def test_peers_of_a_site_share_its_line():
+    read = parse(
+        SMALL.replace('access = "dsl"', 'access = "dsl"\nsite = "loft"') + "[sites.loft]\nup_mbit = 8\ndown_mbit = 40\n"
+    )
+    assert [peer.site for peer in read.peers] == ["loft"] * 3 + [""]
+    assert read.lines == {"loft": (5e6, 1e6)}
+    with pytest.raises(RealError, match="cannot share the line"):
+        player("L1", read)
 
 
 def test_every_pair_of_regions_has_a_path():
@@ -155,6 +166,13 @@ def test_another_number_of_peers_keeps_the_proportions():
         ('"partition"', '"loss"\namount = 7.5', 20, "7.5 is not from 0 to 1", "is lost"),
         ('"partition"', '"clock-drift"\namount = -5', 20, "-5 is not from -0.5 to 0.5", "run fast"),
         ('"partition"', '"slow-disk"', 17, "0 is not from 0 to 1000, without 0", ""),
+        (
+            "[random]",
+            "[sites.loft]\nup_mbit = 1\ndown_mbit = 1\n[random]",
+            22,
+            "no peer is at the site 'loft'",
+            "sites",
+        ),
         ('name = "late"', 'name = "home"', 12, "two groups are called 'home'", "another name"),
         ('name = "late"', 'name = "home-2"', 12, "'home-2' is a peer of 'home'", "another name"),
         (

@@ -432,12 +432,23 @@ def test_what_we_may_not_send():
 def test_the_largest_round_fits():
     group = tuple(bytes([i % 256, i // 256]) * 16 for i in range(MAX_GROUP))
     everyone = tuple(Contribution(peer, 2**32 - 1, 2**53 - 1) for peer in group)
-    opened = Open(2**32 - 1, 2**16 - 1, Ballot(2**32 - 1, RUN), group, group, everyone, (), None, ())
+    opened = Open(
+        2**32 - 1,
+        2**16 - 1,
+        Ballot(2**32 - 1, RUN),
+        group,
+        group,
+        everyone,
+        (),
+        None,
+        (),
+        sites=tuple(range(MAX_GROUP)),
+    )
     out = tuple(Exclusion(peer, "r" * 64) for peer in group)
     adopted = msgspec.structs.replace(opened, excluded=out, adopted=RUN, sources=group, idle=group[1:], kept=group)
     proofs = tuple(Proof(peer, b"s" * 64) for peer in group)
     for message in (
-        Ready(2**32 - 1, 2**16 - 1, 2**32 - 1, RUN, RUN, 2**53 - 1, bytes(32 * MAX_CHUNKS), True, 1.0, 1.0),
+        Ready(2**32 - 1, 2**16 - 1, 2**32 - 1, RUN, RUN, 2**53 - 1, bytes(32 * MAX_CHUNKS), True, 1.0, 1.0, "ü" * 64),
         opened,
         adopted,
         Promise(2**32 - 1, 2**16 - 1, BALLOT, adopted, RUN),

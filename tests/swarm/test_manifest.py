@@ -65,6 +65,8 @@ max_weight = 1000
 
 YOUNGER = {
     "exchange.sick",
+    "exchange.shards",
+    "exchange.topology",
     "inner.adam_lr",
     "inner.momentum",
     "outer.work",
@@ -207,6 +209,17 @@ def test_what_follows_from_the_values():
         ("[exchange]\ncodec = 'int9(block=64)'", "there is no codec 'int9'", "did you mean 'int"),
         ("[exchange]\ncollective = 'gather'", "diloco needs 'butterfly'", "remove"),
         ("[outer]\nmethod = 'sparseloco'\n[exchange]\ncollective = 'butterfly'", "sparseloco needs 'gather'", "remove"),
+        ("[exchange]\ntopology = 'rign'", "exchange.topology: ", "did you mean 'ring'?"),
+        (
+            "[outer]\nmethod = 'noloco'\n[exchange]\ntopology = 'ring'",
+            "exchange.topology says nothing with noloco",
+            "remove",
+        ),
+        (
+            "[outer]\nmethod = 'demo'\n[exchange]\ntopology = 'ring'",
+            "exchange.topology says nothing with demo",
+            "remove",
+        ),
         ("[outer]\nmethod = 'noloco'\nlr = 3", "outer.lr 3 makes the mean", "0.7"),
         ("[outer]\nmethod = 'noloco'\n[exchange]\nmin_peers = 2", "exchange.min_peers says nothing", "remove"),
         ("[model]\nlayers = 1\nlayers = 2", "not TOML", "toml.io"),
@@ -324,6 +337,23 @@ def test_what_keeps_replicas_together_in_groups_of_two():
 
 def test_the_run_id_of_a_file_never_changes():
     assert parse(FULL).run_id(b"a" * 32).hex()[:16] == "c66b6f8d4d19518c"
+
+
+def test_how_chunks_are_dealt_out_is_part_of_the_run_where_it_is_not_the_default():
+    ids = [parse(f"[exchange]\n{line}").run_id(b"a" * 32) for line in ("", 'shards = "bandwidth"', 'shards = "equal"')]
+    assert ids[0] == ids[1] != ids[2]
+    for method in ("noloco", "sparseloco"):
+        with pytest.raises(ManifestError, match="exchange.shards says nothing"):
+            parse(f'[outer]\nmethod = "{method}"\n[exchange]\nshards = "equal"')
+
+
+def test_the_topology_is_part_of_the_run_where_it_is_not_the_default():
+    ids = [
+        parse(f"[exchange]\n{line}").run_id(b"a" * 32)
+        for line in ("", 'topology = "butterfly"', 'topology = "ring"', 'topology = "hierarchy"')
+    ]
+    assert ids[0] == ids[1] and len(set(ids)) == 3
+    assert parse('[exchange]\ntopology = "ring"').exchange.topology == "ring"
 
 
 def test_what_becomes_of_the_sick_is_part_of_the_run_where_it_is_not_the_default():

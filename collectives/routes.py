@@ -1,0 +1,138 @@
+"""The ways of a ballot's chunks in a hierarchy: who collects a cluster's contributions, who owns a chunk, who hands results on.
+
+Pure: every peer computes the same from the Open. Chunks are dealt out to the clusters by turns, and within each to its
+members by turns, so that all uplinks and all members have the same to do. Within a cluster whoever is out of work is stood in
+for by others of it; where nobody of it can work, its contributions go to the chunk's owner, wherever that is.
+
+What a cluster's value is does not depend on any of this, only on the contributions: so a chunk may change hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import blake3
+import msgspec
+from thinwire.swarm.protocol import Contribution, Digest, Open, PeerId
+from thinwire.swarm.rendezvous import backups
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Peers of one site in a ballot.
+
+    primaries: all of them, sorted, whoever is here. members: those that take part. working: those of them that have duties.
+    entries: their contributions, in peer-id order.
+    """
+
+    primaries: tuple[PeerId, ...]
+    members: tuple[PeerId, ...]
+    working: frozenset[PeerId]
+    entries: tuple[Contribution, ...]
+
+    @cached_property
+    def name(self) -> Digest:
+        """What its value is of."""
+        return blake3.blake3(msgspec.msgpack.encode(self.entries)).digest()
+
+    @property
+    def sums(self) -> bool:
+        """Whether several contributions become one value on the way; a lone one goes as it is."""
+        return len(self.entries) > 1
+
+    @property
+    def value(self) -> Contribution:
+        """Stands for its contributions in the mean over clusters."""
+        return Contribution(self.name, 0, sum(entry.weight for entry in self.entries))
+
+
+class Routes:
+    """Those of one ballot. `clusters` are in the order of their numbers, `owners` in that of the chunks."""
+
+    def __init__(self, opened: Open, count: int, seed: bytes) -> None:
+        numbers = opened.sites or tuple(range(len(opened.group)))
+        self._seed = seed
+        self.number = dict(zip(opened.group, numbers, strict=True))
+        """Peer of the group -> its cluster."""
+        alive, working = set(opened.alive), set(opened.alive) - set(opened.idle)
+        grouped: list[list[PeerId]] = [[] for _ in range(1 + max(numbers, default=-1))]
+        for peer, number in self.number.items():
+            grouped[number].append(peer)
+        self.clusters = tuple(
+            Cluster(
+                tuple(peers),
+                tuple(peer for peer in peers if peer in alive),
+                frozenset(working.intersection(peers)),
+                tuple(entry for entry in opened.contributors if self.number.get(entry.peer) == number),
+            )
+            for number, peers in enumerate(grouped)
+        )
+        self.whole = all(entry.peer in self.number for entry in opened.contributors)
+        """Whether all contributors are in the group; if not, results can only be fetched from those who have them."""
+        # By the first contributor, not by the first peer: who contributes nothing must not change the result.
+        giving = sorted((cluster for cluster in self.clusters if cluster.entries), key=lambda c: c.entries[0].peer)
+        self.inputs = tuple(cluster.value for cluster in giving)
+        """What the results are the mean of."""
+        self.named = {cluster.name: number for number, cluster in enumerate(self.clusters) if cluster.entries}
+        able = [number for number, cluster in enumerate(self.clusters) if cluster.working]
+        self._relays: dict[tuple[int, int], PeerId | None] = {}
+        self._collected: dict[tuple[PeerId, int], tuple[Cluster, ...]] = {}
+        self.owners = tuple(self._owner(index, able) for index in range(count))
+
+    def _owner(self, index: int, able: Sequence[int]) -> PeerId:
+        turn = index % len(self.clusters)
+        number = turn if self.clusters[turn].working else able[index % len(able)]
+        owner = self.relay(number, index)
+        assert owner is not None
+        return owner
+
+    def relay(self, number: int, index: int) -> PeerId | None:
+        """Who of a cluster stands for it in a chunk; None where nobody can."""
+        key = number, index
+        if key not in self._relays:
+            cluster = self.clusters[number]
+            turn = cluster.primaries[index // len(self.clusters) % len(cluster.primaries)]
+            self._relays[key] = turn if turn in cluster.working else self._backup(cluster, turn, index)
+        return self._relays[key]
+
+    def _backup(self, cluster: Cluster, owner: PeerId, index: int) -> PeerId | None:
+        if not cluster.working:
+            return None
+        return next(p for p in backups(self._seed, cluster.primaries, owner, index) if p in cluster.working)
+
+    def collector(self, number: int, index: int) -> PeerId:
+        """Who collects a cluster's contributions to a chunk."""
+        relay = self.relay(number, index) if self.clusters[number].sums else None
+        return relay or self.owners[index]
+
+    def collected(self, peer: PeerId, index: int) -> tuple[Cluster, ...]:
+        """Of which clusters a peer collects the contributions to a chunk."""
+        key = peer, index
+        if key not in self._collected:
+            self._collected[key] = tuple(
+                cluster
+                for number, cluster in enumerate(self.clusters)
+                if cluster.entries and self.collector(number, index) == peer
+            )
+        return self._collected[key]
+
+    def heirs(self, peer: PeerId, index: int) -> tuple[PeerId, ...]:
+        """To whom a peer hands on the result of a chunk."""
+        mine = self.number.get(peer)
+        if self.owners[index] != peer:
+            stands = mine is not None and self.relay(mine, index) == peer
+            return tuple(p for p in self.clusters[mine].members if p != peer) if mine is not None and stands else ()
+        found: list[PeerId] = []
+        for number, cluster in enumerate(self.clusters):
+            relay = self.relay(number, index)
+            found += cluster.members if relay in (None, peer) else (relay,)
+        return tuple(p for p in found if p != peer)
+
+    def sources(self, peer: PeerId, index: int) -> tuple[PeerId, ...]:
+        """Who hands the result of a chunk to a peer: its cluster's relay, if that is another, and the owner."""
+        mine = self.number.get(peer)
+        relay = self.relay(mine, index) if mine is not None else None
+        owner = self.owners[index]
+        return (owner,) if relay in (None, peer, owner) else (relay, owner)

@@ -1,0 +1,116 @@
+"""Parts by bandwidth: as fast as any division can be, whole, bounded, and equal where nothing is known or gained."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thinwire.collectives.allotment import GAIN, MOST, Load, allot, seconds
+
+LOADS = st.lists(
+    st.builds(Load, st.integers(1, 200), st.integers(1, 200), st.booleans(), st.booleans()), min_size=2, max_size=4
+)
+
+
+def most(count, loads):
+    return -(-MOST * count // sum(load.owns for load in loads))
+
+
+def equal(count, loads):
+    owners = [at for at, load in enumerate(loads) if load.owns]
+    run, odd = divmod(count, len(owners))
+    return [run + (owners.index(at) < odd) if at in owners else 0 for at in range(len(loads))]
+
+
+def divisions(count, loads):
+    """All ways to deal the chunks out among those who may own some, within the bound."""
+    ranges = [range(min(count, most(count, loads)) + 1) if load.owns else (0,) for load in loads]
+    return [counts for counts in product(*ranges) if sum(counts) == count]
+
+
+@given(st.integers(1, 8), LOADS)
+def test_no_division_is_faster(count, loads):
+    owned = allot(count, loads)
+    if sum(load.owns for load in loads) < 2:
+        assert owned == ()
+        return
+    best = min(max(seconds(loads, counts)) for counts in divisions(count, loads))
+    usual = max(seconds(loads, equal(count, loads)))
+    if owned:
+        assert sum(owned) == count and max(owned) <= most(count, loads)
+        assert not any(chunks for chunks, load in zip(owned, loads, strict=True) if not load.owns)
+        assert max(seconds(loads, owned)) == pytest.approx(best)
+        assert usual >= GAIN * best * (1 - 1e-9)
+    else:
+        assert usual < GAIN * best * (1 + 1e-9)
+
+
+@given(st.integers(1, 1024), st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1, max_size=40))
+def test_every_chunk_is_dealt_out_once_and_nobody_gets_too_many(count, links):
+    loads = [Load(up, down) for up, down in links]
+    owned = allot(count, loads)
+    assert owned == () or (sum(owned) == count and 0 <= min(owned) <= max(owned) <= most(count, loads))
+
+
+@given(st.integers(1, 512), st.lists(st.integers(1, 1000), min_size=3, max_size=12), st.integers(1, 50), st.data())
+def test_a_faster_link_never_owns_less(count, links, more, data):
+    at = data.draw(st.integers(0, len(links) - 1))
+    faster = [rate + more * (i == at) for i, rate in enumerate(links)]
+    before, after = (allot(count, [Load(rate, rate) for rate in rates]) for rates in (links, faster))
+    if before and after:
+        assert after[at] >= before[at]
+
+
+@pytest.mark.parametrize("count", [1, 2, 31, 100, 1024])
+@pytest.mark.parametrize("peers", [1, 2, 3, 7, 100])
+def test_parts_stay_equal_where_links_are(count, peers):
+    assert allot(count, [Load(0, 0)] * peers) == (), "nothing is known"
+    assert allot(count, [Load(1000, 500)] * peers) == (), "all are alike"
+    assert allot(count, [Load(1000 + 10 * (i % 7), 0) for i in range(peers)]) == (), "hardly a difference"
+
+
+def test_two_peers_gain_nothing_however_unequal():
+    assert allot(64, [Load(1, 1), Load(10**9, 10**9)]) == ()
+
+
+def test_a_link_that_is_too_slow_owns_nothing():
+    fast, slow = Load(100, 100), Load(10, 10)
+    assert allot(96, [fast, fast, slow, fast]) == (32, 32, 0, 32)
+    assert allot(96, [fast, fast, fast, Load(70, 70)])[3] == pytest.approx(96 / 4 * 0.24, abs=2)  # 70·T = 1, see below
+    # With T the time of all: 3 · (100 T − 1) / 2 + (70 T − 1) / 2 = 1.
+
+
+def test_what_is_unknown_counts_as_usual():
+    known = [Load(100, 100), Load(100, 100), Load(10, 10)]
+    assert allot(99, [*known, Load(0, 0)]) == allot(99, [*known, Load(100, 100)]) != ()
+    assert allot(99, [Load(100, 0), Load(100, 0), Load(10, 0), Load(0, 0)]) == allot(99, [*known, Load(100, 100)])
+
+
+def test_a_liar_gets_no_more_than_the_bound():
+    links = [Load(100, 100)] * 3
+    assert allot(96, [*links, Load(2**40, 2**40)]) == (8, 8, 8, 72)
+    # A link as slow as it is makes that twice as bad as equal parts, and no worse.
+    truth = [*links, Load(10, 10)]
+    assert max(seconds(truth, (8, 8, 8, 72))) <= (1 + MOST) / 2 * max(seconds(truth, [24] * 4))
+
+
+@given(st.integers(10, 1024), st.lists(st.tuples(*[st.integers(1, 10**6)] * 3), min_size=3, max_size=20))
+def test_no_lies_make_a_round_much_longer_than_equal_parts(count, links):
+    owned = allot(count, [Load(up, down) for up, down, _ in links])
+    truth = [Load(rate, rate) for *_, rate in links]
+    usual = max(seconds(truth, equal(count, truth)))
+    rounding = len(links) / min(rate for *_, rate in links)  # one chunk more than MOST parts, to all
+    assert not owned or max(seconds(truth, owned)) <= (1 + MOST) / 2 * usual + rounding
+
+
+def test_who_does_not_contribute_has_room_for_others_chunks():
+    owned = allot(60, [Load(10, 1000)] * 2 + [Load(10, 1000, contributes=False)] * 4)
+    assert owned and min(owned[2:]) > 10 > max(owned[:2])
+
+
+def test_who_may_not_own_chunks_owns_none():
+    fast, slow = Load(100, 100), Load(10, 10)
+    owned = allot(90, [fast, Load(100, 100, owns=False), fast, fast, slow])
+    assert owned == (30, 0, 30, 30, 0)

@@ -1,0 +1,92 @@
+"""Bulk leaves no faster than its owner allows, in arithmetic and through real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.pacing import Pacer
+from thinwire.sims import clock
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Chunk, StateChunk
+
+
+@given(st.integers(1, 10**9), st.lists(st.tuples(st.floats(0, 10), st.integers(1, 1 << 20)), min_size=1, max_size=40))
+def test_no_more_leaves_than_the_rate_allows_and_no_less(rate, records):
+    pacer, now, sent = Pacer(rate), 0.0, []
+    for pause, nbytes in records:
+        now += pause
+        sent.append((now + pacer.reserve(nbytes, now), nbytes, now))
+    for (left, nbytes, _), (following, _, asked) in zip(sent, sent[1:], strict=False):
+        # Each waits for as long as the one before takes, and not longer.
+        assert following == pytest.approx(max(asked, left + nbytes / rate))
+
+
+def test_without_a_limit_nothing_waits():
+    pacer = Pacer()
+    assert [pacer.reserve(1 << 30, 0.0) for _ in range(3)] == [0.0, 0.0, 0.0]
+
+
+def test_waiting_takes_that_long():
+    async def main():
+        pacer, loop = Pacer(1000), clock.current()
+        await asyncio.gather(*(pacer.wait(500) for _ in range(5)))
+        assert loop.time() == pytest.approx(2.0)
+
+    clock.run(main(), seed=1)
+
+
+RATE, SIZE = 2_000_000, 100_000
+
+
+@pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
+def test_bulk_through_sockets_is_no_faster_than_its_limit(wire, loop):
+    async def work():
+        first, second = await wire.pair(up=RATE)
+        began, before = asyncio.get_running_loop().time(), first.transport.totals()[0]
+        for index in range(6):
+            assert await first.transport.send(second.id, Frame(Chunk(1, 0, 1, index), bytes(SIZE)))
+        took = asyncio.get_running_loop().time() - began
+        for index in range(6):
+            assert (await second.recv()).frame.message.index == index
+        # Each but the first has to wait for the one before.
+        assert took >= 5 * SIZE / RATE
+        while first.transport.totals()[0] < before + 6 * SIZE:  # as soon as the other side's kernel has confirmed it
+            await asyncio.sleep(0.01)
+        assert first.transport.totals()[0] < before + 6 * SIZE + 5000
+
+    wire.run(work, loop=loop)
+
+
+def test_on_a_narrow_uplink_state_goes_after_rounds(wire):
+    async def work():
+        first = await wire.peer(1, up=RATE)
+        others = [await wire.peer(seed) for seed in (2, 3)]
+        for other in others:
+            assert isinstance(await first.meet(other), wire.Welcome)
+        handed = []
+
+        class Noted:
+            async def send(self, to, frame):
+                taken = await first.transport.send(to, frame)
+                handed.append(type(frame.message))
+                return taken
+
+            def offer(self, to, frame):
+                return False
+
+        outbox = Outbox(Noted())
+        for index in range(8):
+            outbox.bulk(others[0].id, Frame(Chunk(1, 0, 1, index), bytes(SIZE)))
+        for index in range(2):
+            outbox.bulk(others[1].id, Frame(StateChunk(1, index), bytes(SIZE)), later=True)
+        while len(handed) < 10:
+            await asyncio.sleep(0.01)
+        assert handed[-1] is StateChunk or handed.index(StateChunk) >= 4
+        await outbox.close()
+
+    wire.run(work)

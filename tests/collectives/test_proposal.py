@@ -1,0 +1,80 @@
+"""What a leader proposes: who owns how many chunks, by what all have announced."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from thinwire.collectives.proposal import Choice, Terms, adopt, propose, sound
+from thinwire.swarm.protocol import Ballot, Open, Ready
+
+IDS = tuple(bytes([number]) * 32 for number in range(6))
+BASE, PLAN = bytes(32), bytes(32)
+TERMS = Terms(5, 0, IDS[:4], BASE, PLAN, chunks=60)
+FIRST, SECOND = Ballot(1, IDS[0]), Ballot(2, IDS[1])
+
+
+def ready(rate, weight=10):
+    return Ready(5, 0, 1, BASE, PLAN, weight, b"", True, 0.0, 0.0, rate, rate)
+
+
+def said(*rates):
+    return {peer: ready(rate) for peer, rate in zip(IDS, rates, strict=False)}
+
+
+def opened(known, *, terms=TERMS, able=None, idle=(), before=None, ballot=FIRST) -> Open:
+    able = tuple(known) if able is None else able
+    found = propose(ballot, terms, able, known, {}, rejected={}, idle=idle, before=before)
+    assert found is not None and sound(found, terms)
+    return found
+
+
+def test_shares_follow_what_was_announced():
+    assert opened(said(100, 100, 100, 10)).shares == (20, 20, 20, 0)
+    assert opened(said(100, 100, 100, 0)).shares == (), "unknown counts as usual"
+    assert opened(said(0, 0, 0, 0)).shares == ()
+    assert opened(said(100, 100, 100, 10), terms=equal()).shares == ()
+
+
+def equal():
+    return Terms(5, 0, IDS[:4], BASE, PLAN)
+
+
+def test_who_rests_owns_nothing_and_is_not_counted_on():
+    found = opened(said(100, 100, 100, 10), idle={IDS[1]})
+    assert found.idle == (IDS[1],) and found.shares == (30, 0, 30, 0)
+
+
+def test_a_later_ballot_keeps_the_shares_of_its_group():
+    known = said(100, 100, 100, 10)
+    before = opened(known)
+    known[IDS[3]] = ready(10**9)
+    later = opened(known, able=IDS[1:4], before=before, ballot=SECOND)
+    assert (later.group, later.shares) == (before.group, before.shares), "only chunks of who left move"
+    anew = opened(known, able=IDS[1:4], ballot=SECOND)
+    assert anew.group == IDS[1:4] and anew.shares != before.shares
+
+
+def test_what_was_voted_for_keeps_its_shares_when_others_take_it_up():
+    before = opened(said(100, 100, 100, 10))
+    choice = Choice(before, bytes(32), (IDS[2],))
+    found = adopt(SECOND, TERMS, (IDS[1], IDS[2], IDS[4]), choice, {}, idle=())
+    assert sound(found, TERMS)
+    assert dict(zip(found.group, found.shares, strict=True)) == dict(zip(IDS, (20, 20, 20, 0, 0), strict=False))
+    plain = adopt(SECOND, TERMS, IDS[1:3], Choice(opened(said(1, 1, 1)), bytes(32), (IDS[2],)), {}, idle=())
+    assert plain.shares == () and sound(plain, TERMS)
+
+
+@pytest.mark.parametrize("shares", [(20, 20, 20), (20, 20, 20, 0, 0), (20, 20, 20, 1), (20, 20, 19, 0), (0, 0, 0, 0)])
+def test_shares_that_do_not_deal_out_the_fragment_are_no_proposal(shares):
+    found = opened(said(100, 100, 100, 10))
+    assert not sound(msgspec.structs.replace(found, shares=shares), TERMS)
+
+
+def test_shares_are_refused_where_all_own_equally_many():
+    found = opened(said(100, 100, 100, 10))
+    assert not sound(found, equal())
+    assert not sound(msgspec.structs.replace(found, shares=(0, 0, 0, 0)), equal())
+
+
+def test_an_absurd_announcement_is_no_error():
+    assert sum(opened(said(100, 100, 2**53 - 1, 10)).shares) == 60
