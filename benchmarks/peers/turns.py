@@ -13,6 +13,14 @@ from numpy.typing import NDArray
 PIECE = 1_000_000
 """Elements of the arrays that a payload is made of (the last one is shorter)."""
 
+WIDTH = 1000
+"""Of the square layers of a model that is there for its size."""
+
+
+def blocks(megabytes: float) -> int:
+    """How many of these layers are so many MB of fp32, one at least."""
+    return max(1, round(megabytes * 1e6 / 4 / (WIDTH * WIDTH + WIDTH)))
+
 
 def arrays(megabytes: float, seed: int) -> list[NDArray[np.float32]]:
     """A payload of so many MB (10**6 bytes) of normally distributed float32."""
