@@ -5,7 +5,8 @@
 
 Every peer is a process. A turn of ours encodes the arrays, announces their hashes, agrees on who takes part, exchanges sealed
 chunks, screens and averages them, votes on the result and decodes it into arrays of the caller. gloo's only sums, in place and
-in the clear. Seconds count from a common start to the last peer's end; MB are 10**6 bytes of fp32 of one peer.
+in the clear. Seconds count from a common start to the last peer's end; MB are 10**6 bytes of fp32 of one peer;
+s/GB are CPU seconds of a peer for each GB of its arrays.
 hivemind gets a virtual environment of its own at the path given, made when it is not there.
 """
 
@@ -120,7 +121,7 @@ def summary(peers: int, mb: float, each: contest.Contestant, all_of_them: list[c
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in Markdown."""
     lines = [
-        "| peers | MB | program | seconds | MB/s | CPU s | a peer and GB | peak MB | above start | × gloo | × hivemind | foreign CPU |",
+        "| peers | MB | program | seconds | MB/s | CPU s | s/GB | peak MB | above start | × gloo | × hivemind | foreign CPU |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

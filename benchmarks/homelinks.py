@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 import machine
+from actors import Actor
 from thinwire.sims.ground import Site
 from thinwire.sims.namespaces import Namespaces
 from thinwire.sims.scenariofile import parse
@@ -27,6 +28,7 @@ down_mbit = {down}
 rtt_ms = {rtt}
 """
 SAMPLE_SECONDS = 0.1
+PORT = 7500
 
 
 class HomeLinks:
@@ -53,6 +55,22 @@ class HomeLinks:
         self._done.set()
         asyncio.run_coroutine_threadsafe(self._ground.close(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def measured(self) -> str:
+        """What a link really does, in words: one stream of 2 MB upwards, and the round trip."""
+        host = self.sites[0].host
+        ends = []
+        try:
+            for listens, site in ((True, self.sites[0]), (False, self.sites[1])):
+                ends.append(Actor("probe.py", prefix=site.prefix, host=host, port=PORT, listens=listens))
+                if listens:
+                    ends[0].hear()
+            ends[1].say(size=2_000_000)
+            said = ends[1].hear()
+        finally:
+            for end in ends:
+                end.kill()
+        return f"one stream {said['rate'] * 8 / 1e6:.1f} Mbit/s, round trip {said['trip'] * 1e3:.1f} ms"
 
     def carried(self) -> tuple[int, ...]:
         """Bytes that each peer has sent, with all headers."""

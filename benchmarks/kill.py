@@ -27,7 +27,7 @@ from actors import Actor, Lighthouse, torchft_python
 NORMAL = 3
 """Steps of all peers before each kill."""
 
-MOMENTS = (0.1, 0.9)
+MOMENTS = (0.2, 0.7)
 """When somebody is killed, in parts of a usual step."""
 
 
@@ -112,8 +112,9 @@ class Stage:
         die = statistics.median(self._normal) * self._rng.uniform(*MOMENTS)
         moment, answers = program.step(victim, die)
         program.actors.remove(victim)
+        died = victim.hear()["dies"]
         victim.close()
-        commit = max(answer["end"] for answer in answers) - moment - die
+        commit = max(answer["end"] for answer in answers) - died
         newcomer.say(invite=program.invite)
         newcomer.hear()
         if program.place is None:
@@ -127,7 +128,7 @@ class Stage:
         end, count = self._step(newcomer)
         while count < len(program.actors):
             end, count = self._step(newcomer)
-        self._kills.append({"die": die, "commit": commit, "join": end - began})
+        self._kills.append({"die": died - moment, "commit": commit, "join": end - began})
         return self._kills[-1]
 
     def summary(self) -> dict[str, Any]:

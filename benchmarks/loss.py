@@ -96,6 +96,8 @@ def main() -> None:
     )
     known = programs(options)
     rows: list[dict[str, Any]] = []
+    with HomeLinks(2, options.up, options.down, options.rtt) as links:
+        measured = links.measured()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         cut = learning.prepare(task, max(options.steps, options.windows * options.H), place)
@@ -106,10 +108,10 @@ def main() -> None:
                 rows.append(row)
                 said = {key: value for key, value in row.items() if key not in ("curve", "program")}
                 print(f"turn {turn + 1}: {name}: {said}", file=sys.stderr, flush=True)
-    report = {"machine": machine.describe(), "task": vars(task) | {"parameters": 0}, "rows": rows}
+    report = {"machine": machine.describe(), "task": vars(task), "links": measured, "rows": rows}
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"\n{machine.describe()}; held-out loss {options.loss:g}\n")
+    print(f"\n{machine.describe()}; held-out loss {options.loss:g}; links: {measured}\n")
     print(table(rows))
 
 

@@ -54,6 +54,8 @@ def main() -> None:
         known.append(Program(f"overlap {overlap}", "thinwire_learner.py", options.codec, outer, part=options.fragments))
     rows: dict[str, list[dict[str, Any]]] = {program.name: [] for program in known}
     steps = options.windows * options.H
+    with HomeLinks(2, options.up, options.down, options.rtt) as links:
+        measured = links.measured()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         learning.prepare(task, steps, place)
@@ -80,7 +82,7 @@ def main() -> None:
     medians = {
         name: {key: statistics.median(row[key] for row in found) for key in found[0]} for name, found in rows.items()
     }
-    print(f"\n{machine.describe()}\n")
+    print(f"\n{machine.describe()}; links: {measured}\n")
     print("| training | tokens/s | of alone | seconds a step | cores of peers | cores of the links | foreign CPU |")
     print("|---|---|---|---|---|---|---|")
     for name, row in medians.items():
@@ -89,7 +91,7 @@ def main() -> None:
             f"| {name} | {row['tokens']:.0f} | {part:.1%} | {row['step']:.4f} | {row['cpu']:.2f} | {row['emulation']:.2f} "
             f"| {row['foreign']:.0%} |"
         )
-    print("\n" + json.dumps({"machine": machine.describe(), "medians": medians}, indent=1))
+    print("\n" + json.dumps({"machine": machine.describe(), "links": measured, "medians": medians}, indent=1))
 
 
 if __name__ == "__main__":

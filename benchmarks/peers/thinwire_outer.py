@@ -5,8 +5,6 @@ Told `prepare`, it moves its parameters a little. Told `at` and `die`, it kills 
 """
 
 import json
-import os
-import signal
 import sys
 import threading
 import time
@@ -14,7 +12,7 @@ import time
 import thinwire
 import torch
 from thinwire.compression.warmup import warm_up
-from turns import WIDTH, blocks, listen, say, until
+from turns import WIDTH, blocks, die, listen, say, until
 
 
 def main() -> None:
@@ -43,7 +41,7 @@ def main() -> None:
                 continue
             until(told["at"])
             if told.get("die") is not None:
-                threading.Timer(told["die"], os.kill, (os.getpid(), signal.SIGKILL)).start()
+                threading.Timer(told["die"], die).start()
             while swarm.round < told["round"]:  # who has just come makes the step that it has missed, too
                 optimizer.step()
             end, report = time.monotonic(), swarm.last

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -19,6 +20,8 @@ TIMEOUT = timedelta(seconds=60)
 options = json.loads(sys.argv[1])
 os.environ["GLOO_SOCKET_IFNAME"] = interface()
 host = options["hosts"][options["rank"]]
+# Replicas tell each other the name of their machine, which here is the same for all.
+socket.gethostname = lambda: host
 lesson = Lesson(options)
 model, inner = lesson.model, lesson.inner
 outer = torch.optim.SGD(

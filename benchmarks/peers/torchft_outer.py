@@ -6,7 +6,6 @@ torchft_outer.py '{"rank": 0, "mb": 40, "lighthouse": "http://127.0.0.1:29510"}'
 import hashlib
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from torchft import Manager, ProcessGroupGloo
 from torchft.checkpointing.http_transport import HTTPTransport
 from torchft.local_sgd import DiLoCo
-from turns import WIDTH, blocks, listen, say, until
+from turns import WIDTH, blocks, die, listen, say, until
 
 TIMEOUT = timedelta(seconds=10)
 
@@ -82,7 +81,7 @@ def main() -> None:
                 continue
             until(told["at"])
             if told.get("die") is not None:
-                threading.Timer(told["die"], os.kill, (os.getpid(), signal.SIGKILL)).start()
+                threading.Timer(told["die"], die).start()
             while manager.current_step() < told["round"]:
                 inner.step()
             end = time.monotonic()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from typing import Any
@@ -44,6 +46,12 @@ def listen() -> dict[str, Any]:
         raise SystemExit(0)
     received: dict[str, Any] = json.loads(line)
     return received
+
+
+def die() -> None:
+    """SIGKILL oneself, having said when."""
+    say(dies=time.monotonic())
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def until(moment: float) -> None:
