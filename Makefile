@@ -42,9 +42,12 @@ soak: $(VENV)/ready
 	$(PYTEST) -m soak --timeout 3600
 
 # Figures of this machine (docs/benchmarks.md has some). FULL=1: every size. HIVEMIND=DIR: beside hivemind, which gets an
-# environment of its own in DIR.
+# environment of its own in DIR; TORCHFT=DIR: beside torchft likewise. benchmarks/loss.py and overlap.py need root and half an hour.
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/allreduce.py $(if $(FULL),--full) $(if $(HIVEMIND),--hivemind "$(HIVEMIND)")
+	$(BIN)/python benchmarks/tiny.py
+	$(BIN)/python benchmarks/outerstep.py $(if $(TORCHFT),--torchft "$(TORCHFT)")
+	$(BIN)/python benchmarks/kill.py $(if $(TORCHFT),--torchft "$(TORCHFT)")
 	$(BIN)/python benchmarks/wan.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/idle.py

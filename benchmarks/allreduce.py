@@ -6,7 +6,8 @@
 
 Every peer is a process. A turn of ours encodes the arrays, announces their hashes, agrees on who takes part, exchanges sealed
 chunks, screens and averages them, votes on the result and decodes it into arrays of the caller. gloo's only sums, in place and
-in the clear. Seconds count from a common start to the last peer's end; MB are 10**6 bytes of fp32 of one peer.
+in the clear. Seconds count from a common start to the last peer's end; MB are 10**6 bytes of fp32 of one peer;
+s/GB are CPU seconds of a peer for each GB of its arrays.
 hivemind gets a virtual environment of its own at the path given, made when it is not there.
 """
 
@@ -113,6 +114,7 @@ def summary(peers: int, mb: float, each: contest.Contestant, all_of_them: list[c
         "all_seconds": [round(turn.seconds, 4) for turn in each.turns],
         "mb_per_s": round(mb / seconds, 1),
         "cpu_seconds": round(each.median(lambda turn: turn.cpu), 3),
+        "cpu_seconds_per_gb": round(each.median(lambda turn: turn.cpu) / (peers * mb / 1e3), 2),
         "peak_mb": round(each.peak / 1e6),
         "extra_mb": round(each.extra / 1e6),
         "error": max(answer.get("error", 0.0) for turn in each.turns for answer in turn.answers),
@@ -124,8 +126,8 @@ def summary(peers: int, mb: float, each: contest.Contestant, all_of_them: list[c
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in Markdown."""
     lines = [
-        "| peers | MB | program | seconds | MB/s | CPU s | peak MB | above start | × gloo | × hivemind | foreign CPU |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| peers | MB | program | seconds | MB/s | CPU s | s/GB | peak MB | above start | × gloo | × hivemind | foreign CPU |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         than = row["times_as_fast_as"]
@@ -137,6 +139,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{row['seconds']:.3f}",
             f"{row['mb_per_s']:.0f}",
             f"{row['cpu_seconds']:.2f}",
+            f"{row['cpu_seconds_per_gb']:.2f}",
             row["peak_mb"],
             row["extra_mb"],
             f"{than[GLOO]:.2f}" if GLOO in than else "",

@@ -51,6 +51,23 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return total / 1e9
 
 
+class Load:
+    """CPU seconds from now on: of these processes, and what share of the machine all others use."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pids = list(pids)
+        self._began, self._busy, self._own = time.monotonic(), busy(), cpu_seconds(self._pids)
+
+    def spent(self) -> float:
+        """CPU seconds of the processes, those that have ended left out."""
+        return cpu_seconds(self._pids) - self._own
+
+    def foreign(self) -> float:
+        """0 to 1."""
+        cores = (os.cpu_count() or 1) * (time.monotonic() - self._began)
+        return max(0.0, busy() - self._busy - self.spent()) / cores
+
+
 def resident(pid: int, *, peak: bool = False) -> int:
     """Bytes of memory of a process, now or at most since `forget_peak`; 0 when it is gone."""
     name = "VmHWM:" if peak else "VmRSS:"

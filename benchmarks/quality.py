@@ -1,10 +1,11 @@
 """What a codec or an outer method costs in loss: a byte language model of some 100,000 parameters, trained every way we have.
 
-    python benchmarks/quality.py [--seeds 2] [--rounds 100] [--only NAME ...] [--json FILE]
+    python benchmarks/quality.py [--seeds 2] [--rounds 100] [--replicas 4] [--lr 4e-3] [--schedule cosine]
+                                 [--only NAME ...] [--json FILE]
 
-Four replicas in one process, each with its own shards of the standard library's source; codecs, rules, inner and outer
-optimizers are those of the product, only the network is left out. What is measured is the held-out loss (nats per byte) of the
-outer parameters at the end. Everything follows from the seed.
+Four replicas (or --replicas) in one process, each with its own shards of the standard library's source; codecs, rules, inner
+and outer optimizers are those of the product, only the network is left out. What is measured is the held-out loss (nats per
+byte) of the outer parameters at the end; where replicas differ, the mean of theirs. Everything follows from the seed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from thinwire.collectives.aggregate import RULES
+from thinwire.collectives.halves import halves
+from thinwire.collectives.pairing import partner
 from thinwire.collectives.shards import grid
 from thinwire.compression import demo, registry, sparsemean
 from thinwire.compression.chunks import Chunks
@@ -40,6 +43,7 @@ from thinwire.node.inner import InnerConfig, learning_rate
 from thinwire.node.methods import METHODS
 from thinwire.node.model import ModelConfig, Transformer
 from thinwire.node.outer import Read, Write
+from thinwire.node.paired import PairedReplica, Pull
 from thinwire.node.power import steps_by_power
 from thinwire.node.sparse import chunks_of
 from thinwire.node.tokenizer import load_tokenizer
@@ -60,6 +64,7 @@ class Toy:
     rounds: int = 100
     steps: int = 10
     inner: InnerConfig = field(default_factory=lambda: InnerConfig(lr=4e-3, warmup=50, schedule="cosine"))
+    peers: Sequence[bytes] = tuple(PEERS)
 
     def model(self) -> Transformer:
         """The same first parameters on every replica."""
@@ -69,9 +74,14 @@ class Toy:
         """The inner optimizer, its schedule over all steps."""
         return replace(self.inner, steps=self.rounds * self.steps, **changes)  # type: ignore[arg-type]
 
+    def trainers(self, config: InnerConfig | None = None) -> list[Trainer]:
+        """One for each replica."""
+        config = config or self.config()
+        return [Trainer(self.model(), config, self.batches(peer), clock=time.perf_counter) for peer in self.peers]
+
     def batches(self, peer: bytes) -> Batches:
         """A replica's own share of the text."""
-        return Batches(self.split, 8, shards_of(self.seed, SHARDS, PEERS, peer))
+        return Batches(self.split, 8, shards_of(self.seed, SHARDS, self.peers, peer))
 
     def loss(self, trainer: Trainer) -> float:
         """Held-out loss, nats per byte."""
@@ -91,25 +101,62 @@ class Mixed:
     """The batches of all replicas in turn: one step on as many as there are is a step of data parallelism."""
 
     def __init__(self, sources: Sequence[Batches]) -> None:
-        self._sources, self._at = sources, 0
+        self._sources, self._at, self.batch = sources, 0, sources[0].batch
 
-    def next(self) -> Batch:
+    def next(self, size: int = 0) -> Batch:
+        """Of whose turn it is."""
         self._at += 1
-        return self._sources[(self._at - 1) % len(self._sources)].next()
+        return self._sources[(self._at - 1) % len(self._sources)].next(size)
 
 
 def synchronous(toy: Toy) -> float:
     """Data parallelism: every inner step on the gradients of all."""
-    mixed = Mixed([toy.batches(peer) for peer in PEERS])
-    trainer = Trainer(toy.model(), toy.config(accumulate=len(PEERS)), mixed, clock=time.perf_counter)  # type: ignore[arg-type]
+    mixed = Mixed([toy.batches(peer) for peer in toy.peers])
+    trainer = Trainer(toy.model(), toy.config(accumulate=len(toy.peers)), mixed, clock=time.perf_counter)  # type: ignore[arg-type]
     trainer.run_steps(toy.rounds * toy.steps)
     return toy.loss(trainer)
+
+
+def apart(toy: Toy) -> float:
+    """Nothing is ever averaged: what one replica makes of its own share, the mean of all."""
+    trainers = toy.trainers()
+    for trainer in trainers:
+        trainer.run_steps(toy.rounds * toy.steps)
+    return float(np.mean([toy.loss(trainer) for trainer in trainers]))
+
+
+def paired(gamma: float, lr: float = 0.7, momentum: float = 0.5) -> Callable[[Toy], float]:
+    """NoLoCo: in every round each replica averages with one partner, drawn as the product draws it."""
+
+    def run(toy: Toy) -> float:
+        trainers, view, how = toy.trainers(), sorted(toy.peers), halves("fp32", lr=lr, gamma=gamma)
+        layout = layout_of(trainers[0].model)
+        cut, theta = grid(layout.total, how), np.empty(layout.total, np.float32)
+        layout.read(trainers[0].model, theta)
+        replicas = [PairedReplica(layout.digest, theta, ()) for _ in trainers]
+
+        def read(trainer: Trainer) -> Read:
+            return lambda start, stop, out: layout.read(trainer.model, out, start)
+
+        for number in range(toy.rounds):
+            for trainer in trainers:
+                trainer.run_steps(toy.steps)
+            sent = [list(one.offer(read(t), cut, how)) for one, t in zip(replicas, trainers, strict=True)]
+            for index, (one, trainer) in enumerate(zip(replicas, trainers, strict=True)):
+                other = partner(bytes(32), number, view, toy.peers[index])
+                others = [sent[toy.peers.index(other)]] if other is not None else []
+                pull = Pull(momentum, lr, gamma)
+                one.step(read(trainer), sent[index], others, cut, how, members=(), pull=pull)
+                layout.write(trainer.model, one.theta)
+        return float(np.mean([toy.loss(trainer) for trainer in trainers]))
+
+    return run
 
 
 def train(toy: Toy, make: Make, config: InnerConfig | None = None, steps: int = 0) -> float:
     """Rounds of inner steps on every replica, each followed by an outer step. `steps`: H, the toy's where it is 0."""
     config, steps = config or toy.config(), steps or toy.steps
-    trainers = [Trainer(toy.model(), config, toy.batches(peer), clock=time.perf_counter) for peer in PEERS]
+    trainers = toy.trainers(config)
     layout = layout_of(trainers[0].model)
     theta = np.empty(layout.total, np.float32)
     layout.read(trainers[0].model, theta)
@@ -175,13 +222,13 @@ def sparse(
     def make(toy: Toy, layout: Layout) -> Step:
         codec = registry.parse(spec)
         chunks = chunks_of(layout, codec.chunk)  # type: ignore[attr-defined]
-        memories = [ErrorFeedback(codec, chunks, beta, on_exclusion) for _ in PEERS]  # type: ignore[arg-type]
+        memories = [ErrorFeedback(codec, chunks, beta, on_exclusion) for _ in toy.peers]  # type: ignore[arg-type]
         draw = np.random.default_rng(toy.seed)
 
         def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
-            out = draw.random(len(PEERS)) < excluded
+            out = draw.random(len(deltas)) < excluded
             if out.all():
-                out[int(draw.integers(len(PEERS)))] = False
+                out[int(draw.integers(len(deltas)))] = False
             payloads = [memory.prepare(delta) for memory, delta in zip(memories, deltas, strict=True)]
             selected = [
                 memory.codec.decode(p, chunks)
@@ -203,7 +250,7 @@ def low_rank(rank: int, lr: float = 1.0, momentum: float = 0.0) -> Make:
 
     def make(toy: Toy, layout: Layout) -> Step:
         chunks = Chunks(tuple((piece.name, piece.shape) for piece in layout.pieces))
-        states = [LowRank(PowerSGD(rank), chunks, toy.seed) for _ in PEERS]
+        states = [LowRank(PowerSGD(rank), chunks, toy.seed) for _ in toy.peers]
         velocity = np.zeros(layout.total, np.float32)
 
         def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
@@ -223,7 +270,7 @@ def demo_run(spec: str, beta: float = 0.999, lr: float = 3e-3) -> Callable[[Toy]
     def make(toy: Toy, layout: Layout) -> Step:
         codec: demo.Demo = registry.parse(spec)  # type: ignore[assignment]
         chunks = chunks_of(layout, codec.chunk)
-        momenta = [np.zeros(layout.total, np.float32) for _ in PEERS]
+        momenta = [np.zeros(layout.total, np.float32) for _ in toy.peers]
         schedule = toy.config(lr=lr)
 
         def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
@@ -262,7 +309,7 @@ def overlapped(outer: str, *, naive: bool = False) -> Callable[[Toy], float]:
 
     def run(toy: Toy) -> float:
         manifest = parse(f'[exchange]\ncodec = "fp32"\n[outer]\nsteps = {toy.steps}\n{outer}')
-        trainers = [Trainer(toy.model(), toy.config(), toy.batches(peer), clock=time.perf_counter) for peer in PEERS]
+        trainers = toy.trainers()
         layout = layout_of(trainers[0].model)
 
         def learner(trainer: Trainer) -> tuple[Floats, Read, Write]:
@@ -368,6 +415,7 @@ STREAMING = 'method = "streaming"\nfragments = 2\noverlap = {}\nalpha = {}'
 TOPK = "topk(k={},chunk=4096)|2bit|rice"
 RUNS: dict[str, Callable[[Toy], float]] = {
     "synchronous": synchronous,
+    "apart": apart,
     "diloco": rounds_of(dense("fp32")),
     "diloco .4/.8": rounds_of(dense("fp32", 0.4, 0.8)),
     "diloco .7/.9": rounds_of(dense("fp32", 0.7, 0.9)),
@@ -383,6 +431,9 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "30% restored": rounds_of(sparse(excluded=0.3, on_exclusion="restore")),
     "demo k=32": demo_run("demo(k=32)"),
     "powersgd rank 8": rounds_of(low_rank(8)),
+    "diloco .7/.5": rounds_of(dense("fp32", 0.7, 0.5)),
+    "noloco": paired(0.7),
+    "noloco gamma 0": paired(0.0),
     "diloco .4/.9": rounds_of(dense("fp32", 0.4, 0.9)),
     "streaming t0": overlapped(STREAMING.format(0, 0.0)),
     "streaming t1 a0": overlapped(STREAMING.format(1, 0.0)),
@@ -424,15 +475,20 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--replicas", type=int, default=len(PEERS))
+    parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate of the inner optimizer")
+    parser.add_argument("--schedule", default="cosine", choices=["cosine", "constant"])
     parser.add_argument("--json", type=Path)
     told = parser.parse_args(words)
     torch.set_num_threads(1)
+    inner = InnerConfig(lr=told.lr, warmup=told.rounds // 2, schedule=told.schedule)
+    peers = [bytes([index]) * 32 for index in range(told.replicas)]
     losses: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as cache:
         for seed in range(told.seeds):
             for name in told.only:
                 began = time.monotonic()
-                loss = RUNS[name](Toy(text(Path(cache), seed), seed, told.rounds))
+                loss = RUNS[name](Toy(text(Path(cache), seed), seed, told.rounds, inner=inner, peers=peers))
                 losses.setdefault(name, []).append(loss)
                 print(
                     f"{name}, seed {seed}: {loss:.3f} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True

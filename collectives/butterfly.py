@@ -128,8 +128,8 @@ class Butterfly:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the results that are here."""
-        return self.exchange.results.nbytes
+        """Bytes of contributions and results that are here."""
+        return self.exchange.nbytes
 
     @property
     def departed(self) -> set[PeerId]:

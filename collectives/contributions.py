@@ -49,6 +49,11 @@ class Contributions:
         """Chunks that are held."""
         return sum(len(chunks) for chunks in self._held.values())
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        return sum(memoryview(chunk).nbytes for chunks in self._held.values() for chunk in chunks.values())
+
     def has(self, key: Key, index: int) -> bool:
         """Whether this chunk is here."""
         return index in self._held.get(key, ())

@@ -3,12 +3,13 @@
 Sans-IO. Every measure of a peer is compared with the median of the others', as this peer saw them in the same round; what is
 slow for all, because the measuring peer itself is, accuses nobody; and of two in the middle the slower one is the measure, so
 that one that is fast, or says so, makes nobody slow. A peer is named when it stood out in most of the last rounds and is not
-named any more when it has not for as long. With fewer than two others to compare with nobody is named.
+named any more when it has not for as long; a new link alone makes nobody well. With fewer than two others to compare with
+nobody is named.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median, median_high, median_low
@@ -45,6 +46,9 @@ APART, ASTRAY = 30.0, 3
 MEMORY = 64
 """Rounds of speeds that are kept."""
 
+AWAY = 64
+"""Peers without a link whose record is kept."""
+
 CAUSES = ("lossy link", "slow upload", "thermal throttling", "slow compute", "clock skew")
 
 
@@ -79,9 +83,11 @@ class Diagnosis:
         self._ahead: dict[PeerId, float] = {}
         self._marks: dict[tuple[PeerId, str], deque[bool]] = {}
         self._shown: dict[tuple[PeerId, str], str] = {}
+        self._away: OrderedDict[PeerId, int] = OrderedDict()  # and in which round the link of each broke
 
     def ready(self, peer: PeerId, round: int, speed: float) -> None:
         """A peer has announced what it trained, at so many tokens or samples per second (0: it does not say)."""
+        self._away.pop(peer, None)
         self._said[peer] = round
         latest = median_low(self._said.values()) if len(self._said) > 1 else 0  # no few peers say which round it is
         if latest > self._round:
@@ -106,6 +112,7 @@ class Diagnosis:
 
     def hour(self, peer: PeerId, ahead: float) -> None:
         """A peer's wall clock is so many seconds ahead of ours."""
+        self._away.pop(peer, None)
         self._ahead[peer] = ahead
         others = [0.0, *(value for other, value in self._ahead.items() if other != peer)]
         if len(others) >= OTHERS:
@@ -113,11 +120,23 @@ class Diagnosis:
             text = f"its clock is {abs(away):.0f} s {'ahead of' if away > 0 else 'behind'} most others'"
             self._mark(peer, "clock skew", abs(away) > APART, text)
 
-    def forget(self, peer: PeerId) -> None:
-        """A peer is gone, or its link is new: what it had says nothing about it any more."""
-        for known in (self._flows, self._said, self._speeds, self._ahead, self.findings):
+    def lost(self, peer: PeerId) -> None:
+        """The link to a peer broke. Its record is kept for WINDOW rounds, so that a new link does not make anybody well."""
+        for known in (self._flows, self._said, self._ahead):
             known.pop(peer, None)
         self._speed = {key: value for key, value in self._speed.items() if key[0] != peer}
+        if not any(any(marks) for (other, _), marks in self._marks.items() if other == peer):
+            self._forget(peer)
+            return
+        self._away[peer] = self._round
+        self._away.move_to_end(peer)
+        if len(self._away) > AWAY:
+            self._forget(next(iter(self._away)))
+
+    def _forget(self, peer: PeerId) -> None:
+        self._away.pop(peer, None)
+        self._speeds.pop(peer, None)
+        self.findings.pop(peer, None)
         for key in [key for key in self._marks if key[0] == peer]:
             del self._marks[key]
             self._shown.pop(key, None)
@@ -125,6 +144,8 @@ class Diagnosis:
     # --- one round
 
     def _judge(self) -> None:
+        for peer in [peer for peer, round in self._away.items() if not round <= self._round < round + WINDOW]:
+            self._forget(peer)
         self._judge_links()
         self._judge_speeds({peer: speed for (peer, round), speed in self._speed.items() if round == self._round})
         self._flows = {}

@@ -96,12 +96,25 @@ def narrowed(values: Array, element: str) -> Array:
     """To the element type, to the nearest; integers wrap around at their limits."""
     if element != "bfloat16":
         return values.astype(element, copy=False)
-    single = values.astype(np.float32, copy=False)
+    single = _odd(values)
     bits = single.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     # A NaN whose last bits carry over would end as infinity, or as a number.
     quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
     return np.where(np.isnan(single), quiet, rounded).astype(np.uint16)
+
+
+def _odd(values: Array) -> Floats:
+    """As float32, for one more rounding: what is not exact goes towards zero and gets an odd last bit, so that it is on no
+    boundary (round to odd, Boldo and Melquiond 2008)."""
+    if values.dtype != np.float64:
+        return values.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):
+        single: Floats = values.astype(np.float32)
+    bits = single.view(np.uint32)
+    bits -= np.abs(single) > np.abs(values)
+    bits |= (single != values) & ~np.isnan(single)
+    return single
 
 
 def reduce(op: str, arrays: Sequence[Array], weights: Sequence[float], element: str) -> Array:

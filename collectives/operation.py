@@ -38,6 +38,9 @@ from thinwire.swarm.rendezvous import leader_order
 
 LOGGER = logging.getLogger(__name__)
 
+MAX_WEIGHT = 2**31
+"""Largest weight of one peer in a mean; what a peer says it weighs is believed up to it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -64,10 +67,11 @@ class Ended:
 
 
 class Operation:
-    """One peer's part. Feed it what `Operations` routes; `ended` has its end. `late`: its number was learned from others.
+    """One peer's part. Feed it what `Operations` routes; `ended` has its end.
 
-    grace: seconds that peers which are here and have not called are waited for. patience: seconds without progress
-    before somebody acts.
+    fresh: we are new to the name, and do not know which number is next. attempt: the number of our last announcement by this
+    number, or of this life. grace: seconds that peers which are here and have not called are waited for. patience: seconds
+    without progress before somebody acts. `lowered`: how often it was given a lower number.
     """
 
     def __init__(
@@ -79,20 +83,23 @@ class Operation:
         share: Share,
         *,
         fresh: bool,
+        attempt: int,
         grace: float,
         patience: float,
     ) -> None:
         self.name, self.number, self.plan = name, number, plan
         self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        self.ended_at = 0.0
+        self.ended_at, self.lowered = 0.0, 0
         self.group: tuple[PeerId, ...] = ()
         self.fly: Butterfly | None = None
         self._place, self._share, self._fresh = place, share, fresh
         self._grace, self._patience = grace, patience
         self._callers = Callers(place, plan, grace=grace, patience=patience)
         self._stash = Stash(4 * MAX_GROUP, 16)
-        self._started = place.now()
-        self._attempt, self._witness, self._voted = place.life, True, False
+        self._told: dict[PeerId, float] = {}  # who was told since that we call by this number, and when
+        self._located: dict[PeerId, int] = {}  # for which other number that each called
+        self._started = self._called_at = place.now()
+        self._attempt, self._witness, self._voted = attempt, True, False
         self._waiting: asyncio.Task[Outcome] | None = None
 
     @property
@@ -102,7 +109,7 @@ class Operation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held for it: what we have brought, and the results."""
+        """Bytes that are held for it: what we have brought, what others have, and the results."""
         own = sum(memoryview(payload).nbytes for payload in self._share.payloads)
         return own + (self.fly.nbytes if self.fly is not None else 0)
 
@@ -118,15 +125,28 @@ class Operation:
 
     def call(self) -> None:
         """Tell everybody that is here."""
+        self._told, self._located, self._called_at = {}, {}, self._place.now()
         for peer in {*self._place.here(), *self._place.live} - {self._place.me}:
-            self._place.outbox.control(peer, self._said())
+            self.answer(peer)
 
-    def renumber(self, number: int) -> None:
+    def answer(self, peer: PeerId) -> None:
+        """Tell one."""
+        self._place.outbox.control(peer, self._said())
+
+    def locate(self, peer: PeerId, number: int) -> None:
+        """Tell one that calls another number where we are, once for each."""
+        if peer not in self.callers and self._located.get(peer) != number:
+            self._located[peer] = number
+            self._told[peer] = self._place.now()
+            self._place.outbox.control(peer, Over(self.name, self.number, False))
+            self.answer(peer)
+
+    def renumber(self, number: int, attempt: int) -> None:
         """The others are at another number; only before it has begun."""
-        self.number, self._fresh = number, False
+        self.lowered += number < self.number
+        self.number, self._fresh, self._attempt = number, False, attempt
         self._callers.clear()
         self._stash.clear()
-        self.call()
 
     async def wait(self) -> Ended:
         """Its end. Cancelled, it withdraws."""
@@ -144,16 +164,20 @@ class Operation:
 
     def hear_call(self, peer: PeerId, call: Call) -> None:
         """Somebody calls the same."""
-        begun = self.fly is not None
+        begun, now = self.fly is not None, self._place.now()
         if begun and not call.group:
-            self._place.outbox.control(peer, self._said())  # it comes late
-        if not self.ended.done() and self._callers.hear(peer, call):
+            self.answer(peer)  # it comes late
+        if self.ended.done():
+            return
+        if not begun and now > self._told.get(peer, self._called_at) + self._patience:
+            self._told[peer] = now
+            self.answer(peer)  # what we have said before may be too old for it
+        if self._callers.hear(peer, call):
             self._heed()
 
     def forget(self, peer: PeerId) -> None:
-        """Somebody does not call any more."""
-        if self.fly is None:
-            self._callers.forget(peer)
+        """Somebody does not call any more; only before it has begun."""
+        self._callers.forget(peer)
 
     def hear(self, peer: PeerId, frame: Frame) -> None:
         """A frame of the round."""
@@ -165,12 +189,14 @@ class Operation:
     def reach(self, peer: PeerId) -> None:
         """A link to `peer` is up."""
         if not self.ended.done():
-            self._place.outbox.control(peer, self._said())
+            self.answer(peer)
         if self.fly is not None:
             self.fly.reach(peer)
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """The link to `peer` broke."""
+        self._told.pop(peer, None)
+        self._located.pop(peer, None)
         if self.fly is not None:
             self._callers.calls.pop(peer, None)
             self.fly.lost(peer, gone=gone)
@@ -233,6 +259,7 @@ class Operation:
             seed,
             blake3.blake3(msgspec.msgpack.encode(self.plan)).digest(),
             min_peers=self.plan.least,
+            max_weight=MAX_WEIGHT,
             grace=self._patience,
             patience=self._patience,
         )

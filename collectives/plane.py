@@ -72,6 +72,11 @@ class Plane(ABC):
         return commit is not None and self.results.digest == commit.digest
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of contributions, our own that we need ourselves among them, and of results that are here."""
+        return self._contributions.nbytes + self.results.nbytes
+
+    @property
     def early(self) -> tuple[int, int]:
         """Frames that wait for what gives them a meaning, and how many they may be."""
         return len(self._early), self._early.total

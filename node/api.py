@@ -206,6 +206,15 @@ class Swarm:
         return self._optimizer
 
     @property
+    def gathers(self) -> bool:
+        """Whether the next round only makes those who are here members: the first one of the method "merge"."""
+        return self._peer.ready and self._peer.gathers
+
+    def gather(self) -> RoundReport:
+        """That round: everybody contributes what it starts from. What `SwarmOptimizer.step` begins with."""
+        return self.exchange(steps=0, weight=self._peer.idle_weight)
+
+    @property
     def overtaken(self) -> bool:
         """Whether the others have committed the round in progress without waiting for us."""
         return self._peer.ready and self._peer.session.overtaken
@@ -289,7 +298,8 @@ class Swarm:
 
         `tensors`: a tensor, a numpy array or a number, or a list or a dict of them, all of one element type, of any shape,
         empty ones too; at most 1 GiB. They are copied at once and never written to; the result has new ones.
-        `op`: "mean" (weighted by the whole number `weight`), "sum", "min" or "max". What there is:
+        `op`: "mean" (weighted by the whole number `weight`, which is believed of everybody, up to 2^31), "sum", "min" or "max".
+        What there is:
 
             float64, float32, float16, bfloat16    all four; computed in float64, rounded once
             int64, int32, int16, int8, uint8       sum (exact; wraps at the type's limits as torch does), min, max
@@ -298,8 +308,9 @@ class Swarm:
         `codec`: None, exact; or one of a manifest's dense codecs, such as "int8(block=256)" with a quarter of the bytes, for
         float32, float16 and bfloat16. NaN and infinity go through as in any arithmetic (a codec that cannot say them raises).
 
-        Peers meet by `name`, and of one name the n-th call meets the n-th call of the others; so where peers may skip some,
-        give each average a name of its own, such as f"eval {swarm.round}". Who is here and has not called is waited for `grace`
+        Peers meet by `name`, and of one name the n-th call meets the n-th call of the others. Where failures or a partition
+        have let the counts come apart, those who wait go to the number in the middle; but where peers may skip some, give each
+        average a name of its own, such as f"eval {swarm.round}". Who is here and has not called is waited for `grace`
         seconds (None: the manifest's exchange.grace), then left out; who calls later gets the result without being in it. Who
         dies in the middle is left out, the others finish. Fewer than `least` contributors are no average. In a
         partition each side finishes by itself: `least` says what is too few.
@@ -309,9 +320,12 @@ class Swarm:
         in what), when peers are too few, or when too many are lost in the middle; ValueError and TypeError for what cannot be
         averaged; and what `check` raises.
         """
-        return self.start_average(
-            tensors, op=op, name=name, codec=codec, weight=weight, least=least, grace=grace
-        ).result()
+        pending = self.start_average(tensors, op=op, name=name, codec=codec, weight=weight, least=least, grace=grace)
+        try:
+            return pending.result()
+        except BaseException:
+            pending.cancel()  # whoever was interrupted does not come back for it
+            raise
 
     def start_average(
         self,
@@ -326,7 +340,8 @@ class Swarm:
     ) -> Pending[Some]:
         """As `average`, without waiting: the handle has `wait`, `done`, `result` and `cancel`, and can be awaited.
 
-        Up to 64 at once, in the background of training. Raises ValueError, TypeError, and what `check` raises.
+        Up to 64 at once, in the background of training; one more raises ValueError, and does not count. Raises ValueError and
+        TypeError for what cannot be averaged, and what `check` raises.
         """
         prepared = prepare(tensors, op=op, codec=codec, weight=weight, least=least)
         if len(name) > LONGEST_KEY:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from thinwire.collectives.callers import Place
 from thinwire.collectives.elements import EXACT, TYPES, ElementError, Elements, elements, numpy_type
-from thinwire.collectives.operation import Ended, Operation, Share
+from thinwire.collectives.operation import MAX_WEIGHT, Ended, Operation, Share
 from thinwire.collectives.operations import Operations
 from thinwire.collectives.planned import plan_of
 from thinwire.collectives.shards import Grid, grid
@@ -29,9 +29,6 @@ from .peer import Peer
 
 One: TypeAlias = Tensor | NDArray[Any] | float | int
 Some = TypeVar("Some", bound=One | Sequence[One] | Mapping[str, One])
-
-MAX_WEIGHT = 2**31
-"""Largest weight of one peer in a mean."""
 
 
 class AverageError(HintedError):
@@ -210,21 +207,21 @@ class Pending(Generic[Some]):
             ended = await begin().wait()
             return ended, now() - began
 
-        self._future: concurrent.futures.Future[tuple[Ended, float]] = background.start(run())
+        self.future: concurrent.futures.Future[tuple[Ended, float]] = background.start(run())
         self._average: Average[Some] | None = None
 
     @property
     def done(self) -> bool:
         """Whether there is a result, or an error."""
-        return self._future.done()
+        return self.future.done()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for its end, at most `timeout` seconds; whether there is one. Raises what `Swarm.check` raises."""
-        return self._background.wait(self._future, timeout)
+        return self._background.wait(self.future, timeout)
 
     def cancel(self) -> None:
         """Take no part any more. When the others count on us already, they go on without us a moment later."""
-        self._future.cancel()
+        self.future.cancel()
 
     def result(self, timeout: float | None = None) -> Average[Some]:
         """Wait for the result. Raises AverageError, TimeoutError after `timeout` seconds, and what `Swarm.check` raises."""
@@ -233,7 +230,7 @@ class Pending(Generic[Some]):
         if not self.wait(timeout):
             raise TimeoutError(f"no result within {timeout:g} s; the average goes on")
         try:
-            ended, seconds = self._future.result()
+            ended, seconds = self.future.result()
         except concurrent.futures.CancelledError:
             self._background.check()
             raise AverageError("the average was cancelled here") from None
@@ -248,5 +245,5 @@ class Pending(Generic[Some]):
         return self._average
 
     def __await__(self) -> Generator[Any, None, Average[Some]]:
-        yield from asyncio.wait([asyncio.wrap_future(self._future)]).__await__()
+        yield from asyncio.wait([asyncio.wrap_future(self.future)]).__await__()
         return self.result()

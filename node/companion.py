@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
+from thinwire.collectives.operations import AT_ONCE
 from thinwire.compression.codec import Floats
 from thinwire.compression.warmup import warm_up
 
@@ -78,6 +81,7 @@ class Companion:
         self._exchanged_at = self.peer.doors.now()
         self._carried = 0  # weight that came to no round yet: the loop gives it again, with that of the steps since
         self._flight: asyncio.Task[RoundReport] | None = None
+        self._averages: set[concurrent.futures.Future[Any]] = set()
         self._begun, self._due = asyncio.Event(), asyncio.Event()
         self.steps: int | None = None
         """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
@@ -124,14 +128,19 @@ class Companion:
         self._exchanged_at = self.peer.doors.now()
 
     def average(self, prepared: Prepared[Some], name: str, grace: float | None) -> Pending[Some]:
-        """Begin an average, see `Swarm.average`."""
+        """Begin an average, see `Swarm.average`. Raises ValueError when too many are in progress."""
+        if len(self._averages) >= AT_ONCE:
+            raise ValueError(f"{AT_ONCE} averages are in progress: wait for some of them")
         wait = self.peer.manifest.exchange.grace if grace is None else grace
-        return Pending(
+        pending = Pending(
             self._background,
             lambda: self._operations.begin(name, prepared.plan, prepared.share, grace=wait),
             prepared,
             self.peer.doors.now,
         )
+        self._averages.add(pending.future)
+        pending.future.add_done_callback(self._averages.discard)
+        return pending
 
     def exchange(self, *, steps: int, weight: int, loss: float | None) -> RoundReport:
         """One round, see `Rounds.sync`."""
@@ -186,7 +195,7 @@ class Companion:
 
     async def _exchange(self, steps: int, weight: int, loss: float | None) -> RoundReport:
         peer, before, now = self.peer, self.peer.replica.digest, self.peer.doors.now
-        if weight > self._carried:
+        if steps and weight > self._carried:
             self._report.speed = (weight - self._carried) / max(1e-9, now() - self._exchanged_at)
         self._carried = weight
         try:

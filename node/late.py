@@ -7,15 +7,17 @@ contribution has been read, so that what it is trained from is one round older t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
+from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched
 from thinwire.compression.codec import Codec, Floats
 from thinwire.node.overlap import OverlappedRounds
+from thinwire.node.rounds import Rounds
 from thinwire.node.session import Session
 from thinwire.node.waiting import Work
 from thinwire.swarm.manifest import Manifest
@@ -91,6 +93,13 @@ class LateRounds(OverlappedRounds):
     def __init__(self, session: Session, manifest: Manifest, *, read: Read, write: Write, work: Work) -> None:
         super().__init__(session, manifest, read=read, write=write, work=work)
         self._last = manifest.run.rounds
+
+    async def _average(self, average: Callable[[float | None], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        """See OverlappedRounds; what would be trained during the run's last round is for no other, so nothing is."""
+        if self._session.replica.round + 1 != self._last:
+            return await super()._average(average)
+        self._told = self._given
+        return await Rounds._average(self, average)
 
     async def _follow(self) -> None:
         """The model goes on from where it is: the next contribution is measured first. After the run's last round it is θ̄."""

@@ -37,7 +37,8 @@ class SwarmOptimizer(torch.optim.Optimizer):
         self, closure: Callable[[], Any] | None = None, *, weight: int | None = None, loss: float | Tensor | None = None
     ) -> Any:
         """One inner step; after every H-th, and when the others have committed without us, the round: then it blocks.
-        With a method that overlaps it blocks twice: to send, and some steps later for the result.
+        With a method that overlaps it blocks twice: to send, and some steps later for the result. With "merge" the first call
+        begins with the round in which those who are here become members.
 
         `weight`: samples (or tokens) that went into this step, `batch` of `wrap` by default. `loss`: for display, here and
         at the others; what a closure gives by default. Returns what the inner optimizer's step returns. Once the run is
@@ -49,6 +50,10 @@ class SwarmOptimizer(torch.optim.Optimizer):
             raise ValueError(f"a weight of {weight}: it counts samples")
         if swarm.done:
             return None if closure is None else closure()
+        if swarm.gathers:
+            swarm.tell(
+                swarm.gather()
+            )  # before anything is trained; parameters that are equal everywhere stay as they are
         result = self._inner.step() if closure is None else self._inner.step(closure)
         self._steps += 1
         self._weight += weight

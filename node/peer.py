@@ -280,7 +280,7 @@ class Peer:
     def steps(self, speed: float) -> int:
         """Inner steps of the next round for one that makes `speed` tokens/s, 0 when that is not known."""
         outer = self.manifest.outer
-        if self._gathers:
+        if self.gathers:
             return 0
         if outer.work == "equal":
             return self.manifest.pace
@@ -307,10 +307,10 @@ class Peer:
         """
         members, roster, me = self.replica.members, self.session.roster, self.identity.peer_id
         orphaned = not any(peer == me or roster.alive(peer) for peer in members)
-        return int(self._gathers or (orphaned and self.replica.ledger is not None))
+        return int(self.gathers or (orphaned and self.replica.ledger is not None))
 
     @property
-    def _gathers(self) -> bool:
+    def gathers(self) -> bool:
         """Whether the next round only makes those who are here members, so that they are waited for when they merge."""
         return self.manifest.outer.method == "merge" and not self.replica.round
 

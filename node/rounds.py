@@ -165,10 +165,13 @@ class Rounds:
 
 def mismatch(replica: Replica, foreign: Foreign) -> ManifestMismatch:
     """What is wrong when the swarm offers the state of another model."""
-    ours, theirs = replica.theta.size, foreign.nbytes * replica.theta.size // replica.state.nbytes
-    differ = (
-        f"the swarm's model has {theirs} trainable parameters, the one here has {ours}"
-        if ours != theirs
-        else f"the swarm's model has {ours} trainable parameters too, but other names, shapes or element types"
-    )
+    ours, held = replica.theta.size, 2 * replica.ledger.used.size if replica.ledger is not None else 0
+    # What a method has beside the ledger depends on the model's shapes: then the size of a state does not tell how many.
+    theirs, rest = divmod(foreign.nbytes // 4 - held, replica.vectors)
+    if foreign.nbytes == replica.state.nbytes:
+        differ = f"the swarm's model has {ours} trainable parameters too, but other names, shapes or element types"
+    elif rest or theirs <= 0 or replica.extra.size != held:
+        differ = f"the swarm's model has another number of trainable parameters than the one here, which has {ours}"
+    else:
+        differ = f"the swarm's model has {theirs} trainable parameters, the one here has {ours}"
     return ManifestMismatch(differ, "build the model as those do who started the run, and freeze the same parameters")

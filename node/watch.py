@@ -62,8 +62,8 @@ class Watch:
 
     def lost(self, peer: PeerId) -> None:
         """A peer's link broke."""
-        self.diagnosis.forget(peer)
-        self._known.pop(peer, None)
+        self.diagnosis.lost(peer)
+        self._compare()
 
     def ticked(self) -> None:
         """Time passes: some are told what our clock says."""
@@ -83,5 +83,6 @@ class Watch:
             if (known := self._known.get(peer)) is None or known.cause != found.cause:
                 self._emit("sick", {"peer": peer.hex(), "cause": found.cause, "detail": found.evidence})
         for peer in self._known.keys() - findings.keys():
-            self._emit("well", {"peer": peer.hex(), "detail": self._known[peer].cause})
+            gone = "" if peer in self._live else "; it is gone"
+            self._emit("well", {"peer": peer.hex(), "detail": self._known[peer].cause + gone})
         self._known = dict(findings)

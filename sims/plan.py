@@ -232,10 +232,9 @@ def _notes(question: Question, late: int, fragments: int, held: float, chain: Pi
     if question.method != "noloco":
         sized, equal = (rounds(msgspec.structs.replace(question, sized=how), question.every) for how in (True, False))
         if sized.exchange < 0.95 * equal.exchange:
-            takes = (
-                f"{sized.exchange:.3g} s with chunks dealt out by bandwidth, {equal.exchange:.3g} s with equal parts"
-            )
-            notes.append(f"an exchange takes {takes}" + ("" if question.sized else ": remove exchange.shards"))
+            takes = "takes" if question.sized else "of a plain butterfly would take"
+            ways = f"{sized.exchange:.3g} s with chunks dealt out by bandwidth, {equal.exchange:.3g} s with equal parts"
+            notes.append(f"an exchange {takes} {ways}")
     if late:
         notes.append(
             f"{late} peers are so slow that rounds would go on without them {question.grace:g} s after the others: "

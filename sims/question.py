@@ -162,7 +162,7 @@ def question(
         quorum=settings.exchange.quorum,
         memory=(memory or 0.0) * (1 << 30),
         moments=2 if inner.optimizer == "adamw" else 1,
-        sized=settings.exchange.shards == "bandwidth",
+        sized=settings.exchange.shards == "bandwidth" and settings.exchange.topology == "butterfly",
         assumed=tuple(assumed),
         line=_line(site) if site else None,
     )

@@ -293,8 +293,9 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",
             "remove the keys; beta and decay of [outer] take their place",
         )
-    if manifest.exchange.shards == "equal" and (manifest.exchange.collective == "gather" or outer.method == "noloco"):
-        yield "exchange.shards says nothing where payloads go to everybody, or to one partner", "remove the key"
+    plain = manifest.exchange.collective == "butterfly" and manifest.exchange.topology == "butterfly"
+    if manifest.exchange.shards == "equal" and (not plain or outer.method == "noloco"):
+        yield "exchange.shards says nothing but of a butterfly, where peers own parts", "remove the key"
     if outer.work == "equal" and outer.spread != Outer().spread:
         yield "outer.spread says nothing where all peers make H steps", "remove the key, or write work = 'by-power'"
     if not outer.late and outer.late_lr != Outer().late_lr:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from typing import Any
@@ -12,6 +14,14 @@ from numpy.typing import NDArray
 
 PIECE = 1_000_000
 """Elements of the arrays that a payload is made of (the last one is shorter)."""
+
+WIDTH = 1000
+"""Of the square layers of a model that is there for its size."""
+
+
+def blocks(megabytes: float) -> int:
+    """How many of these layers are so many MB of fp32, one at least."""
+    return max(1, round(megabytes * 1e6 / 4 / (WIDTH * WIDTH + WIDTH)))
 
 
 def arrays(megabytes: float, seed: int) -> list[NDArray[np.float32]]:
@@ -36,6 +46,12 @@ def listen() -> dict[str, Any]:
         raise SystemExit(0)
     received: dict[str, Any] = json.loads(line)
     return received
+
+
+def die() -> None:
+    """SIGKILL oneself, having said when."""
+    say(dies=time.monotonic())
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def until(moment: float) -> None:

@@ -58,10 +58,9 @@ def test_who_comes_late_and_whoever_comes(quality, tmp_path):
     """Seventy steps; the whole thresholds are below."""
     inner = InnerConfig(lr=4e-3, warmup=10, schedule="cosine")
     toy = quality.Toy(quality.text(tmp_path, 0), 0, rounds=12, steps=6, inner=inner)
-    names = ("async naive", "delayed nesterov", "delayed, by power", "co2 .4/.8", "co2, no penalty")
-    naive, delayed, by_power, co2, heavy = (quality.RUNS[name](toy) for name in names)
-    assert delayed <= naive - 0.2 and by_power <= delayed - 0.02
-    assert co2 <= heavy - 0.5
+    names = ("async naive", "delayed nesterov", "co2 .4/.8", "co2, no penalty")
+    naive, delayed, co2, heavy = (quality.RUNS[name](toy) for name in names)
+    assert delayed <= naive - 0.2 and co2 <= heavy - 0.5
 
 
 @pytest.mark.soak

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from thinwire.collectives.clusters import clusters, kept, sound
@@ -64,6 +64,7 @@ def test_a_later_ballot_keeps_together_who_was(names, gone):
             assert (new[one] == new[other]) == (one == other or together)
 
 
+@settings(max_examples=50)
 @given(SITES, st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)), st.integers(0, 40))
 def test_every_chunk_has_a_way_up_and_a_way_down(names, dead, idle, silent, count):
     peers = set(range(len(names)))
@@ -115,6 +116,7 @@ def test_who_leaves_costs_nobody_else_its_duties(names, gone, count):
                 assert less.relay(number, index) == whole.relay(number, index)
 
 
+@settings(max_examples=40)
 @given(SITES, st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)))
 def test_results_are_of_the_contributions_whoever_else_is_there(names, silent, absent):
     """Peers that contribute nothing, or are not even here, change neither the values nor their order."""

@@ -33,6 +33,40 @@ def test_a_slow_upload_is_named_and_heals():
     assert diagnosis.findings == {} and named(diagnosis.findings, PEERS[1]) == ""
 
 
+def test_who_drops_its_link_again_and_again_is_still_named():
+    diagnosis = Diagnosis()
+    for at in range(1, 13):
+        rounds(diagnosis, 1, first=at, gap=lambda peer, at: 0.5 if peer == PEERS[1] else 0.01)
+        if at % 3 == 0:
+            diagnosis.lost(PEERS[1])
+            assert diagnosis.chunk(PEERS[1], at, 10_000, 100.0 * at + 50) is None
+    assert set(diagnosis.findings) == {PEERS[1]}
+
+
+def test_who_stays_away_is_forgotten_and_who_was_well_at_once():
+    diagnosis = Diagnosis()
+    rounds(diagnosis, 8, gap=lambda peer, at: 0.5 if peer == PEERS[1] else 0.01)
+    diagnosis.lost(PEERS[1])
+    diagnosis.lost(PEERS[2])
+    assert not any(peer == PEERS[2] for peer, _ in diagnosis._marks)
+    for at in range(9, 16):
+        for peer in (PEERS[0], PEERS[2], PEERS[3]):
+            diagnosis.ready(peer, at, 100.0)
+    assert set(diagnosis.findings) == {PEERS[1]}
+    for at in range(16, 18):
+        for peer in (PEERS[0], PEERS[2], PEERS[3]):
+            diagnosis.ready(peer, at, 100.0)
+    assert diagnosis.findings == {} and not any(peer == PEERS[1] for peer, _ in diagnosis._marks)
+    for peer in PEERS[2:]:
+        diagnosis.hour(peer, 0.0)
+    for index in range(100):
+        stranger = bytes([index, 7]) * 16
+        for _ in range(3):
+            diagnosis.hour(stranger, 1e6)
+        diagnosis.lost(stranger)
+    assert len(diagnosis.findings) == 64 and len(diagnosis._marks) <= 64 + len(PEERS) * 4
+
+
 def test_a_fast_network_accuses_nobody_for_milliseconds():
     diagnosis = Diagnosis()
     rounds(diagnosis, 20, gap=lambda peer, at: 0.01 if peer == PEERS[1] else 0.0001)
@@ -77,7 +111,10 @@ def test_our_own_wrong_clock_accuses_nobody_else():
     for _ in range(3):
         diagnosis.hour(PEERS[2], 0.0)
     assert named(diagnosis.findings, PEERS[2]).startswith("clock skew: its clock is 500 s ahead of most others'")
-    diagnosis.forget(PEERS[2])
+    diagnosis.lost(PEERS[2])
+    assert set(diagnosis.findings) == {PEERS[2]}
+    for _ in range(8):
+        diagnosis.hour(PEERS[2], -500.0)
     assert diagnosis.findings == {}
 
 
@@ -109,6 +146,6 @@ def test_the_round_is_what_most_say():
     diagnosis.ready(PEERS[1], 2**30, 100.0)
     diagnosis.ready(PEERS[2], 2**30, 100.0)
     for liar in PEERS[:3]:
-        diagnosis.forget(liar)
+        diagnosis.lost(liar)
     rounds(diagnosis, 8, first=3, gap=lambda peer, at: 0.5 if peer == PEERS[1] else 0.01)
     assert set(diagnosis.findings) == {PEERS[1]}

@@ -68,7 +68,7 @@ def payloads(seed):
 
 def ready(peer, chunks, attempt=1):
     hashes = b"".join(blake3.blake3(chunk).digest() for chunk in chunks)
-    return Ready(1, 0, attempt, BASE, PLAN, 10, hashes, True, 0.0, 0.0, SITES[peer])
+    return Ready(1, 0, attempt, BASE, PLAN, 10, hashes, True, 0.0, 0.0, site=SITES[peer])
 
 
 def signature(peer, message):

@@ -8,7 +8,8 @@ from contextlib import nullcontext
 import blake3
 import numpy as np
 import pytest
-from thinwire.collectives.elements import EXACT, ElementError, elements, numpy_type
+from thinwire.collectives.elements import EXACT, ElementError, elements, narrowed, numpy_type
+from thinwire.collectives.operation import MAX_WEIGHT
 from thinwire.collectives.operations import AT_ONCE, Operations, Place, Share
 from thinwire.collectives.planned import plan_of
 from thinwire.collectives.shards import grid
@@ -28,10 +29,10 @@ RUN = bytes(range(32))
 class Member:
     """A peer with links and a roster, that trains nothing."""
 
-    def __init__(self, net, index, life=0):
+    def __init__(self, net, index, life=0, address=""):
         self.identity = Identity.generate(bytes([index]) * 32)
         self.id, self.net, loop = self.identity.peer_id, net, clock.current()
-        address = f"10.0.0.{index}:7000"
+        address = address or f"10.0.0.{index}:7000"
         self.transport = net.transport(self.identity, RUN, self._admit, address)
         sequence = 1 + int(loop.time() * 1000)
         self.record = PeerRecord.create(
@@ -192,6 +193,23 @@ def test_a_codec_loses_a_little_and_the_same_on_all(op):
         assert not np.array_equal(results[0][1], exact)
 
     play(scene)
+
+
+def test_a_bfloat16_is_rounded_once():
+    def bits(value):
+        return narrowed(np.array([value], np.float64), "bfloat16").tolist()[0]
+
+    # Of float32 these are halfway between two bfloat16 already, which says nothing about which one is nearer.
+    assert [bits(1 + 2.0**-8 + 2.0**-40), bits(-1 - 2.0**-8 - 2.0**-40)] == [0x3F81, 0xBF81]
+    assert [bits(1 + 3 * 2.0**-8 - 2.0**-40), bits(1 + 2.0**-8), bits(1 + 3 * 2.0**-8)] == [0x3F81, 0x3F80, 0x3F82]
+    assert [bits(1e300), bits(-1e300), bits(np.inf), bits(1e-300), bits(-0.0)] == [0x7F80, 0xFF80, 0x7F80, 0, 0x8000]
+    assert bits(np.nan) & 0x7FC0 == 0x7FC0
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal(20_000) * 2.0 ** rng.integers(-140, 130, 20_000)
+    made = (narrowed(values, "bfloat16").astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    steps = np.spacing(np.abs(made).astype(np.float32)).astype(np.float64) * 2**16
+    finite = np.isfinite(made)
+    assert finite.mean() > 0.9 and (np.abs(made - values)[finite] <= steps[finite] / 2).all()
 
 
 def test_values_far_apart_and_not_finite_go_through():
@@ -373,6 +391,31 @@ def test_a_newcomer_learns_which_number_is_next():
     play(scene)
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_who_comes_back_while_results_are_kept_learns_it_too(first):
+    async def scene():
+        group = Group(3)
+        for _ in range(4):
+            await together(group, [np.ones(2)] * 3, op="sum")
+        group[2].kill()
+        await asyncio.sleep(1.0)
+        again = Member(group.net, 2, life=1)
+        group[2] = again
+        for member in group:
+            group.acquaint(member)
+        await asyncio.sleep(3.0)
+        order = [group[first], *(member for member in group if member is not group[first])]
+        calls = []
+        for member in order:
+            calls.append(asyncio.ensure_future(member.average(np.ones(2), op="sum", least=3, grace=10.0)))
+            await asyncio.sleep(0.5)
+        for ended, out in await asyncio.gather(*calls):
+            assert len(ended.outcome.contributors) == 3 and out[0] == 3.0
+        assert clock.current().time() < 10.0
+
+    play(scene)
+
+
 @pytest.mark.parametrize("finished", [0, 2])
 @pytest.mark.parametrize("wait", [0.0, 3.0])
 def test_one_that_says_a_number_is_over_moves_nobody(finished, wait):
@@ -464,15 +507,19 @@ def plan_(length):
     return plan_of("mean", "float64", EXACT, 1, [("", (length,))])
 
 
-def says(liar, peer, group, number=0, name=""):
-    liar.presence.outbox.control(peer.id, Call(name, number, False, plan_(2), tuple(sorted(group))))
+def says(liar, peer, group):
+    named = tuple(group) if isinstance(group, list) else tuple(sorted(group))
+    liar.presence.outbox.control(peer.id, Call("", 0, False, plan_(2), named))
 
 
 STRANGERS = [bytes([255 - i]) * 32 for i in range(5)]
 
 
 @pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("lie", ["alone", "in pairs", "with strangers", "with all", "without itself", "one by one"])
+@pytest.mark.parametrize(
+    "lie",
+    ["alone", "in pairs", "with strangers", "with all", "without itself", "one by one", "itself twice", "backwards"],
+)
 def test_a_group_that_one_member_makes_up_is_not_the_others(lie, early):
     async def scene():
         group = Group(4)
@@ -489,6 +536,8 @@ def test_a_group_that_one_member_makes_up_is_not_the_others(lie, early):
                     "with all": [{liar.id, *ids, *(s[: len(peer.id)] for s in STRANGERS)}],
                     "without itself": [{peer.id}],
                     "one by one": [{liar.id, one} for one in ids],
+                    "itself twice": [[liar.id, liar.id], sorted([*ids, liar.id, liar.id])],
+                    "backwards": [sorted([*ids, liar.id], reverse=True)],
                 }[lie]
                 for named in said:
                     says(liar, peer, named)
@@ -595,5 +644,441 @@ def test_what_is_held_is_bounded():
         assert group[0].operations.sizes()["operations"][0] == 1
         await asyncio.sleep(40.0)
         assert group[0].operations.sizes()["operations"][0] == 0
+
+    play(scene)
+
+
+async def fail(member, times, least):
+    """So many calls that come to nothing: each counts, and nobody else has it."""
+    for _ in range(times):
+        operation, _ = member.begin(np.ones(2), op="sum", least=least, grace=0.2)
+        await asyncio.sleep(0.1 if least == 1 else 0.3)  # alone it would be enough
+        operation.withdraw()
+        assert operation.ended.result().failure
+
+
+@pytest.mark.parametrize("least", ["all", 1])
+@pytest.mark.parametrize(
+    "failed", [(2, 0), (0, 5), (1, 1, 0), (0, 0, 2), (3, 1, 0), (2, 2, 0, 0), (0, 0, 3, 1), (0, 4, 2, 2, 9)]
+)
+def test_those_who_have_failed_unequally_often_meet_at_once(failed, least):
+    async def scene():
+        group = Group(len(failed))
+        await asyncio.sleep(0.5)
+        least_ = len(group) if least == "all" else 1
+        for member, times in zip(group, failed, strict=True):
+            await fail(member, times, least_)
+        for _ in range(2):
+            arrays = [np.full(2, 2.0**i) for i in range(len(group))]
+            for ended, out in await together(group, arrays, op="sum", least=least_, grace=2.0):
+                assert ended.failure == "" and len(ended.outcome.contributors) == len(group)
+                assert out[0] == 2 ** len(group) - 1
+
+    play(scene)
+
+
+@pytest.mark.parametrize("pause", [-1.0, 0.0, 0.005, 0.011, 0.021, 0.031, 3.0])
+def test_who_has_given_up_many_and_calls_the_next_is_found(pause):
+    """Whatever is on its way meanwhile."""
+
+    async def scene():
+        group, calls = Group(3), []
+        await asyncio.sleep(0.5)
+
+        def call(member):
+            calls.append(asyncio.ensure_future(member.average(np.ones(2), op="sum", least=3, grace=20.0)))
+
+        given_up = [group[0].begin(np.ones(2), op="sum", least=3)[0] for _ in range(20)]
+        call(group[1])
+        if pause < 0:
+            call(group[0])
+        await asyncio.sleep(0.015)  # these two have heard each other's first call
+        for operation in given_up:
+            operation.withdraw()
+        if pause >= 0:
+            await asyncio.sleep(pause)
+            call(group[0])
+        await asyncio.sleep(0.1)
+        call(group[2])
+        for ended, out in await asyncio.gather(*calls):
+            assert len(ended.outcome.contributors) == 3 and out[0] == 3.0
+
+    play(scene)
+
+
+def test_trying_again_and_again_comes_to_an_end():
+    async def scene():
+        group = Group(2)
+        await asyncio.sleep(0.5)
+
+        async def attempts(member, pause):
+            await asyncio.sleep(pause)
+            for attempt in range(8):
+                ended, _ = await member.average(np.ones(2), least=2, grace=3.0)
+                if not ended.failure:
+                    return attempt
+            return 8
+
+        assert max(await asyncio.gather(attempts(group[0], 0.0), attempts(group[1], 7.5))) < 8
+
+    play(scene)
+
+
+@pytest.mark.parametrize("wait", [0.0, 40.0])
+@pytest.mark.parametrize(
+    ("sides", "counts"), [((2, 2), (4, 1)), ((1, 3), (4, 1)), ((3, 1), (4, 1)), ((1, 1), (0, 3)), ((2, 3), (1, 3))]
+)
+def test_after_a_partition_in_which_each_side_counted_by_itself_all_meet(sides, counts, wait):
+    async def scene():
+        group = Group(sum(sides))
+        await together(group, [np.ones(2)] * len(group), op="sum")
+        parts = [group[: sides[0]], group[sides[0] :]]
+        ids = [[member.id for member in part] for part in parts]
+        group.net.partition(ids)
+
+        async def alone(part, count):
+            for _ in range(count):
+                results = await together(part, [np.ones(2)] * len(part), op="sum", grace=1.0)
+                assert all(len(ended.outcome.contributors) == len(part) for ended, _ in results)
+
+        await asyncio.gather(*(alone(part, count) for part, count in zip(parts, counts, strict=True)))
+        group.net.partition(ids, end=True)
+        await asyncio.sleep(10.0 + wait)
+
+        async def loop(member, value):
+            for _ in range(1 + max(counts)):  # who is behind may be given what the others have averaged meanwhile
+                ended, out = await member.average(np.full(2, value), op="sum", grace=5.0)
+                assert not ended.failure
+                if len(ended.outcome.contributors) == len(group):
+                    return float(out[0])
+            return 0.0
+
+        values = [2.0**i for i in range(len(group))]
+        met = await asyncio.gather(*(loop(member, value) for member, value in zip(group, values, strict=True)))
+        assert met == [sum(values)] * len(group)
+
+    play(scene)
+
+
+def test_one_that_lies_about_numbers_does_not_keep_two_apart_that_differ():
+    async def scene():
+        group = Group(3)
+        ahead, behind, liar = group
+        await asyncio.sleep(0.5)
+        await fail(ahead, 3, 2)
+        calls = [
+            asyncio.ensure_future(m.average(np.full(2, 2.0), least=2, grace=10.0, op="sum")) for m in (ahead, behind)
+        ]
+        for _ in range(90):
+            await asyncio.sleep(0.1)
+            for peer, other in ((ahead, behind), (behind, ahead)):
+                number = min((o.number for o in other.operations._running()), default=0)
+                liar.presence.outbox.control(peer.id, Over("", number, False))
+        for ended, out in await asyncio.gather(*calls):
+            assert set(ended.outcome.contributors) == {ahead.id, behind.id} and out[0] == 4.0
+
+    play(scene)
+
+
+def test_a_weight_beyond_all_bounds_counts_as_the_largest():
+    async def scene():
+        group = Group(3)
+        weights = (1, MAX_WEIGHT, 2**53 - 1)
+        calls = [m.average(np.array([float(i)]), weight=w) for i, (m, w) in enumerate(zip(group, weights, strict=True))]
+        for _, out in await asyncio.gather(*calls):
+            assert out[0] == 3 * MAX_WEIGHT / (1 + 2 * MAX_WEIGHT)
+
+    play(scene)
+
+
+def test_what_a_failed_one_holds_of_others_is_counted():
+    async def scene():
+        group = Group(3)
+        await asyncio.sleep(0.5)
+        begun = [member.begin(np.ones(500_000))[0] for member in group]
+        while not any(operation.nbytes > 4_000_000 for operation in begun):
+            await asyncio.sleep(0.001)
+        first = max(begun, key=lambda operation: operation.nbytes)
+        first.withdraw()
+        held = first.fly.exchange._contributions
+        assert first.ended.done() and len(held) and first.nbytes >= 4_000_000 + held.nbytes > 4_000_000
+
+    play(scene)
+
+
+# --- what befalls others' collectives (docs/scenarios.md has the list): a contribution of 2^rank shows who is in every sum
+
+
+def is_sum_of_those_named(members, ended, out):
+    """Whether the value is that of the contributors, all of them in it or missing."""
+    inside = set(ended.outcome.contributors)
+    assert not ended.failure and not inside & ended.missing.keys()
+    assert out[0] == sum(2.0**i for i, member in enumerate(members) if member.id in inside)
+    return inside
+
+
+SMALL = (0, 1, 2, 3, 41, 1009)
+
+
+@pytest.mark.parametrize("sizes", [SMALL, pytest.param((4096, 203_530), marks=pytest.mark.trial)])
+@pytest.mark.parametrize("element", ["float64", "float32", "float16", "bfloat16", "int64", "int8", "bool"])
+def test_every_size_of_every_type_by_every_op(element, sizes):
+    """Fewer elements than peers, a prime, none: all at once, each by a name of its own."""
+    ops = ["min", "max"] if element == "bool" else ["sum", "min", "max"] + ["mean"] * (element not in ("int64", "int8"))
+
+    async def scene():
+        group = Group(3)
+        await asyncio.sleep(0.5)
+        for op in ops:
+            drawn = [[np.random.default_rng(10 * size + i).integers(0, 30, size) for i in range(3)] for size in sizes]
+            given = [[bfloat(a) if element == "bfloat16" else a.astype(element) for a in arrays] for arrays in drawn]
+            calls = [
+                group[i].average(arrays[i], name=f"{op} {len(arrays[0])}", op=op, element=element)
+                for arrays in given
+                for i in range(3)
+            ]
+            results = await asyncio.gather(*calls)
+            for at, arrays in enumerate(drawn):
+                values = np.stack(arrays).astype(bool if element == "bool" else np.float64)
+                exact = {"sum": np.sum, "min": np.min, "max": np.max, "mean": np.mean}[op](values, axis=0)
+                for ended, out in results[3 * at : 3 * at + 3]:
+                    assert len(ended.outcome.contributors) == 3 and out.shape == arrays[0].shape
+                    np.testing.assert_array_equal(out, results[3 * at][1])
+                    seen = (out.astype(np.uint32) << 16).view(np.float32) if element == "bfloat16" else out
+                    np.testing.assert_allclose(seen.astype(float), exact.astype(float), rtol=TOLERANCE.get(element, 0))
+
+    play(scene)
+
+
+LATER = pytest.mark.trial
+
+
+@pytest.mark.parametrize("delay", [0.02, *(pytest.param(d, marks=LATER) for d in (0.0, 0.011, 0.035, 0.06, 0.1))])
+@pytest.mark.parametrize("count", [2, 32, pytest.param(8, marks=LATER)])
+def test_several_in_flight_when_a_peer_dies(count, delay):
+    async def scene():
+        group = Group(4)
+        await asyncio.sleep(1.0)
+        calls = {
+            i: [
+                asyncio.ensure_future(member.average(np.full(3000, 2.0**i), name=f"n{n}", op="sum"))
+                for n in range(count)
+            ]
+            for i, member in enumerate(group)
+        }
+        await asyncio.sleep(delay)
+        group[3].kill()
+        for call in calls.pop(3):
+            call.cancel()
+        survivors = {member.id for member in group[:3]}
+        for n in range(count):
+            results = [await calls[i][n] for i in range(3)]
+            inside = [is_sum_of_those_named(group, ended, out) for ended, out in results]
+            assert inside[0] == inside[1] == inside[2] and inside[0] >= survivors
+            assert all(np.array_equal(out, results[0][1]) for _, out in results)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.015, 0.03, 0.06])
+def test_all_but_one_die(delay):
+    async def scene():
+        group = Group(4)
+        await asyncio.sleep(1.0)
+        calls = [
+            asyncio.ensure_future(member.average(np.full(30_000, 2.0**i), op="sum")) for i, member in enumerate(group)
+        ]
+        await asyncio.sleep(delay)
+        for member, call in zip(group[1:], calls[1:], strict=True):
+            member.kill()
+            call.cancel()
+        assert group[0].id in is_sum_of_those_named(group, *await calls[0])
+        ended, out = await group[0].average(np.full(2, 1.0), op="sum", grace=5.0)
+        assert is_sum_of_those_named(group, ended, out) == {group[0].id}
+
+    play(scene)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.03])
+def test_who_is_stopped_for_a_minute_holds_nobody_up(delay):
+    async def scene():
+        group = Group(4)
+        await asyncio.sleep(1.0)
+        calls = [
+            asyncio.ensure_future(member.average(np.full(30_000, 2.0**i), op="sum", grace=5.0))
+            for i, member in enumerate(group)
+        ]
+        await asyncio.sleep(delay)
+        group.net.pause(group[3].id)
+        began, others = clock.current().time(), {member.id for member in group[:3]}
+        for call in calls[:3]:
+            assert is_sum_of_those_named(group, *await call) >= others
+        assert clock.current().time() < began + 20.0
+        for _ in range(2):
+            for ended, out in await together(group[:3], [np.full(2, 2.0**i) for i in range(3)], op="sum", grace=1.0):
+                assert is_sum_of_those_named(group, ended, out) == others
+        await asyncio.sleep(max(0.0, began + 60.0 - clock.current().time()))
+        group.net.resume(group[3].id)
+        ended, out = await calls[3]  # what it gets is right, or an error
+        assert ended.failure or is_sum_of_those_named(group, ended, out)
+        await asyncio.sleep(5.0)
+        for _ in range(4):  # it may be given what it has missed before
+            results = await together(group, [np.full(2, 2.0**i) for i in range(4)], op="sum", grace=5.0)
+            inside = [is_sum_of_those_named(group, ended, out) for ended, out in results]
+        assert all(len(names) == 4 for names in inside)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("grace", "waits"), [(2.0, False), (8.0, True)])
+def test_a_straggler_of_five_seconds(grace, waits):
+    async def scene():
+        group = Group(3)
+        await asyncio.sleep(1.0)
+        calls = [
+            asyncio.ensure_future(member.average(np.full(2, 2.0**i), op="sum", grace=grace))
+            for i, member in enumerate(group[:2])
+        ]
+        await asyncio.sleep(5.0)
+        calls.append(asyncio.ensure_future(group[2].average(np.full(2, 4.0), op="sum", grace=grace)))
+        for call in calls:
+            assert len(is_sum_of_those_named(group, *await call)) == (3 if waits else 2)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_two_that_cannot_reach_each_other_are_both_in_it(count):
+    """Unless one of the two leads, whom the other then cannot tell: it is left out, and has the result all the same."""
+
+    async def scene():
+        group = Group(count)
+        two, everybody = {group[0].id, group[1].id}, {member.id for member in group}
+        group.net.cut(group[0].id, group[1].id)
+        await asyncio.sleep(3.0)
+        whole = 0
+        for size in (2, 3, 4, 5, 50_000, 6):
+            begun = [m.begin(np.full(size, 2.0**i), op="sum", grace=3.0)[0] for i, m in enumerate(group)]
+            ends = [await operation.wait() for operation in begun]
+            assert len({ended.outcome.contributors for ended in ends}) == 1
+            inside = set(ends[0].outcome.contributors)
+            assert inside >= everybody - two and inside & two
+            whole += inside == everybody
+            for operation, ended in zip(begun, ends, strict=True):
+                out = np.empty(size)
+                operation._share.elements.decode(ended.outcome.results[0], out[slice(*operation._share.grid.span(0))])
+                is_sum_of_those_named(group, ended, out)
+        assert whole
+        assert all(set(member.roster.view.peers) == everybody for member in group)  # nobody is put out of the swarm
+
+    play(scene)
+
+
+def test_two_behind_one_address():
+    async def scene():
+        group = Group(2)
+        for index in (2, 3):
+            group.append(Member(group.net, index, address=f"10.0.0.77:{7000 + index}"))
+        for member in group:
+            group.acquaint(member)
+        await asyncio.sleep(1.0)
+        arrays = [np.full(30_000, 2.0**i) for i in range(4)]
+        for _ in range(2):
+            for ended, out in await together(group, arrays, op="sum"):
+                assert len(is_sum_of_those_named(group, ended, out)) == 4
+
+    play(scene)
+
+
+@pytest.mark.parametrize("deaths", [6, pytest.param(60, marks=LATER)])
+def test_newcomers_that_die_while_they_come_hurt_nobody(deaths):
+    """At 0 to 250 ms of their lives, while the others average without a pause."""
+
+    async def scene():
+        group = Group(3)
+        await asyncio.sleep(1.0)
+        ids, over = {member.id for member in group}, False
+
+        async def loop(member, value):
+            while not over:
+                ended, out = await member.average(np.full(2, value), op="sum", grace=0.5)
+                assert is_sum_of_those_named(group, ended, out) >= ids
+
+        tasks = [asyncio.ensure_future(loop(member, 2.0**i)) for i, member in enumerate(group)]
+        for death in range(deaths):
+            newcomer = Member(group.net, 10 + death)
+            for member in group:
+                for one, other in ((member, newcomer), (newcomer, member)):
+                    one.roster.learn(other.record, clock.current().time())
+                    one.transport.learn(other.record)
+            call = asyncio.ensure_future(newcomer.average(np.full(2, 0.0), op="sum", grace=5.0))
+            await asyncio.sleep(0.25 * death / deaths)
+            newcomer.kill()
+            call.cancel()
+        over = True
+        await asyncio.gather(*tasks)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [pytest.param(60.0, marks=LATER), pytest.param(3600.0, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
+)
+def test_a_swarm_that_halves_and_doubles_all_the_time(seconds):
+    """Somebody dies or comes every half to two seconds; every sum that anybody gets is that of those it names."""
+
+    async def scene():
+        rng, group, loops, met = random.Random(7), Group(6), {}, []
+
+        async def loop(member, index):
+            while True:
+                value = np.full(2, 2.0 ** (index % 50))
+                ended, out = await member.average(value, op="sum", grace=2.0)
+                if not ended.failure:
+                    inside = set(ended.outcome.contributors)
+                    assert out[0] == sum(2.0 ** (i % 50) for i, one in enumerate(group) if one.id in inside)
+                    met.append(len(inside))
+                await asyncio.sleep(0.2)
+
+        def start(index):
+            loops[index] = asyncio.ensure_future(loop(group[index], index))
+
+        for index in range(6):
+            start(index)
+        end = clock.current().time() + seconds
+        while clock.current().time() < end:
+            await asyncio.sleep(rng.uniform(0.5, 2.0))
+            if len(loops) > 3 and (len(loops) >= 12 or rng.random() < 0.5):
+                index = rng.choice(sorted(loops))
+                group[index].kill()
+                loops.pop(index).cancel()
+            else:
+                newcomer = Member(group.net, len(group))
+                for index in loops:
+                    for one, other in ((group[index], newcomer), (newcomer, group[index])):
+                        one.roster.learn(other.record, clock.current().time())
+                        one.transport.learn(other.record)
+                group.append(newcomer)
+                start(len(group) - 1)
+            for task in loops.values():
+                assert not task.done(), task.exception()
+        assert len(met) > seconds and max(met) >= 6
+        for task in loops.values():
+            task.cancel()
+
+    play(scene)
+
+
+def test_another_codec_is_told_too():
+    async def scene():
+        group = Group(3)
+        arrays = [np.full(9, float(i), np.float32) for i in range(3)]
+        codecs = (EXACT, "fp16", EXACT)
+        calls = [m.average(a, codec=c) for m, a, c in zip(group, arrays, codecs, strict=True)]
+        (one, _), (alien, _), (two, _) = await asyncio.gather(*calls)
+        assert re.search("codec: peer .* has 'exact', here it is 'fp16'", alien.failure)
+        for ended in (one, two):
+            assert re.search("codec: peer .* has 'fp16', here it is 'exact'", ended.missing[group[1].id])
 
     play(scene)

@@ -71,6 +71,27 @@ def test_a_pool_lends_no_byte_twice():
     assert pool.lend(10).nbytes == 10 and pool._spare <= kept
 
 
+def test_a_pool_keeps_the_sizes_that_are_asked_for():
+    pool = Pool(spare=8 << 20)
+    for size in range(1 << 16, 1 << 20, 1 << 16):
+        pool.give(pool.take(size))  # as averages of changing sizes do
+    wanted = [pool.take(3 << 20) for _ in range(2)]
+    for buffer in wanted:
+        pool.give(buffer)
+    again = [pool.take(3 << 20) for _ in range(2)]
+    assert {id(buffer) for buffer in again} == {id(buffer) for buffer in wanted}
+    kept = sum(size * len(free) for size, free in pool._free.items())
+    assert pool._spare == kept and 0 < kept <= (8 << 20) - (6 << 20)
+    pool.give(np.empty(9 << 20, np.uint8))
+    assert pool._spare == kept
+
+
+@pytest.mark.parametrize("size", [1, 70_000, 1 << 19, (1 << 19) + 1, (1 << 20) + 1, 5_000_001])
+def test_what_a_pool_rounds_up(size):
+    lent = Pool().take(size).nbytes
+    assert size <= lent < size + (1 << 16) if size < 1 << 19 else size <= lent <= 1.125 * size
+
+
 def test_back_off_grows_to_its_bound():
     limits, retry, pauses = Limits(), Retry(), []
     for _ in range(12):

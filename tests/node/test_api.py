@@ -314,6 +314,24 @@ def test_another_model_is_a_mismatch(found, enter, other, words):
             assert torch.equal(vector(right), vector(model))
 
 
+def test_with_merge_the_first_round_comes_before_anything_is_trained(found):
+    model, reports = net(), []
+    start = vector(model)
+    with found(rounds=2, steps=2, outer='method = "merge"') as swarm:
+        optimizer = swarm.wrap(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            on_round=lambda report: reports.append((report, swarm.outer())),
+        )
+        generator = torch.Generator().manual_seed(1)
+        while not swarm.done:
+            one_step(model, optimizer, generator)
+    (gathered, outer), (merged, _) = reports
+    assert (gathered.round, gathered.steps, gathered.weight) == (1, 0, 1)
+    assert torch.equal(torch.cat([outer[name].reshape(-1) for name, _ in model.named_parameters()]), start)
+    assert (merged.round, merged.steps, merged.weight) == (2, 2, 2) and not torch.equal(vector(model), start)
+
+
 def test_mistakes_with_models_and_optimizers(found):
     class Compiled(nn.Module):
         """What torch.compile gives has the module under this name, and other names for its parameters."""

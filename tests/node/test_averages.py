@@ -1,6 +1,7 @@
 """Averages of one's own tensors in real swarms over loopback, and the forms in which tensors come and go."""
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 import thinwire
 import torch
-from thinwire.node.averages import Package, prepare
+from thinwire.collectives.operations import AT_ONCE
+from thinwire.node.averages import Package, Pending, prepare
 from torch import nn
 
 MANIFEST = """
@@ -143,6 +145,37 @@ def test_it_can_be_awaited_and_cancelled(trio):
         handle.result()
     with pytest.raises(thinwire.AverageError, match="1 of at least 3 peers have called within 0.2 s"):
         trio[0].average(1.0, name="too few", least=3, grace=0.2)
+
+
+def test_an_interrupted_call_takes_no_part_any_more(trio, monkeypatch):
+    def interrupted(pending, timeout=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pending, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trio[0].average(1.0, name="interrupted", least=3, grace=60)
+    companion = trio[0]._companion
+    for _ in range(1000):  # the loop's thread ends it a moment later; without that it would go on for a minute
+        if not companion.ask(lambda: companion._operations._running()):
+            break
+        time.sleep(0.01)
+    else:
+        raise AssertionError("it goes on")
+    assert [one.value for one in run(trio, [1.0, 2.0, 6.0], name="interrupted")] == [3.0] * 3
+
+
+def test_one_too_many_is_refused_at_once_and_does_not_count(trio):
+    handles = [trio[0].start_average(1.0, name="many", least=3, grace=60) for _ in range(AT_ONCE)]
+    try:
+        with pytest.raises(ValueError, match="64 averages are in progress"):
+            trio[0].start_average(1.0, name="many", least=3, grace=60)
+        companion = trio[0]._companion
+        assert companion.ask(lambda: companion._operations._next["many"]) == AT_ONCE
+    finally:
+        for handle in handles:
+            handle.cancel()
+    assert [one.value for one in run(trio, [1.0, 2.0, 6.0], name="many")] == [3.0] * 3
 
 
 @pytest.mark.parametrize(

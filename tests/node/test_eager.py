@@ -136,6 +136,8 @@ def test_another_state_says_nothing_of_what_was_ahead_of_the_old_one():
 def test_after_the_last_round_the_model_is_what_all_have():
     table, peers = play("", 3, run="[run]\nrounds = 3\n")
     assert all(np.array_equal(theta, table.seats[0].replica.theta) for theta in peers.thetas)
+    # And what would be thrown away is not trained in the first place.
+    assert [len(moves) for moves in peers.moves] == [3 * STEPS] * PEERS
 
 
 def test_defaults():

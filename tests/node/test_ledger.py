@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thinwire.collectives.statesync import Foreign
 from thinwire.node.checkpoint import CheckpointStore
 from thinwire.node.corpus import Corpus
 from thinwire.node.data import Batches, split
@@ -21,6 +22,7 @@ from thinwire.node.keep import Keep
 from thinwire.node.learner import Share
 from thinwire.node.ledger import Lease, Ledger, deal, fill
 from thinwire.node.outer import Replica
+from thinwire.node.rounds import mismatch
 from thinwire.node.tokenizer import DataError
 from thinwire.node.training import prepare
 from thinwire.node.waiting import at_once
@@ -200,6 +202,30 @@ def test_the_ledger_is_part_of_the_state_and_of_checkpoints(tmp_path: Path) -> N
     asyncio.run(keep().restore(empty, layout, at_once))
     assert empty.digest == replica.digest and empty.ledger.used.tolist() == replica.ledger.used.tolist()
     assert empty.ledger.used.sum() == 9
+
+
+@pytest.mark.parametrize(
+    ("toml", "extra", "theirs", "words"),
+    [
+        ("[data]\nonce = true\nshards = 6", 0, 70, "has 70 trainable parameters, the one here has 50"),
+        ("[data]\nonce = true\nshards = 6", 0, 50, "has 50 trainable parameters too"),
+        (
+            "[data]\nonce = true\nshards = 6",
+            3,
+            70,
+            "another number of trainable parameters than the one here, which has 50",
+        ),
+        ("", 0, 3, "has 3 trainable parameters, the one here has 50"),
+        ("", 9, 45, "another number"),
+    ],
+)
+def test_another_model_is_told_by_the_size_of_its_state(toml: str, extra: int, theirs: int, words: str) -> None:
+    manifest = parse(toml)
+    ours, other = (Replica(b"l" * 32, np.zeros(size, np.float32), [peer(1)], extra=extra) for size in (50, theirs))
+    for replica in (ours, other):
+        replica.keep_ledger(manifest)
+    error = mismatch(ours, Foreign(other.state.nbytes))
+    assert words in str(error) and error.exit_code == 5
 
 
 def test_who_has_a_text_of_its_own_trains_on_all_of_it(tmp_path: Path) -> None:

@@ -15,12 +15,16 @@ class Counting:
 
     def __init__(self, steps, adopted=True):
         self.steps, self.adopted, self.done, self.overtaken, self.calls = steps, adopted, False, False, []
-        self.overlap, self.under_way = 0, False
+        self.overlap, self.under_way, self.gathers = 0, False, False
 
     def exchange(self, *, steps, weight, loss):
         self.calls.append((steps, weight, loss))
         self.overtaken = False
         return RoundReport(len(self.calls), self.adopted, self.adopted, 1, 0.0)
+
+    def gather(self):
+        self.gathers = False
+        return self.exchange(steps=0, weight=1, loss=None)
 
     def tell(self, report):
         pass
@@ -44,6 +48,17 @@ def test_a_round_every_h_steps_with_what_went_into_it():
         backward(model)
         optimizer.step(weight=weight)
     assert swarm.calls == [(3, 21, None), (3, 9, None)]
+
+
+def test_a_round_that_only_gathers_comes_before_the_first_step():
+    model, swarm, _, optimizer = make(steps=2, batch=8)
+    swarm.gathers, first, seen = True, model.weight.detach().clone(), []
+    gather = swarm.gather
+    swarm.gather = lambda: (seen.append(torch.equal(model.weight, first)), gather())[1]
+    for _ in range(2):
+        backward(model)
+        optimizer.step()
+    assert swarm.calls == [(0, 1, None), (2, 16, None)] and seen == [True]
 
 
 def test_without_a_commit_the_weight_goes_on_with_the_progress():

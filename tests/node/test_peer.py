@@ -69,7 +69,7 @@ def working(outer, *, round=4, stats=(), members=(ME, OTHER), alive=()):
         identity=SimpleNamespace(peer_id=ME),
         session=SimpleNamespace(stats=dict(enumerate(stats)), roster=SimpleNamespace(alive=lambda peer: peer in alive)),
     )
-    peer._gathers = Peer._gathers.fget(peer)
+    peer.gathers = Peer.gathers.fget(peer)
     return peer
 
 

@@ -85,7 +85,7 @@ def marks(seed):
 def test_everything_that_can_go_wrong(seed):
     method = "buffered-async" if seed % 2 else "delayed-nesterov"
     scenario = world(method, peers=5, seed=seed, seconds=40.0, speeds=[2 * seconds for seconds in SPEEDS])
-    run = simulate(replace(scenario, mix={"kill": 12.0, "reset": 24.0}), preset=PACE, stall=STALL)
+    run = simulate(replace(scenario, mix={"kill": 12.0, "loss": 12.0, "reset": 24.0}), preset=PACE, stall=STALL)
     assert run.violations == ()
 
 

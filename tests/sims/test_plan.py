@@ -126,6 +126,18 @@ def test_production_figures_of_sparse_training():
     assert named(methods(faster), "sparse").busy(30) == pytest.approx(0.945, abs=0.001)
 
 
+def test_chunks_are_dealt_out_by_bandwidth_where_that_pays():
+    unequal = asked(links=["3x100/100", "1x10/10"])
+    sized, equal = (rounds(msgspec.structs.replace(unequal, sized=how), 50) for how in (True, False))
+    # (1 + s (N - 2)) times the encoded size through the slowest link, with s = 0 and s = 1/4.
+    assert equal.data / sized.data == pytest.approx(1.5, rel=0.03) and sized.sent == equal.sent
+    assert plan(unequal).round.data == sized.data
+    assert any("dealt out by bandwidth" in note for note in plan(unequal).notes)
+    assert not any("dealt out by bandwidth" in note for note in plan(asked()).notes)
+    as_before = question(b'[exchange]\nshards = "equal"', "run.toml", step=1.0, parameters="100M", layers=12)
+    assert not as_before.sized
+
+
 def test_late_peers_are_named():
     answer = plan(asked(links=["5x50/10@1.0", "3x50/10@2.0"], every=50))
     assert answer.round.late == 3 and any("grace" in note for note in answer.notes)

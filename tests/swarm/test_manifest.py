@@ -345,6 +345,8 @@ def test_how_chunks_are_dealt_out_is_part_of_the_run_where_it_is_not_the_default
     for method in ("noloco", "sparseloco"):
         with pytest.raises(ManifestError, match="exchange.shards says nothing"):
             parse(f'[outer]\nmethod = "{method}"\n[exchange]\nshards = "equal"')
+    with pytest.raises(ManifestError, match="exchange.shards says nothing"):
+        parse('[exchange]\ntopology = "hierarchy"\nshards = "equal"')
 
 
 def test_the_topology_is_part_of_the_run_where_it_is_not_the_default():

@@ -1,0 +1,98 @@
+"""Swarms that make one outer step after the other, ours and torchft's: found them, step, let one die, let one join."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actors import Actor, Lighthouse, close
+
+HEADSTART = 0.05
+"""Seconds between the word to begin and the beginning, so that all processes begin together."""
+
+RUN = """[run]
+name = "steps"
+[model]
+kind = "custom"
+[outer]
+steps = 1
+[exchange]
+codec = "{codec}"
+"""
+
+
+@dataclass
+class Steps:
+    """Peers of one program. `options`: what all have; for ours `codec` and `place`, where their homes are."""
+
+    name: str
+    script: str
+    python: str
+    options: dict[str, Any]
+    place: Path | None = None
+    actors: list[Actor] = field(default_factory=list)
+    born: int = 0
+    invite: str = ""
+    round: int = 0
+
+    def load(self) -> Actor:
+        """A process that waits for the word to join; loading takes seconds of a core."""
+        own: dict[str, Any] = {"rank": self.born}
+        if self.place is not None:
+            own |= {
+                "home": str(self.place / str(self.born)),
+                "toml": "" if self.born else str(self.place / "run.toml"),
+            }
+        self.born += 1
+        return Actor(self.script, python=self.python, **self.options, **own)
+
+    def open(self, count: int) -> None:
+        """Found it with so many peers."""
+        loading = [self.load() for _ in range(count)]
+        self.actors = loading
+        for actor in loading:
+            actor.hear()
+        for number, actor in enumerate(loading):
+            actor.say(invite=self.invite)
+            invite = actor.hear()["invite"]
+            self.invite = self.invite or invite
+            if number == 0:
+                actor.hear()  # ready: it has the state that the others fetch
+        for actor in loading[1:]:
+            actor.hear()
+
+    def step(self, victim: Actor | None = None, die: float = 0.0) -> tuple[float, list[dict[str, Any]]]:
+        """One outer step of all; when it began, and what everybody says at its end. `victim` dies `die` seconds later."""
+        for actor in self.actors:
+            actor.say(prepare=True)
+        for actor in self.actors:
+            prepared = actor.hear()
+            if actor is not victim:
+                self.invite = prepared["invite"]
+        moment = time.monotonic() + HEADSTART
+        for actor in self.actors:
+            actor.say(at=moment, round=self.round + 1, die=die if actor is victim else None)
+        answers = [actor.hear() for actor in self.actors if actor is not victim]
+        self.round = answers[0]["round"]
+        if len({(answer["round"], answer["digest"]) for answer in answers}) > 1:
+            raise RuntimeError(f"{self.name}: replicas differ: {answers}")
+        return moment, answers
+
+    def close(self) -> None:
+        """End all."""
+        close(self.actors)
+
+
+def ours(python: str, place: Path, mb: float, codec: str) -> Steps:
+    """thinwire, whose homes are made in `place`."""
+    place.mkdir()
+    (place / "run.toml").write_text(RUN.format(codec=codec))
+    name = f"thinwire {codec.partition('(')[0]}"
+    return Steps(name, "thinwire_outer.py", python, {"mb": mb}, place)
+
+
+def torchft(python: str, lighthouse: Lighthouse, mb: float) -> Steps:
+    """torchft's DiLoCo over gloo, fp32."""
+    return Steps("torchft fp32", "torchft_outer.py", python, {"mb": mb, "lighthouse": lighthouse.address})

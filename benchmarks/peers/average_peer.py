@@ -1,0 +1,34 @@
+"""A peer that averages small tensors through the Python interface whenever told: average_peer.py '{"rank": 0, "toml": …}'."""
+
+import json
+import sys
+import time
+
+import thinwire
+import torch
+from turns import listen, say, until
+
+
+def main() -> None:
+    """Join; told `at`, `count` and `size`, make so many averages one after the other."""
+    options = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    say(loaded=True)
+    told = listen()
+    with thinwire.join(options["toml"] or told["invite"], home=options["home"], host="127.0.0.1") as swarm:
+        say(invite=swarm.invite)
+        while True:
+            told = listen()
+            until(told["at"])
+            values = torch.full((told["size"],), float(options["rank"]))
+            took = []
+            for _ in range(told["count"]):
+                began = time.perf_counter()
+                result = swarm.average(values, least=options["peers"], grace=30.0)
+                took.append(time.perf_counter() - began)
+            mean = (options["peers"] - 1) / 2
+            say(took=took, right=bool((result.value == mean).all()), count=len(result.contributors))
+
+
+if __name__ == "__main__":
+    main()

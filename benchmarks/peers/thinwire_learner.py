@@ -1,0 +1,62 @@
+"""A peer of ours that trains through the Python interface; alone, with "toml" null. Options as in loss.py."""
+
+import json
+import sys
+import time
+
+import thinwire
+from lesson import Lesson
+from thinwire.compression.warmup import warm_up
+from turns import listen, say, until
+
+
+def main() -> None:
+    """Join, train until the run or so many steps are over, say how it went."""
+    options = json.loads(sys.argv[1])
+    lesson = Lesson(options)
+    warm_up()
+    say(loaded=True)
+    told = listen()
+    if options["toml"] is None:
+        train(lesson, options, None)
+        return
+    host = options["hosts"][options["rank"]]
+    place = {"host": host, "port": 7400, "ports": "7401-7499", "advertise": f"{host}:7400"} if options["links"] else {}
+    with thinwire.join(
+        options["toml"] or told["invite"], home=options["home"], **(place or {"host": "127.0.0.1"})
+    ) as swarm:
+        say(invite=swarm.invite)
+        train(lesson, options, swarm)
+
+
+def train(lesson: Lesson, options: dict, swarm: thinwire.Swarm | None) -> None:
+    """The training loop that anyone could have."""
+    missing = waited = 0.0
+
+    def note(report: thinwire.RoundReport) -> None:
+        nonlocal missing, waited
+        missing += len(report.missing) + (not report.committed)
+        waited += report.seconds
+        lesson.snapshot(swarm.outer())
+
+    optimizer = lesson.inner
+    if swarm is not None:
+        optimizer = swarm.wrap(lesson.model, lesson.inner, batch=options["batch"], on_round=note)
+    say(ready=True)
+    moment = listen()["at"]
+    until(moment)
+    lesson.begin()
+    while lesson.step < options["steps"] and not (swarm is not None and swarm.done):
+        lesson.gradients()
+        lesson.clip()
+        optimizer.step()
+        lesson.rest()
+    end = time.monotonic()
+    said = lesson.save(options["snapshots"])
+    digest = "" if swarm is None else swarm.digest
+    say(end=end, steps=lesson.step, moments=said, missing=missing, waited=waited, digest=digest)
+    listen()
+
+
+if __name__ == "__main__":
+    main()
