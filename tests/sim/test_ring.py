@@ -11,6 +11,11 @@ from thinwire.swarm.protocol import Ballot, Chunk, Partial, Result
 PHASES = ["announce", "open", "record", "vote", "commit"]
 
 
+def more(values):
+    """Cases for `make trial`."""
+    return [pytest.param(value, marks=pytest.mark.trial) for value in sorted(values)]
+
+
 def tapped(s, seen=lambda node, to, message: None):
     """Bulk frames that leave any peer from now on: (sender, receiver, message, bytes). `seen` is called before each."""
     sent = []
@@ -84,7 +89,7 @@ def test_replicas_stay_identical(swarm, codec):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("victim", range(6))
+@pytest.mark.parametrize("victim", [0, *more(range(1, 6))])
 def test_kill_one_of_six(swarm, phase, victim):
     """The next ballot goes round those that are left, at once, and everybody's contribution is in it once."""
 
@@ -110,7 +115,7 @@ LAST = 9
 """Of ten: with a chunk for each of six peers, one sends on five sums and then five results."""
 
 
-@pytest.mark.parametrize("step", range(LAST + 1))
+@pytest.mark.parametrize("step", [0, 5, LAST, *more(set(range(LAST)) - {0, 5})])
 def test_who_dies_in_the_middle_takes_nobodys_contribution_along(swarm, step):
     """Killed before any of the frames that it passes on, in the last step too: what others have is theirs, or the result's."""
 
@@ -138,7 +143,7 @@ def test_who_dies_in_the_middle_takes_nobodys_contribution_along(swarm, step):
     clock.run(main(), seed=step)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *more(range(1, 6))])
 def test_kill_two_of_six(swarm, seed):
     first, second = seed % 6, (seed + 1 + seed // 2) % 6
 
@@ -156,15 +161,15 @@ def test_kill_two_of_six(swarm, seed):
 
 
 def test_who_stalls_breaks_the_ring_and_it_comes_back(swarm):
-    """SIGSTOP for 20 s: a patience, then a ballot without a ring, in which it shows; after two rounds there is a ring again."""
+    """SIGSTOP for 9 s: a patience, then a ballot without a ring, in which it shows; after two rounds there is a ring again."""
 
     async def main():
-        s = swarm(5, rounds=40, size=30_000, codec="fp32", topology="ring")
+        s = swarm(5, rounds=20, size=30_000, codec="fp32", topology="ring")
         victim = s.nodes[2]
 
         def pause(node):
             s.net.pause(victim.id)
-            clock.current().call_later(20.0, s.net.resume, victim.id)
+            clock.current().call_later(9.0, s.net.resume, victim.id)
 
         s.fail_at(2, 4, "open", pause)
         sums, found = powers(s), ballots(s)
