@@ -207,21 +207,21 @@ class Pending(Generic[Some]):
             ended = await begin().wait()
             return ended, now() - began
 
-        self.future: concurrent.futures.Future[tuple[Ended, float]] = background.start(run())
+        self._future: concurrent.futures.Future[tuple[Ended, float]] = background.start(run())
         self._average: Average[Some] | None = None
 
     @property
     def done(self) -> bool:
         """Whether there is a result, or an error."""
-        return self.future.done()
+        return self._future.done()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for its end, at most `timeout` seconds; whether there is one. Raises what `Swarm.check` raises."""
-        return self._background.wait(self.future, timeout)
+        return self._background.wait(self._future, timeout)
 
     def cancel(self) -> None:
         """Take no part any more. When the others count on us already, they go on without us a moment later."""
-        self.future.cancel()
+        self._future.cancel()
 
     def result(self, timeout: float | None = None) -> Average[Some]:
         """Wait for the result. Raises AverageError, TimeoutError after `timeout` seconds, and what `Swarm.check` raises."""
@@ -230,7 +230,7 @@ class Pending(Generic[Some]):
         if not self.wait(timeout):
             raise TimeoutError(f"no result within {timeout:g} s; the average goes on")
         try:
-            ended, seconds = self.future.result()
+            ended, seconds = self._future.result()
         except concurrent.futures.CancelledError:
             self._background.check()
             raise AverageError("the average was cancelled here") from None
@@ -245,5 +245,5 @@ class Pending(Generic[Some]):
         return self._average
 
     def __await__(self) -> Generator[Any, None, Average[Some]]:
-        yield from asyncio.wait([asyncio.wrap_future(self.future)]).__await__()
+        yield from asyncio.wait([asyncio.wrap_future(self._future)]).__await__()
         return self.result()

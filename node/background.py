@@ -105,6 +105,11 @@ class Background:
             result.cancel()
         return result
 
+    @property
+    def started(self) -> int:
+        """How much was started and has not ended."""
+        return len(self._started)
+
     def wait(self, result: concurrent.futures.Future[Any], timeout: float | None = None) -> bool:
         """Until what was started has its result, at most `timeout` seconds; whether it has. Raises what `check` raises."""
         left = timeout if timeout is not None else math.inf

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from thinwire.collectives.operations import AT_ONCE
 from thinwire.compression.codec import Floats
@@ -81,7 +79,6 @@ class Companion:
         self._exchanged_at = self.peer.doors.now()
         self._carried = 0  # weight that came to no round yet: the loop gives it again, with that of the steps since
         self._flight: asyncio.Task[RoundReport] | None = None
-        self._averages: set[concurrent.futures.Future[Any]] = set()
         self._begun, self._due = asyncio.Event(), asyncio.Event()
         self.steps: int | None = None
         """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
@@ -129,18 +126,15 @@ class Companion:
 
     def average(self, prepared: Prepared[Some], name: str, grace: float | None) -> Pending[Some]:
         """Begin an average, see `Swarm.average`. Raises ValueError when too many are in progress."""
-        if len(self._averages) >= AT_ONCE:
+        if self._background.started >= AT_ONCE:
             raise ValueError(f"{AT_ONCE} averages are in progress: wait for some of them")
         wait = self.peer.manifest.exchange.grace if grace is None else grace
-        pending = Pending(
+        return Pending(
             self._background,
             lambda: self._operations.begin(name, prepared.plan, prepared.share, grace=wait),
             prepared,
             self.peer.doors.now,
         )
-        self._averages.add(pending.future)
-        pending.future.add_done_callback(self._averages.discard)
-        return pending
 
     def exchange(self, *, steps: int, weight: int, loss: float | None) -> RoundReport:
         """One round, see `Rounds.sync`."""

@@ -175,7 +175,7 @@ def test_one_too_many_is_refused_at_once_and_does_not_count(trio):
     finally:
         for handle in handles:
             handle.cancel()
-    assert [one.value for one in run(trio, [1.0, 2.0, 6.0], name="many")] == [3.0] * 3
+    assert [one.value for one in run(trio, [1.0, 2.0, 6.0], name="one of few")] == [3.0] * 3
 
 
 @pytest.mark.parametrize(
