@@ -47,7 +47,7 @@ def main() -> None:
     task = Task(
         options.peers, options.layers, options.width, options.context, options.batch, 3e-3, 30, 7, pace=options.pace
     )
-    known = [Program(ALONE, "thinwire_learner.py", options={"toml": None})]
+    known = [Program(ALONE, "thinwire_learner.py")]
     for overlap in options.overlap:
         alpha = 0.5 if overlap else 0.0
         outer = f'method = "streaming"\nfragments = {options.fragments}\noverlap = {overlap}\nalpha = {alpha}'

@@ -31,7 +31,7 @@ def main() -> None:
 
 def train(lesson: Lesson, options: dict, swarm: thinwire.Swarm | None) -> None:
     """The training loop that anyone could have."""
-    missing = waited = 0.0
+    missing, waited = 0, 0.0
 
     def note(report: thinwire.RoundReport) -> None:
         nonlocal missing, waited
