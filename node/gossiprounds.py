@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import blake3
 import numpy as np
 from thinwire.collectives.aggregate import outliers
@@ -24,6 +26,15 @@ class GossipRounds:
         outer = manifest.outer
         self._session, self._read, self._write, self._work = session, read, write, work
         self._pull = Pull(outer.momentum, outer.lr, outer.gamma)
+
+    def follow(self, told: Callable[[Outcome], None]) -> None:
+        """See Rounds: nobody's rounds are followed here, nor by the next two."""
+
+    async def rest(self) -> None:
+        """See Rounds."""
+
+    def go_on(self) -> None:
+        """See Rounds."""
 
     async def enter(self, *, tries: int = 0, alone: int = 0) -> bool:
         """Become part of a running swarm with the state of one of its peers, see `Rounds.enter`. Raises ManifestMismatch."""
