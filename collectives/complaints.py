@@ -96,7 +96,12 @@ class Complaints:
         return self._relieve(owner, relay, working - self.idle - {owner})
 
     def _relieve(self, accuser: PeerId, accused: PeerId, others: set[PeerId]) -> bool:
-        """Take the chunks from both, unless nobody else of `others` would be left; True when that is news."""
+        """Take the chunks from both, unless nobody else of `others` would be left; True when that is news.
+
+        Who has lost its own has said what it had to say: else one that accuses everybody would take all chunks from all.
+        """
+        if accuser in self.idle:
+            return False
         before = set(self.idle)
         self.idle.add(accuser)
         if others - {accused}:

@@ -89,7 +89,7 @@ class Lane:
     async def _drain(self) -> None:
         while self._urgent or self._later:
             if not self._urgent and yields(self._later[0]):
-                await self._precedence.turn()
+                await self._precedence.turn(lambda: bool(self._urgent) or not self._later)
                 if self._urgent or not self._later:
                     continue
             urgent = bool(self._urgent)

@@ -131,13 +131,14 @@ class Plane(ABC):
         self._replay()
 
     def take(self, sender: PeerId, frame: Frame) -> None:
-        """A Chunk, a Partial, a Result or a Record."""
+        """A Chunk, a Partial, a Result or a Record; what is another plane's business is ignored."""
         message = frame.message
+        if not isinstance(message, (Chunk, Partial, Result, Record)):
+            return
         if isinstance(message, Chunk):
             ready = self.agreement.ready.get(sender)
             waits = ready is None or message.attempt > ready.attempt
         else:
-            assert isinstance(message, (Partial, Result, Record))
             waits = not self._key or self._keys.get(message.ballot) != self._key
         if waits:
             if self._fits(frame) and not self.complete:
@@ -149,7 +150,6 @@ class Plane(ABC):
         elif isinstance(message, Partial):
             self._take_partial(sender, message, frame)
         else:
-            assert isinstance(message, Result)
             self._take_result(sender, message, frame)
 
     @abstractmethod

@@ -14,7 +14,10 @@ SHARE = 4
 """Frames of rounds that go before one of state."""
 
 STUCK = 2.0
-"""Seconds without a frame of a round sent after which state waits no longer."""
+"""Seconds without a frame of a round sent after which state waits no longer; more where frames take longer than that."""
+
+SLOW, SLOWEST = 3, 15.0
+"""How often what a frame took last it may take, and the most seconds that come of it."""
 
 
 class Precedence:
@@ -25,18 +28,25 @@ class Precedence:
     def __init__(self, handed: Callable[[], None] = lambda: None) -> None:
         self.urgent = 0
         self._handed = handed
-        self._gone = 0
+        self._gone = self._mark = 0  # frames of rounds that went, and how many shall have before the next one of state
+        self._took, self._last = 0.0, 0.0
+        self._stuck = -1  # how many had gone when nothing moved any more
         self._change = asyncio.Event()
 
     def add(self, count: int = 1) -> None:
         """More frames of rounds wait."""
+        if not self.urgent and count:
+            self._mark, self._last = self._gone + SHARE, asyncio.get_running_loop().time()
         self.urgent += count
+        self._change.set()
 
     def sent(self, urgent: bool) -> None:
         """A frame has been handed over."""
         if urgent:
             self.urgent -= 1
             self._gone += 1
+            now = asyncio.get_running_loop().time()
+            self._took, self._last = now - self._last, now
             self._change.set()
         self._handed()
 
@@ -45,13 +55,14 @@ class Precedence:
         self.urgent -= count
         self._change.set()
 
-    async def turn(self) -> None:
-        """Wait until a frame of state may go."""
-        first = self._gone
-        while self.urgent and self._gone < first + SHARE:
+    async def turn(self, pressed: Callable[[], bool]) -> None:
+        """Wait until a frame of state may go, of one lane after the other, or until `pressed`: the lane has something else."""
+        while self.urgent and self._stuck != self._gone < self._mark and not pressed():
             self._change.clear()
             try:
-                async with asyncio.timeout(STUCK):
+                async with asyncio.timeout(max(STUCK, min(SLOWEST, SLOW * self._took))):
                     await self._change.wait()
             except TimeoutError:
-                return
+                self._stuck = self._gone
+        if not pressed():
+            self._mark = self._gone + SHARE

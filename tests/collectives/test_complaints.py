@@ -79,6 +79,7 @@ def test_one_liar_puts_nobody_out_and_ends_without_chunks(count):
         bench.next()
     assert not bench.complaints.rejected and ANN in bench.complaints.idle
     assert set(bench.opened.alive) - bench.complaints.idle, "somebody owns the chunks"
+    assert len(bench.complaints.idle) <= 2, "it, and the one that it has named first"
 
 
 def test_own_word_counts():

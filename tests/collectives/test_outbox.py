@@ -318,3 +318,53 @@ def test_a_lane_is_kept_only_while_something_waits():
         await outbox.close()
 
     clock.run(work(), seed=0)
+
+
+def test_several_newcomers_share_what_one_gets():
+    async def main():
+        wire = Uplink()
+        outbox = Outbox(wire)
+        for index in range(20):
+            outbox.bulk(A, chunk(index))
+        for newcomer in range(3):
+            wire.seconds[bytes([9 + newcomer]) * 32] = 0.0
+            for index in range(4):
+                outbox.bulk(bytes([9 + newcomer]) * 32, state(index), later=True)
+        await asyncio.sleep(100)
+        sent = kinds(wire)
+        last = sent.rindex("R")
+        assert all(sent[: at + 1].count("S") <= (at + 1) / SHARE for at in range(last)), sent
+        assert sent[:last].count("S") >= 3, "and they get on"
+        await outbox.close()
+
+    clock.run(main(), seed=1)
+
+
+def test_slow_frames_are_not_taken_for_stuck_ones():
+    async def story(wire, outbox, lost):
+        wire.seconds[A] = 2 * STUCK
+        for index in range(3 * SHARE):
+            outbox.bulk(A, chunk(index))
+        await asyncio.sleep(2 * STUCK + 0.1)
+        for index in range(8):
+            outbox.bulk(B, state(index), later=True)
+        await asyncio.sleep(200)
+        sent = kinds(wire)
+        assert sent.startswith("RRRR") and sent[: sent.rindex("R")].count("S") <= 3, sent
+
+    play(story)
+
+
+def test_what_a_round_sends_to_a_peer_does_not_wait_behind_its_state():
+    async def story(wire, outbox, lost):
+        wire.seconds[A] = 1e6
+        outbox.bulk(A, chunk(0))
+        outbox.bulk(B, state(0), later=True)
+        await asyncio.sleep(0.5)
+        outbox.bulk(B, chunk(1))
+        await asyncio.sleep(0.1)
+        assert kinds(wire) == "R"
+        await asyncio.sleep(2 * STUCK)
+        assert kinds(wire) == "RS"
+
+    play(story)

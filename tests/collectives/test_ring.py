@@ -30,6 +30,7 @@ from thinwire.swarm.protocol import (
     Ready,
     Record,
     Result,
+    Subtotal,
     Vote,
 )
 
@@ -487,3 +488,12 @@ def test_what_was_promised_holds(seat):
     assert len(seat.tray.of(Promise)) == 1
     seat.finish()
     assert seat.tray.of(Vote) == []
+
+
+def test_the_message_of_another_plane_is_ignored():
+    """One of a hierarchy is well-formed, so anybody can send it in any run."""
+    seat = Seat()
+    seat.hear(IDS[1], Subtotal(1, 0, bytes(32), 0), b"x")
+    opened = seat.open()
+    seat.hear(IDS[1], Subtotal(1, 0, bytes(32), 0), b"x")
+    assert seat.fly.exchange.opened == opened
