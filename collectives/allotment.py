@@ -18,7 +18,9 @@ from heapq import heapify, heappop, heapreplace
 from statistics import median
 
 MOST = 3
-"""Equal parts that one peer owns at most; also bounds what an owner has to hold, in sizes of the fragment."""
+"""Equal parts, of all peers of a round, that one owns at most, or more where too few may own any; also bounds what an owner has
+to hold, in sizes of the fragment.
+"""
 
 GAIN = 1.2
 """Equal parts have to take so many times longer, or they stay equal: measured links are never quite alike."""
@@ -60,7 +62,7 @@ def allot(count: int, loads: Sequence[Load]) -> tuple[int, ...]:
     if not known or not count or len(owners) < 2:
         return ()
     contributors, peers = sum(load.contributes for load in known), len(known)
-    most = -(-MOST * count // len(owners))
+    most = max(-(-MOST * count // peers), -(-count // len(owners)))
     owned = [0] * peers
 
     def turn(at: int, chunks: int) -> tuple[float, int, int]:

@@ -79,6 +79,9 @@ class Hierarchy(Exchange):
             if name not in routes.named or routes.collector(routes.named[name], index) != relay:
                 self._totals.drop((name, 0), index)
                 del self._given[name, index]
+        site = routes.number.get(self.me)
+        # For the same reason: where we collect no more, what we have told is gone, and told again when we collect anew.
+        self._told = {said for said in self._told if site is not None and routes.collector(site, said[1]) == self.me}
         super().open(opened)
 
     def _basis(self, opened: Open) -> object:

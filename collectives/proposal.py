@@ -197,16 +197,29 @@ def propose(
     )
 
 
+NEAR = 1e12
+"""Bytes/s between two peers of one site, for the order of a ring: more than any uplink."""
+
+
 def _order(
     terms: Terms, alive: Sequence[PeerId], idle: Collection[PeerId], ready: Mapping[PeerId, Ready]
 ) -> tuple[int, ...]:
-    """Places of a ring; none of one peer, which has nobody to send to."""
+    """Places of a ring; none of one peer, which has nobody to send to. Peers of one site stand side by side.
+
+    What a peer says of its own link does not tell one order from another: each sends once and receives once in all of them.
+    """
     working = [peer for peer in alive if peer not in idle]
     if terms.ring is None or len(working) < 2:
         return ()
     place = {peer: at for at, peer in enumerate(alive)}
-    rate = {peer: (ready[peer].up, ready[peer].down) for peer in working}
-    return tuple(place[peer] for peer in terms.ring(working, lambda a, b: float(min(rate[a][0], rate[b][1]))))
+    sited = any(ready[peer].site for peer in working)
+
+    def rate(sender: PeerId, receiver: PeerId) -> float:
+        if ready[sender].site and ready[sender].site == ready[receiver].site:
+            return NEAR
+        return float(min(ready[sender].up, ready[receiver].down) or sited)
+
+    return tuple(place[peer] for peer in terms.ring(working, rate))
 
 
 def loads(

@@ -15,7 +15,7 @@ LOADS = st.lists(
 
 
 def most(count, loads):
-    return -(-MOST * count // sum(load.owns for load in loads))
+    return max(-(-MOST * count // len(loads)), -(-count // sum(load.owns for load in loads)))
 
 
 def equal(count, loads):
@@ -69,6 +69,11 @@ def test_parts_stay_equal_where_links_are(count, peers):
     assert allot(count, [Load(0, 0)] * peers) == (), "nothing is known"
     assert allot(count, [Load(1000, 500)] * peers) == (), "all are alike"
     assert allot(count, [Load(1000 + 10 * (i % 7), 0) for i in range(peers)]) == (), "hardly a difference"
+
+
+def test_few_owners_are_no_reason_for_one_to_own_more():
+    loads = [*[Load(10**9, 10**9)] * 3, *[Load(1000, 1000)] * 3, *[Load(1000, 1000, owns=False)] * 6]
+    assert max(allot(120, loads)) == MOST * 120 / 12
 
 
 def test_two_peers_gain_nothing_however_unequal():

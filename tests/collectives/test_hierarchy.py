@@ -309,6 +309,17 @@ def test_another_relay_takes_over_and_what_was_told_is_not_told_again(seat):
     assert sorted(to for to, message, _ in seat.tray.of(Result)) == [LEADER, FAR, ALONE]
 
 
+def test_who_is_relay_again_says_again_what_the_owner_has_dropped(seat):
+    for index in (4, 5):
+        seat.chunk(LEADER, index)
+    told = [(to, message.index) for to, message, _ in seat.tray.of(Subtotal)]
+    assert len(told) == 2
+    seat.open(ballot=Ballot(2, LEADER), idle=(ME,))
+    assert not seat.tray.of(Subtotal)
+    seat.open(ballot=Ballot(3, LEADER))
+    assert [(to, message.index) for to, message, _ in seat.tray.of(Subtotal)] == told
+
+
 def test_value_of_a_relay_that_is_none_any_more_is_not_used(seat):
     """It may have lied to us as well; another says what the site's value is."""
     seat.chunk(LEADER, 3)

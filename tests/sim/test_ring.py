@@ -426,3 +426,18 @@ def test_same_seed_same_trace(swarm):
 
     assert once(1) == once(1)
     assert once(1) != once(2)
+
+
+def test_a_ring_leaves_each_site_once(swarm):
+    async def main():
+        s = swarm(6, rounds=2, size=6 * 8192, codec="fp32", topology="ring", sites=("north", "south"))
+        site = {node.id: s.site(node.index) for node in s.nodes.values()}
+        sent = tapped(s)
+        s.start()
+        await s.finish()
+        s.check()
+        for round in (1, 2):
+            went = {(a, b) for a, b, message, _ in sent if isinstance(message, Partial) and message.round == round}
+            assert len(went) == 6 and sum(site[a] != site[b] for a, b in went) == 2
+
+    clock.run(main(), seed=2)
