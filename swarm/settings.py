@@ -158,7 +158,7 @@ class Outer(Table, frozen=True):
     alpha: of streaming alone, which part of the local parameters stays when the result comes. 0 suits an overlap of 0.
     clip: of co2 alone, the largest element of its momentum, in units of a parameter; 0 = not clipped.
     staleness: of buffered-async and delayed-nesterov, rounds that may have passed since a contribution was begun; older work is
-        given up, and its peer starts from what all have. Raise it with the number of peers: each may make a round.
+        given up, and its peer starts from what all have. Each peer may make a round, so it has to be more than their number.
     fade: of these too, a in 1 / (1 + s)^a, what a contribution begun s rounds ago counts.
     arrivals: of these too, contributions that make a whole step, with delayed-nesterov one of the momentum; 0 = as many as
         there are peers.
@@ -194,7 +194,7 @@ class Outer(Table, frozen=True):
     overlap: Annotated[int, Meta(ge=0, le=2**20)] = 1
     alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.5
     clip: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    staleness: Annotated[int, Meta(ge=0, le=2**20)] = 16
+    staleness: Annotated[int, Meta(ge=0, le=2**20)] = 256
     fade: Annotated[float, Meta(ge=0, le=10)] = 0.5
     arrivals: Annotated[int, Meta(ge=0, le=MAX_GROUP)] = 0
     late: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
