@@ -24,6 +24,9 @@ MEMORY = 0.9
 GROWTH = 10.0
 """What the usual norm is multiplied by when a round left out everybody."""
 
+ROUNDING = 1e-6
+"""Of unit vectors that cancel out, what is left by rounding, in units of their weight."""
+
 Rule: TypeAlias = Callable[[Codec, Sequence[Buffer], Sequence[float], Floats], None]
 """(codec, screened payloads, weights, out): writes the aggregate of n = out.size elements to out."""
 
@@ -70,7 +73,8 @@ def mean(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out
 def apart(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
     """Direction and length averaged apart (RDA): (Σ w‖v‖ / Σ w) · unit(Σ w unit(v)), weighted by tokens; of vectors that point
     different ways the result keeps the length, and none counts more because it is long. A vector is one chunk: an owner has
-    no more of it. Zeros when nobody has a weight, or when directions cancel out.
+    no more of it. Zeros when nobody has a weight, when directions cancel out, as far as rounding tells, or where the length is
+    beyond all numbers.
     """
     vector, total, length = np.empty(out.size, np.float32), 0.0, 0.0
     direction = np.zeros(out.size, np.float64)
@@ -83,7 +87,13 @@ def apart(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], ou
                 direction += np.float64(weight / norm) * vector
     out[:] = direction  # as far as float32 has it; of that the length is taken
     norm = math.sqrt(fp32_check(out.view(np.uint32))[1])
-    out *= np.float32(length / total / norm if norm else 0.0)
+    if norm <= ROUNDING * total:
+        out[:] = 0.0  # what is left is rounding, and points nowhere
+        return
+    with np.errstate(over="ignore"):
+        out *= np.float32(length / total / norm)
+    if not np.isfinite(out).all():
+        out[:] = 0.0
 
 
 RULES: dict[str, Rule] = {"mean": mean, "rda": apart}

@@ -22,6 +22,7 @@ say of each other (`complaints`), and verdicts that others bring (`proofs`).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection
 
@@ -82,6 +83,8 @@ class Agreement:
         self._differ = False
         self._moved = 0.0
         self._out: list[tuple[PeerId | None, Message]] = []
+        self._accused: dict[tuple[PeerId, str], float] = {}
+        self._accused_in: Ballot | None = None
 
     # --- what happens here
 
@@ -108,9 +111,16 @@ class Agreement:
             self._out.append((opened.ballot.leader, vote))
 
     def accuse(self, peer: PeerId, reason: str, now: float) -> None:
-        """We cannot get on because of `peer`."""
+        """We cannot get on because of `peer`. What comes time and again is said now and then: whoever sends rubbish shall not
+        have us sign, and the leader verify, as many complaints.
+        """
         if self.opened is None or self.commit is not None:
             return
+        if self._accused_in != self.opened.ballot:
+            self._accused_in, self._accused = self.opened.ballot, {}
+        if now < self._accused.get((peer, reason), -math.inf) + self.terms.patience / 4:
+            return
+        self._accused[peer, reason] = now
         blame = Blame(self.terms.round, self.terms.fragment, self.opened.ballot, peer, reason)
         if self.opened.ballot.leader == self.me:
             self._candidate.hear_blame(self.me, blame, self.opened)

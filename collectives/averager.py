@@ -62,6 +62,8 @@ class Averager:
         bandwidth: bool = False,
         topology: str = "butterfly",
     ) -> None:
+        if topology not in ("butterfly", "ring") or (topology == "ring" and rule != "mean"):
+            raise ValueError(f"no average of the rule {rule!r} by a topology {topology!r}")
         self._transport, self._keys, self.me = transport, dict(keys), identity.peer_id
         self._codec, self._rule, self._now, self._grace, self._work = codec, rule, now, grace, work
         self._outbox = Outbox(transport, lambda peer: self._lost(peer, gone=False))

@@ -116,7 +116,8 @@ class Contributions:
             self._held.pop(key, None)
             self._norms.pop(key, None)
 
-    def settle(self, name: bytes) -> None:
-        """The contributors called `name` are committed: nothing is needed any more but what it says about norms."""
-        self._usual.update(self._news.get(name, {}))
+    def settle(self, name: bytes, *, learns: bool = True) -> None:
+        """The contributors called `name` are committed: what is needed on is what it says about norms, if it `learns`."""
+        if learns:
+            self._usual.update(self._news.get(name, {}))
         self._held, self._norms = {}, {}

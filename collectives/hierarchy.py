@@ -106,8 +106,8 @@ class Hierarchy(Exchange):
     def settle(self) -> None:
         """See Plane."""
         for cluster in self._routes.clusters if self._routes is not None else ():
-            self._contributions.settle(cluster.name)
-        self._totals.settle(self._key)
+            self._contributions.settle(cluster.name, learns=self._learns)
+        self._totals.settle(self._key, learns=self._learns)
         super().settle()
 
     def lost(self, peer: PeerId) -> None:

@@ -126,7 +126,7 @@ class Operation:
     def call(self) -> None:
         """Tell everybody that is here."""
         self._told, self._located, self._called_at = {}, {}, self._place.now()
-        for peer in {*self._place.here(), *self._place.live} - {self._place.me}:
+        for peer in sorted({*self._place.here(), *self._place.live} - {self._place.me}):
             self.answer(peer)
 
     def answer(self, peer: PeerId) -> None:
@@ -293,7 +293,7 @@ class Operation:
         fly.announce(self._share.payloads, weight=self._share.weight, loss=0.0, speed=0.0, hashes=self._share.hashes)
         self._attempt = fly.attempt
         if again:
-            for peer in place.live:
+            for peer in sorted(place.live):
                 place.outbox.control(peer, Ask(round, fragment))
         for peer, frame in self._stash.take():
             fly.hear(peer, frame)
@@ -344,7 +344,7 @@ class Operation:
     def _give_up(self, failure: str, hint: str = "") -> None:
         """Nobody shall count on us any more, as far as that is possible."""
         if not self.ended.done() and self.fly is None:
-            for peer in self._place.live:
+            for peer in sorted(self._place.live):
                 self._place.outbox.control(peer, Over(self.name, self.number + 1, True))
         self._fail(failure, hint)
 

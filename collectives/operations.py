@@ -39,7 +39,7 @@ DOWN = 8
 """Times that a call is given a lower number at most; news come one by one."""
 
 LAST = 2**31
-"""No number is as high."""
+"""No number that counts is as high: who has come there begins anew."""
 
 
 def is_ours(message: Message) -> bool:
@@ -69,6 +69,8 @@ class Operations:
         if len(self._running()) >= AT_ONCE:
             raise ValueError(f"{AT_ONCE} averages are in progress: wait for some of them")
         self._move(name)  # what was heard while we waited for none is forgotten
+        if self._next.get(name, 0) >= LAST:
+            del self._next[name]  # somebody has lied about where the others are
         fresh, number = name not in self._next, self._next.get(name, 0)
         self._count(name, number + 1)
         operation = Operation(
@@ -181,13 +183,15 @@ class Operations:
             self._begun[name] = max(begun, operation.number + 1), max(attempt, operation.fly.attempt)
             for peer in operation.group:
                 overs = self._overs.get(peer, OrderedDict())
-                if overs.get(name, LAST) <= operation.number:
+                if name in overs and overs[name] <= operation.number:
                     del overs[name]  # it has been there
         if not ended.failure and name in self._next:
             self._with[name] = frozenset(ended.outcome.contributors)
 
     def _called(self, peer: PeerId, call: Call) -> None:
         name, number = call.name, call.number
+        if number >= LAST:
+            return
         operation, following, waiting = self._known.get((name, number)), self._next.get(name, 0), self._waiting(name)
         ended = operation is None or operation.ended.done()
         lost = call.fresh and not call.group and number < following - 1
@@ -246,7 +250,7 @@ class Operations:
         there = [self._known.get((name, operation.number + by)) for operation in waiting]
         if any(one is not None and one not in waiting and not one.ended.done() for one in there):
             return
-        for peer in self._place.live:
+        for peer in sorted(self._place.live):
             self._place.outbox.control(peer, Over(name, waiting[-1].number + 1, True))
             self._place.outbox.control(peer, Over(name, waiting[0].number + by, False))
         for operation in waiting if by < 0 else reversed(waiting):

@@ -90,7 +90,13 @@ class Plane(ABC):
         """All that was committed is here."""
         self._source = ()
         self._early.clear()
-        self._contributions.settle(self._key)
+        self._contributions.settle(self._key, learns=self._learns)
+
+    @property
+    def _learns(self) -> bool:
+        """Whether the round says what norm is usual: where peers contribute when they like, those often alone shall not."""
+        commit, buffered = self.agreement.commit, self.agreement.terms.buffered
+        return not buffered or commit is None or 2 * len(commit.opened.contributors) > len(commit.opened.alive)
 
     def void(self) -> None:
         """What was committed cannot be had any more."""

@@ -215,8 +215,9 @@ class Ring(Exchange):
             super().take(sender, frame)
 
     def _take_record(self, sender: PeerId, record: Record) -> None:
+        unsigned = [i for i in record.indices if i < len(self.grid) and not self.results.signed(i)]
         super()._take_record(sender, record)
-        if not self.complete and (self._lap is not None or self.results.wanted is not None):
+        if not self.complete and any(map(self.results.signed, unsigned)):
             self._replay()
 
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:

@@ -5,10 +5,11 @@ when the first contribution has come and `grace` is over, or all have contribute
 DiLoCo; what differs is from where a contribution was measured. A peer trains from θ̄ as it was when its last one came into a
 round, and keeps that, while its replica follows the rounds of others:
 
-    Δ = (start − θ) / (1 + s)^a                s: rounds since `start`; given up when there are more than `staleness`
+    Δ = (start − θ) / (1 + s)^a                s: steps since `start`; given up when there are more than `staleness`
     θ̄ ← Outer(θ̄, k / n · mean Δ)                k: contributors of the round, n: `arrivals`, or all who took part in it
+    s ← s + k / n                                for those who were not in it
 
-Who sends Δ has scaled it: that it is s rounds old nobody else could check, as nobody can check its tokens. The weights in
+Who sends Δ has scaled it: that it is s steps old nobody else could check, as nobody can check its tokens. The weights in
 the record are tokens. As k of n were in the round it moves θ̄ by as much of a whole step; with all of them it is DiLoCo's.
 """
 
@@ -39,12 +40,12 @@ from .outer import Read, Replica, Write
 
 
 class BufferedReplica(Replica):
-    """θ̄ and its momentum, and this peer's alone: what its model was set to, `start`, and after which round, `since`. Made by
-    `begin`.
+    """θ̄ and its momentum, and this peer's alone: what its model was set to, `start`, and its `age`, the whole steps that θ̄
+    has been moved by since: n contributions make one, in however many rounds. Made by `begin`.
     """
 
     start: Floats
-    since: int
+    age: float
     outer: Outer
 
     @classmethod
@@ -62,18 +63,13 @@ class BufferedReplica(Replica):
 
     def reset(self) -> None:
         """See Replica: the model starts from θ̄."""
-        self.start, self.since = self.theta.copy(), self.round
+        self.start, self.age = self.theta.copy(), 0.0
 
     def install(self, fetched: Fetched) -> int:
         """See Replica."""
         changed = super().install(fetched)
         self.reset()
         return changed
-
-    @property
-    def age(self) -> int:
-        """Rounds since the model started."""
-        return self.round - self.since
 
     def encode(self, read: Read, grid: Grid, codec: Codec) -> Iterator[memoryview]:
         """What was trained since `start`, scaled by its age. Raises FloatingPointError when it is not finite."""
@@ -102,7 +98,12 @@ class BufferedReplica(Replica):
         for low, high, mean in self.means(results, grid, codec):
             mean *= share
             outer_step(self.theta[low:high], self.momentum[low:high], mean, outer.lr, outer.momentum, outer.nesterov)
+        self.pass_by(contributors, members)
+
+    def pass_by(self, contributors: int, members: Sequence[PeerId]) -> None:
+        """A round of so many is committed."""
         self.moved(members)
+        self.age += contributors / self.whole(members)
 
 
 class BufferedRounds(Rounds):
@@ -145,9 +146,10 @@ class BufferedRounds(Rounds):
     async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
         """See Rounds.sync: rounds until our contribution is in one, or is found to be too old, or comes to nothing."""
         await self.rest()
-        outcome = await self._deliver(weight, loss, speed)
-        self.go_on()
-        return outcome
+        try:
+            return await self._deliver(weight, loss, speed)
+        finally:
+            self.go_on()
 
     async def _deliver(self, weight: int, loss: float, speed: float) -> Outcome:
         session, replica = self._session, self._replica
@@ -160,7 +162,7 @@ class BufferedRounds(Rounds):
                 return outcome
             if self._told is not None:
                 self._told(outcome)
-        session.report("unsent", f"begun {replica.age} rounds ago, and outer.staleness is {self._oldest}")
+        session.report("unsent", f"begun {replica.age:.1f} steps ago, and outer.staleness is {self._oldest}")
         await self._work(self._start)
         return Outcome(dropped=True)
 

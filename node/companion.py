@@ -231,10 +231,12 @@ class Companion:
         follows = self.peer.manifest.asynchronous
         if follows:
             self._background.call(self.peer.rounds.rest())
-        saved = self._duties.save(private)
-        self.ask(lambda: self._duties.saved(saved))
-        if follows:
-            self.ask(self.peer.rounds.go_on)
+        try:
+            saved = self._duties.save(private)
+            self.ask(lambda: self._duties.saved(saved))
+        finally:
+            if follows:
+                self.ask(self.peer.rounds.go_on)
 
     def linger(self) -> None:
         """Let the others get what they need from us. Raises what has gone wrong in the background."""

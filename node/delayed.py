@@ -57,7 +57,7 @@ class DelayedReplica(BufferedReplica):
                 waiting[:] = 0.0
             waiting += np.float32(rest) * mean
         self.extra[self.size] = rest if full else before + rest
-        self.moved(members)
+        self.pass_by(contributors, members)
 
 
 def dealt(before: int, arrivals: int, whole: int) -> Iterator[int]:

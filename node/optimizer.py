@@ -50,10 +50,9 @@ class SwarmOptimizer(torch.optim.Optimizer):
             raise ValueError(f"a weight of {weight}: it counts samples")
         if swarm.done:
             return None if closure is None else closure()
-        if swarm.gathers:
-            swarm.tell(
-                swarm.gather()
-            )  # before anything is trained; parameters that are equal everywhere stay as they are
+        while swarm.gathers and not swarm.done:
+            # Before anything is trained, however often it takes; parameters that are equal everywhere stay as they are.
+            swarm.tell(swarm.gather())
         result = self._inner.step() if closure is None else self._inner.step(closure)
         self._steps += 1
         self._weight += weight

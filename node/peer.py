@@ -234,6 +234,8 @@ class Peer:
                 raise NoSwarm("the swarm went away before it could give us its state", "ask for a new invite")
         else:
             await work(lambda: write(self.replica.theta))
+            if self.manifest.asynchronous:
+                self.session.take_part()
 
     def save(self, private: PrivateState | None) -> SaveOutcome:
         """Write a checkpoint, see `Keep.save`."""

@@ -71,7 +71,9 @@ class Reporter:
         up, down = peer.traffic()
         group = max(2, contributors)
         self.fp32_bytes += steps * 2 * (group - 1) / group * 4 * peer.layout.total if contributors > 1 else 0
-        self.loss, self.sync_seconds = loss if math.isfinite(loss) else self.loss, seconds
+        self.loss = loss if math.isfinite(loss) else self.loss
+        if steps:
+            self.sync_seconds = seconds
         factor = self.fp32_bytes / up if up else 0.0
         self._away = dict(missing)
         fields = {

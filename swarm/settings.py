@@ -157,9 +157,9 @@ class Outer(Table, frozen=True):
         most steps / fragments. Raise it until nobody waits; 5 and less cost next to nothing.
     alpha: of streaming alone, which part of the local parameters stays when the result comes. 0 suits an overlap of 0.
     clip: of co2 alone, the largest element of its momentum, in units of a parameter; 0 = not clipped.
-    staleness: of buffered-async and delayed-nesterov, rounds that may have passed since a contribution was begun; older work is
-        given up, and its peer starts from what all have. Each peer may make a round, so it has to be more than their number.
-    fade: of these too, a in 1 / (1 + s)^a, what a contribution begun s rounds ago counts.
+    staleness: of buffered-async and delayed-nesterov, whole steps that may have passed since a contribution was begun, of
+        which so many contributions make one as there are peers; older work is given up, and its peer starts from what all have.
+    fade: of these too, a in 1 / (1 + s)^a, what a contribution begun s steps ago counts.
     arrivals: of these too, contributions that make a whole step, with delayed-nesterov one of the momentum; 0 = as many as
         there are peers.
     late, late_lr: of sparseloco alone, the round from which on lr is late_lr, 0 = none; its paper ends with 0.65.
@@ -194,7 +194,7 @@ class Outer(Table, frozen=True):
     overlap: Annotated[int, Meta(ge=0, le=2**20)] = 1
     alpha: Annotated[float, Meta(ge=0, lt=1)] = 0.5
     clip: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    staleness: Annotated[int, Meta(ge=0, le=2**20)] = 256
+    staleness: Annotated[int, Meta(ge=0, le=2**20)] = 16
     fade: Annotated[float, Meta(ge=0, le=10)] = 0.5
     arrivals: Annotated[int, Meta(ge=0, le=MAX_GROUP)] = 0
     late: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0

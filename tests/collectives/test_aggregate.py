@@ -128,6 +128,11 @@ def test_what_has_no_direction_and_who_has_no_weight() -> None:
     codec, vector, out = Fp32(), encode(Fp32(), draw(4)), np.full(N, np.nan, np.float32)
     apart(codec, [vector, encode(codec, -draw(4))], [1.0, 1.0], out)
     assert not out.any()
+    for other in (-3.0, -0.7):
+        apart(codec, [vector, encode(codec, other * draw(4))], [1.0, 1.0], out)
+        assert not out.any(), "what rounding leaves is no direction"
+    apart(codec, [encode(codec, np.full(N, 3e38, np.float32)), vector], [1.0, 1.0], out)
+    assert not out.any(), "nor is there a length beyond all numbers"
     apart(codec, [vector, encode(codec, np.zeros(N))], [1.0, 1.0], out)
     np.testing.assert_allclose(out, 0.5 * draw(4), rtol=1e-5)
     apart(codec, [vector, encode(codec, draw(5))], [1.0, 0.0], out)

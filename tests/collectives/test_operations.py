@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from thinwire.collectives.elements import EXACT, ElementError, elements, narrowed, numpy_type
 from thinwire.collectives.operation import MAX_WEIGHT
-from thinwire.collectives.operations import AT_ONCE, Operations, Place, Share
+from thinwire.collectives.operations import AT_ONCE, LAST, Operations, Place, Share
 from thinwire.collectives.planned import plan_of
 from thinwire.collectives.shards import grid
 from thinwire.compression.registry import dense
@@ -1080,5 +1080,25 @@ def test_another_codec_is_told_too():
         assert re.search("codec: peer .* has 'exact', here it is 'fp16'", alien.failure)
         for ended in (one, two):
             assert re.search("codec: peer .* has 'fp16', here it is 'exact'", ended.missing[group[1].id])
+
+    play(scene)
+
+
+def test_a_lie_about_the_last_number_does_not_break_a_name():
+    async def scene():
+        group = Group(3)
+        one = np.ones(4, np.float32)
+        await asyncio.sleep(1)
+        call = asyncio.ensure_future(group[0].average(one, grace=4.0))
+        for _ in range(8):
+            await asyncio.sleep(0.5)
+            group[2].presence.outbox.control(group[0].id, Over("", LAST - 1, False))
+        await call
+        group[2].kill()
+        await asyncio.sleep(20)
+        for _ in range(2):
+            ends = await together(group[:2], [one, one], grace=5.0)
+            await asyncio.sleep(5)
+        assert [len(ended.outcome.contributors) for ended, _ in ends] == [2, 2]
 
     play(scene)

@@ -252,7 +252,7 @@ def test_what_is_too_old_is_given_up():
     async def main():
         table = Rounds(outer="staleness = 2")
         table.rounds.follow(lambda outcome: None)
-        for number in range(3):
+        for number in range(2 * len(PEERS) + 1):  # each is one of so many contributions to a step
             table.commit(vector(number), PEERS[1])
         table.model -= vector(1)
         await settled()
@@ -260,6 +260,25 @@ def test_what_is_too_old_is_given_up():
         assert outcome.dropped and outcome.commit is None and not table.announced
         assert np.array_equal(table.model, table.replica.theta) and table.replica.age == 0
         assert table.reports[0][0] == "unsent"
+        await table.rounds.rest()
+
+    play(main)
+
+
+def test_who_contributes_after_each_of_the_others_is_not_too_old():
+    """Peers that arrive one by one have made one step in as many rounds as they are."""
+
+    async def main():
+        table = Rounds(outer="staleness = 1")
+        table.rounds.follow(lambda outcome: None)
+        for peer in PEERS[1:]:
+            table.commit(vector(1), peer)
+        await settled()
+        assert 0 < table.replica.age < 1
+        table.model -= vector(1)
+        table.commit(vector(2), PEERS[0])
+        outcome = await table.rounds.sync(weight=7, loss=1.0, speed=2.0)
+        assert outcome.commit is not None and not outcome.dropped and table.replica.age == 0
         await table.rounds.rest()
 
     play(main)
