@@ -236,3 +236,10 @@ def test_a_ring_takes_as_long_as_its_closed_form_says(peers, latency, chunks, ne
     cut = grid(total, codec)
     assert len(cut) == chunks
     assert clock.run(main(), seed=1, limit=1000) == pytest.approx(ring_data(peers, cut, codec, rate, latency), rel=near)
+
+
+@pytest.mark.parametrize(("topology", "rule"), [("star", "mean"), ("hierarchy", "mean"), ("ring", "rda")])
+def test_a_topology_that_there_is_not_is_an_error(topology, rule):
+    me = Identity.generate(bytes(32))
+    with pytest.raises(ValueError, match="by a topology"):
+        Averager(me, RUN, None, keys={}, codec=dense("fp32"), now=None, rule=rule, topology=topology)
