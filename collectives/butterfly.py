@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import blake3
 from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.complaints import UNSUMMED
 from thinwire.collectives.electorate import ORPHANED
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
@@ -70,6 +71,8 @@ class Butterfly:
         """When the ballot in progress opened here: what came before was waiting, and says nothing about the links."""
         self.lost_after_open: set[PeerId] = set()
         """Peers whose process went away after the round had opened: they may have voted, and will not remember."""
+        self.booked = False
+        """Whether what the round showed of others has been remembered."""
         self._gone: set[PeerId] = set()
         self._spent: set[PeerId] = set()
         self._settled = asyncio.Event()
@@ -215,9 +218,12 @@ class Butterfly:
             self._void()
         elif opened is not None and not committed and results.missing and now >= exchange.moved + patience:
             if self.me in opened.alive and self._accused != opened.ballot:
-                self._accused = opened.ballot
                 found = exchange.culprit(opened)
-                if found is not None:
+                # A relay waits for others as we do, and is given the time to name them.
+                early = found is not None and found[1] == UNSUMMED and now < exchange.moved + 2 * patience
+                if not early:
+                    self._accused = opened.ballot
+                if found is not None and not early:
                     self.agreement.accuse(found[0], found[1], now)
         self.pump()
 

@@ -214,12 +214,13 @@ class Series:
         finally:
             wait.cancel()
             behind.cancel()
-        if outcome.commit is not None:
+        if outcome.commit is not None and not fly.booked:
+            fly.booked = True  # who follows rounds asks again for how its own has ended
             self._standing.settle(outcome.commit.opened, fly.exchange.failed)
             self._settle(fly)
-        if outcome.commit is not None and fly.opened_at is not None:
-            took = self._now() - max(began, fly.opened_at)
-            self.patience = max(self.floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
+            if fly.opened_at is not None:
+                took = self._now() - max(began, fly.opened_at)
+                self.patience = max(self.floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
         return outcome
 
     def _ring(self, seed: Digest, round: int, peers: Sequence[PeerId], announced: Rate) -> tuple[PeerId, ...]:

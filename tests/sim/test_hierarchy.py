@@ -254,6 +254,28 @@ def test_relay_that_lies_about_its_group_loses_its_chunks(swarm, change, liar):
     clock.run(main(), seed=4)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_one_that_sends_nothing_takes_the_chunks_of_few(swarm, monkeypatch, seed):
+    """Relays that wait for it are waited for themselves, and are not to blame."""
+    idle = []
+    real = Hierarchy.open
+
+    def open(self, opened):
+        idle.append(len(opened.idle))
+        real(self, opened)
+
+    async def main():
+        s = two_sites(swarm, seed=seed, rounds=6, size=40_000)
+        s.fail_at(4, 2, "applied", lambda node: _lies(node, Chunk, _silent))
+        s.start()
+        await s.finish([0, 1, 2, 3, 5], limit=600)
+        # Two in a ballot, one of them again with another; never most of the six.
+        assert max(idle) <= 3
+
+    monkeypatch.setattr(Hierarchy, "open", open)
+    clock.run(main(), seed=seed, limit=4000)
+
+
 def test_relay_that_hands_nothing_on_delays_its_site_only(swarm):
     async def main():
         s = two_sites(swarm, rounds=5)
