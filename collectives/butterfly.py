@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 
 import blake3
 from thinwire.collectives.agreement import Agreement
-from thinwire.collectives.complaints import UNSUMMED
 from thinwire.collectives.electorate import ORPHANED
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
@@ -219,8 +218,7 @@ class Butterfly:
         elif opened is not None and not committed and results.missing and now >= exchange.moved + patience:
             if self.me in opened.alive and self._accused != opened.ballot:
                 found = exchange.culprit(opened)
-                # A relay waits for others as we do, and is given the time to name them.
-                early = found is not None and found[1] == UNSUMMED and now < exchange.moved + 2 * patience
+                early = found is not None and now < exchange.moved + exchange.bears.get(found[1], 1) * patience
                 if not early:
                     self._accused = opened.ballot
                 if found is not None and not early:

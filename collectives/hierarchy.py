@@ -15,8 +15,9 @@ chunks of its group's part, as an owner can about the whole of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median_high
+from typing import ClassVar
 
 from thinwire.collectives.aggregate import Rule
 from thinwire.collectives.agreement import Agreement
@@ -34,6 +35,9 @@ from thinwire.swarm.protocol import Digest, Open, PeerId, Subtotal
 
 class Hierarchy(Exchange):
     """See Exchange, and the module. `groups`: the running norm of the groups' values, by chunk; the caller keeps it."""
+
+    # Who waits for others as we do is given the time to name them.
+    bears: ClassVar[Mapping[str, int]] = {UNSUMMED: 2, "result missing": 3}
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ they hold every result. What a peer does wrong ends as an accusation with a reas
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import blake3
@@ -31,6 +31,8 @@ class Plane(ABC):
 
     hurry: ClassVar[float] = 1.0
     """Patiences without progress after which results that are settled and missing are first asked of those who have them."""
+    bears: ClassVar[Mapping[str, int]] = {}
+    """Patiences without progress before a peer is accused for this reason, where that is more than one."""
 
     def __init__(
         self,
