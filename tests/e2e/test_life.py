@@ -204,6 +204,7 @@ def small_disk():
         subprocess.run(["umount", "--lazy", path], check=True)
 
 
+@pytest.mark.trial
 def test_disk_full(life, small_disk):
     """Training goes on without an event log and without a checkpoint, and people are told, once."""
     life.top_up(2)

@@ -124,7 +124,8 @@ def test_what_was_begun_long_ago_counts_less():
 
     np.testing.assert_array_equal(contribution(), vector(1))
     for age, share in ((1, 2**-0.5), (2, 3**-0.5), (3, 0.5)):
-        arrive(replica, vector(age + 7))
+        for count in (1, 3):  # steps are counted, not rounds
+            arrive(replica, vector(age + 7), count)
         assert replica.age == age
         # Measured from where it was begun, wherever all others are by now.
         np.testing.assert_allclose(contribution(), np.float32(share) * vector(1), rtol=1e-6)
@@ -184,7 +185,7 @@ class Rounds:
 
 
 async def settled():
-    for _ in range(20):
+    for _ in range(200):
         await asyncio.sleep(0)
 
 
@@ -209,7 +210,7 @@ def test_while_training_the_rounds_of_others_are_followed_and_the_model_is_not_t
         outcome = await job
         weight, payload = table.announced[0]
         assert weight == 7 and replica.round == 3 and outcome.commit is not None and outcome.kept == 0
-        expected = np.float32(3**-0.5) * vector(1)
+        expected = np.float32((1 + 3 / 4) ** -0.5) * vector(1)
         np.testing.assert_allclose(np.frombuffer(payload, np.float32), expected, rtol=1e-5)
         assert np.array_equal(table.model, replica.theta) and replica.age == 0
         await table.rounds.rest()

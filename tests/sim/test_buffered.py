@@ -92,7 +92,7 @@ def test_everything_that_can_go_wrong(seed):
 def test_who_is_too_slow_gives_up_and_starts_from_what_all_have():
     """The last one makes a round of four steps while the others make twenty rounds: nothing of it is as young as it must be."""
     run = simulate(
-        world("buffered-async", peers=4, outer="staleness = 3", speeds=(0.25, 0.25, 0.25, 1.5), seconds=24.0),
+        world("buffered-async", peers=4, outer="staleness = 2", speeds=(0.25, 0.25, 0.25, 1.5), seconds=24.0),
         preset=PACE,
         stall=STALL,
     )

@@ -16,7 +16,7 @@ from thinwire.sims.driver import examine, fault_text
 from thinwire.sims.faults import Fault
 from thinwire.sims.world import simulate
 
-SEEDS = 40
+SEEDS = 15
 TRIAL = 200
 """Seeds with `make trial`, which continuous integration runs, the first ones included."""
 
