@@ -48,14 +48,14 @@ def test_help_waits_for_nothing_heavy(command):
         f"code = main({[*command.split(), '--help']!r}); "
         f"print(code, [name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr
 
 
 def test_help_has_no_colour():
     code = "from thinwire.node.cli import main; main(['start', '--help']); main(['strat'])"
     colour = {**os.environ, "FORCE_COLOR": "1", "NO_COLOR": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=colour, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=colour, timeout=240, check=True)
     assert b"--local" in done.stdout and b"error: " in done.stderr and b"\x1b" not in done.stdout + done.stderr
 
 

@@ -9,7 +9,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 
 
 def test_two_processes_learn_the_digits():
-    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"process (\d): test accuracy (0\.\d+) after round (\d+), digest (\w{16})", done.stdout)
     assert [one[0] for one in found] == ["1", "2"], done.stdout + done.stderr

@@ -102,7 +102,7 @@ def train(swarm, model, optimizer, seed, make_step=one_step):
 def together(*calls):
     """Runs each in a thread; the results."""
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(timeout=90) for future in [pool.submit(*call) for call in calls]]
+        return [future.result(timeout=240) for future in [pool.submit(*call) for call in calls]]
 
 
 def test_alone_with_neutral_outer_settings_it_is_the_inner_optimizer(found):
@@ -485,7 +485,7 @@ def test_nothing_heavy_comes_with_the_name():
         "version, listed, error = thinwire.__version__, 'join' in dir(thinwire), thinwire.InUseError;"
         "print(sorted(heavy & set(sys.modules)), version, listed)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("[] ") and done.stdout.endswith("True\n")
     with pytest.raises(AttributeError, match="no attribute 'jion'"):

@@ -62,7 +62,7 @@ def test_two_peers_end_with_the_same_parameters(tmp_path, outer):
         with thinwire.join(first.invite, home=tmp_path / "b", host="127.0.0.1") as second:
             with ThreadPoolExecutor(2) as pool:
                 jobs = [pool.submit(train, first, ours, 1), pool.submit(train, second, theirs, 2)]
-                (found, at, one), (_, _, other) = [job.result(timeout=90) for job in jobs]
+                (found, at, one), (_, _, other) = [job.result(timeout=240) for job in jobs]
             assert one == other and first.round == 6 and max(found) == 6
             assert torch.equal(vector(ours), vector(theirs))
             outer_state = first.outer()

@@ -49,7 +49,7 @@ def run(swarms, values, **options):
             pool.submit(swarm.average, value, **{"grace": 60, "least": len(swarms), **options})
             for swarm, value in zip(swarms, values, strict=True)
         ]
-        return [call.result(timeout=90) for call in calls]
+        return [call.result(timeout=240) for call in calls]
 
 
 def test_a_tensor_a_list_and_a_dict(trio):
@@ -90,8 +90,8 @@ def test_who_differs_from_most_is_told_in_what(trio):
     with ThreadPoolExecutor(3) as pool:
         calls = [pool.submit(s.average, t, name="wrong", grace=60) for s, t in zip(trio, given, strict=True)]
         with pytest.raises(thinwire.AverageError, match="shape of tensor number 0: peer .* has 2×3, here it is 3×2"):
-            calls[1].result(timeout=90)
-        for one in (calls[0].result(timeout=90), calls[2].result(timeout=90)):
+            calls[1].result(timeout=240)
+        for one in (calls[0].result(timeout=240), calls[2].result(timeout=90)):
             assert torch.equal(one.value, given[0]) and len(one.contributors) == 2
             assert any("has 3×2, here it is 2×3" in reason for reason in one.missing.values())
     assert all(one.value == 1.0 for one in run(trio, [1.0] * 3, name="wrong"))
@@ -120,7 +120,7 @@ def test_several_at_once_beside_rounds_of_training(tmp_path):
         two = (first, second)
         wrapped = [s.wrap(m, torch.optim.SGD(m.parameters(), lr=0.1)) for s, m in zip(two, models, strict=True)]
         calls = [pool.submit(train, *each) for each in zip(two, models, wrapped, (1, 2), strict=True)]
-        results = [call.result(timeout=90) for call in calls]
+        results = [call.result(timeout=240) for call in calls]
         assert first.digest == second.digest and first.round == 3
     for result in results:
         assert [one.unique().tolist() for one in result] == [[3 * step] for step in range(8)]
