@@ -11,7 +11,6 @@ from thinwire.collectives.transport import Transport
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import (
     MAX_CHUNKS,
-    OPERATIONS,
     Chunk,
     Gossip,
     Message,
@@ -150,12 +149,12 @@ class Outbox:
         """Whether everything has been handed to the transport."""
         return not self._control and not self._bulk
 
-    def begin(self, round: int) -> None:
-        """A round begins: what waits of those before the last one is of no more use to anybody."""
+    def begin(self, round: int, fragment: int = 0) -> None:
+        """A round begins: what waits of those of this fragment before the last one is of no more use to anybody."""
 
         def wanted(frame: Frame) -> bool:
             message = frame.message
-            if not isinstance(message, (Chunk, Partial, Result, Subtotal)) or message.fragment >= OPERATIONS:
+            if not isinstance(message, (Chunk, Partial, Result, Subtotal)) or message.fragment != fragment:
                 return True
             return message.round >= round - 1
 

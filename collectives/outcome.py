@@ -18,6 +18,7 @@ class Outcome:
     missing: peers that are out of the round, each with a reason. diverged: our state differs from the majority's; fetch it.
     dropped: without a commit, and what was given for the round will be in none: the model has been set anew.
     kept: of the weight that was given for a round that committed, what is not in it and is still in the model, for the next.
+    taken: with or without a commit, the weight that was given is booked for later rounds and not to be given again.
     """
 
     results: tuple[Buffer, ...] = ()
@@ -26,6 +27,7 @@ class Outcome:
     diverged: bool = False
     kept: int = 0
     dropped: bool = False
+    taken: bool = False
 
     @property
     def contributors(self) -> tuple[PeerId, ...]:

@@ -63,7 +63,7 @@ class Series:
     `moved`: bytes sent and received since the beginning, where chunks are dealt out by bandwidth; None: all own equally many.
     `gathers`: every payload goes to everybody (and `codec` only says whether it is one), else chunks are averaged by `rule`,
     at their owners ("butterfly"), on their way round ("ring"), or in sites first ("hierarchy"). `site`: the network that we
-    share with others.
+    share with others. `bandwidth`: what is known of our link, where another series knows it too.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Series:
         moved: Callable[[], tuple[int, int]] | None = None,
         topology: str = "butterfly",
         site: str = "",
+        bandwidth: Bandwidth | None = None,
     ) -> None:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
@@ -101,7 +102,7 @@ class Series:
         self._pool = Pool()
         self._standing = Standing()
         self._moved = moved
-        self.bandwidth = Bandwidth()
+        self.bandwidth = bandwidth or Bandwidth()
         """What our link carries; unknown where nobody asks."""
         if moved is not None:
             outbox.handed = self.look

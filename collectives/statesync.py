@@ -100,6 +100,7 @@ async def fetch_state(
     newer_than: int = -1,
     believed: Believed | None = None,
     partial: Partial | None = None,
+    fragment: int = 0,
 ) -> Fetched | Foreign | None:
     """The agreed state of the last committed round, or None when nobody offered one that enough agree on (try again).
     Foreign when those who answered agree on the state of another model.
@@ -108,7 +109,8 @@ async def fetch_state(
     is how many seconds all offers are waited for, and the unit of STALL. Rounds up to `newer_than` are of no use.
     `believed` tells whether those who make one offer are enough; offers of no use are no dissent then. Without it, a
     newcomer's way, more than half of those who may have a state must have answered, and agree; after STALL patiences those who
-    have answered will do. `partial` is what earlier tries have left, and gets what this one leaves.
+    have answered will do. `partial` is what earlier tries have left, and gets what this one leaves. `inbox` has what is said of
+    this `fragment`.
     """
     partial = Partial() if partial is None else partial
     ours = (layout, nbytes)
@@ -123,7 +125,7 @@ async def fetch_state(
         # Who is silent to the end has no state: it may still look for one, as we do, and must not keep us from ours.
         return _agreed(own or found) if 2 * len(found) > might or late else None
 
-    offers, chosen = await _offers(peers, send, inbox, patience, agreed)
+    offers, chosen = await _offers(peers, lambda peer: send(peer, StateAsk(fragment)), inbox, patience, agreed)
     if not chosen:
         return None
     if (offers[chosen[0]][0].layout, offers[chosen[0]][0].nbytes) != ours:
@@ -160,7 +162,7 @@ async def fetch_state(
                 asked[index] = peer
                 moved[peer] = now() if not load[peer] else moved[peer]
                 load[peer] += 1
-                send(peer, StateFetch(offer.round, index))
+                send(peer, StateFetch(offer.round, index, fragment))
         if not sources:
             return None
         # A source has STALL patiences for its next chunk, whatever others say meanwhile.
@@ -189,7 +191,7 @@ async def fetch_state(
 
 async def _offers(
     peers: Collection[PeerId],
-    send: Callable[[PeerId, Message], None],
+    ask: Callable[[PeerId], None],
     inbox: asyncio.Queue[tuple[PeerId, Frame]],
     patience: float,
     agreed: Agreed,
@@ -218,7 +220,7 @@ async def _offers(
 
     for turn in range(STALL):
         for peer in peers:  # again, because a link may have broken with the question, and rounds go on
-            send(peer, StateAsk())
+            ask(peer)
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await listen()

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 from blake3 import blake3
 from thinwire.swarm.identity import Identity
 
 from .disk import Disk
-from .seal import CHUNK_BYTES, Contents, FileEntry, Hasher, SealError, seal, unseal
+from .seal import CHUNK_BYTES, ChainEntry, Contents, FileEntry, Hasher, SealError, seal, unseal
 from .snapshot import PRIVATE, FragmentState, PrivateState, Snapshot, files, fragment_index, fragment_state
 from .tensorfile import TensorFileError, Tensors, parse, pieces
 
@@ -148,6 +149,12 @@ class CheckpointStore:
             previous=blake3(previous.manifest).hexdigest() if previous else "",
             files=tuple(entries),
             values=values,
+            chains=msgspec.UNSET
+            if snapshot.chains is None
+            else {
+                number: ChainEntry(round, tuple(member.hex() for member in members))
+                for number, (round, members) in snapshot.chains.items()
+            },
         )
         file = self._disk.create(draft / MANIFEST)
         try:
@@ -238,7 +245,13 @@ class CheckpointStore:
                     remarks.append(f"{entry.name}: private state is lost: {_reason(error)}")
         members = tuple(bytes.fromhex(member) for member in body.members)
         run_id, digest = bytes.fromhex(body.run_id), bytes.fromhex(body.digest)
-        return Snapshot(run_id, body.round, digest, members, fragments, private)
+        chains = None
+        if isinstance(body.chains, dict):
+            chains = {
+                number: (one.round, tuple(bytes.fromhex(member) for member in one.members))
+                for number, one in body.chains.items()
+            }
+        return Snapshot(run_id, body.round, digest, members, fragments, private, chains)
 
     def _tensors(self, directory: str, file: FileEntry) -> Tensors:
         path = self._directory / directory / file.name

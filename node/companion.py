@@ -37,6 +37,7 @@ class RoundReport:
     (hexadecimal) of peers that were left out, with reasons. members: ids of the contributors. loss: what was given here, as a
     finite number. bytes_up, bytes_down: what went over this peer's links since the report before. steps, weight: what this
     exchange was about. kept: of the weight, what is not in the round, but still in the model and due with the next.
+    taken: the weight is booked, with or without a commit, and not to be given again.
     """
 
     round: int
@@ -52,6 +53,7 @@ class RoundReport:
     steps: int = 0
     weight: int = 0
     kept: int = 0
+    taken: bool = False
 
 
 class Companion:
@@ -202,7 +204,7 @@ class Companion:
         moved = peer.replica.digest != before and not peer.manifest.asynchronous
         committed = outcome.commit is not None
         adopted = committed or outcome.dropped or moved
-        if committed or adopted:
+        if committed or adopted or outcome.taken:
             self._carried = outcome.kept
         before_up, before_down = self._traffic
         up, down = self._traffic = peer.traffic()
@@ -220,6 +222,7 @@ class Companion:
             steps,
             weight,
             outcome.kept,
+            outcome.taken,
         )
 
     def save_due(self) -> bool:
@@ -232,7 +235,10 @@ class Companion:
         if follows:
             self._background.call(self.peer.rounds.rest())
         try:
-            saved = self._duties.save(private)
+            if self.peer.manifest.chained:  # what is under way changes the state meanwhile, there
+                saved = self._background.call(self._background.work(lambda: self._duties.save(private)))
+            else:
+                saved = self._duties.save(private)
             self.ask(lambda: self._duties.saved(saved))
         finally:
             if follows:

@@ -80,7 +80,7 @@ class Duties:
         if outcome.commit is not None:
             report.round(peer, outcome, loss=loss, seconds=seconds, steps=steps, weight=weight - outcome.kept)
             peer.drop_anchor()
-        else:
+        elif not outcome.taken:
             report.uncommitted(peer)
         return outcome, seconds
 

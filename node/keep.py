@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
-from thinwire.swarm.protocol import Digest
+from thinwire.swarm.protocol import Digest, PeerId
 
 from .checkpoint import CheckpointStore, Saved, SaveOutcome
 from .doors import Doors
@@ -11,6 +13,7 @@ from .fragments import Layout
 from .outer import Replica
 from .presence import Emit
 from .snapshot import FragmentState, PrivateState, Snapshot
+from .tensorfile import Array
 from .waiting import Work
 
 _EXTRA = "(extra)"
@@ -45,25 +48,33 @@ class Keep:
         private = snapshot.private
         if private is None:
             return None
-        own = {name.removeprefix(_OWN): one for name, one in private.tensors.items() if name.startswith(_OWN)}
-        try:
-            await work(lambda: replica.recall(own, layout))
-        except (KeyError, ValueError) as error:
-            self._emit("checkpoint", {"detail": f"what this replica had for itself is lost: {error}"})
+        for number, one, inner in replica.each(layout):
+            mark = _own(one, replica, number)
+            own = {name.removeprefix(mark): each for name, each in private.tensors.items() if name.startswith(mark)}
+            try:
+                await work(partial(one.recall, own, inner))
+            except (KeyError, ValueError) as error:
+                self._emit("checkpoint", {"detail": f"what this replica had for itself is lost: {error}"})
         others = {name: one for name, one in private.tensors.items() if not name.startswith(_OWN)}
         return PrivateState(others, private.values) if others or private.values else None
 
     def save(self, replica: Replica, layout: Layout, private: PrivateState | None) -> SaveOutcome:
         """Write a checkpoint. Blocks for the disk; the replica must not change meanwhile, so in `work` or while that rests."""
-        momentum = layout.split(replica.momentum) if replica.momentum.size else {}
-        if replica.extra.size:
-            momentum[_EXTRA] = replica.extra
-        fragment = FragmentState(layout.split(replica.theta), momentum)
-        own = {f"{_OWN}{name}": tensor for name, tensor in replica.private(layout).items()}
+        fragments, chains, own = dict[int, FragmentState](), {}, dict[str, Array]()
+        for number, one, inner in replica.each(layout):
+            momentum = inner.split(one.momentum) if one.momentum.size else {}
+            if one.extra.size:
+                momentum[_EXTRA] = one.extra
+            fragments[number] = FragmentState(inner.split(one.theta), momentum)
+            own |= {f"{_own(one, replica, number)}{name}": tensor for name, tensor in one.private(inner).items()}
+            if one is not replica:
+                chains[number] = (one.round, one.members)
         if own:
             private = private or PrivateState({}, {})
             private = PrivateState({**private.tensors, **own}, private.values)
-        snapshot = Snapshot(self._run_id, replica.round, replica.digest, replica.members, {0: fragment}, private)
+        snapshot = Snapshot(
+            self._run_id, replica.round, replica.digest, replica.members, fragments, private, chains or None
+        )
         suffix = f"{self._doors.rng.getrandbits(32):08x}"
         saved = self._store.save(snapshot, now=self._doors.wall(), suffix=suffix)
         if isinstance(saved, Saved):
@@ -71,14 +82,32 @@ class Keep:
         return saved
 
 
-def _install(snapshot: Snapshot, replica: Replica, layout: Layout) -> None:
-    fragment = snapshot.fragments[0]
+def _own(one: Replica, whole: Replica, number: int) -> str:
+    return _OWN if one is whole else f"{_OWN}{number}/"
+
+
+def _install(snapshot: Snapshot, whole: Replica, layout: Layout) -> None:
+    """Take up all of a snapshot, or nothing of it."""
+    found = [
+        (one, _state(snapshot.fragments[number], one, inner), _place(snapshot, None if one is whole else number))
+        for number, one, inner in whole.each(layout)
+    ]
+    for one, state, (round, members) in found:
+        one.state[:] = state
+        one.round, one.members = round, members
+        one.seal()
+        one.reset()
+
+
+def _place(snapshot: Snapshot, number: int | None) -> tuple[int, tuple[PeerId, ...]]:
+    """Round and members of a fragment that has its own, or of the whole."""
+    return (snapshot.round, snapshot.members) if number is None else (snapshot.chains or {})[number]
+
+
+def _state(fragment: FragmentState, replica: Replica, layout: Layout) -> Array:
     parts = (fragment.weights, fragment.momentum)[: replica.vectors]
     extra = [np.asarray(fragment.momentum[_EXTRA], np.float32)] if replica.extra.size else []
     state = np.concatenate([*(layout.flat(tensors) for tensors in parts), *extra])
     if state.size != replica.state.size:
         raise ValueError(f"{state.size // len(parts)} parameters, the model has {layout.total}")
-    replica.state[:] = state
-    replica.round, replica.members = snapshot.round, snapshot.members
-    replica.seal()
-    replica.reset()
+    return state

@@ -191,9 +191,9 @@ class Life:
         weight = self._tokens or peer.idle_weight
         outcome, _ = await self._duties.exchange(steps=tail.steps + count, weight=weight, loss=loss)
         moved = peer.replica.digest != before and not peer.manifest.asynchronous  # there it may be by rounds of others
-        if outcome.commit is not None or outcome.dropped or moved:
+        if outcome.commit is not None or outcome.dropped or outcome.taken or moved:
             self._tokens = min(self._tokens, outcome.kept)  # what the others went into is done with, or gone
-            if outcome.commit is None:
+            if outcome.commit is None and not outcome.taken:
                 self._tail = NOTHING
         self._tokens += self._tail.tokens
         return outcome.commit is not None

@@ -17,6 +17,9 @@ from thinwire.compression import registry
 from thinwire.swarm.manifest import SUITS, Manifest, ManifestError
 
 from .buffered import BufferedReplica, BufferedRounds
+from .chainrounds import ChainedRounds
+from .chains import ChainedReplica, layout_of_part
+from .chainsession import ChainedSession
 from .co2 import Co2Replica, Co2Rounds
 from .delayed import DelayedReplica
 from .eager import EagerReplica, EagerRounds
@@ -39,7 +42,7 @@ from .streaming import StreamingReplica, StreamingRounds
 class Method:
     """The parts of one method."""
 
-    replica: type[Replica]
+    replica: type[Any]
     session: Callable[..., Any]
     rounds: Callable[..., Any]
     codec: Callable[[Manifest, Layout], Any]
@@ -74,6 +77,12 @@ def _part(manifest: Manifest, layout: Layout, codec: Any) -> Grid:
     return grid(max(part.size for part in parts_of(layout, manifest.outer.fragments)), codec)
 
 
+def _sparse_part(manifest: Manifest, layout: Layout, codec: SparseCodec) -> Grid:
+    count = manifest.outer.fragments
+    inner = [layout_of_part(layout, part, at, count) for at, part in enumerate(parts_of(layout, count))]
+    return pieces(max(SparseCodec(codec.codec, chunks_of(one, codec.codec.chunk)).bound for one in inner))
+
+
 _LOWER_K = "lower k in exchange.codec: fewer values are sent"
 
 METHODS: Mapping[str, Method] = {
@@ -106,10 +115,21 @@ METHODS: Mapping[str, Method] = {
 }
 """Name -> its parts."""
 
+DENSE_CHAINS = Method(ChainedReplica, ChainedSession, ChainedRounds, _dense, _part, METHODS["streaming"].smaller)
+SPARSE_CHAINS = Method(ChainedReplica, ChainedSession, ChainedRounds, _sparse, _sparse_part, _LOWER_K)
+"""Streaming with a chain of rounds for each part."""
+
+
+def method_of(manifest: Manifest) -> Method:
+    """The parts of a manifest's method."""
+    if manifest.chained:
+        return SPARSE_CHAINS if manifest.sparse else DENSE_CHAINS
+    return METHODS[manifest.outer.method]
+
 
 def fitted(manifest: Manifest, layout: Layout) -> tuple[Any, Grid]:
     """The codec of a run whose model has this layout, and the cut of what it sends. Raises ManifestError for one too large."""
-    method = METHODS[manifest.outer.method]
+    method = method_of(manifest)
     try:
         codec = method.codec(manifest, layout)
         return codec, method.cut(manifest, layout, codec)

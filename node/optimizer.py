@@ -68,7 +68,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
 
     def _book(self, report: RoundReport) -> None:
         """Without a commit the local progress stays in the model and goes out with that of the next H steps."""
-        if report.committed:
+        if report.committed or report.taken:
             self._weight -= self._sent - report.kept
         elif report.adopted:
             self._steps = self._weight = 0

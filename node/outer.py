@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, Self
 import blake3
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
 from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
@@ -120,6 +121,14 @@ class Replica:
 
     def recall(self, tensors: Tensors, layout: Layout) -> None:
         """Take up what `private` gave. Raises KeyError or ValueError, with nothing changed, when it does not fit."""
+
+    def each(self, layout: Layout) -> Iterator[tuple[int, Replica, Layout]]:
+        """What is kept on its own: fragment number, outer state, and its part of the model's layout."""
+        yield 0, self, layout
+
+    def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
+        """What to tell of a committed round that has been applied: its number, and what members and digest it has left."""
+        return self.round, self.members, self.digest
 
     def reset(self) -> None:
         """The state is another one: forget what only this replica has and what belongs to the old one."""

@@ -29,7 +29,7 @@ from .keep import Keep
 from .knock import NoSwarm, Refused, knock
 from .ledger import Lease
 from .memory import AnchorFile, replace_file
-from .methods import METHODS, check_codec, fitted
+from .methods import check_codec, fitted, method_of
 from .outer import Read, Replica, Write
 from .power import FRESH, steps_by_power
 from .presence import Emit, Presence
@@ -201,7 +201,7 @@ class Peer:
         `theta` are the first parameters, the same on every peer (they follow from the manifest's seed). Raises
         ManifestMismatch when the model here is not the swarm's, ManifestError when it is too large for what the manifest says.
         """
-        method = METHODS[self.manifest.outer.method]
+        method = method_of(self.manifest)
         codec, cut = fitted(self.manifest, layout)
         self.layout = layout
         members = () if joins else (self.identity.peer_id,)

@@ -66,7 +66,8 @@ class Reporter:
         self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int, weight: int
     ) -> None:
         """Book a round that was committed after `seconds`, and say its line. `weight`: tokens or samples of our `steps`."""
-        replica, roster, missing = peer.replica, peer.session.roster, outcome.missing
+        roster, missing = peer.session.roster, outcome.missing
+        number, members, digest = peer.replica.after(outcome)
         contributors, loss = len(outcome.contributors), math.nan if loss is None else loss
         up, down = peer.traffic()
         group = max(2, contributors)
@@ -77,11 +78,11 @@ class Reporter:
         factor = self.fp32_bytes / up if up else 0.0
         self._away = dict(missing)
         fields = {
-            "round": replica.round,
+            "round": number,
             "loss": loss,
             "peers": len(roster.view),
             "contributors": contributors,
-            "members": [short(member) for member in replica.members],
+            "members": [short(member) for member in members],
             "missing": {short(absent): reason for absent, reason in missing.items()},
             "bytes_up": up,
             "bytes_down": down,
@@ -91,14 +92,14 @@ class Reporter:
             "tokens": weight,
             "steps": steps,
             "strays": peer.session.strays,
-            "digest": replica.digest.hex(),
+            "digest": digest.hex(),
         }
         self._write("round", fields)
         absent = "".join(f" · {short(who)} out ({reason})" for who, reason in missing.items())
         shown = f"{loss:.3f}" if math.isfinite(loss) else "-"
         self._say(
             WARNING if missing else INFO,
-            f"round {replica.round} · loss {shown} · {contributors}/{len(roster.view)} peers · "
+            f"round {number} · loss {shown} · {contributors}/{len(roster.view)} peers · "
             f"up {bytes_text(up)} (×{factor:.0f}) · sync {seconds:.1f} s · {count_text(self.speed)} tok/s{absent}",
         )
 

@@ -76,10 +76,18 @@ class Hasher:
         return FileEntry(name, self._nbytes, self._whole.hexdigest(), tuple(self._chunks))
 
 
+class ChainEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Last round of a fragment that has rounds of its own, and who took part in it."""
+
+    round: Annotated[int, Meta(ge=0)]
+    members: tuple[_Hex, ...]
+
+
 class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is signed. `serial` counts this store's checkpoints, `written` is wall time in seconds since 1970.
 
     `previous` is the blake3 of the manifest before this one, "" for the first; hashes and ids are hexadecimal.
+    `chains`: by fragment number, where fragments have rounds of their own.
     """
 
     format: int = FORMAT
@@ -92,6 +100,7 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     previous: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
     files: tuple[FileEntry, ...]
     values: dict[str, Value]
+    chains: dict[int, ChainEntry] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

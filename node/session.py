@@ -13,6 +13,7 @@ from typing import Any
 import blake3
 import msgspec
 import numpy as np
+from thinwire.collectives.bandwidth import Bandwidth
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.gather import room
 from thinwire.collectives.outcome import Outcome
@@ -46,6 +47,8 @@ from thinwire.swarm.protocol import (
 class Session:
     """See the module. The presence's handler; call `advance` after the replica has applied a commit.
 
+    The rounds are those of one `fragment`; `bandwidth`: what sessions of other fragments know of our link, too.
+
     `probation`: rounds without a vote, for a process that restarted and may have voted in the round in progress.
     `patience`: seconds without progress before somebody acts; adapts to what rounds take.
     """
@@ -64,9 +67,11 @@ class Session:
         emit: Emit,
         probation: int = 0,
         patience: float = 2.0,
+        fragment: int = 0,
+        bandwidth: Bandwidth | None = None,
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
-        self.me = identity.peer_id
+        self.me, self.fragment = identity.peer_id, fragment
         self.presence, self.roster, self.live = presence, presence.roster, presence.live
         self.replica, self.codec, self._grid = replica, codec, grid
         self._series = Series(
@@ -84,6 +89,7 @@ class Session:
             moved=presence.transport.totals if manifest.exchange.shards == "bandwidth" else None,
             topology=manifest.exchange.topology,
             site=presence.site,
+            bandwidth=bandwidth,
         )
         if manifest.exchange.sick == "isolate" and presence.watch is not None:
             self._series.sick = presence.watch.slow
@@ -102,7 +108,7 @@ class Session:
         self._now, self._emit, self._probation = now, emit, probation
         self._outbox = presence.outbox
         entered = probation == 0 and self.me in replica.members
-        self._states = StateServer(replica, presence.outbox, now, entered=entered)
+        self._states = StateServer(replica, presence.outbox, now, entered=entered, fragment=fragment)
         self._ahead = Ahead(now)
         self._gone: dict[PeerId, int] = {}
         # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
@@ -205,15 +211,19 @@ class Session:
         self._gone = {peer: number for peer, number in self._gone.items() if peer in lost and number == done.round}
         self.behind.clear()
         self.current = self._next_round(attempt)
-        self._outbox.begin(self.current.round)
+        self._outbox.begin(self.current.round, self.fragment)
         for peer in self._ahead.begin(self.current.round):
-            self._outbox.control(peer, Ask(self.current.round, 0))
+            self._outbox.control(peer, Ask(self.current.round, self.fragment))
         for peer, frame in self._stash.take():
             self.routed(peer, frame)
-        self.roster.progress = self.replica.round
+        self.advanced()
         self._states.resume()
         if self.me not in self.replica.members or self.manifest.asynchronous:
             self.take_part()
+
+    def advanced(self) -> None:
+        """Tell the others how far we are."""
+        self.roster.progress = self.replica.round
 
     def take_part(self) -> None:
         """Become a member of the next round without contributing to it (unless a contribution follows in time)."""
@@ -223,7 +233,7 @@ class Session:
         exchange = self.manifest.exchange
         terms = Terms(
             self.replica.round + 1,
-            0,
+            self.fragment,
             self.replica.members,
             self.replica.digest,
             self._plan,
@@ -312,7 +322,7 @@ class Session:
             self.strays += number > current + 1
             lacking = frame.signature and self.current.agreement.commit is None
             if lacking and self._ahead.seen(peer, number, self.patience):
-                self._outbox.control(peer, Ask(current, 0))
+                self._outbox.control(peer, Ask(current, self.fragment))
 
     def _route_past(self, peer: PeerId, frame: Frame, number: int) -> None:
         past = self._history.get(number)
@@ -326,7 +336,7 @@ class Session:
             if verdict is not None and isinstance(frame.message, (Ready, Ask, Prepare)):
                 self._outbox.control(peer, verdict)
             if frame.signature:
-                self._outbox.control(peer, Behind(self.replica.round))
+                self._outbox.control(peer, Behind(self.replica.round, self.fragment))
 
     def _look_ahead(self) -> None:
         """Fetch the state when the swarm has gone on without us so far that nobody helps us to follow."""
@@ -338,7 +348,7 @@ class Session:
         others = others or sorted(self.live)
         if self._ahead.inquire(self.replica.round, others, fly.moved, self.patience):
             for peer in others:
-                self._outbox.control(peer, Ask(fly.round, 0))
+                self._outbox.control(peer, Ask(fly.round, self.fragment))
         patience = self.patience
         if fly.agreement.commit is not None:
             # Only its results are lacking: they are not waited for for ever, and hardly where nobody has them any more.

@@ -33,7 +33,9 @@ class PrivateState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state after `round`. `digest` is the state digest (32 bytes), `members` the participants of that round."""
+    """The state after `round`. `digest` is the state digest (32 bytes), `members` the participants of that round.
+    `chains`: of each fragment, where these have rounds of their own, the last one and its participants.
+    """
 
     run_id: bytes
     round: int
@@ -41,6 +43,7 @@ class Snapshot:
     members: tuple[PeerId, ...]
     fragments: Mapping[int, FragmentState]
     private: PrivateState | None
+    chains: Mapping[int, tuple[int, tuple[PeerId, ...]]] | None = None
 
 
 def files(snapshot: Snapshot) -> Iterator[tuple[str, Tensors]]:

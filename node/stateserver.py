@@ -39,10 +39,12 @@ class StateServer:
     Until `resume` says that this peer is part of the swarm (`entered`), it is no source: it answers that it has nothing.
     """
 
-    def __init__(self, replica: Replica, outbox: Outbox, now: Callable[[], float], *, entered: bool) -> None:
+    def __init__(
+        self, replica: Replica, outbox: Outbox, now: Callable[[], float], *, entered: bool, fragment: int = 0
+    ) -> None:
         self.entered = entered
         """Whether this peer is part of the swarm."""
-        self._replica, self._outbox, self._now = replica, outbox, now
+        self._replica, self._outbox, self._now, self._fragment = replica, outbox, now, fragment
         self._snapshot: _Snapshot | None = None
         self._older: _Snapshot | None = None
         self._waiting: set[PeerId] = set()
@@ -132,6 +134,7 @@ class StateServer:
                 newer_than=newer_than,
                 believed=believed,
                 partial=self._partial,
+                fragment=self._fragment,
             )
         finally:
             self._mail = None
@@ -141,7 +144,9 @@ class StateServer:
         if self._outbox.later(peer) > 2 * IN_FLIGHT:
             return  # it has not even read what it asked for before
         if not self.entered:
-            nothing = StateOffer(replica.round, replica.digest, replica.layout, replica.state.nbytes, ())
+            nothing = StateOffer(
+                replica.round, replica.digest, replica.layout, replica.state.nbytes, (), self._fragment
+            )
             self._outbox.bulk(peer, Frame(nothing), later=True)
             return
         if self._held:
@@ -152,7 +157,9 @@ class StateServer:
             idle = self._older is None or self._older.served is None
             self._older = snapshot if idle and snapshot is not None and snapshot.readers else self._older
             raw = replica.state.view(np.uint8).data.toreadonly()
-            offer = StateOffer(replica.round, replica.digest, replica.layout, raw.nbytes, replica.members)
+            offer = StateOffer(
+                replica.round, replica.digest, replica.layout, raw.nbytes, replica.members, self._fragment
+            )
             snapshot = self._snapshot = _Snapshot(offer, tuple(replica.hashes), raw, self._now())
         snapshot.used = self._now()
         snapshot.readers.add(peer)
@@ -170,4 +177,4 @@ class StateServer:
                 snapshot.used = snapshot.served = self._now()
                 snapshot.readers.add(peer)
                 break
-        self._outbox.bulk(peer, Frame(StateChunk(message.round, message.index), payload), later=True)
+        self._outbox.bulk(peer, Frame(StateChunk(message.round, message.index, self._fragment), payload), later=True)

@@ -71,14 +71,15 @@ def _stub_layout(parameters: int) -> Layout:
 class Observed:
     """What oracles want to know of a learner.
 
-    `firsts`: the first parameter of each part that contributions are about. `on_encode`: called with all parameters, which it
-    may not keep, whenever they are read for a contribution, and with the tokens of the steps that may have gone into it: those
-    made since this part was last set, or with `overlaps` since it was read for what set it. `draws`: the samples of the steps
-    since all parameters were set, where these are known.
+    `firsts`: the first parameter of each part that contributions are about; `reading`: the last of them that was read.
+    `on_encode`: called with all parameters, which it may not keep, whenever they are read for a contribution, and with the
+    tokens of the steps that may have gone into it: those made since this part was last set, or with `overlaps` since it was
+    read for what set it. `draws`: the samples of the steps since all parameters were set, where these are known.
     """
 
     def __init__(self) -> None:
         self.firsts: tuple[int, ...] = (0,)
+        self.reading = 0
         self.overlaps = False
         self.on_encode: Callable[[Floats, int], None] = lambda theta, trained: None
         self.draws: list[tuple[int, int, int]] | None = None
@@ -88,6 +89,7 @@ class Observed:
 
     def _reading(self, start: int, theta: Callable[[], Floats]) -> None:
         if start in self.firsts:
+            self.reading = start
             self.on_encode(theta(), self._tokens - self._since.get(start, 0))
             self._read_at[start] = self._tokens
 

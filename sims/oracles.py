@@ -94,10 +94,10 @@ class Oracles:
     def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
         self._manifest, self._honest, self._tell = manifest, honest, tell
         method = manifest.outer.method
-        self._vectors = METHODS[method].replica.vectors
+        self._vectors = 1 if manifest.sparse else METHODS[method].replica.vectors
         # What a replica sends of its own memory nobody else can compute; that all compute the same of it is "agreement".
         self._single = method != "powersgd"
-        self._known = method in ("diloco", "muloco", "merge", "noloco", "streaming")
+        self._known = method in ("diloco", "muloco", "merge", "noloco", "streaming") and not manifest.sparse
         self.samples = Samples(tell) if manifest.data.once else None
         self.parts: tuple[Part, ...] = ()
         """What rounds are about in turn; none: the whole model."""

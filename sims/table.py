@@ -42,7 +42,8 @@ class Seat:
 
     @property
     def grid(self) -> Grid:
-        return self.replica.cut(self._grid)
+        cut: Grid = self.replica.cut(self._grid)
+        return cut
 
     async def average(self, source: Sequence[Buffer], *, weight: int, **told: Any) -> Outcome:
         """What all announce, averaged."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from thinwire.collectives.outbox import LONGEST
 from thinwire.node.duties import DuplicateKey
 from thinwire.node.peer import Refused
+from thinwire.sims.lineages import Lineages
 from thinwire.sims.link import CONTROL_WINDOW
 from thinwire.sims.machine import Machine, Process
 from thinwire.sims.network import EPOCH
@@ -41,7 +42,7 @@ class Vitals:
         self,
         machines: Sequence[Machine],
         honest: Iterable[int],
-        oracles: Oracles,
+        oracles: Oracles | Lineages,
         tell: Tell,
         *,
         preset: Preset,

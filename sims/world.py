@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from thinwire.collectives.outcome import Outcome
 from thinwire.compression.codec import Floats
+from thinwire.node.chainsession import ChainedSession
 from thinwire.node.outer import Replica
 from thinwire.node.parts import parts_of
 from thinwire.sims import clock, liars
 from thinwire.sims.compute import CORPUS, StubLearner, TorchLearner
 from thinwire.sims.faults import Fault, draw
 from thinwire.sims.journal import WORLD, Journal, PeerSample, Watch, fault_fields
+from thinwire.sims.lineages import Lineages
 from thinwire.sims.link import Gateway
 from thinwire.sims.machine import Machine
 from thinwire.sims.misfortune import PRIVATE, Misfortune
@@ -144,13 +146,15 @@ class SimWorld:
         indices |= {machine.identity.peer_id: machine.index for machine in self.machines}
         lying = {fault.peers[0] for fault in scenario.faults if fault.kind == "liar"}
         honest = [m.index for m in self.machines if not m.spec.liar and m.index not in lying]
-        self.oracles = Oracles(self.manifest, {self.machines[i].identity.peer_id: i for i in honest}, self.tell)
+        ids = {self.machines[i].identity.peer_id: i for i in honest}
+        self.oracles = Oracles(self.manifest, ids, self.tell)
+        self.lineages = Lineages(self.manifest, ids, self.tell) if self.manifest.chained else None
         self._honest = set(honest)
         slowest = max(spec.step_seconds for spec in scenario.peers) * self.manifest.outer.steps
         self.vitals = Vitals(
             self.machines,
             honest,
-            self.oracles,
+            self.lineages or self.oracles,
             self.tell,
             preset=preset,
             # Whom the news has passed by learns it when next it exchanges whole tables.
@@ -261,8 +265,9 @@ class SimWorld:
             learner = StubLearner(manifest, self.scenario.parameters, machine.index, spec.step_seconds)
         learner.overlaps = manifest.overlap > 0
         if manifest.outer.method == "streaming":
-            self.oracles.parts = parts_of(learner.layout, manifest.outer.fragments)
-            learner.firsts = tuple(part.spans[0][0] for part in self.oracles.parts)
+            parts = parts_of(learner.layout, manifest.outer.fragments)
+            self.oracles.parts = parts
+            learner.firsts = tuple(part.spans[0][0] for part in parts)
         learner.on_encode = lambda theta, trained: self._encoded(machine, learner, theta, trained)
         return learner
 
@@ -274,16 +279,23 @@ class SimWorld:
     def _encoded(self, machine: Machine, learner: StubLearner | TorchLearner, theta: Any, trained: int) -> None:
         process = machine.process
         if process is not None and process.ready and process.learner is learner:
-            session = process.peer.session
+            session, oracles, whole = process.peer.session, self.oracles, _chained(process.peer.session)
+            if self.lineages is not None and whole is not None:
+                number = learner.firsts.index(learner.reading)
+                session, oracles = whole.links[number], self.lineages.each[number]
+                theta = whole.replica.chains[number].part.take(theta)
             round, attempt = session.replica.round + 1, session.current.attempt + 1
-            self.oracles.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
+            oracles.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
 
     def event(self, machine: Machine, kind: str, fields: Mapping[str, Any]) -> None:
         """A peer's own event."""
         now = self.loop.time()
         if kind in ("ready", "synced") and machine.process is not None:
-            replica = machine.process.peer.replica
-            self.oracles.installed(machine.index, replica.round, replica.digest, _trained(replica))
+            replica, whole = machine.process.peer.replica, _chained(machine.process.peer.session)
+            if self.lineages is not None and whole is not None:
+                self.lineages.installed(machine.index, whole.replica, fields.get("fragment"))
+            else:
+                self.oracles.installed(machine.index, replica.round, replica.digest, _trained(replica))
             if kind == "ready" and machine.lie:
                 liars.corrupt(machine.process, machine.lie)
             if kind == "ready":
@@ -299,7 +311,10 @@ class SimWorld:
             return
         replica = machine.process.peer.replica
         self.loop.record(b"round", machine.identity.peer_id, replica.digest)
-        if machine.index in self._honest:
+        whole = _chained(machine.process.peer.session)
+        if machine.index in self._honest and self.lineages is not None and whole is not None:
+            self.lineages.committed(machine.index, whole.replica, outcome)
+        elif machine.index in self._honest:
             self.oracles.committed(machine.index, replica.round, replica.digest, _trained(replica), outcome)
 
     def booted(self, machine: Machine) -> None:
@@ -310,10 +325,14 @@ class SimWorld:
         """A process is no more."""
         now = self.loop.time()
         self.journal.event(now, machine.index, "down", {"reason": reason})
-        self.oracles.ended(machine.index)
+        (self.lineages or self.oracles).ended(machine.index)
         self._changed([machine.index])
         if failure is not None and machine.index in self._honest and not self.vitals.excuses(machine, failure, now):
             self.tell("crash", machine.index, _told(failure))
+
+
+def _chained(session: object) -> ChainedSession | None:
+    return session if isinstance(session, ChainedSession) else None
 
 
 def _trained(replica: Replica) -> Floats:

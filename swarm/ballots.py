@@ -184,6 +184,7 @@ class Behind(Message, frozen=True):
     """Answer to a message of an old round: the sender has committed `round`; fetch the state."""
 
     round: U32
+    fragment: U16 = 0
 
 
 class Decline(Message, frozen=True):

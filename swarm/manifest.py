@@ -32,6 +32,7 @@ from .settings import (
     ONLY_MUON,
     OUTER,
     RUN,
+    SPARSE_STREAMING,
     UNBOOKED,
     Data,
     Exchange,
@@ -130,10 +131,25 @@ class Manifest(Table, frozen=True):
 
     @property
     def overlap(self) -> int:
-        """Of these, how many a peer makes while the exchange is under way."""
+        """Of these, how many a peer makes while the exchange is under way; with a lag, in the last of those turns."""
         if self.outer.method in ("eager", "co2"):
             return self.outer.steps
-        return self.outer.overlap if self.outer.method == "streaming" else 0
+        return self.outer.overlap - self.lag * self.pace if self.outer.method == "streaming" else 0
+
+    @property
+    def lag(self) -> int:
+        """Turns of other parts that a part is under way before it is waited for."""
+        return max(0, self.outer.overlap - 1) // self.pace if self.outer.method == "streaming" else 0
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a small part of each pseudo-gradient is sent, to everybody."""
+        return self.exchange.codec.startswith("topk")
+
+    @property
+    def chained(self) -> bool:
+        """Whether each part of the model has rounds of its own: where several are under way, or send a small part."""
+        return self.outer.method == "streaming" and (self.lag > 0 or self.sparse)
 
     @property
     def asynchronous(self) -> bool:
@@ -193,6 +209,9 @@ def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
         values[key] = Outer(**_with_method(fields, name)) if key == "outer" else tables[key](**fields)
     manifest = Manifest(**values)
     method = manifest.outer.method
+    if method == "streaming" and manifest.sparse:
+        manifest = _with_usual(manifest, "outer", SPARSE_STREAMING, document)
+        manifest = _with_usual(manifest, "exchange", {"collective": "gather"}, document)
     for section, usual in (("run", RUN), ("data", DATA), ("inner", INNER), ("exchange", EXCHANGE)):
         manifest = _with_usual(manifest, section, usual.get(method, {}), document)
     if manifest.inner.optimizer == "muon":
@@ -282,11 +301,15 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
                 f"outer.steps {outer.steps} is not a multiple of outer.fragments {outer.fragments}",
                 "parts take turns after equal numbers of steps: change one of the two",
             )
-        elif outer.overlap > manifest.pace:
+        elif outer.overlap > outer.steps:
             yield (
-                f"outer.overlap {outer.overlap} is more than the {manifest.pace} steps between two rounds: "
-                "only one part is under way at a time",
-                "lower outer.overlap or outer.fragments, or raise outer.steps",
+                f"outer.overlap {outer.overlap} is more than the {outer.steps} steps between two rounds of one part",
+                "lower outer.overlap, or raise outer.steps",
+            )
+        if manifest.sparse and (outer.alpha or outer.momentum or outer.nesterov):
+            yield (
+                "with a codec that sends a small part, what is not sent takes the place of momentum and of what would stay",
+                "remove outer.alpha, outer.momentum and outer.nesterov",
             )
     if outer.method == "demo" and (inner.optimizer != "sgd" or inner.betas[0] or inner.weight_decay):
         yield (
@@ -301,7 +324,9 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if not outer.late and outer.late_lr != Outer().late_lr:
         yield "outer.late_lr says nothing without outer.late", "remove the key, or set the round from which it counts"
     yield from _unbookable(manifest)
-    if manifest.exchange.aggregation != "mean" and (outer.method == "noloco" or CODECS[outer.method] != DENSE):
+    if manifest.exchange.aggregation != "mean" and (
+        outer.method == "noloco" or manifest.exchange.codec.split("(")[0] not in DENSE
+    ):
         yield (
             f"exchange.aggregation {manifest.exchange.aggregation!r} is not for the method {outer.method!r}",
             "remove it",
@@ -376,7 +401,7 @@ def _wrong_codec(manifest: Manifest) -> Iterator[tuple[str, str]]:
             + ("a round has two peers" if method == "noloco" else "every payload goes to everybody"),
             "remove the key",
         )
-    wanted = EXCHANGE.get(method, {}).get("collective", "butterfly")
+    wanted = "gather" if manifest.sparse else EXCHANGE.get(method, {}).get("collective", "butterfly")
     if manifest.exchange.collective != wanted:
         yield (
             f"exchange.collective is {manifest.exchange.collective!r}, but {method} needs {wanted!r}",

@@ -154,7 +154,8 @@ class Outer(Table, frozen=True):
     fragments: of streaming alone, parts that the model is exchanged in, by layers; steps is a multiple of it. More lowers the
         peak of the traffic.
     overlap: of streaming alone, inner steps that a peer makes while a part is under way, before it waits for the result; at
-        most steps / fragments. Raise it until nobody waits; 5 and less cost next to nothing.
+        most `steps`. With more than steps / fragments several parts are under way. Raise it until nobody waits; 5 and less
+        cost next to nothing.
     alpha: of streaming alone, which part of the local parameters stays when the result comes. 0 suits an overlap of 0.
     clip: of co2 alone, the largest element of its momentum, in units of a parameter; 0 = not clipped.
     staleness: of buffered-async and delayed-nesterov, whole steps that may have passed since a contribution was begun, of
@@ -219,6 +220,9 @@ MERGE: dict[str, float | bool] = {"steps": 1000, "lr": 1.0, "momentum": 0.0, "ne
 STREAMING: dict[str, float | bool] = {"steps": 30, "lr": 0.4}
 """Defaults of [outer] that the method "streaming" changes: the values of its paper."""
 
+SPARSE_STREAMING: dict[str, float | bool] = {"lr": 1.0, "momentum": 0.0, "nesterov": False, "alpha": 0.0}
+"""Defaults of [outer] that "streaming" changes once more where a small part is sent."""
+
 EAGER: dict[str, float | bool] = {"steps": 30, "lr": 0.2}
 """Defaults of [outer] that the method "eager" changes."""
 
@@ -278,7 +282,7 @@ CODECS = {
     "demo": ("demo",),
     "powersgd": ("powersgd",),
     "merge": DENSE,
-    "streaming": DENSE,
+    "streaming": (*DENSE, "topk"),
     "eager": DENSE,
     "co2": DENSE,
     "buffered-async": DENSE,
@@ -333,7 +337,8 @@ class Exchange(Table, frozen=True):
     """[exchange]: how pseudo-gradients travel and when a round counts.
 
     codec: "int8(block=256)", a quarter of the bytes; "int4(block=256)", an eighth; or "fp32", exact, for fast networks and
-        tests. sparseloco: "topk(k=64,chunk=4096)|2bit|rice", one value of 64. demo: "demo(k=32,chunk=4096)|2bit|rice".
+        tests. sparseloco, and streaming where told: "topk(k=64,chunk=4096)|2bit|rice", one value of 64. demo:
+        "demo(k=32,chunk=4096)|2bit|rice".
     collective: "butterfly", every peer owns a part of every round; or "gather", every payload goes to everybody, which only
         payloads as small as those of sparseloco are worth. The method decides.
     topology: how the data of a butterfly goes. "butterfly": every contribution straight to the owners of its parts; or "ring":

@@ -82,7 +82,9 @@ class Fetch(Message, frozen=True):
 
 
 class StateAsk(Message, frozen=True):
-    """Ask for an offer of the state after the last committed round."""
+    """Ask for an offer of the state of one fragment after its last committed round."""
+
+    fragment: U16 = 0
 
 
 class StateOffer(Message, frozen=True):
@@ -101,6 +103,7 @@ class StateOffer(Message, frozen=True):
     layout: Digest
     nbytes: U53
     members: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
+    fragment: U16 = 0
 
 
 class StateFetch(Message, frozen=True):
@@ -108,6 +111,7 @@ class StateFetch(Message, frozen=True):
 
     round: U32
     index: U32
+    fragment: U16 = 0
 
 
 class StateChunk(Message, frozen=True):
@@ -119,3 +123,4 @@ class StateChunk(Message, frozen=True):
 
     round: U32
     index: U32
+    fragment: U16 = 0

@@ -181,7 +181,7 @@ def test_after_the_last_round_the_model_is_what_all_have():
     ("text", "found"),
     [
         ("steps = 10", "outer.steps 10 is not a multiple of outer.fragments 3"),
-        ("steps = 12\noverlap = 5", "outer.overlap 5 is more than the 4 steps between two rounds"),
+        ("steps = 12\noverlap = 13", "outer.overlap 13 is more than the 12 steps between two rounds of one part"),
         ("alpha = 1.0", "outer.alpha"),
     ],
 )

@@ -1,0 +1,187 @@
+"""A model whose fragments move each for itself: a chain of rounds has a replica, members, a digest and votes of its own.
+
+Fragment p of P is a part of the model (see `parts`). Chains take turns: turn n, counted from 0, is round n // P + 1 of fragment
+n mod P, so that several are under way while training goes on, and who holds only some fragments has part in their chains only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import blake3
+import numpy as np
+from thinwire.collectives.gather import pieces
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.shards import Grid, grid
+from thinwire.compression.codec import Floats
+from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.protocol import Digest, PeerId
+
+from .fragments import Layout, Piece
+from .outer import Read, Replica, Write
+from .parts import Part, parts_of
+from .sparse import SparseCodec, SparseReplica, chunks_of
+
+
+def layout_of_part(layout: Layout, part: Part, number: int, count: int) -> Layout:
+    """The layout of one of `count` parts: its parameters, in order; what is cut off a parameter is flat and named by its range.
+
+    Where there is but one part it is the model's own.
+    """
+    if count == 1:
+        return layout
+    found, at = [], 0
+    for start, stop in part.spans:
+        for piece in layout.pieces:
+            low, high = max(start, piece.start), min(stop, piece.stop)
+            if low >= high:
+                continue
+            whole = (low, high) == (piece.start, piece.stop)
+            name = piece.name if whole else f"{piece.name}[{low - piece.start}:{high - piece.start}]"
+            shape = piece.shape if whole else (high - low,)
+            found.append(Piece(name, shape, piece.dtype, at, at + high - low))
+            at += high - low
+    digest = blake3.blake3(b"thinwire/part/1\0" + layout.digest + number.to_bytes(2, "big") + count.to_bytes(2, "big"))
+    return Layout(tuple(found), at, digest.digest())
+
+
+def turn_of(number: int, round: int, count: int) -> int:
+    """The turn in which a fragment of `count` has its round after `round`."""
+    return round * count + number
+
+
+def rounds_of(number: int, turns: int, count: int) -> int:
+    """How many of the first `turns` turns are a fragment's."""
+    return max(0, (turns - number + count - 1) // count)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One fragment that is held here: where it is in the model, and its outer state with the codec and grid of its rounds."""
+
+    number: int
+    part: Part
+    layout: Layout
+    replica: Replica
+    codec: Any
+    grid: Grid
+
+    def reader(self, read: Read) -> Read:
+        """Reads elements of the part, where `read` does the model's."""
+
+        def within(start: int, stop: int, out: Floats) -> None:
+            at = 0
+            for low, high in self.part.within(start, stop):
+                read(low, high, out[at : at + high - low])
+                at += high - low
+
+        return within
+
+    def writer(self, write: Write) -> Write:
+        """Sets elements of the part, where `write` does the model's."""
+
+        def within(theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+            at = 0
+            for low, high in self.part.within(start, start + theta.size):
+                write(theta[at : at + high - low], low, keep)
+                at += high - low
+
+        return within
+
+
+class ChainedReplica:
+    """The chains of one peer: what `Replica` is where a round is about the whole model. Made by `begin`.
+
+    `chains`: by fragment number, those that are held; `count`: fragments of the model.
+    """
+
+    alike: ClassVar[bool] = True
+    ledger: ClassVar[None] = None
+
+    def __init__(self, layout: Layout, chains: Mapping[int, Chain], count: int, theta: Floats) -> None:
+        self.layout, self.size = layout.digest, layout.total
+        self.chains, self.count = chains, count
+        self._first = theta
+
+    @classmethod
+    def begin(
+        cls,
+        manifest: Manifest,
+        layout: Layout,
+        codec: Any,
+        theta: Floats,
+        members: Sequence[PeerId],
+        held: Collection[int] | None = None,
+    ) -> Self:
+        """See Replica. `held`: numbers of the fragments that this peer holds; None: all."""
+        count = manifest.outer.fragments
+        parts, chains = parts_of(layout, count), {}
+        for number in range(count) if held is None else sorted(held):
+            part = parts[number]
+            inner = layout_of_part(layout, part, number, count)
+            kind, own, cut = Replica, codec, grid(part.size, codec) if not manifest.sparse else None
+            if cut is None:
+                kind, own = SparseReplica, SparseCodec(codec.codec, chunks_of(inner, codec.codec.chunk))
+                cut = pieces(own.bound)
+            replica = kind.begin(manifest, inner, own, part.take(theta), members)
+            chains[number] = Chain(number, part, inner, replica, own, cut)
+        return cls(layout, chains, count, theta.copy())
+
+    @property
+    def round(self) -> int:
+        """Turns that are over, as far as they are of fragments held here: no earlier one is missing."""
+        rounds = {number: chain.replica.round for number, chain in self.chains.items()}
+        return min(turn_of(number, one, self.count) for number, one in rounds.items()) if any(rounds.values()) else 0
+
+    @property
+    def digest(self) -> Digest:
+        """Names the state of all fragments that are held."""
+        hasher = blake3.blake3(b"thinwire/chains/1\0")
+        for number, chain in self.chains.items():
+            hasher.update(number.to_bytes(2, "big") + chain.replica.digest)
+        return hasher.digest()
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """Who took part in the last round of any fragment that is held."""
+        return tuple(sorted({peer for chain in self.chains.values() for peer in chain.replica.members}))
+
+    @members.setter
+    def members(self, members: Sequence[PeerId]) -> None:
+        for chain in self.chains.values():
+            chain.replica.members = tuple(sorted(members))
+
+    @property
+    def theta(self) -> Floats:
+        """A copy of the outer parameters; of fragments that are not held, what they were at first."""
+        theta = self._first.copy()
+        for chain in self.chains.values():
+            chain.part.put(theta, chain.replica.theta)
+        return theta
+
+    def seal(self) -> None:
+        """See Replica."""
+        for chain in self.chains.values():
+            chain.replica.seal()
+
+    def keep_ledger(self, manifest: Manifest) -> None:
+        """Several fragments under way keep no book of the data; the manifest sees to that."""
+
+    def each(self, layout: Layout) -> Iterator[tuple[int, Replica, Layout]]:
+        """See Replica."""
+        for number, chain in self.chains.items():
+            yield number, chain.replica, chain.layout
+
+    def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
+        """See Replica: the turn, and members and digest of its fragment."""
+        assert outcome.commit is not None
+        number = outcome.commit.opened.fragment
+        replica = self.chains[number].replica
+        return turn_of(number, replica.round - 1, self.count) + 1, replica.members, replica.digest
+
+
+def flat(replica: ChainedReplica) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """All states of a peer's chains, one after the other."""
+    return np.concatenate([chain.replica.state for chain in replica.chains.values()])

@@ -1,0 +1,161 @@
+"""The sessions of one peer, one for each fragment that it holds; `Session` is one of them.
+
+They share the links, and what is known of them: what is heard goes to the fragment that it is about, and the rest to all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from thinwire.collectives.bandwidth import Bandwidth
+from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.shards import Grid
+from thinwire.collectives.statesync import Fetched
+from thinwire.node.chains import ChainedReplica
+from thinwire.node.presence import Emit, Presence
+from thinwire.node.session import Session
+from thinwire.node.waiting import Work
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.protocol import Commit, Digest, PeerId
+
+
+class ChainSession(Session):
+    """The session of one fragment. `told`: called when it has gone on; `fetching`: states come one after the other."""
+
+    def __init__(self, *given: Any, told: Callable[[], None], fetching: asyncio.Lock, **named: Any) -> None:
+        self._told, self._fetching = told, fetching
+        super().__init__(*given, **named)
+
+    def advanced(self) -> None:
+        """See Session."""
+        self._told()
+
+    async def newer(self, work: Work) -> Fetched | None:
+        """See Session."""
+        async with self._fetching:
+            return await super().newer(work)
+
+
+class ChainedSession:
+    """See the module; the presence's handler. `links`: by fragment number. `ahead`: that of the next turn."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        manifest: Manifest,
+        run_id: Digest,
+        *,
+        presence: Presence,
+        replica: ChainedReplica,
+        codec: Any,
+        grid: Grid,
+        now: Callable[[], float],
+        emit: Emit,
+        probation: int = 0,
+        patience: float = 2.0,
+    ) -> None:
+        self.me, self.replica, self.manifest = identity.peer_id, replica, manifest
+        self.presence, self.roster, self.live, self._outbox = presence, presence.roster, presence.live, presence.outbox
+        self.stats: dict[PeerId, tuple[float, float, int]] = {}
+        """Latest (loss, tokens/s, round of some fragment) that each peer announced."""
+        self.on_commit: Callable[[], None] = lambda: None
+        """Called when a round of any fragment commits, before it is applied."""
+        self._emit, self._strays = emit, 0
+        bandwidth, fetching = Bandwidth(), asyncio.Lock()
+        self.links: dict[int, ChainSession] = {}
+        for number, chain in replica.chains.items():
+            self.links[number] = link = ChainSession(
+                identity,
+                manifest,
+                run_id,
+                presence=presence,
+                replica=chain.replica,
+                codec=chain.codec,
+                grid=chain.grid,
+                now=now,
+                emit=partial(self._say, number),
+                probation=probation,
+                patience=patience,
+                fragment=number,
+                bandwidth=bandwidth,
+                told=self._advanced,
+                fetching=fetching,
+            )
+            link.stats, link.on_commit = self.stats, lambda: self.on_commit()
+        self.ahead: Session = next(iter(self.links.values()))
+        presence.handler = self
+
+    def _say(self, number: int, name: str, fields: Mapping[str, object]) -> None:
+        self._emit(name, {**fields, "fragment": number})
+
+    def _advanced(self) -> None:
+        self.roster.progress = self.replica.round
+
+    @property
+    def current(self) -> Butterfly:
+        """The round of the next turn."""
+        return self.ahead.current
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether the swarm has had the next turn without us: training on for it is of no more use."""
+        return self.ahead.overtaken
+
+    @property
+    def ready(self) -> Collection[PeerId]:
+        """Peers that hold the state of a fragment and take part in its round."""
+        return {peer for link in self.links.values() for peer in link.ready}
+
+    def waiting_for(self) -> Collection[PeerId]:
+        """Whom the round of the next turn waits for."""
+        return self.ahead.waiting_for()
+
+    @property
+    def strays(self) -> int:
+        """Frames that were dropped: of rounds that are over or far ahead, and of fragments that are not held here."""
+        return self._strays + sum(link.strays for link in self.links.values())
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """What is held for later, and how much it may be."""
+        return {f"{name} {number}": one for number, link in self.links.items() for name, one in link.sizes().items()}
+
+    def report(self, name: str, detail: str) -> None:
+        """An event about this peer."""
+        self._emit(name, {"peer": self.me.hex(), "detail": detail})
+
+    def take_part(self) -> None:
+        """Become a member of all fragments' next rounds without contributing to them."""
+        for link in self.links.values():
+            link.take_part()
+
+    # --- what presence tells
+
+    def reached(self, peer: PeerId) -> None:
+        """See Handler."""
+        for link in self.links.values():
+            link.reached(peer)
+
+    def lost(self, peer: PeerId, *, gone: bool) -> None:
+        """See Handler."""
+        for link in self.links.values():
+            link.lost(peer, gone=gone)
+
+    def routed(self, peer: PeerId, frame: Frame) -> None:
+        """See Handler."""
+        message = frame.message
+        number = message.opened.fragment if isinstance(message, Commit) else getattr(message, "fragment", -1)
+        link = self.links.get(number)
+        if link is not None:
+            link.routed(peer, frame)
+        else:
+            self._strays += 1
+
+    def ticked(self) -> None:
+        """See Handler."""
+        for link in self.links.values():
+            link.ticked()
