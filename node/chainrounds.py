@@ -144,7 +144,7 @@ class SparseChainRounds(ChainRounds):
             self._replica.rollback()
 
     async def _late(self, weight: int) -> None:
-        await super()._late(weight)
+        """See SparseRounds: what we would have sent is treated as what was sent in vain, so that nothing of it is left."""
 
         async def prepare() -> None:
             with suppress(FloatingPointError):

@@ -17,7 +17,7 @@ class Lineages:
     together = True
 
     def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
-        self.frontier = 0
+        self.frontier, self.turns = 0, manifest.outer.fragments
         self.each = tuple(
             Oracles(manifest, honest, lambda oracle, peer, detail, number=number: tell(  # type: ignore[misc]
                 oracle, peer, f"fragment {number}: {detail}"

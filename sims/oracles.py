@@ -112,6 +112,9 @@ class Oracles:
         self.frontier = 0
         """The latest round that an honest peer has applied."""
 
+    turns = 1
+    """What is counted as rounds, in one round of every fragment."""
+
     @property
     def together(self) -> bool:
         """Whether all are meant to be in one round with one state."""

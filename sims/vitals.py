@@ -62,6 +62,7 @@ class Vitals:
         self._wrong: dict[int, float] = {}
         self._quiet_since = self._moved_at = 0.0
         self._start = self._frontier = 0
+        self._rounds = ROUNDS * oracles.turns
 
     def touch(self, peers: Iterable[int], until: float) -> None:
         """These peers are not what they should be until then."""
@@ -115,7 +116,7 @@ class Vitals:
             self._rosters(running, now)
         if now <= self._quiet_since:
             self._start = frontier
-        elif frontier >= self._start + ROUNDS and self._oracles.together:
+        elif frontier >= self._start + self._rounds and self._oracles.together:
             self._lockstep(running, frontier, now)
         since = max(self._quiet_since, self._moved_at)
         if now > since + self._pause:
@@ -172,7 +173,7 @@ class Vitals:
             if process is None or now <= self._last(machine) + self._settle / 4:
                 continue
             at = process.peer.replica.round
-            if frontier - max(at, self._start) > ROUNDS:
+            if frontier - max(at, self._start) > self._rounds:
                 self._tell("lockstep", machine.index, f"in round {at} when others are in round {frontier}")
 
     def _caps(self, machine: Machine, process: Process) -> None:
