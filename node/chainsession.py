@@ -21,7 +21,7 @@ from thinwire.node.waiting import Work
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.manifest import Manifest
-from thinwire.swarm.protocol import Commit, Digest, PeerId
+from thinwire.swarm.protocol import Commit, Digest, PeerId, StateAsk, StateOffer
 
 
 class ChainSession(Session):
@@ -117,7 +117,7 @@ class ChainedSession:
 
     @property
     def strays(self) -> int:
-        """Frames that were dropped: of rounds that are over or far ahead, and of fragments that are not held here."""
+        """Frames that were dropped: of rounds that are over or far ahead, and of fragments that there are not."""
         return self._strays + sum(link.strays for link in self.links.values())
 
     def sizes(self) -> dict[str, tuple[int, int]]:
@@ -152,8 +152,12 @@ class ChainedSession:
         link = self.links.get(number)
         if link is not None:
             link.routed(peer, frame)
+        elif isinstance(message, StateAsk):
+            if not self._outbox.later(peer):  # it has read what we have answered before
+                nothing = StateOffer(0, bytes(32), bytes(32), 0, (), number)
+                self._outbox.bulk(peer, Frame(nothing), later=True)
         else:
-            self._strays += 1
+            self._strays += number >= self.replica.count
 
     def ticked(self) -> None:
         """See Handler."""

@@ -15,7 +15,7 @@ ends it as a kill does: nothing is saved and nobody is told.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from thinwire.swarm.manifest import Manifest
 
@@ -40,6 +40,7 @@ class Life:
 
     wait_for: peers that must hold the state and take part before training begins, a minute at most. rounds: leave after this
     round; None: when the manifest says so. invited: called with an invite by the peer that begins the run.
+    held: the fragments that this peer has to do with, see `Peer.take_up`.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class Life:
         wait_for: int = 1,
         rounds: int | None = None,
         invited: Callable[[str], None] = lambda code: None,
+        held: Collection[int] | None = None,
     ) -> None:
         self.peer, self.report = peer, report
         self._begin, self._learn, self._work, self._invited = begin, learn, work, invited
-        self._wait_for, self._last = wait_for, rounds
+        self._wait_for, self._last, self._held = wait_for, rounds, held
         self._duties = Duties(peer, report)
         self._learner: Learner | None = None
         self._stopping = asyncio.Event()
@@ -141,6 +143,7 @@ class Life:
             write=learner.write,
             work=self._work,
             joins=joins,
+            held=self._held,
         )
         self._learner = learner
         if peer.manifest.overlap:

@@ -7,7 +7,7 @@ gets the model's parameters and makes the peer a member.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from thinwire.collectives.transport import REFUSED, Contact, Transport
@@ -194,18 +194,35 @@ class Peer:
     # --- the second stage: the model
 
     async def take_up(
-        self, layout: Layout, theta: Floats, *, read: Read, write: Write, work: Work, joins: bool
+        self,
+        layout: Layout,
+        theta: Floats,
+        *,
+        read: Read,
+        write: Write,
+        work: Work,
+        joins: bool,
+        held: Collection[int] | None = None,
     ) -> None:
         """Become a member with these parameters: from the own checkpoint or the swarm's state, whichever is newer.
 
-        `theta` are the first parameters, the same on every peer (they follow from the manifest's seed). Raises
-        ManifestMismatch when the model here is not the swarm's, ManifestError when it is too large for what the manifest says.
+        `theta` are the first parameters, the same on every peer (they follow from the manifest's seed). `held`: the fragments
+        that this peer has to do with, where each has rounds of its own; None: all. Raises ManifestMismatch when the model here
+        is not the swarm's, ManifestError when it is too large for what the manifest says, or cannot be held in parts.
         """
         method = method_of(self.manifest)
         codec, cut = fitted(self.manifest, layout)
         self.layout = layout
         members = () if joins else (self.identity.peer_id,)
-        self.replica = await work(partial(method.replica.begin, self.manifest, layout, codec, theta, members))
+        begin = partial(method.replica.begin, self.manifest, layout, codec, theta, members)
+        if held is not None:
+            if not (self.manifest.chained and joins):
+                raise ManifestError(
+                    "a peer holds some fragments only where fragments have rounds of their own, and somebody holds the others",
+                    "begin the run with a peer that holds the whole model, and raise outer.overlap above steps / fragments",
+                )
+            begin = partial(begin, held=held)
+        self.replica = await work(begin)
         await work(lambda: self.replica.keep_ledger(self.manifest))
         del theta  # the replica has its own; this one would stay for as long as joining takes
         self.private = await self.keep.restore(self.replica, layout, work)

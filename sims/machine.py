@@ -218,6 +218,7 @@ class Process:
             learn=self._learn,
             work=self._work,
             wait_for=world.gathering(machine),
+            held=machine.spec.held,
         )
         await self.life.run()
 

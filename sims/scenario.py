@@ -20,6 +20,7 @@ class PeerSpec:
     `step_seconds`: one inner step on its machine. `up`, `down`: its access link in bytes/s. `leave`: None, or when it says
     goodbye. `liar`: "" for an honest peer, else how it lies. `loss` (probability) and `jitter` (mean extra one-way seconds)
     are those of its own link, on top of the scenario's. `site`: what it says that it shares a fast network with.
+    `held`: the fragments of the model that it holds; None: all. In virtual time only.
     """
 
     index: int
@@ -35,6 +36,7 @@ class PeerSpec:
     jitter: float = 0.0
     group: str = ""
     site: str = ""
+    held: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
