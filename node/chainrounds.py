@@ -313,7 +313,7 @@ class ChainedRounds:
     async def _settle(self, turn: int) -> Outcome:
         """Wait for what is due, the oldest first; at the end of the run for all."""
         ends = all(self._is_over(number) for number in self.links)
-        due = [flight for flight in self._flights.values() if ends or flight.turn <= turn - self._lag]
+        due = [one for one in self._flights.values() if ends or (not one.left and one.turn <= turn - self._lag)]
         found = Outcome()
         for flight in sorted(due, key=lambda one: one.turn):
             await self._wait(flight)

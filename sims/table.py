@@ -17,8 +17,9 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
 from thinwire.compression.codec import Buffer, Floats
+from thinwire.node.chains import ChainedReplica
 from thinwire.node.fragments import Layout
-from thinwire.node.methods import METHODS
+from thinwire.node.methods import method_of
 from thinwire.node.outer import Read, Write
 from thinwire.node.rounds import Rounds
 from thinwire.node.waiting import Result, Work, at_once
@@ -26,19 +27,14 @@ from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import Ballot, Commit, Contribution, Open, PeerId
 
 
-class Seat:
-    """A replica's session, as far as rounds ask for one; `rounds` are the real ones."""
+class Session:
+    """The session of a replica, or of one of its fragments, as far as rounds ask for one."""
 
-    def __init__(self, table: Table, me: PeerId, theta: Floats, read: Read, write: Write) -> None:
-        self.me, self._table = me, table
-        method = METHODS[table.manifest.outer.method]
-        self.codec: Any = method.codec(table.manifest, table.layout)
-        self.replica = method.replica.begin(table.manifest, table.layout, self.codec, theta, table.members)
-        self._grid = method.cut(table.manifest, table.layout, self.codec)
+    def __init__(self, table: Table, me: PeerId, replica: Any, codec: Any, cut: Grid, number: int = 0) -> None:
+        self.me, self.replica, self.codec, self.number, self._table, self._grid = me, replica, codec, number, table, cut
         self.behind, self.patience = asyncio.Event(), 1.0
-        self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None))
+        self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None), attempt=0)
         self.ready: Collection[PeerId] = table.members
-        self.rounds: Rounds = method.rounds(self, table.manifest, read=read, write=write, work=at_once)
 
     @property
     def grid(self) -> Grid:
@@ -56,8 +52,31 @@ class Seat:
     def advance(self) -> None:
         """Nothing: the table has one round at a time."""
 
+    def waiting_for(self) -> Collection[PeerId]:
+        return ()
+
     def report(self, name: str, detail: str) -> None:
-        raise AssertionError(f"{name}: {detail}")
+        if name != "uncommitted":
+            raise AssertionError(f"{name}: {detail}")
+
+
+class Seat:
+    """A peer at the table: its replica, and the real rounds of its method."""
+
+    def __init__(self, table: Table, me: PeerId, theta: Floats, read: Read, write: Write) -> None:
+        manifest, layout = table.manifest, table.layout
+        method = method_of(manifest)
+        codec = method.codec(manifest, layout)
+        self.me = me
+        self.replica: Any = method.replica.begin(manifest, layout, codec, theta, table.members)
+        self.session: Any = Session(table, me, self.replica, codec, method.cut(manifest, layout, codec))
+        if isinstance(self.replica, ChainedReplica):
+            links = {
+                number: Session(table, me, chain.replica, chain.codec, chain.grid, number)
+                for number, chain in self.replica.chains.items()
+            }
+            self.session = SimpleNamespace(replica=self.replica, links=links)
+        self.rounds: Rounds = method.rounds(self.session, manifest, read=read, write=write, work=at_once)
 
 
 class Table:
@@ -77,8 +96,8 @@ class Table:
         self.members = tuple(bytes([index]) * 32 for index in range(len(learners)))
         self.weights: list[list[int]] = []
         self.seats = [Seat(self, me, *one) for me, one in zip(self.members, learners, strict=True)]
-        self._sent: dict[PeerId, tuple[Sequence[Buffer], int]] = {}
-        self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._sent: dict[int, dict[PeerId, tuple[Sequence[Buffer], int]]] = {}
+        self._outcomes: dict[int, asyncio.Future[Outcome]] = {}
 
     async def play(
         self, rounds: int, train: Callable[[int, int], int], look: Callable[[], None] = lambda: None
@@ -101,7 +120,7 @@ class Table:
 
             rounds.meanwhile = meanwhile if overlap else None
             outcome = await rounds.sync(weight=tokens[index], loss=0.0, speed=0.0)
-            tokens[index] = tail + (outcome.kept if outcome.commit else tokens[index])
+            tokens[index] = tail + (outcome.kept if outcome.commit or outcome.taken else tokens[index])
             tails[index] = overlap
 
         for _ in range(rounds):
@@ -110,22 +129,27 @@ class Table:
             await asyncio.gather(*(one(index) for index in range(count)))
             look()
 
-    async def put(self, seat: Seat, source: Sequence[Buffer], weight: int) -> Outcome:
+    async def put(self, seat: Session, source: Sequence[Buffer], weight: int) -> Outcome:
         """One contribution; returns when the last one is there."""
-        self._sent[seat.me], outcome = (source, weight), self._outcome
-        if len(self._sent) == len(self.members):
-            found, self._sent = [self._sent[me] for me in self.members], {}
-            self._outcome = asyncio.get_running_loop().create_future()
-            outcome.set_result(self._average(seat, found))
+        sent = self._sent.setdefault(seat.number, {})
+        sent[seat.me] = (source, weight)
+        if seat.number not in self._outcomes:
+            self._outcomes[seat.number] = asyncio.get_running_loop().create_future()
+        outcome = self._outcomes[seat.number]
+        if len(sent) == len(self.members):
+            del self._sent[seat.number], self._outcomes[seat.number]
+            outcome.set_result(self._average(seat, [sent[me] for me in self.members]))
         return await asyncio.shield(outcome)
 
-    def _average(self, seat: Seat, sent: Sequence[tuple[Sequence[Buffer], int]]) -> Outcome:
+    def _average(self, seat: Session, sent: Sequence[tuple[Sequence[Buffer], int]]) -> Outcome:
         number, cut, codec = seat.replica.round + 1, seat.grid, seat.codec
         if number in self.fail:
             self.fail.remove(number)
             return Outcome()
-        weights, results = [weight for _, weight in sent], []
-        for index in range(len(cut)):
+        weights, results = [weight for _, weight in sent], list[Buffer]()
+        if self.manifest.sparse:
+            results = [piece for source, _ in sent for piece in source]
+        for index in range(0 if self.manifest.sparse else len(cut)):
             mean = np.empty(cut.size(index), np.float32)
             payloads = [source[index] for source, _ in sent if source]
             counting = [float(weight) for source, weight in sent if source]
@@ -136,5 +160,5 @@ class Table:
         self.weights.append(weights)
         entries = tuple(Contribution(me, 1, weight) for me, weight in zip(self.members, weights, strict=True))
         ballot = Ballot(1, self.members[0])
-        opened = Open(number, 0, ballot, self.members, self.members, entries, (), adopted=None, sources=())
+        opened = Open(number, seat.number, ballot, self.members, self.members, entries, (), adopted=None, sources=())
         return Outcome(tuple(results), Commit(opened, bytes(32), ()))

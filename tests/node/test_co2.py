@@ -112,7 +112,7 @@ def test_a_joiner_has_what_all_have():
     chunks = {index: bytes(other.chunk(index)) for index in range(len(other))}
     replica.install(Fetched(offer, tuple(other.hashes), chunks, ()))
     assert np.array_equal(replica.start, other.theta) and not replica.sent.any()
-    grid, codec = table.seats[0].grid, table.seats[0].codec
+    grid, codec = table.seats[0].session.grid, table.seats[0].session.codec
     results = [bytes(one) for one in other.encode(lambda *_: None, grid, codec)]
     for one in (replica, other):
         one.apply(results, grid, codec, members=table.members, lr=0.7, momentum=0.9, nesterov=False)

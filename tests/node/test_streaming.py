@@ -215,7 +215,7 @@ def test_a_model_that_is_not_finite_sends_nothing_and_starts_anew(text, monkeypa
             spoilt.append(2)
 
     said = []
-    monkeypatch.setattr("thinwire.sims.table.Seat.report", lambda self, name, detail: said.append(name))
+    monkeypatch.setattr("thinwire.sims.table.Session.report", lambda self, name, detail: said.append(name))
     table, models = asyncio.run(drive(text, 6, look=look))
     assert said == ["unsent"] and spoilt == [1, 2]
     assert all(np.isfinite(model.theta).all() for model in models)
@@ -233,15 +233,15 @@ async def late(text):
 
     async def average(source, *, weight, **told):
         announced.append(weight)
-        outcome = table._average(seat, [(source, weight)])
-        seat.current.agreement.commit = None if len(announced) > 1 else outcome
+        outcome = table._average(seat.session, [(source, weight)])
+        seat.session.current.agreement.commit = None if len(announced) > 1 else outcome
         return outcome if len(announced) > 1 else Outcome()
 
     async def outcome(*, give_up):
-        late, seat.current.agreement.commit = seat.current.agreement.commit, None
+        late, seat.session.current.agreement.commit = seat.session.current.agreement.commit, None
         return late
 
-    seat.average, seat.outcome, seat.rounds.meanwhile = average, outcome, now.wait
+    seat.session.average, seat.session.outcome, seat.rounds.meanwhile = average, outcome, now.wait
     now.set()
     tokens, reports = 0, []
     for _ in range(4):
@@ -268,7 +268,7 @@ def test_a_call_cancelled_after_the_outer_step_is_made_good_by_the_next(text, we
         model, announced, begun, now = Model(0), [], asyncio.Event(), asyncio.Event()
         table = Table(manifest(text + "\n[run]\nrounds = 2"), LAYOUT, [(model.theta.copy(), model.read, model.write)])
         (seat,) = table.seats
-        average = seat.average
+        average = seat.session.average
 
         async def noted(source, *, weight, **told):
             announced.append(weight)
@@ -278,7 +278,7 @@ def test_a_call_cancelled_after_the_outer_step_is_made_good_by_the_next(text, we
             begun.set()
             await now.wait()
 
-        seat.average, seat.rounds.meanwhile = noted, meanwhile
+        seat.session.average, seat.rounds.meanwhile = noted, meanwhile
         model.step()
         call = asyncio.create_task(seat.rounds.sync(weight=3, loss=0.0, speed=0.0))
         await begun.wait()
