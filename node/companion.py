@@ -203,7 +203,7 @@ class Companion:
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
         moved = peer.replica.digest != before and not peer.manifest.asynchronous
         committed = outcome.commit is not None
-        adopted = committed or outcome.dropped or moved
+        adopted = committed or outcome.dropped or (moved and not outcome.taken)
         if committed or adopted or outcome.taken:
             self._carried = outcome.kept
         before_up, before_down = self._traffic

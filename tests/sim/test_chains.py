@@ -1,0 +1,196 @@
+"""Swarms whose fragments have rounds of their own, in virtual time: several under way, peers that hold some, faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from thinwire.node.chainrounds import ChainedRounds, ChainRounds
+from thinwire.node.outer import Replica
+from thinwire.sims.faults import Fault
+from thinwire.sims.scenario import PeerSpec, Scenario
+from thinwire.sims.seeds import PACE, STALL
+from thinwire.sims.world import simulate
+
+TOPK = "topk(k=64,chunk=4096)|2bit|rice"
+CHURN = (
+    Fault(5.0, "kill", (3,)),
+    Fault(8.2, "restart", (2,), seconds=5.0),
+    Fault(11.1, "partition", (4, 5), seconds=4.0),
+    Fault(16.3, "restart", (0,), seconds=3.0),
+    Fault(17.2, "isolate", (6,), seconds=3.0),
+)
+
+
+def world(
+    fragments, overlap, *, steps=12, peers=8, faults=(), seed=3, seconds=40.0, codec="int8(block=256)", held=(), **link
+):
+    """`held`: of some peers, the fragments that they hold. `link`: another region, step time or uplink for all."""
+    specs = tuple(
+        PeerSpec(
+            index,
+            f"peer-{index}",
+            link.get("regions", ("Oregon",))[index % len(link.get("regions", ("Oregon",)))],
+            step_seconds=link.get("step", 0.5) * (1 + 0.02 * (index % 4)),
+            up=2.5e6,
+            down=37.5e6,
+            join=0.0 if not index else 0.05 if index < peers - 2 or "step" in link else 2.0 + index,
+            held=dict(held).get(index),
+        )
+        for index in range(peers)
+    )
+    toml = f'[outer]\nmethod = "streaming"\nsteps = {steps}\nfragments = {fragments}\noverlap = {overlap}\n'
+    toml += f'[exchange]\ncodec = "{codec}"\ngrace = 1.0\nmax_weight = 1000000\n'
+    return Scenario("chains", seed, seconds, toml, specs, parameters=9_000, faults=faults, interval=seconds)
+
+
+def rounds(run):
+    """Peer -> {turn: digest of its fragment} of what it committed."""
+    found = {}
+    for event in run.journal.events:
+        if event.name == "round":
+            found.setdefault(event.peer, {})[event.fields["round"]] = event.fields["digest"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fragments", "overlap", "codec"), [(3, 6, "int8(block=256)"), (3, 12, "fp32"), (2, 9, TOPK), (1, 0, TOPK)]
+)
+def test_peers_die_come_back_and_join(fragments, overlap, codec):
+    run = simulate(world(fragments, overlap, faults=CHURN, codec=codec), preset=PACE, stall=STALL)
+    assert run.violations == ()
+    found = rounds(run)
+    last = max(max(digests) for digests in found.values())
+    assert last > 3 * fragments
+    assert sum(last - fragments <= max(digests) for digests in found.values()) == 7  # all but the one that was killed
+    for turn in range(1, last + 1):
+        assert len({digests[turn] for digests in found.values() if turn in digests}) <= 1
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(1, 16)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(16, 200)),
+    ],
+)
+def test_everything_that_can_go_wrong(seed):
+    fragments = (2, 3, 4, 6)[seed % 4]
+    overlap, codec = min(12, 12 // fragments + 1 + seed % 7), TOPK if seed % 5 == 4 else "int8(block=256)"
+    mix = ({"kill": 12.0, "loss": 12.0, "reset": 24.0}, {"kill": 6.0, "pause": 12.0, "half-open": 12.0, "clog": 6.0})
+    scenario = replace(world(fragments, overlap, peers=6, seed=seed, codec=codec), mix=mix[seed % 2])
+    assert simulate(scenario, preset=PACE, stall=STALL).violations == ()
+
+
+HELD = ((2, (0,)), (3, (0, 2)), (4, (1,)), (5, (1, 2)), (6, (2,)))
+
+
+@pytest.mark.parametrize("codec", ["int8(block=256)", TOPK])
+def test_peers_that_hold_some_fragments_take_part_in_those(codec):
+    """Beside two that hold all; who comes late, or back, fetches what it holds and nothing else."""
+    run = simulate(world(3, 8, peers=7, faults=CHURN[:4], held=HELD, codec=codec), preset=PACE, stall=STALL)
+    assert run.violations == ()
+    found, held = rounds(run), dict(HELD)
+    for peer, digests in found.items():
+        # Every third turn is of one fragment.
+        had = {(turn - 1) % 3 for turn in digests}
+        assert had == set(held.get(peer, range(3))) or (peer == 3 and had < {0, 2})  # which was killed early
+    for turn in range(1, max(map(max, found.values())) + 1):
+        assert len({digests[turn] for digests in found.values() if turn in digests}) <= 1
+    synced = [event for event in run.journal.events if event.name == "synced"]
+    assert all(event.fields["fragment"] in held.get(event.peer, range(3)) for event in synced)
+    vectors = 1 if codec == TOPK else 2
+    late = Counter()
+    for event in synced:
+        if event.peer in (5, 6) and event.at < 10.0:
+            late[event.peer] += event.fields["bytes"]
+    assert late == {5: 2 * vectors * 4 * 3_000, 6: vectors * 4 * 3_000}
+    together = {event.fields["contributors"] for event in run.journal.events if event.name == "round"}
+    assert max(together) >= 4
+
+
+def test_several_under_way_hide_what_few_do_not():
+    """Peers far from each other, with inner steps that are short against the way: rounds last longer than a turn."""
+    busy = {}
+    for overlap in (5, 12):
+        scenario = world(3, overlap, peers=4, seconds=12.0, step=0.05, regions=("Oregon", "Australia", "London"))
+        run = simulate(scenario, preset=PACE, stall=STALL)
+        assert run.violations == ()
+        waits = [event.fields["sync_seconds"] for event in run.journal.events if event.name == "round"]
+        busy[overlap] = max(map(max, rounds(run).values())), sum(waits[20:]) / len(waits[20:])
+    assert busy[12][0] > 1.15 * busy[5][0] and busy[12][1] < 0.25 * busy[5][1], busy
+
+
+def _other_momentum(patch):
+    """One element is another than that of the formula."""
+    apply = Replica.apply
+
+    def sloppy(self, *given, **told):
+        apply(self, *given, **told)
+        self.momentum[0] = np.nextafter(self.momentum[0], np.float32(9))
+        self.seal()
+
+    patch.setattr(Replica, "apply", sloppy)
+
+
+def _counted_twice(patch):
+    """What went into a fragment counts again after it was sent."""
+    land = ChainedRounds._land
+
+    def forgetful(self, flight, **told):
+        owed = flight.link.owed
+        outcome = land(self, flight, **told)
+        flight.link.owed = max(owed, flight.link.owed)
+        return outcome
+
+    patch.setattr(ChainedRounds, "_land", forgetful)
+
+
+def _never_follows(patch):
+    """The model goes on from what it was."""
+
+    async def stay(self):
+        pass
+
+    patch.setattr(ChainRounds, "_follow", stay)
+
+
+@pytest.mark.parametrize(("plant", "oracle"), [(_other_momentum, "aggregate"), (_counted_twice, "weight")])
+def test_the_oracles_see_mistakes_in_chains(monkeypatch, plant, oracle):
+    plant(monkeypatch)
+    run = simulate(world(3, 8, peers=4, seconds=14.0), preset=PACE, stall=STALL)
+    assert oracle in {violation.oracle for violation in run.violations}
+
+
+def test_a_model_that_does_not_follow_does_not_learn(monkeypatch):
+    losses = []
+    for plant in (False, True):
+        if plant:
+            _never_follows(monkeypatch)
+        run = simulate(world(3, 8, peers=4, seconds=40.0), preset=PACE, stall=STALL)
+        losses.append([event.fields["loss"] for event in run.journal.events if event.name == "round"][-1])
+    assert losses[0] != losses[1]
+
+
+def test_a_real_model_by_layers():
+    model = "[model]\nlayers = 3\nwidth = 8\nheads = 2\ncontext = 8\n[inner]\nbatch = 1\n"
+    scenario = world(3, 8, peers=3, seconds=12.0)
+    run = simulate(replace(scenario, compute="torch", manifest=scenario.manifest + model), preset=PACE, stall=STALL)
+    assert run.violations == () and max(map(max, rounds(run).values())) >= 4
+
+
+def test_the_last_round_leaves_all_with_one_state():
+    scenario = world(3, 8, peers=4, seconds=32.0)
+    run = simulate(replace(scenario, manifest="[run]\nrounds = 10\n" + scenario.manifest), preset=PACE, stall=STALL)
+    assert run.violations == ()
+    left = [event for event in run.journal.events if event.name == "left" and "digest" in event.fields]
+    assert len(left) == 4 and {event.fields["round"] for event in left} == {10}
+    assert len({event.fields["digest"] for event in left}) == 1
+
+
+def test_a_rerun_has_the_same_trace():
+    scenario = world(3, 8, faults=CHURN[:2], peers=5, seconds=12.0)
+    assert simulate(scenario, preset=PACE).trace == simulate(scenario, preset=PACE).trace
