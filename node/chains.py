@@ -174,12 +174,22 @@ class ChainedReplica:
         for number, chain in self.chains.items():
             yield number, chain.replica, chain.layout
 
+    @property
+    def newest(self) -> tuple[int, Digest]:
+        """See Replica: the latest turn, and the digest of its fragment."""
+        return max((self.name(number), chain.replica.digest) for number, chain in self.chains.items())
+
+    def name(self, number: int) -> int:
+        """What the last round of a fragment is called where those of all are counted: its turn, from 1 on; 0: none."""
+        done = self.chains[number].replica.round
+        return turn_of(number, done - 1, self.count) + 1 if done else 0
+
     def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
         """See Replica: the turn, and members and digest of its fragment."""
         assert outcome.commit is not None
         number = outcome.commit.opened.fragment
         replica = self.chains[number].replica
-        return turn_of(number, replica.round - 1, self.count) + 1, replica.members, replica.digest
+        return self.name(number), replica.members, replica.digest
 
 
 def flat(replica: ChainedReplica) -> np.ndarray[Any, np.dtype[np.float32]]:

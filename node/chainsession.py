@@ -14,7 +14,7 @@ from thinwire.collectives.bandwidth import Bandwidth
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched
-from thinwire.node.chains import ChainedReplica
+from thinwire.node.chains import ChainedReplica, turn_of
 from thinwire.node.presence import Emit, Presence
 from thinwire.node.session import Session
 from thinwire.node.waiting import Work
@@ -91,7 +91,13 @@ class ChainedSession:
         presence.handler = self
 
     def _say(self, number: int, name: str, fields: Mapping[str, object]) -> None:
-        self._emit(name, {**fields, "fragment": number})
+        """An event of one fragment; its round is told as a turn, from 1 on, like those of all."""
+        told, round = {**fields, "fragment": number}, fields.get("round")
+        if isinstance(round, int):
+            told["round"] = turn_of(number, round - 1, self.replica.count) + 1 if round else 0
+            if not round:
+                told.pop("digest", None)  # of the first state every fragment has its own
+        self._emit(name, told)
 
     def _advanced(self) -> None:
         self.roster.progress = self.replica.round

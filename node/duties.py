@@ -131,7 +131,8 @@ class Duties:
             async with asyncio.timeout(LEAVE_SECONDS):
                 await peer.leave()
         if peer.ready:
-            self._report.emit("left", {"round": peer.replica.round, "digest": peer.replica.digest.hex()})
+            round, digest = peer.replica.newest
+            self._report.emit("left", {"round": round, "digest": digest.hex()})
         self._report.phase = "done"
 
 

@@ -126,6 +126,11 @@ class Replica:
         """What is kept on its own: fragment number, outer state, and its part of the model's layout."""
         yield 0, self, layout
 
+    @property
+    def newest(self) -> tuple[int, Digest]:
+        """The latest round that is in the state, and what all that have it call the state that it has left."""
+        return self.round, self.digest
+
     def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
         """What to tell of a committed round that has been applied: its number, and what members and digest it has left."""
         return self.round, self.members, self.digest

@@ -127,6 +127,7 @@ class Reporter:
     def _full(self, status: Status, peer: Peer) -> Status:
         session, replica = peer.session, peer.replica
         invite = peer.invite()
+        round, digest = replica.newest
         up, down = peer.traffic()
         others = []
         for other, state in session.roster.states().items():
@@ -148,9 +149,9 @@ class Reporter:
             run_name=peer.manifest.run.name,
             invite=invite.code() if invite else "",
             addresses=peer.transport.addresses(),
-            round=replica.round,
+            round=round,
             rounds=peer.manifest.run.rounds,
-            digest=replica.digest.hex(),
+            digest=digest.hex(),
             alike=replica.alike,
             loss=self.loss,
             tokens_per_second=self.speed,

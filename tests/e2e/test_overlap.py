@@ -64,3 +64,26 @@ def test_back_from_a_checkpoint(machine, method):
     founder.wait("round", least=last + 2, contributors=1)
     founder.signal(signal.SIGTERM)
     assert founder.exit(60) == 0
+
+
+@pytest.mark.trial
+def test_several_fragments_under_way(machine):
+    """Each with rounds of its own; one of two is killed, and comes back to all of them."""
+    here = machine(steps=12, method="streaming")
+    manifest = here.manifest.read_text()
+    assert 'method = "streaming"' in manifest
+    here.manifest.write_text(manifest.replace('method = "streaming"', 'method = "streaming"\noverlap = 9'))
+    founder = here.found("founder", "--wait-for", 2)
+    other = here.join("other", founder.invite())
+    for daemon in (founder, other):
+        daemon.wait("round", least=6, contributors=2)
+    other.kill()
+    other.exit()
+    alone = founder.wait("round", least=founder.round + 4, contributors=1)["round"]
+    other = here.join("other", founder.invite())
+    other.wait("ready", least=1)
+    founder.wait("round", least=alone + 1, contributors=2)
+    for daemon in (other, founder):
+        daemon.signal(signal.SIGTERM)
+        assert daemon.exit(60) == 0 and not daemon.of("alarm")
+    assert here.check() >= 4
