@@ -103,7 +103,7 @@ class ChainedReplica:
     def __init__(self, layout: Layout, chains: Mapping[int, Chain], count: int, theta: Floats) -> None:
         self.layout, self.size = layout.digest, layout.total
         self.chains, self.count = chains, count
-        self._first = theta
+        self._first = theta if len(chains) < count else None
 
     @classmethod
     def begin(
@@ -127,7 +127,7 @@ class ChainedReplica:
                 cut = pieces(own.bound)
             replica = kind.begin(manifest, inner, own, part.take(theta), members)
             chains[number] = Chain(number, part, inner, replica, own, cut)
-        return cls(layout, chains, count, theta.copy())
+        return cls(layout, chains, count, theta)
 
     @property
     def round(self) -> int:
@@ -156,7 +156,7 @@ class ChainedReplica:
     @property
     def theta(self) -> Floats:
         """A copy of the outer parameters; of fragments that are not held, what they were at first."""
-        theta = self._first.copy()
+        theta = np.empty(self.size, np.float32) if self._first is None else self._first.copy()
         for chain in self.chains.values():
             chain.part.put(theta, chain.replica.theta)
         return theta

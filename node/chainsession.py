@@ -88,6 +88,8 @@ class ChainedSession:
             )
             link.stats, link.on_commit = self.stats, lambda: self.on_commit()
         self.ahead: Session = next(iter(self.links.values()))
+        if presence.watch is not None:
+            presence.watch.fragment = min(self.links)
         presence.handler = self
 
     def _say(self, number: int, name: str, fields: Mapping[str, object]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from thinwire.collectives.diagnosis import Diagnosis, Finding, named
 from thinwire.collectives.outbox import Outbox
 from thinwire.swarm.frame import Frame, nbytes
-from thinwire.swarm.protocol import OPERATIONS, Chunk, Hour, PeerId, Ready
+from thinwire.swarm.protocol import Chunk, Hour, PeerId, Ready
 from thinwire.swarm.roster import Roster
 
 TELL_SECONDS = 10.0
@@ -31,6 +31,8 @@ class Watch:
         emit: Callable[[str, dict[str, object]], None],
     ) -> None:
         self.diagnosis = Diagnosis()
+        self.fragment = 0
+        """Whose rounds are looked at, where each fragment has its own."""
         self._roster, self._outbox, self._live = roster, outbox, live
         self._now, self._wall, self._emit = now, wall, emit
         self._told_at, self._last = now(), b""
@@ -48,10 +50,10 @@ class Watch:
         """A frame came. True when it was for us alone."""
         message = frame.message
         if isinstance(message, Chunk):
-            if message.fragment < OPERATIONS:
+            if message.fragment == self.fragment:
                 self.diagnosis.chunk(peer, message.round, nbytes(frame.payload), self._now())
         elif isinstance(message, Ready):
-            if message.fragment < OPERATIONS and message.weight:
+            if message.fragment == self.fragment and message.weight:
                 self.diagnosis.ready(peer, message.round, message.speed)
                 self._compare()
         elif isinstance(message, Hour):

@@ -71,6 +71,9 @@ UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
 }
 """Table -> key -> value that says nothing new -> the keys that then do not count: they are younger still."""
 
+MAX_CHAINS = 64
+"""Most parts of a model with rounds of their own: what is said when somebody comes is said of each."""
+
 _DOMAIN = "manifest"
 
 
@@ -305,6 +308,11 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield (
                 f"outer.overlap {outer.overlap} is more than the {outer.steps} steps between two rounds of one part",
                 "lower outer.overlap, or raise outer.steps",
+            )
+        if manifest.chained and outer.fragments > MAX_CHAINS:
+            yield (
+                f"outer.fragments is {outer.fragments}, and {MAX_CHAINS} can have rounds of their own",
+                "lower it, or outer.overlap to steps / fragments",
             )
         if manifest.sparse and (outer.alpha or outer.momentum or outer.nesterov):
             yield (

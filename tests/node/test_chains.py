@@ -307,6 +307,7 @@ def test_a_checkpoint_has_every_fragment_in_its_round(tmp_path, codec):
     [
         (streaming(3, 7), "fp32", "outer.overlap 7 is more than the 6 steps"),
         (streaming(3, 1, 0.5), "topk(k=64,chunk=4096)|2bit|rice", "takes the place of momentum"),
+        (streaming(65, 3, steps=65), "fp32", "outer.fragments is 65, and 64 can have rounds"),
         ("steps = 6", "topk(k=64,chunk=4096)|2bit|rice", "is not for the method 'diloco'"),
     ],
 )
