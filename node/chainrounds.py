@@ -76,19 +76,17 @@ class ChainRounds(OverlappedRounds):
         self._alpha, self._most, self._floor = manifest.outer.alpha, manifest.max_weight, floor
         self.aired, self.due, self.moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.meanwhile = self._until_due
+        self.late = self.forgoes = self._unsent = False
+        """Whether the others have had the round without us; and whether what was trained up to now will be in no round."""
 
     @property
     def over(self) -> bool:
         """Whether the run has no more rounds of this fragment."""
         return 0 < self.last <= self.session.replica.round
 
-    @property
-    def late(self) -> bool:
-        """Whether the others have had the round in progress without us."""
-        return self.session.current.agreement.commit is not None or self.session.behind.is_set()
-
     def begin(self) -> None:
         """Before `sync`."""
+        self.late = self._unsent = False
         for event in (self.aired, self.due, self.moved):
             event.clear()
 
@@ -97,7 +95,9 @@ class ChainRounds(OverlappedRounds):
 
     async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
         """See Rounds.sync. `weight`: the tokens since what was last sent of this fragment."""
-        if self.late or self._settled is not None:
+        current, behind = self.session.current, self.session.behind
+        if self._settled is not None or current.agreement.commit is not None or behind.is_set():
+            self.late = True
             self.aired.set()
         return await super().sync(weight=weight, loss=loss, speed=speed)
 
@@ -112,9 +112,14 @@ class ChainRounds(OverlappedRounds):
         await super()._step(outcome, commit)
         self.moved.set()
 
+    async def _late(self, weight: int) -> None:
+        """See OverlappedRounds. Training may go on before the model follows: nobody knows how much of it what came since is."""
+        await super()._late(weight)
+        self._unsent = not self._told
+
     async def _take_over(self, fetched: Fetched) -> None:
         await super()._take_over(fetched)
-        self.owed = 0
+        self.owed, self.forgoes = 0, True
 
     async def _adopt(self) -> None:
         await self._floor.visit(super()._adopt)
@@ -127,6 +132,8 @@ class ChainRounds(OverlappedRounds):
             await self._work(lambda: self._write(replica.theta, keep=keep))
 
         await self._floor.visit(mix)
+        if self._unsent:
+            self.owed, self.forgoes = 0, True
 
 
 class SparseChainRounds(ChainRounds):
@@ -236,6 +243,7 @@ class ChainedRounds:
         for link in self.links.values():
             if not await link.enter(tries=tries, alone=alone):
                 return False
+            link.forgoes = False  # nothing was trained yet
         self._look_ahead()
         return True
 
@@ -246,7 +254,7 @@ class ChainedRounds:
         Without a commit none was due, or it is not over yet.
         """
         for link in self.links.values():
-            link.owed += weight
+            link.owed, link.forgoes = link.owed + weight * (not link.forgoes), False
         self._floor.leave()
         try:
             turn = self._clock()
@@ -301,14 +309,12 @@ class ChainedRounds:
             await asyncio.sleep(0)  # for who waits to touch the model
             return not all(self._is_over(one) for one in self.links)
         link.begin()
-        late = link.late
         task = asyncio.ensure_future(link.sync(weight=link.owed, loss=loss, speed=speed))
         self._flights[number] = flight = _Flight(link, turn, link.owed, task)
         await self._first(task, link.aired)
-        if late:
-            link.due.set()
+        if link.late:
             await self._wait(flight)
-        return not late
+        return not link.late
 
     async def _settle(self, turn: int) -> Outcome:
         """Wait for what is due, the oldest first; at the end of the run for all."""
