@@ -190,8 +190,3 @@ class ChainedReplica:
         number = outcome.commit.opened.fragment
         replica = self.chains[number].replica
         return self.name(number), replica.members, replica.digest
-
-
-def flat(replica: ChainedReplica) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """All states of a peer's chains, one after the other."""
-    return np.concatenate([chain.replica.state for chain in replica.chains.values()])

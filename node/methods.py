@@ -17,7 +17,6 @@ from thinwire.compression import registry
 from thinwire.swarm.manifest import SUITS, Manifest, ManifestError
 
 from .buffered import BufferedReplica, BufferedRounds
-from .chainrounds import ChainedRounds
 from .chains import ChainedReplica, layout_of_part
 from .chainsession import ChainedSession
 from .co2 import Co2Replica, Co2Rounds
@@ -36,6 +35,7 @@ from .session import Session
 from .sparse import DemoReplica, SparseCodec, SparseReplica, chunks_of
 from .sparserounds import SparseRounds
 from .streaming import StreamingReplica, StreamingRounds
+from .turns import ChainedRounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from thinwire.node.chainrounds import ChainedRounds
 from thinwire.node.outer import Replica
+from thinwire.node.turns import ChainedRounds
 from thinwire.sims.faults import Fault
 from thinwire.sims.scenario import PeerSpec, Scenario
 from thinwire.sims.seeds import PACE, STALL

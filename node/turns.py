@@ -1,0 +1,205 @@
+"""Rounds of several fragments at once: each is a task of its own, and training goes on meanwhile.
+
+In its turn a fragment's Δ is announced; τ inner steps later its verdict is waited for, and the model follows. With H / P steps
+between two turns that is `lag` turns later, and `overlap` steps into the last of them. A fragment whose verdict is late does
+not hold the others: once one that was sent after it is done it is given a patience more, and is then left behind; the model
+follows it between two later steps. It is not sent again before its last round is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from thinwire.collectives.outcome import Outcome
+from thinwire.node.chainrounds import ChainRounds, Floor, SparseChainRounds
+from thinwire.node.chains import rounds_of, turn_of
+from thinwire.node.chainsession import ChainedSession
+from thinwire.node.outer import Read, Write
+from thinwire.node.waiting import Work, cancelled
+from thinwire.swarm.identity import short
+from thinwire.swarm.manifest import Manifest
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A round under way: sent in `turn`, with `owed` tokens. `left`: the others have gone on without waiting for it."""
+
+    link: ChainRounds
+    turn: int
+    owed: int
+    task: asyncio.Task[Outcome]
+    left: bool = False
+
+
+class ChainedRounds:
+    """What `Rounds` is where a round is about the whole model: a call of `sync` is a turn."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+    """See Rounds."""
+
+    def __init__(self, session: ChainedSession, manifest: Manifest, *, read: Read, write: Write, work: Work) -> None:
+        self._session, self._count, self._lag = session, manifest.outer.fragments, manifest.lag
+        self._floor, self._turn = Floor(), 0
+        self._told: Callable[[Outcome], None] = lambda outcome: None
+        kind = SparseChainRounds if manifest.sparse else ChainRounds
+        self.links = {
+            number: kind(
+                link,
+                manifest,
+                read=session.replica.chains[number].reader(read),
+                write=session.replica.chains[number].writer(write),
+                work=work,
+                floor=self._floor,
+                last=rounds_of(number, manifest.run.rounds, self._count),
+            )
+            for number, link in session.links.items()
+        }
+        self._bounded = manifest.run.rounds > 0
+        self._flights: dict[int, _Flight] = {}
+
+    # --- as in Rounds
+
+    def follow(self, told: Callable[[Outcome], None]) -> None:
+        """`told` of the rounds that end beside the one that `sync` returns."""
+        self._told = told
+
+    async def rest(self) -> None:
+        """Give up what is under way."""
+        self._floor.leave()
+        flights, self._flights = self._flights, {}
+        for flight in flights.values():
+            if not flight.task.done():
+                await cancelled(flight.task)
+
+    def go_on(self) -> None:
+        """See Rounds."""
+
+    async def enter(self, *, tries: int = 0, alone: int = 0) -> bool:
+        """See Rounds: of all fragments that are held, one after the other."""
+        for link in self.links.values():
+            if not await link.enter(tries=tries, alone=alone):
+                return False
+            link.forgoes = False  # nothing was trained yet
+        self._look_ahead()
+        return True
+
+    async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
+        """A turn: send its fragment, train on, wait for the one that is due. `weight`: the tokens since the last turn.
+
+        The outcome is that of the fragment that was due, `taken` in any case: the weight is booked here until it counts.
+        Without a commit none was due, or it is not over yet.
+        """
+        for link in self.links.values():
+            link.owed, link.forgoes = link.owed + weight * (not link.forgoes), False
+        self._floor.leave()
+        try:
+            turn = self._clock()
+            if await self._send(turn, loss, speed) and self.meanwhile is not None:
+                await self._floor.take()
+                await self.meanwhile()
+                self._floor.leave()
+            outcome = await self._settle(turn)
+            self._turn = turn + 1
+        finally:
+            self._look_ahead()
+            await self._floor.take()
+        return replace(outcome, taken=True, kept=0)
+
+    # --- turns
+
+    def _is_over(self, number: int) -> bool:
+        """Whether nothing of a fragment is to be sent any more."""
+        link, flies = self.links[number], number in self._flights
+        return self._bounded and link.session.replica.round + (flies and not link.moved.is_set()) >= link.last
+
+    def _clock(self) -> int:
+        """The next turn that is not over. One whose fragment is not held here passes, so that all keep time alike."""
+        following = {
+            number: turn_of(number, link.session.replica.round, self._count)
+            for number, link in self.links.items()
+            if number not in self._flights
+        }
+        turn = self._turn
+        if len(following) == len(self.links):
+            turn = max(turn, min(following.values()) - self._count + 1)
+        rest = any(not self._is_over(number) for number in following)
+        while (number := turn % self._count) in following and (
+            following[number] > turn or (rest and self._is_over(number))
+        ):
+            turn += 1
+        return turn
+
+    def _look_ahead(self) -> None:
+        number = self._clock() % self._count
+        if number in self.links:
+            self._session.ahead = self.links[number].session
+
+    async def _send(self, turn: int, loss: float, speed: float) -> bool:
+        """Send the fragment whose turn it is; whether training may go on meanwhile."""
+        number = turn % self._count
+        link, before = self.links.get(number), self._flights.get(number)
+        if before is not None:
+            await self._wait(before)
+            self._land(before)
+        if link is None or number in self._flights or self._is_over(number):
+            await asyncio.sleep(0)  # for who waits to touch the model
+            return not all(self._is_over(one) for one in self.links)
+        link.begin()
+        task = asyncio.ensure_future(link.sync(weight=link.owed, loss=loss, speed=speed))
+        self._flights[number] = flight = _Flight(link, turn, link.owed, task)
+        await self._first(task, link.aired)
+        if link.late:
+            await self._wait(flight)
+        return not link.late
+
+    async def _settle(self, turn: int) -> Outcome:
+        """Wait for what is due, the oldest first; at the end of the run for all."""
+        ends = all(self._is_over(number) for number in self.links)
+        due = [one for one in self._flights.values() if ends or (not one.left and one.turn <= turn - self._lag)]
+        found = Outcome()
+        for flight in sorted(due, key=lambda one: one.turn):
+            await self._wait(flight)
+        for flight in list(self._flights.values()):
+            outcome = self._land(flight, told=False)
+            if outcome.commit is not None:
+                if found.commit is not None:
+                    self._told(found)
+                found = outcome
+        return found
+
+    async def _wait(self, flight: _Flight) -> None:
+        """Until a flight is over, or others are not to be held up by it any more."""
+        flight.link.due.set()
+        later = [one.link.moved for one in self._flights.values() if one.turn > flight.turn]
+        if not flight.left:
+            await self._first(flight.task, *later)
+        if not flight.task.done():
+            await asyncio.wait((flight.task,), timeout=flight.link.session.patience)
+        flight.left = not flight.task.done()
+
+    @staticmethod
+    async def _first(task: asyncio.Task[Outcome], *events: asyncio.Event) -> None:
+        """Until a task is done or one of these has happened."""
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
+        try:
+            await asyncio.wait((task, *waits), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _land(self, flight: _Flight, *, told: bool = True) -> Outcome:
+        """Book a flight that is over. Raises what has gone wrong in it."""
+        if not flight.task.done():
+            return Outcome()
+        link, outcome = flight.link, flight.task.result()
+        del self._flights[flight.turn % self._count]
+        if outcome.commit is not None:
+            link.owed = max(0, link.owed - flight.owed + outcome.kept)
+            if told:
+                self._told(outcome)
+        else:
+            absent = ", ".join(short(peer) for peer in link.session.waiting_for())
+            link.session.report("uncommitted", f"waiting for {absent or 'a quorum'}")
+        return outcome
