@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.halves import halves
-from thinwire.collectives.pairing import partner
+from thinwire.collectives.pairing import others
 from thinwire.collectives.shards import grid
 from thinwire.compression import demo, registry, sparsemean
 from thinwire.compression.chunks import Chunks
@@ -143,10 +143,9 @@ def paired(gamma: float, lr: float = 0.7, momentum: float = 0.5) -> Callable[[To
                 trainer.run_steps(toy.steps)
             sent = [list(one.offer(read(t), cut, how)) for one, t in zip(replicas, trainers, strict=True)]
             for index, (one, trainer) in enumerate(zip(replicas, trainers, strict=True)):
-                other = partner(bytes(32), number, view, toy.peers[index])
-                others = [sent[toy.peers.index(other)]] if other is not None else []
+                came = [sent[toy.peers.index(peer)] for peer in others(bytes(32), number, view, toy.peers[index])]
                 pull = Pull(momentum, lr, gamma)
-                one.step(read(trainer), sent[index], others, cut, how, members=(), pull=pull)
+                one.step(read(trainer), sent[index], came, cut, how, members=(), pull=pull)
                 layout.write(trainer.model, one.theta)
         return float(np.mean([toy.loss(trainer) for trainer in trainers]))
 

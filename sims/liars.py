@@ -70,7 +70,9 @@ def _announce(process: Process, change: Callable[[NDArray[np.uint8]], None], *, 
     session = _session(process)
     average = session.average
 
-    async def lying(source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any) -> Outcome | Meeting:
+    async def lying(
+        source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any
+    ) -> Outcome | tuple[Meeting, ...]:
         changed = []
         for chunk in source:
             payload = np.frombuffer(bytes(chunk), np.uint8).copy()
@@ -120,7 +122,7 @@ def _boast(process: Process) -> None:
     session = _session(process)
     average = session.average
 
-    async def lying(source: Sequence[Any], *, weight: int, **rest: Any) -> Outcome | Meeting:
+    async def lying(source: Sequence[Any], *, weight: int, **rest: Any) -> Outcome | tuple[Meeting, ...]:
         return await average(source, weight=1000 * weight, **rest)
 
     session.average = lying  # type: ignore[method-assign, assignment]

@@ -66,6 +66,7 @@ UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
         "sick": {"report": ("sick",)},
         "shards": {"bandwidth": ("shards",)},
         "topology": {"butterfly": ("topology",)},
+        "group": {2: ("group",)},
     },
 }
 """Table -> key -> value that says nothing new -> the keys that then do not count: they are younger still."""
@@ -163,7 +164,7 @@ class Manifest(Table, frozen=True):
 
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and yet not wise."""
-        outer, limit = self.outer, steady(self.outer.momentum)
+        outer, limit = self.outer, steady(self.outer.momentum, group=self.exchange.group)
         if outer.method == "noloco" and outer.gamma > NEAR * limit:
             return (f"outer.gamma {outer.gamma:g} is near the limit of {limit:g}: replicas stay far from each other",)
         return ()
@@ -262,7 +263,8 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from _wrong_codec(manifest)
     if inner.schedule == "cosine" and not manifest.schedule_steps:
         yield "inner.schedule is cosine, but the run has no end", "set run.rounds or inner.steps"
-    outer, limit = manifest.outer, steady(manifest.outer.momentum)
+    outer, group = manifest.outer, manifest.exchange.group
+    limit = steady(outer.momentum, group=group)
     if outer.method == "noloco":
         if outer.gamma >= limit:
             yield (
@@ -275,7 +277,9 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
                 "0.7 is the default",
             )
         if manifest.exchange.min_peers > 1:
-            yield "exchange.min_peers says nothing with noloco: a round has two peers, or one", "remove it"
+            yield "exchange.min_peers says nothing with noloco: a round has a few peers, or one", "remove it"
+    elif group != Exchange().group:
+        yield f"exchange.group says nothing with the method {outer.method!r}", "remove the key"
     if outer.method == "streaming":
         if outer.steps % outer.fragments:
             yield (
@@ -373,7 +377,7 @@ def _wrong_codec(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if topology != "butterfly" and (method == "noloco" or manifest.exchange.collective != "butterfly"):
         yield (
             f"exchange.topology says nothing with {method}: "
-            + ("a round has two peers" if method == "noloco" else "every payload goes to everybody"),
+            + ("a round has a few peers" if method == "noloco" else "every payload goes to everybody"),
             "remove the key",
         )
     wanted = EXCHANGE.get(method, {}).get("collective", "butterfly")
