@@ -77,7 +77,7 @@ def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
         "streaming": (Schedule(every, streaming=True), around * dense),
         "streaming, overlapped": (Schedule(every, streaming=True, overlap=1), around * dense),
         "sparse": (Schedule(every), _sparse_bytes(8, peers, dense)[0]),
-        "gossip": (Schedule(every), pair_bits(question)),
+        "gossip": (Schedule(every), (question.group - 1) * pair_bits(question)),
     }
 
 
@@ -103,7 +103,7 @@ def rounds(question: Question, every: int, topology: str = "") -> RoundTime:
 def pair_rounds(question: Question, every: int) -> RoundTime:
     """The round of pairs of this version with H = `every`."""
     kinds = [(machine.count, Place(machine.down, machine.up, every * machine.step)) for machine in question.machines]
-    return pair_time(question.parameters, question.halves, kinds, question.latency)
+    return pair_time(question.parameters, question.halves, kinds, question.latency, question.group)
 
 
 def _slowest(question: Question) -> tuple[float, float]:
@@ -224,16 +224,17 @@ def _sparse(question: Question) -> Method:
 
 
 def _gossip(question: Question) -> Method:
-    """Random pairs; nobody waits for a third."""
-    once = pair_rounds(question, question.every)
+    """Random pairs or groups; nobody waits for a third."""
+    once, group = pair_rounds(question, question.every), question.group
     payload = question.parameters * pair_bits(question) / 8
+    who = "pairs" if group == 2 else f"groups of {group}"
     return Method(
         "gossip",
-        "NoLoCo: random pairs, no barrier, replicas stay a little apart",
+        f"NoLoCo: random {who}, no barrier, replicas stay a little apart",
         100,
         once.sent,
         once.exchange,
-        (8.0 if question.halves.exact else 12.0) * question.parameters + 2 * payload,
+        (8.0 if question.halves.exact else 12.0) * question.parameters + group * payload,
         lambda every: pair_rounds(question, every).busy,
         here=True,
     )
