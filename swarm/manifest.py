@@ -377,11 +377,11 @@ def _wrong_codec(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if topology != "butterfly" and (method == "noloco" or manifest.exchange.collective != "butterfly"):
         yield (
             f"exchange.topology says nothing with {method}: "
-            + ("a round has a few peers" if method == "noloco" else "every payload goes to everybody"),
+            + ("a round has a few peers" if method == "noloco" else "it is about dense payloads"),
             "remove the key",
         )
-    wanted = EXCHANGE.get(method, {}).get("collective", "butterfly")
-    if manifest.exchange.collective != wanted:
+    wanted, given = EXCHANGE.get(method, {}).get("collective", "butterfly"), manifest.exchange.collective
+    if given != wanted and (method, given) != ("sparseloco", "sparse-butterfly"):
         yield (
             f"exchange.collective is {manifest.exchange.collective!r}, but {method} needs {wanted!r}",
             "remove the key",

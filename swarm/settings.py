@@ -339,7 +339,9 @@ class Exchange(Table, frozen=True):
     codec: "int8(block=256)", a quarter of the bytes; "int4(block=256)", an eighth; or "fp32", exact, for fast networks and
         tests. sparseloco: "topk(k=64,chunk=4096)|2bit|rice", one value of 64. demo: "demo(k=32,chunk=4096)|2bit|rice".
     collective: "butterfly", every peer owns a part of every round; or "gather", every payload goes to everybody, which only
-        payloads as small as those of sparseloco are worth. The method decides.
+        payloads as small as those of sparseloco are worth. The method decides. Of sparseloco also "sparse-butterfly": the owner
+        of a part adds up what has come, sends the largest values of the sum to all and keeps the rest for later, so that what
+        a peer receives does not grow with their number; for more than some five of them.
     topology: how the data of a butterfly goes. "butterfly": every contribution straight to the owners of its parts; or "ring":
         from peer to peer, each adding its own, so that a peer sends to one neighbour only, whatever the number of peers;
         or "hierarchy": peers of one site (node.toml: site) average among themselves first, and one value of each site crosses
@@ -361,7 +363,7 @@ class Exchange(Table, frozen=True):
     """
 
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"
-    collective: Literal["butterfly", "gather"] = "butterfly"
+    collective: Literal["butterfly", "gather", "sparse-butterfly"] = "butterfly"
     topology: Literal["butterfly", "ring", "hierarchy"] = "butterfly"
     aggregation: Literal["mean", "rda"] = "mean"
     quorum: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
