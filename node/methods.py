@@ -67,8 +67,8 @@ def _sparse(manifest: Manifest, layout: Layout) -> SparseCodec:
     codec: Any = registry.parse(manifest.exchange.codec)
     if manifest.exchange.collective != "sparse-butterfly":
         return SparseCodec(codec, chunks_of(layout, codec.chunk))
-    outer, wide = manifest.outer, replace(codec, k=min(WIDE * codec.k, codec.chunk))
-    portions = Portions(codec, wide, outer.beta, outer.denominator)
+    wide = replace(codec, k=min(WIDE * codec.k, codec.chunk))
+    portions = Portions(codec, wide, manifest.exchange.keep, manifest.outer.denominator)
     run = parts(layout.total, portions, codec.chunk).chunk
     return RunCodec(codec, runs(layout.total, run, codec.chunk), portions)
 

@@ -67,6 +67,7 @@ UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
         "shards": {"bandwidth": ("shards",)},
         "topology": {"butterfly": ("topology",)},
         "group": {2: ("group",)},
+        "collective": {"butterfly": ("keep",), "gather": ("keep",)},
     },
 }
 """Table -> key -> value that says nothing new -> the keys that then do not count: they are younger still."""
@@ -297,6 +298,8 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",
             "remove the keys; beta and decay of [outer] take their place",
         )
+    if manifest.exchange.collective != "sparse-butterfly" and manifest.exchange.keep != Exchange().keep:
+        yield "exchange.keep says nothing but of a sparse butterfly", "remove the key"
     plain = manifest.exchange.collective == "butterfly" and manifest.exchange.topology == "butterfly"
     if manifest.exchange.shards == "equal" and (not plain or outer.method == "noloco"):
         yield "exchange.shards says nothing but of a butterfly, where peers own parts", "remove the key"

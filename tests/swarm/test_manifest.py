@@ -66,6 +66,7 @@ max_weight = 1000
 YOUNGER = {
     "exchange.sick",
     "exchange.group",
+    "exchange.keep",
     "exchange.shards",
     "exchange.topology",
     "inner.adam_lr",
@@ -422,6 +423,21 @@ def test_a_manifest_is_frozen():
     with pytest.raises(AttributeError):
         Manifest().inner.lr = 1.0
     assert Inner() == Manifest().inner
+
+
+def test_a_sparse_butterfly_is_another_run_and_of_sparseloco_alone():
+    toml = "[outer]\nmethod = '{}'\n[exchange]\ncollective = '{}'"
+    sieve = parse(toml.format("sparseloco", "sparse-butterfly"))
+    assert sieve.run_id(b"a" * 32) != parse(toml.format("sparseloco", "gather")).run_id(b"a" * 32)
+    for method in ("diloco", "demo", "noloco"):
+        with pytest.raises(ManifestError, match="exchange.collective is 'sparse-butterfly'"):
+            parse(toml.format(method, "sparse-butterfly"))
+    with pytest.raises(ManifestError, match="exchange.shards says nothing"):
+        parse(toml.format("sparseloco", "sparse-butterfly") + "\nshards = 'equal'")
+    less = parse(toml.format("sparseloco", "sparse-butterfly") + "\nkeep = 0.4")
+    assert less.run_id(b"a" * 32) != sieve.run_id(b"a" * 32)
+    with pytest.raises(ManifestError, match="exchange.keep says nothing"):
+        parse(toml.format("sparseloco", "gather") + "\nkeep = 0.4")
 
 
 def test_sparseloco_has_defaults_of_its_own():
