@@ -169,7 +169,10 @@ def test_who_joins_takes_some_chunks_over_and_what_was_kept_of_these_is_given_up
     clock.run(main(), seed=3)
 
 
-@pytest.mark.parametrize("phase", ["record", *(pytest.param(phase, marks=pytest.mark.trial) for phase in PHASES if phase != "record")])
+OTHERS = [pytest.param(phase, marks=pytest.mark.trial) for phase in PHASES if phase != "record"]
+
+
+@pytest.mark.parametrize("phase", ["record", *OTHERS])
 def test_killed_peer_comes_back(sieve, phase):
     async def main():
         s = sieve(4, rounds=10)
