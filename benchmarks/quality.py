@@ -61,7 +61,7 @@ SHARDS = 256
 
 @dataclass(frozen=True)
 class Toy:
-    """What is trained, and for how long: `rounds` of `steps` inner steps on each replica."""
+    """What is trained, and for how long: `rounds` of `steps` inner steps on each replica, of `batch` sequences."""
 
     split: Split
     seed: int
@@ -69,10 +69,14 @@ class Toy:
     steps: int = 10
     inner: InnerConfig = field(default_factory=lambda: InnerConfig(lr=4e-3, warmup=50, schedule="cosine"))
     peers: Sequence[bytes] = tuple(PEERS)
+    layers: int = 2
+    width: int = 64
+    batch: int = 8
 
     def model(self) -> Transformer:
         """The same first parameters on every replica."""
-        return Transformer(ModelConfig(256, layers=2, width=64, heads=4, context=self.split.context), self.seed)
+        size = ModelConfig(256, self.layers, self.width, heads=self.width // 16, context=self.split.context)
+        return Transformer(size, self.seed)
 
     def config(self, **changes: object) -> InnerConfig:
         """The inner optimizer, its schedule over all steps."""
@@ -85,7 +89,7 @@ class Toy:
 
     def batches(self, peer: bytes) -> Batches:
         """A replica's own share of the text."""
-        return Batches(self.split, 8, shards_of(self.seed, SHARDS, self.peers, peer))
+        return Batches(self.split, self.batch, shards_of(self.seed, SHARDS, self.peers, peer))
 
     def loss(self, trainer: Trainer) -> float:
         """Held-out loss, nats per byte."""
@@ -129,8 +133,16 @@ def apart(toy: Toy) -> float:
     return float(np.mean([toy.loss(trainer) for trainer in trainers]))
 
 
-def paired(gamma: float, lr: float = 0.7, momentum: float = 0.5, group: int = 2) -> Callable[[Toy], float]:
-    """NoLoCo: in every round each replica averages with one partner, or some, drawn as the product draws them."""
+def paired(
+    gamma: float,
+    lr: float = 0.7,
+    momentum: float = 0.5,
+    group: int = 2,
+    seen: Callable[[int, Sequence[PairedReplica]], None] = lambda number, replicas: None,
+) -> Callable[[Toy], float]:
+    """NoLoCo: in every round each replica averages with one partner, or some, drawn as the product draws them. `seen` is called
+    after each.
+    """
 
     def run(toy: Toy) -> float:
         trainers, view, how = toy.trainers(), sorted(toy.peers), halves("fp32", lr=lr, gamma=gamma)
@@ -152,6 +164,7 @@ def paired(gamma: float, lr: float = 0.7, momentum: float = 0.5, group: int = 2)
                 pull = Pull(momentum, lr, gamma)
                 one.step(read(trainer), sent[index], came, cut, how, members=(), pull=pull, place=place)
                 layout.write(trainer.model, one.theta)
+            seen(number, replicas)
         return float(np.mean([toy.loss(trainer) for trainer in trainers]))
 
     return run
