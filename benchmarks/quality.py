@@ -26,21 +26,25 @@ import numpy as np
 import torch
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.halves import halves
-from thinwire.collectives.pairing import partner
+from thinwire.collectives.pairing import others
 from thinwire.collectives.shards import grid
+from thinwire.collectives.sieve import parts
 from thinwire.compression import demo, registry, sparsemean
 from thinwire.compression.chunks import Chunks
 from thinwire.compression.codec import Floats
 from thinwire.compression.feedback import ErrorFeedback
 from thinwire.compression.kernels import outer_step
 from thinwire.compression.lowrank import LowRank, PowerSGD
+from thinwire.compression.portions import Portions
+from thinwire.compression.portions import layout as runs
+from thinwire.compression.sparse import Sparse
 from thinwire.node.co2 import Co2Replica
 from thinwire.node.corpus import open_corpus
 from thinwire.node.data import Batch, Batches, Split, shards_of, split
 from thinwire.node.eager import EagerRounds
 from thinwire.node.fragments import Layout, layout_of
 from thinwire.node.inner import InnerConfig, learning_rate
-from thinwire.node.methods import METHODS
+from thinwire.node.methods import METHODS, WIDE
 from thinwire.node.model import ModelConfig, Transformer
 from thinwire.node.outer import Read, Write
 from thinwire.node.paired import PairedReplica, Pull
@@ -57,7 +61,7 @@ SHARDS = 256
 
 @dataclass(frozen=True)
 class Toy:
-    """What is trained, and for how long: `rounds` of `steps` inner steps on each replica."""
+    """What is trained, and for how long: `rounds` of `steps` inner steps on each replica, of `batch` sequences."""
 
     split: Split
     seed: int
@@ -65,10 +69,14 @@ class Toy:
     steps: int = 10
     inner: InnerConfig = field(default_factory=lambda: InnerConfig(lr=4e-3, warmup=50, schedule="cosine"))
     peers: Sequence[bytes] = tuple(PEERS)
+    layers: int = 2
+    width: int = 64
+    batch: int = 8
 
     def model(self) -> Transformer:
         """The same first parameters on every replica."""
-        return Transformer(ModelConfig(256, layers=2, width=64, heads=4, context=self.split.context), self.seed)
+        size = ModelConfig(256, self.layers, self.width, heads=self.width // 16, context=self.split.context)
+        return Transformer(size, self.seed)
 
     def config(self, **changes: object) -> InnerConfig:
         """The inner optimizer, its schedule over all steps."""
@@ -81,7 +89,7 @@ class Toy:
 
     def batches(self, peer: bytes) -> Batches:
         """A replica's own share of the text."""
-        return Batches(self.split, 8, shards_of(self.seed, SHARDS, self.peers, peer))
+        return Batches(self.split, self.batch, shards_of(self.seed, SHARDS, self.peers, peer))
 
     def loss(self, trainer: Trainer) -> float:
         """Held-out loss, nats per byte."""
@@ -125,8 +133,16 @@ def apart(toy: Toy) -> float:
     return float(np.mean([toy.loss(trainer) for trainer in trainers]))
 
 
-def paired(gamma: float, lr: float = 0.7, momentum: float = 0.5) -> Callable[[Toy], float]:
-    """NoLoCo: in every round each replica averages with one partner, drawn as the product draws it."""
+def paired(
+    gamma: float,
+    lr: float = 0.7,
+    momentum: float = 0.5,
+    group: int = 2,
+    seen: Callable[[int, Sequence[PairedReplica]], None] = lambda number, replicas: None,
+) -> Callable[[Toy], float]:
+    """NoLoCo: in every round each replica averages with one partner, or some, drawn as the product draws them. `seen` is called
+    after each.
+    """
 
     def run(toy: Toy) -> float:
         trainers, view, how = toy.trainers(), sorted(toy.peers), halves("fp32", lr=lr, gamma=gamma)
@@ -143,11 +159,12 @@ def paired(gamma: float, lr: float = 0.7, momentum: float = 0.5) -> Callable[[To
                 trainer.run_steps(toy.steps)
             sent = [list(one.offer(read(t), cut, how)) for one, t in zip(replicas, trainers, strict=True)]
             for index, (one, trainer) in enumerate(zip(replicas, trainers, strict=True)):
-                other = partner(bytes(32), number, view, toy.peers[index])
-                others = [sent[toy.peers.index(other)]] if other is not None else []
+                drawn = others(bytes(32), number, view, toy.peers[index], group)
+                came, place = [sent[toy.peers.index(peer)] for peer in drawn], sum(p < toy.peers[index] for p in drawn)
                 pull = Pull(momentum, lr, gamma)
-                one.step(read(trainer), sent[index], others, cut, how, members=(), pull=pull)
+                one.step(read(trainer), sent[index], came, cut, how, members=(), pull=pull, place=place)
                 layout.write(trainer.model, one.theta)
+            seen(number, replicas)
         return float(np.mean([toy.loss(trainer) for trainer in trainers]))
 
     return run
@@ -239,6 +256,40 @@ def sparse(
             theta -= np.float32(lr) * mean
             for memory, left in zip(memories, out, strict=True):
                 memory.commit(excluded=bool(left))
+
+        return step
+
+    return make
+
+
+def sieved(
+    spec: str = "topk(k=64,chunk=4096)|2bit|rice", *, keep: float = 0.5, wide: int = WIDE, beta: float = 0.95
+) -> Make:
+    """SparseLoCo whose chunks have owners that send a part of each sum, as the product makes it of payloads."""
+
+    def make(toy: Toy, layout: Layout) -> Step:
+        codec: Sparse = registry.parse(spec)  # type: ignore[assignment]
+        portions = Portions(codec, replace(codec, k=min(codec.chunk, wide * codec.k)), keep)
+        cut = parts(layout.total, portions, codec.chunk)
+        chunks = runs(layout.total, cut.chunk, codec.chunk)
+        memories = [ErrorFeedback(codec, chunks, beta) for _ in toy.peers]
+        kept: dict[int, Floats] = {}
+
+        def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
+            sent = []
+            for memory, delta in zip(memories, deltas, strict=True):
+                payload = memory.prepare(delta)
+                sent.append(list(portions.split(payload, memory.choice)))  # type: ignore[arg-type]
+                memory.commit()
+            for index in range(len(cut)):
+                start, stop = cut.span(index)
+                weights = [1.0] * len(sent)
+                result, kept[index] = portions.thin(
+                    [one[index] for one in sent], weights, kept.get(index), stop - start
+                )
+                portions.wide.decode(result, runs(stop - start, stop - start, codec.chunk)).scatter(
+                    theta[start:stop], -1.0
+                )
 
         return step
 
@@ -428,12 +479,16 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "beta 1": rounds_of(sparse(beta=1.0)),
     "denominator mean": rounds_of(sparse(denominator="mean")),
     "30% excluded": rounds_of(sparse(excluded=0.3)),
+    "sieve": rounds_of(sieved()),
+    "sieve, keep .95": rounds_of(sieved(keep=0.95)),
+    "sieve, as many": rounds_of(sieved(wide=1)),
     "30% restored": rounds_of(sparse(excluded=0.3, on_exclusion="restore")),
     "demo k=32": demo_run("demo(k=32)"),
     "powersgd rank 8": rounds_of(low_rank(8)),
     "diloco .7/.5": rounds_of(dense("fp32", 0.7, 0.5)),
     "noloco": paired(0.7),
     "noloco gamma 0": paired(0.0),
+    "noloco, fours": paired(0.7, group=4),
     "diloco .4/.9": rounds_of(dense("fp32", 0.4, 0.9)),
     "streaming t0": overlapped(STREAMING.format(0, 0.0)),
     "streaming t1 a0": overlapped(STREAMING.format(1, 0.0)),

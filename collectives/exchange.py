@@ -22,7 +22,7 @@ from thinwire.collectives.reducer import Reducer, Reduces
 from thinwire.collectives.results import Results
 from thinwire.collectives.shards import Grid, owners
 from thinwire.collectives.standing import overdue
-from thinwire.compression.codec import Codec
+from thinwire.compression.codec import Buffer, Codec
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import MAX_GROUP, Ballot, Chunk, Open, Partial, PeerId, Record, Result, Subtotal
 
@@ -123,8 +123,12 @@ class Exchange(Plane):
     def _assign(self, opened: Open) -> None:
         """Who owns which chunk, and who takes the contributions to it."""
         working = [peer for peer in opened.alive if peer not in opened.idle]
-        self.owners = self._takers = owners(len(self.grid), opened.group, working, self._seed, opened.shares)
+        self.owners = self._takers = self._shared(opened, working)
         self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+
+    def _shared(self, opened: Open, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """The owner of each chunk, one of those `working`."""
+        return owners(len(self.grid), opened.group, working, self._seed, opened.shares)
 
     def _resume(self, opened: Open) -> None:
         """Do what a new ballot wants of what is here."""
@@ -192,11 +196,15 @@ class Exchange(Plane):
         if far:
             return
         weights = [float(entry.weight) for entry in opened.contributors]
-        self.results.put(index, self._reducer.result(payloads, weights, self.grid.size(index)))
+        self.results.put(index, self._made(index, payloads, weights))
         self._progress()
         self._done[self.me] = self.moved
         self.check()
         self._send_result(opened, index, self._heirs(opened, index))
+
+    def _made(self, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> Buffer:
+        """The result of a chunk that we own, of all contributions to it."""
+        return self._reducer.result(payloads, weights, self.grid.size(index))
 
     def _heirs(self, opened: Open, index: int) -> Sequence[PeerId]:
         """To whom we send the result of a chunk, once we have it."""

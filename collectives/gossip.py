@@ -9,12 +9,12 @@ Message by message (control messages are signed, chunks travel on sealed streams
 
 Who has announced itself and holds every chunk of the other is done and goes on, and serves what it announced for as long as
 the other may need it. Whatever goes wrong makes a pair of one, with a reason: harmless, the round is a local step then. When
-only one of the two fails, the mean of all replicas moves by β/2 times the difference of the two; that is borne.
+only one of the two fails, the mean of all replicas moves by β/2 times the difference of the two; that is borne. A larger group
+is a pair with each of the others (`circle`).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,43 +32,45 @@ STALL = 5
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """How it ended. `theirs`: the partner's encoded chunks in grid order; empty for a pair of one, and then `reason` says why,
-    unless there was no `partner`. `attempt` and `weight` (tokens) are what the partner announced.
+    """How it ended. `theirs`: the partner's encoded chunks in grid order; empty for a pair of one, and then `reason` says why.
+    `attempt` and `weight` (tokens) are what the partner announced.
     """
 
-    partner: PeerId | None = None
+    partner: PeerId
     theirs: tuple[Buffer, ...] = ()
     attempt: int = 0
     weight: int = 0
     reason: str = ""
 
 
-class Pair:
-    """See the module. Made when a round begins; `choose` names the partner, `announce` is for when the inner steps are done.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all pairs of a round have in common.
 
-    Feed it frames of its round with `hear`, time with `tick`, link changes with `lost` and `reach`. `plan`: digest of layout,
-    codecs, grid and constants, which must be equal. `patience`: seconds for an answer, or for progress. Holds at most one
-    contribution of the partner, and after the end what it still has to serve.
+    `plan`: digest of layout, codecs, grid and constants, which must be equal. `max_weight`: most tokens that a peer may
+    claim. `patience`: seconds for an answer, or for progress.
     """
 
-    def __init__(
-        self,
-        me: PeerId,
-        round: int,
-        *,
-        plan: Digest,
-        grid: Grid,
-        halves: Halves,
-        max_weight: int,
-        outbox: Outbox,
-        now: Callable[[], float],
-        patience: float,
-        attempt: int = 0,
-    ) -> None:
-        self.me, self.round, self.attempt, self.fragment = me, round, attempt, 0
-        self.partner: PeerId | None = None
-        self.chosen = False
-        """Whether the partner is settled; it may be nobody."""
+    round: int
+    plan: Digest
+    grid: Grid
+    halves: Halves
+    max_weight: int
+    outbox: Outbox
+    now: Callable[[], float]
+    patience: float
+    fragment: int = 0
+
+
+class Pair:
+    """See the module. Made when the partner is known; `announce` is for when the inner steps are done.
+
+    Feed it the partner's frames of the round with `hear`, time with `tick`, link changes with `lost` and `reach`. `settled` is
+    called once, when it has ended. Holds at most one contribution of the partner, and after the end what it still has to serve.
+    """
+
+    def __init__(self, partner: PeerId, terms: Terms, settled: Callable[[], None]) -> None:
+        self.partner, self.round, self.fragment = partner, terms.round, terms.fragment
         self.theirs: Ready | None = None
         self.theirs_at = 0.0
         """When the partner was ready."""
@@ -76,8 +78,8 @@ class Pair:
         self.ours_at = 0.0
         self.meeting: Meeting | None = None
         self.met = False
-        self._plan, self._grid, self._halves, self._max_weight = plan, grid, halves, max_weight
-        self._outbox, self._now, self._patience = outbox, now, patience
+        self._plan, self._grid, self._halves, self._max_weight = terms.plan, terms.grid, terms.halves, terms.max_weight
+        self._outbox, self._now, self._patience = terms.outbox, terms.now, terms.patience
         self._source: Sequence[Buffer] = ()
         self._served: set[int] = set()
         self._chunks: list[Buffer | None] = []
@@ -86,44 +88,21 @@ class Pair:
         self._answered = self._linked = True
         self._moved = 0.0
         self._refused = ""
-        self._settled = asyncio.Event()
+        self._settled = settled
 
     # --- our side
 
-    def choose(self, partner: PeerId | None) -> None:
-        """Settle the partner; again when the one before is out of the question."""
-        if partner != self.partner:
-            self.theirs, self._chunks, self._missing, self._refused = None, [], 0, ""
-        self.partner, self.chosen = partner, True
-
-    def announce(
-        self, source: Sequence[Buffer], hashes: bytes, *, weight: int, loss: float, speed: float, deadline: float
-    ) -> None:
+    def announce(self, ready: Ready, source: Sequence[Buffer], *, deadline: float) -> None:
         """Tell the partner that we are ready with these encoded chunks (not to be changed any more).
 
         `deadline`: seconds to wait for a partner that is there and not ready.
         """
-        self.attempt += 1
         self._source, self.ours_at, self._moved = source, self._now(), self._now()
-        self.ours = Ready(
-            self.round,
-            self.fragment,
-            self.attempt,
-            bytes(32),
-            self._plan,
-            weight,
-            hashes,
-            True,
-            float(loss),
-            float(speed),
-        )
-        self._deadline, self._answered = deadline, self.theirs is not None
-        if self.partner is None:
-            self._settle(Meeting())
-        elif self._refused:
+        self.ours, self._deadline, self._answered = ready, deadline, self.theirs is not None
+        if self._refused:
             self.fail(self._refused, tell=False)
         else:
-            self._outbox.control(self.partner, self.ours)
+            self._outbox.control(self.partner, ready)
             self._look()
 
     @property
@@ -131,15 +110,9 @@ class Pair:
         """Why there will be no meeting in this round, before we are ready; empty while there may be one."""
         return self._refused
 
-    async def wait(self) -> Meeting:
-        """Until both have come together, or the pair has become one of one."""
-        await self._settled.wait()
-        assert self.meeting is not None
-        return self.meeting
-
     def fail(self, reason: str, *, tell: bool = True) -> None:
         """Go on without the partner; before we are ready ourselves it is remembered until then."""
-        if self.meeting is not None or self.partner is None:
+        if self.meeting is not None:
             return
         self.theirs, self._chunks = None, []
         self._refused = self._refused or reason
@@ -157,41 +130,37 @@ class Pair:
 
     # --- events
 
-    def hear(self, sender: PeerId, frame: Frame) -> None:
-        """A checked frame of this round, from anybody; only the partner of the round is answered."""
+    def hear(self, frame: Frame) -> None:
+        """A checked frame of this round, from the partner."""
         message = frame.message
         if getattr(message, "fragment", self.fragment) != self.fragment:
             return
-        if sender != self.partner:
-            if isinstance(message, Ready):
-                self._outbox.control(sender, Decline(self.round, self.fragment, "other partner"))
-        elif isinstance(message, Ready):
-            self._take_ready(sender, message)
+        if isinstance(message, Ready):
+            self._take_ready(message)
         elif isinstance(message, Fetch):
             self._answered = True
-            self._serve(sender, message)
+            self._serve(message)
         elif isinstance(message, Chunk):
             self._take_chunk(message, frame)
         elif isinstance(message, Decline):
-            self.fail(f"declined: {message.reason}"[:64], tell=False)
+            self.fail(f"declined: {message.reason.removeprefix('declined: ')}"[:64], tell=False)
 
     def heard(self) -> None:
         """The partner is there, though not ready."""
         self._answered = True
 
-    def lost(self, peer: PeerId) -> None:
-        """The link to a peer broke; it has a patience to come back."""
-        if peer == self.partner:
-            self._served.clear()
-            self._linked, self._moved = False, self._now()
+    def lost(self) -> None:
+        """The link broke; it has a patience to come back."""
+        self._served.clear()
+        self._linked, self._moved = False, self._now()
 
-    def reach(self, peer: PeerId) -> None:
-        """A link to a peer is up."""
-        if peer != self.partner or self._linked:
+    def reach(self) -> None:
+        """The link is up."""
+        if self._linked:
             return
         self._linked, self._moved = True, self._now()
         if self.ours is not None and (self.meeting is None or self.met):
-            self._outbox.control(peer, self.ours)
+            self._outbox.control(self.partner, self.ours)
         self._ask()
 
     def tick(self) -> None:
@@ -210,13 +179,13 @@ class Pair:
 
     # --- the partner's side
 
-    def _take_ready(self, sender: PeerId, ready: Ready) -> None:
+    def _take_ready(self, ready: Ready) -> None:
         if self.ours is not None and not self._answered:
-            self._outbox.control(sender, self.ours)  # it may not have been there yet when we said so
+            self._outbox.control(self.partner, self.ours)  # it may not have been there yet when we said so
         self._answered = True
         if self.meeting is not None or self._refused:
             if not self.met:
-                self._outbox.control(sender, Decline(self.round, self.fragment, self._refused or "late"))
+                self._outbox.control(self.partner, Decline(self.round, self.fragment, self._refused or "late"))
             return
         if self.theirs is not None and ready.attempt <= self.theirs.attempt:
             return
@@ -229,22 +198,22 @@ class Pair:
         self._ask()
 
     def _ask(self) -> None:
-        if self.theirs is not None and self._missing and self.partner is not None and self.meeting is None:
+        if self.theirs is not None and self._missing and self.meeting is None:
             lacking = tuple(index for index, chunk in enumerate(self._chunks) if chunk is None)
             digest = blake3.blake3(self.theirs.hashes).digest()
             self._outbox.control(self.partner, Fetch(self.round, self.fragment, digest, lacking))
 
-    def _serve(self, sender: PeerId, message: Fetch) -> None:
+    def _serve(self, message: Fetch) -> None:
         if self.ours is None or message.digest != blake3.blake3(self.ours.hashes).digest() or not self._source:
             if self.meeting is not None:
-                self._outbox.control(sender, Decline(self.round, self.fragment, self.meeting.reason or "late"))
+                self._outbox.control(self.partner, Decline(self.round, self.fragment, self.meeting.reason or "late"))
             return
         for index in message.indices:
             # Once for each link: what it has taken comes, unless the link breaks.
             if index < len(self._grid) and index not in self._served:
                 self._served.add(index)
-                frame = Frame(Chunk(self.round, self.fragment, self.attempt, index), self._source[index])
-                self._outbox.bulk(sender, frame)
+                frame = Frame(Chunk(self.round, self.fragment, self.ours.attempt, index), self._source[index])
+                self._outbox.bulk(self.partner, frame)
 
     def _take_chunk(self, message: Chunk, frame: Frame) -> None:
         ready, index = self.theirs, message.index
@@ -272,4 +241,4 @@ class Pair:
     def _settle(self, meeting: Meeting) -> None:
         if self.meeting is None:
             self.meeting, self.met = meeting, bool(meeting.theirs)
-            self._settled.set()
+            self._settled()

@@ -21,21 +21,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thinwire.collectives.complaints import BROKEN
-from thinwire.collectives.exchange import Exchange
 from thinwire.collectives.ringway import Lap, joined
+from thinwire.collectives.settled import Settled
 from thinwire.compression.codec import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Contribution, Digest, Open, Partial, PeerId, Record, Result
+from thinwire.swarm.protocol import Contribution, Open, Partial, PeerId, Result
 
 PASSED = 0
 """Number of an announcement that stands for what a neighbour has passed on; real ones begin with 1."""
 
 
-class Ring(Exchange):
-    """See the module. Ballots without a ring are those of `Exchange`; of a settled one results are fetched, not computed."""
+class Ring(Settled):
+    """See the module. Ballots without a ring are those of `Exchange`."""
 
     _lap: Lap | None = None
-    _voted: tuple[Digest, list[Buffer]] | None = None
 
     @property
     def broken(self) -> bool:
@@ -47,33 +46,21 @@ class Ring(Exchange):
 
     def _basis(self, opened: Open) -> object:
         """See Plane."""
-        if opened.adopted is not None:
-            return opened.adopted
-        if not opened.order:
-            return super()._basis(opened)
-        return opened.contributors, opened.alive, opened.idle, opened.order
+        if opened.adopted is None and opened.order:
+            return opened.contributors, opened.alive, opened.idle, opened.order
+        return super()._basis(opened)
 
     def _renew(self, opened: Open) -> None:
-        """See Exchange. What was voted for last is kept: who adopts it fetches it from those who did."""
-        digest = self.results.digest
-        if digest is not None:
-            self._voted = digest, [chunk for chunk in self.results.chunks if chunk is not None]
+        """See Exchange."""
         if self._lap is not None:
             self._lap = None
             self._outbox.recall(self.round, self.fragment)
-        if digest is not None and digest == opened.adopted:
-            return
-        self.results.clear()
-        if self._voted is not None and self._voted[0] == opened.adopted:
-            for index, chunk in enumerate(self._voted[1]):
-                self.results.put(index, chunk)
+        super()._renew(opened)
 
     def _assign(self, opened: Open) -> None:
         """See Exchange."""
         super()._assign(opened)
-        if opened.adopted is not None:
-            self._takers, self._mine = (b"",) * len(self.grid), []
-        elif opened.order:
+        if opened.adopted is None and opened.order:
             lap = self._lap = self._lap or Lap(self.me, opened, len(self.grid))
             self.owners, self._takers = lap.owners, lap.takers
             self._mine = [index for index, owner in enumerate(lap.owners) if owner == self.me]
@@ -87,7 +74,7 @@ class Ring(Exchange):
 
     def _scatter(self, opened: Open) -> None:
         """See Plane; who is in the ring has nobody to send its contribution to as it is."""
-        if opened.adopted is None and (self._lap is None or self._lap.right is None):
+        if self._lap is None or self._lap.right is None:
             super()._scatter(opened)
 
     def reach(self, peer: PeerId) -> None:
@@ -107,7 +94,6 @@ class Ring(Exchange):
     def settle(self) -> None:
         """See Plane."""
         super().settle()
-        self._voted = None
         if self._lap is not None:
             self._lap.passed.clear()
             self._lap.made.clear()
@@ -204,49 +190,22 @@ class Ring(Exchange):
         self._forward(index)
         super()._send_result(opened, index, [peer for peer in to if peer in lap.outside])
 
-    def take(self, sender: PeerId, frame: Frame) -> None:
-        """See Plane. What is settled is known by its hash, so that it does not matter in which ballot somebody had it."""
-        if self.results.wanted is not None and isinstance(message := frame.message, (Record, Result)):
-            if isinstance(message, Record):
-                self._take_record(sender, message)
-            else:
-                self._take_result(sender, message, frame)
-        else:
-            super().take(sender, frame)
-
-    def _take_record(self, sender: PeerId, record: Record) -> None:
-        unsigned = [i for i in record.indices if i < len(self.grid) and not self.results.signed(i)]
-        super()._take_record(sender, record)
-        if not self.complete and any(map(self.results.signed, unsigned)):
-            self._replay()
-
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
-        """In a ring a result comes from a neighbour, and counts, and goes on, when its owner has signed for it. What is settled
-        has no owner: all of it is signed for at once, by whoever has it.
-        """
+        """In a ring a result comes from a neighbour, and counts, and goes on, when its owner has signed for it."""
         lap, index = self._lap, message.index
-        if lap is None and self.results.wanted is None:
+        if lap is None:
             return super()._take_result(sender, message, frame)
-        if index >= len(self.grid) or self.results.chunks[index] is not None:
-            return
-        taken = self.results.take(index, frame.payload, frame.hashed, from_owner=False)
-        if taken is None:
-            if self._fits(frame):
-                self._early.put(sender, frame)
-        elif taken:
-            self._progress()
-            if lap is not None:
-                lap.made.pop(index, None)
-                self._forward(index)
+        taken = self._take_signed(sender, message, frame)
+        if taken:
+            lap.made.pop(index, None)
+            self._forward(index)
             self.check()
-        elif lap is not None and sender in (lap.left, self.owners[index]):
+        elif taken is False and sender in (lap.left, self.owners[index]):
             self.agreement.accuse(sender, BROKEN, self._now())
 
     def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
-        """See Plane. Of a ring only what comes from outside it has one; of what is settled others are asked, see Butterfly."""
+        """See Plane. Of a ring only what comes from outside it has one."""
         lap = self._lap
-        if opened.adopted is not None:
-            return None
         if lap is None:
             return super().culprit(opened)
         for index, chunk in enumerate(self.results.chunks):

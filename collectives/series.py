@@ -21,10 +21,12 @@ from thinwire.collectives.gather import Gather
 from thinwire.collectives.hierarchy import Hierarchy
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.plane import Plane
 from thinwire.collectives.proposal import Rate, Terms
 from thinwire.collectives.ring import Ring
 from thinwire.collectives.ringorder import best
 from thinwire.collectives.shards import Grid
+from thinwire.collectives.sieve import Kept, Sieve, Sifts
 from thinwire.collectives.standing import STEPS, Standing
 from thinwire.collectives.stash import Stash
 from thinwire.compression.codec import Codec
@@ -61,9 +63,10 @@ class Series:
     `live`: peers with a link, kept by the caller. `key_of`: Ed25519 public key of another peer, None when it is not known.
     `patience`: seconds without progress before somebody acts, at least those given here; adapts to what rounds take.
     `moved`: bytes sent and received since the beginning, where chunks are dealt out by bandwidth; None: all own equally many.
-    `gathers`: every payload goes to everybody (and `codec` only says whether it is one), else chunks are averaged by `rule`,
-    at their owners ("butterfly"), on their way round ("ring"), or in sites first ("hierarchy"). `site`: the network that we
-    share with others. `bandwidth`: what is known of our link, where another series knows it too.
+    `collective`: "gather", every payload goes to everybody (and `codec` only says whether it is one); "sparse-butterfly", each
+    chunk has an owner that adds up and sends a part of it (see `sieve`); or "butterfly", chunks are averaged by `rule`, with
+    `topology` at their owners ("butterfly"), on their way round ("ring"), or in sites first ("hierarchy"). `site`: the network
+    that we share with others. `bandwidth`: what is known of our link, where another series knows it too.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Series:
         key_of: Callable[[PeerId], bytes | None],
         patience: float,
         phase: Callable[[int, str], None] = lambda round, name: None,
-        gathers: bool = False,
+        collective: str = "butterfly",
         moved: Callable[[], tuple[int, int]] | None = None,
         topology: str = "butterfly",
         site: str = "",
@@ -96,10 +99,12 @@ class Series:
         """By which rings are ordered, where more is known than what each peer says of its own link."""
         self._identity, self._run_id = identity, run_id
         self._codec, self._rule, self._outbox, self._now = codec, RULES[rule], outbox, now
-        self._live, self._key_of, self._phase, self._gathers = live, key_of, phase, gathers
+        self._live, self._key_of, self._phase, self._collective = live, key_of, phase, collective
         self._topology, self._site = topology, site
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = Pool()
+        self.kept = Kept()
+        """What we have not sent of the chunks that we own, where sums are thinned out."""
         self._standing = Standing()
         self._moved = moved
         self.bandwidth = bandwidth or Bandwidth()
@@ -122,7 +127,7 @@ class Series:
         about, where they take turns: what norms are usual is known of each.
         """
         seed = blake3.blake3(self._run_id + terms.round.to_bytes(8, "big")).digest()
-        sized = self._moved is not None and self._topology == "butterfly" and not self._gathers
+        sized = self._moved is not None and self._topology == self._collective == "butterfly"
         chunks = len(grid) if sized else 0
         order = leader_order(seed, terms.members, terms.round, terms.fragment)
         agreement = Agreement(
@@ -142,7 +147,7 @@ class Series:
             witness=witness,
             idle={*self._standing.resting(terms.round), *self.sick()},
         )
-        exchange = self._gather(agreement, grid, turn) if self._gathers else self._exchange(agreement, grid, seed, turn)
+        exchange = self._plane(agreement, grid, seed, turn)
         return Butterfly(
             agreement,
             exchange,
@@ -161,6 +166,26 @@ class Series:
 
     def _link(self) -> tuple[int, int]:
         return self.bandwidth.settle()
+
+    def _plane(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> Plane:
+        if self._collective == "gather":
+            return self._gather(agreement, grid, turn)
+        if self._collective == "sparse-butterfly":
+            return self._sieve(agreement, grid, turn)
+        return self._exchange(agreement, grid, seed, turn)
+
+    def _sieve(self, agreement: Agreement, grid: Grid, turn: int) -> Sieve:
+        return Sieve(
+            agreement,
+            codec=cast(Sifts, self._codec),
+            grid=grid,
+            kept=self.kept,
+            keeps=self._run_id,
+            outbox=self._outbox,
+            now=self._now,
+            usual=self._usual.setdefault(turn, {}),
+            phase=self._phase,
+        )
 
     def _exchange(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> Exchange:
         if self._topology == "hierarchy":

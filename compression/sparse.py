@@ -152,7 +152,11 @@ class Sparse:
 
     def nbytes(self, selected: Selected) -> int:
         """Exact size of the payload."""
-        return sum(HEADER.size + sum(self._lengths(part)) for part in selected.parts)
+        return sum(self.sizes(selected))
+
+    def sizes(self, selected: Selected) -> list[int]:
+        """Bytes of each section's part of it, in their order."""
+        return [HEADER.size + sum(self._lengths(part)) for part in selected.parts]
 
     def encode(self, selected: Selected, threads: int = 1) -> bytes:
         """The payload."""

@@ -1,8 +1,8 @@
-"""Rounds of pairs (NoLoCo): local training, one partner's contribution, one outer step; or a step of one's own."""
+"""Rounds of pairs and groups (NoLoCo): local training, what partners contribute, one outer step; or a step of one's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import blake3
 import numpy as np
@@ -55,7 +55,7 @@ class GossipRounds:
     async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
         """One round after the inner steps. `weight` is the tokens that went into them; `loss` and `speed` are for display.
 
-        Commits a step with the partner or a step alone, whole, and the model starts from the new slow weights. Without commit
+        Commits a step with partners or a step alone, whole, and the model starts from the new slow weights. Without commit
         only when the swarm is so far ahead that the state of another was taken over.
         """
         session = self._session
@@ -65,52 +65,71 @@ class GossipRounds:
         try:
             payloads = await self._work(lambda: self._encode(read))
         except FloatingPointError as error:
-            # Nothing of our own, but still a half of the pair: the partner draws us back to where it is.
+            # Nothing of our own, but still one of the group: the others draw us back to where they are.
             session.report("unsent", str(error))
             read, weight = session.replica.own, 0
             payloads = await self._work(lambda: self._encode(read))
         hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)
-        meeting = await session.average(payloads, hashes=hashes, weight=weight, loss=loss, speed=speed)
-        if meeting.theirs:
-            meeting = await self._screen(payloads, meeting)
-        return await whole(self._commit(read, payloads, meeting, weight))
+        meetings = await session.average(payloads, hashes=hashes, weight=weight, loss=loss, speed=speed)
+        if any(meeting.theirs for meeting in meetings):
+            meetings = await self._screen(payloads, meetings)
+        return await whole(self._commit(read, payloads, meetings, weight))
 
-    async def _screen(self, mine: list[memoryview], meeting: Meeting) -> Meeting:
-        """Leave out what is absurdly long, beside our own or what was usual; who has neither, beside its momentum."""
-        session, partner = self._session, meeting.partner
-        assert partner is not None
+    async def _screen(self, mine: list[memoryview], meetings: Sequence[Meeting]) -> tuple[Meeting, ...]:
+        """Leave out what is absurdly long, beside our own or what was usual; who has neither, beside its momentum.
+
+        Each partner is held against ourselves alone, so that it does not matter how many of them lie.
+        """
+        session = self._session
         replica, grid, codec = session.replica, session.grid, session.codec
-        ours, theirs = await self._work(lambda: replica.lengths([mine, meeting.theirs], grid, codec))
+        came = [meeting for meeting in meetings if meeting.theirs]
+        ours, *theirs = await self._work(
+            lambda: replica.lengths([mine, *(meeting.theirs for meeting in came)], grid, codec)
+        )
         if not ours and not session.usual:
             ours = await self._work(lambda: float(np.linalg.norm(replica.momentum)))
-        known = ours > 0 or session.usual > 0
-        far, session.usual = (
-            outliers({session.me: ours, partner: theirs}, session.usual) if known else ((partner,), 0.0)
+        far, usual = {meeting.partner for meeting in came}, [0.0]
+        if ours > 0 or session.usual > 0:
+            judged = [
+                outliers({session.me: ours, meeting.partner: length}, session.usual)
+                for meeting, length in zip(came, theirs, strict=True)
+            ]
+            far, usual = {peer for out, _ in judged for peer in out}, [after for _, after in judged]
+        session.usual = min(usual)
+        for meeting in came:
+            if meeting.partner in far:
+                session.refuse(meeting.partner, "norm")
+        return tuple(
+            Meeting(meeting.partner, reason="norm") if meeting.theirs and meeting.partner in far else meeting
+            for meeting in meetings
         )
-        if partner not in far:
-            return meeting
-        session.refuse("norm")
-        return Meeting(partner, reason="norm")
 
-    async def _commit(self, read: Read, mine: list[memoryview], meeting: Meeting, weight: int) -> Outcome:
+    async def _commit(self, read: Read, mine: list[memoryview], meetings: Sequence[Meeting], weight: int) -> Outcome:
         """Make the step, whole: whoever cancels `sync` on the way waits for it."""
-        session, replica, pair = self._session, self._session.replica, self._session.current
-        me, partner = session.me, meeting.partner
-        others = [meeting.theirs] if meeting.theirs else []
-        entries = [Contribution(me, pair.attempt, weight)]
-        if partner is not None and others:
-            entries.append(Contribution(partner, meeting.attempt, meeting.weight))
+        session, replica, circle = self._session, self._session.replica, self._session.current
+        me, came = session.me, [meeting for meeting in meetings if meeting.theirs]
+        entries = [Contribution(me, circle.attempt, weight)]
+        entries += [Contribution(meeting.partner, meeting.attempt, meeting.weight) for meeting in came]
         entries.sort(key=lambda entry: entry.peer)
         members = tuple(entry.peer for entry in entries)
         await session.change(
             self._work,
-            lambda: replica.step(read, mine, others, session.grid, session.codec, members=members, pull=self._pull),
+            lambda: replica.step(
+                read,
+                mine,
+                [meeting.theirs for meeting in came],
+                session.grid,
+                session.codec,
+                members=members,
+                pull=self._pull,
+                place=members.index(me),
+            ),
         )
-        missing = {partner: meeting.reason} if partner is not None and not others else {}
-        # The record of a round that two have settled between them: it needs no votes.
+        missing = {meeting.partner: meeting.reason for meeting in meetings if not meeting.theirs}
+        # The record of a round that some have settled between them: it needs no votes.
         excluded = tuple(Exclusion(peer, reason) for peer, reason in missing.items())
         opened = Open(
-            pair.round, 0, Ballot(0, me), members, members, tuple(entries), excluded, adopted=None, sources=()
+            circle.round, 0, Ballot(0, me), members, members, tuple(entries), excluded, adopted=None, sources=()
         )
         await self._adopt()
         return Outcome(commit=Commit(opened, replica.digest, ()), missing=missing)

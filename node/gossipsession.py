@@ -1,4 +1,4 @@
-"""The rounds of one peer that averages with one partner a round (NoLoCo): routes what comes in, begins the next.
+"""The rounds of one peer that averages with one partner a round, or with some (NoLoCo): routes what comes in, begins the next.
 
 Everything here runs on the event loop. It is what `Session` is where all average together, without a group: a peer's round
 counts its own outer steps, and peers drift apart by as much as they wait for each other. A partner counts when it is in
@@ -17,7 +17,8 @@ from functools import partial
 import blake3
 import msgspec
 from thinwire.collectives import pairing
-from thinwire.collectives.gossip import Meeting, Pair
+from thinwire.collectives.circle import Circle
+from thinwire.collectives.gossip import Meeting, Terms
 from thinwire.collectives.halves import Halves
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched, Foreign
@@ -103,10 +104,10 @@ class GossipSession:
         # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._early: dict[PeerId, Frame] = {}
-        self._drawn: tuple[bytes, int, PeerId | None] = (b"", -1, None)
+        self._drawn: tuple[bytes, int, tuple[PeerId, ...]] = (b"", -1, ())
         self._pace = Pace(now, patience=patience, entered=self._entered)
         self._inquiry = Inquiry(now)
-        self._past: Pair | None = None
+        self._past: Circle | None = None
         self._present: set[PeerId] = set()
         self.current = self._next_round()
         presence.handler = self
@@ -115,33 +116,32 @@ class GossipSession:
 
     async def average(
         self, source: Sequence[Buffer], *, weight: int, loss: float, speed: float, hashes: bytes | None = None
-    ) -> Meeting:
-        """Average these encoded chunks with the partner of the round; a pair of one when that comes to nothing."""
+    ) -> tuple[Meeting, ...]:
+        """Average these encoded chunks with the partners of the round; how it ended with each of them."""
         if hashes is None:
             hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
-        pair, deadline = self.current, self._pace.train()
-        if pair.theirs is None or pair.partner not in self.roster.view:
-            pair.choose(self._draw())
-        if pair.partner is not None and pair.partner in self._early:
-            self.routed(pair.partner, self._early.pop(pair.partner))
+        circle, deadline = self.current, self._pace.train()
+        self._choose()
+        for peer in [peer for peer in circle.pairs if peer in self._early]:
+            self.routed(peer, self._early.pop(peer))
         self._phase("announce")
-        pair.announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
-        meeting = await pair.wait()
-        self._pace.learn(pair, meeting)
-        return meeting
+        circle.announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
+        meetings = await circle.wait()
+        self._pace.learn(circle, meetings)
+        return meetings
 
     @property
     def patience(self) -> float:
         """Seconds for an answer or for progress."""
         return self._pace.patience
 
-    def refuse(self, reason: str) -> None:
-        """Nothing of the partner's in this round: what it sent is not to be used."""
-        self.report("refused", f"what {short(self.current.partner or self.me)} sent: {reason}")
+    def refuse(self, peer: PeerId, reason: str) -> None:
+        """Nothing of this partner's in this round: what it sent is not to be used."""
+        self.report("refused", f"what {short(peer)} sent: {reason}")
 
     @property
     def overtaken(self) -> bool:
-        """Whether inner steps should end here: a state must be fetched, or the partner waits for who is always late."""
+        """Whether inner steps should end here: a state must be fetched, or partners wait for who is always late."""
         return self.behind.is_set() or self._pace.keeps_waiting(self.current)
 
     @property
@@ -151,7 +151,7 @@ class GossipSession:
 
     def waiting_for(self) -> tuple[PeerId, ...]:
         """Whom the round in progress waits for."""
-        return (self.current.partner,) if self.current.partner is not None else ()
+        return self.current.lacking
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """What is held for later, and how much it may be."""
@@ -192,37 +192,36 @@ class GossipSession:
             del self._early[peer]
             self.routed(peer, frame)
 
-    def _next_round(self) -> Pair:
-        return Pair(
-            self.me,
+    def _next_round(self) -> Circle:
+        terms = Terms(
             self.replica.round + 1,
-            plan=self._plan,
-            grid=self.grid,
-            halves=self.codec,
-            max_weight=self.manifest.max_weight,
-            outbox=self._outbox,
-            now=self._now,
-            patience=self.patience,
-            attempt=self._life,
+            self._plan,
+            self.grid,
+            self.codec,
+            self.manifest.max_weight,
+            self._outbox,
+            self._now,
+            self.patience,
         )
+        return Circle(terms, size=self.manifest.exchange.group, attempt=self._life)
 
     def _phase(self, name: str) -> None:
         self._emit("phase", {"round": self.current.round, "phase": name})
 
-    def _draw(self) -> PeerId | None:
-        """The partner of the round in progress in the view as it is."""
-        view, round = self.roster.view, self.current.round
+    def _choose(self) -> None:
+        """Settle the partners of the round in progress in the view as it is."""
+        view, round, size = self.roster.view, self.current.round, self.manifest.exchange.group
         if self._drawn[:2] != (view.digest, round):
-            self._drawn = (view.digest, round, pairing.partner(self.run_id, round, view.peers, self.me))
-        return self._drawn[2]
+            self._drawn = (view.digest, round, pairing.others(self.run_id, round, view.peers, self.me, size))
+        self.current.choose(self._drawn[2], view)
 
     # --- what presence tells
 
     def reached(self, peer: PeerId) -> None:
         """See Handler."""
-        for pair in (self._past, self.current):
-            if pair is not None:
-                pair.reach(peer)
+        for circle in (self._past, self.current):
+            if circle is not None:
+                circle.reach(peer)
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
@@ -231,18 +230,11 @@ class GossipSession:
         self._inquiry.lost(peer)
         self._present.discard(peer)
         self.stats.pop(peer, None)
-        for pair in (self._past, self.current):
-            if pair is not None:
-                pair.lost(peer)
-        if peer == self.current.partner and (gone or not self.roster.alive(peer)):
-            self._drop_partner("gone")
-
-    def _drop_partner(self, reason: str) -> None:
-        if self.current.ours is None:
-            self.current.choose(None)
-            self.current.chosen = False  # the view without it gives another one
-        else:
-            self.current.fail(reason, tell=False)
+        for circle in (self._past, self.current):
+            if circle is not None:
+                circle.lost(peer)
+        if gone or not self.roster.alive(peer):
+            self.current.drop(peer, "gone")
 
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""
@@ -278,15 +270,10 @@ class GossipSession:
             if not self._entered:
                 return self._outbox.control(peer, Decline(number, 0, "no state yet"))
         if number == current.round:
-            if (
-                isinstance(message, Ready)
-                and current.ours is None
-                and current.theirs is None
-                and peer != current.partner
-            ):
-                current.choose(self._draw())
+            if isinstance(message, Ready) and current.ours is None and peer not in current.pairs:
+                self._choose()
             current.hear(peer, frame)
-        elif self._past is not None and number == self._past.round and peer == self._past.partner and self._past.met:
+        elif self._past is not None and number == self._past.round and self._past.met(peer):
             self._past.hear(peer, frame)
         elif isinstance(message, Ready):
             if number > current.round and (peer in self._early or len(self._early) < EARLY):
@@ -302,9 +289,9 @@ class GossipSession:
 
     def _hear_round(self, peer: PeerId, round: int) -> None:
         """A peer says which round it has made last."""
-        pair = self.current
+        pair = self.current.pairs.get(peer)
         self._present.add(peer)
-        if peer == pair.partner and pair.ours is not None and pair.meeting is None:
+        if pair is not None and pair.ours is not None and pair.meeting is None:
             pair.heard()
             if round >= pair.round:
                 pair.fail("ahead", tell=False)

@@ -7,13 +7,16 @@ else is the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thinwire.collectives.gather import pieces
 from thinwire.collectives.halves import halves
 from thinwire.collectives.shards import Grid, grid
+from thinwire.collectives.sieve import parts
 from thinwire.compression import registry
+from thinwire.compression.portions import Portions
+from thinwire.compression.portions import layout as runs
 from thinwire.swarm.manifest import SUITS, Manifest, ManifestError
 
 from .buffered import BufferedReplica, BufferedRounds
@@ -32,7 +35,7 @@ from .paired import PairedReplica
 from .parts import parts_of
 from .rounds import Rounds
 from .session import Session
-from .sparse import DemoReplica, SparseCodec, SparseReplica, chunks_of
+from .sparse import DemoReplica, RunCodec, SparseCodec, SparseReplica, chunks_of
 from .sparserounds import SparseRounds
 from .streaming import StreamingReplica, StreamingRounds
 from .turns import ChainedRounds
@@ -59,12 +62,23 @@ def _pairs(manifest: Manifest, layout: Layout) -> Any:
     return halves(manifest.exchange.codec, lr=manifest.outer.lr, gamma=manifest.outer.gamma)
 
 
+WIDE = 4
+"""Values that an owner sends of a sum, for each that a contributor sends: with as many it sends too little of it."""
+
+
 def _sparse(manifest: Manifest, layout: Layout) -> SparseCodec:
     codec: Any = registry.parse(manifest.exchange.codec)
-    return SparseCodec(codec, chunks_of(layout, codec.chunk))
+    if manifest.exchange.collective != "sparse-butterfly":
+        return SparseCodec(codec, chunks_of(layout, codec.chunk))
+    wide = replace(codec, k=min(WIDE * codec.k, codec.chunk))
+    portions = Portions(codec, wide, manifest.exchange.keep, manifest.outer.denominator)
+    run = parts(layout.total, portions, codec.chunk).chunk
+    return RunCodec(codec, runs(layout.total, run, codec.chunk), portions)
 
 
 def _pieces(manifest: Manifest, layout: Layout, codec: SparseCodec) -> Grid:
+    if isinstance(codec, RunCodec):
+        return parts(layout.total, codec, codec.codec.chunk)
     return pieces(codec.bound)
 
 

@@ -1,12 +1,13 @@
-"""In step without a barrier: how long a peer waits for its partner, and when it ends its own inner steps for it."""
+"""In step without a barrier: how long a peer waits for its partners, and when it ends its own inner steps for them."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
-from thinwire.collectives.gossip import Meeting, Pair
+from thinwire.collectives.circle import Circle
+from thinwire.collectives.gossip import Meeting
 from thinwire.collectives.series import MAX_PATIENCE
 from thinwire.node.presence import TICK
 
@@ -21,9 +22,10 @@ LONGEST_WAIT = 16.0
 
 
 class Pace:
-    """Call `begin` when a round begins, `train` when its inner steps are done, `learn` when its meeting is over.
+    """Call `begin` when a round begins, `train` when its inner steps are done, `learn` when its meetings are over.
 
-    Who is late time and again ends its inner steps when its partner waits; so does who was last time, who has been held up by
+    Of several partners the one in the middle counts: the peer is late when half of them have waited for it.
+    Who is late time and again ends its inner steps when they wait; so does who was last time, who has been held up by
     another, and who is new. So slower machines contribute fewer steps, and a delay goes no further than the next round.
     `patience`: seconds for an answer or for progress; adapts to what exchanges take. `hurried`: our steps were ended early.
     """
@@ -56,29 +58,32 @@ class Pace:
         usual = waits[-2] if len(waits) > 1 else 0.0
         return max(self.patience, min(LONGEST_WAIT * self._trained, max(self._trained, 2 * usual)))
 
-    def learn(self, pair: Pair, meeting: Meeting) -> None:
-        """What this meeting says about how long others wait for us (seconds, less than zero: we for them)."""
-        late, now = pair.ours_at - pair.theirs_at, self._now()
-        self._held_up = meeting.reason == "late"
-        if meeting.theirs:
-            took = now - max(pair.ours_at, pair.theirs_at)
+    def learn(self, circle: Circle, meetings: Sequence[Meeting]) -> None:
+        """What these meetings say about how long others wait for us (seconds, less than zero: we for them)."""
+        late, now, reasons = circle.ours_at - circle.halfway, self._now(), {meeting.reason for meeting in meetings}
+        met = any(meeting.theirs for meeting in meetings)
+        self._held_up = "late" in reasons
+        if met:
+            took = now - circle.together
             self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
-        elif meeting.reason == "late":
-            late = pair.ours_at - now
-        elif meeting.reason == "ahead" or self.hurried:
-            late = self._trained
-        elif not pair.theirs_at:
-            return  # nobody has waited for anybody
+        if not (met and circle.halfway):
+            if "late" in reasons:
+                late = circle.ours_at - now
+            elif "ahead" in reasons or self.hurried:
+                late = self._trained
+            elif not circle.halfway:
+                return  # nobody has waited for anybody
         # With fewer steps we were in time, and with all of them would not have been.
         self._late.append(max(late, 2 * self._slack) if self.hurried else late)
 
-    def keeps_waiting(self, pair: Pair) -> bool:
-        """Whether the partner has waited long enough for us to end our steps."""
-        if not self._hasty or pair.ours is not None:
+    def keeps_waiting(self, circle: Circle) -> bool:
+        """Whether the partners have waited long enough for us to end our steps."""
+        if not self._hasty or circle.ours is not None:
             return False
-        if pair.theirs is not None or pair.refused:
-            # A partner that has waited in vain is not to be met any more; the next may be.
-            return self._now() > pair.theirs_at + self._slack
+        waited_for = circle.waited_for
+        if waited_for is not None:
+            # Partners that have waited in vain are not to be met any more; the next may be.
+            return self._now() > waited_for + self._slack
         # Two that are always late would wait for each other for ever, while all others go on.
         return self._usually > self._slack and self._now() > self._began_at + 1.5 * self._trained
 

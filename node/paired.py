@@ -1,11 +1,12 @@
-"""The outer state of a replica that averages with one partner a round: NoLoCo (arXiv 2506.10911).
+"""The outer state of a replica that averages with one partner a round, or with some: NoLoCo (arXiv 2506.10911).
 
 With Δ = θ − φ after H inner steps, means over the group of the round (a pair, or the replica alone), α, β and γ:
 
     δ ← α δ + β mean(Δ) − γ (φ − mean(φ)),    φ ← φ + δ
 
 The paper prints −β with this Δ, which climbs; its code adds. Replicas are not equal, and their digests differ; their mean makes
-exactly the outer step of DiLoCo, as long as both of each pair apply it.
+exactly the outer step of DiLoCo, as long as all of each group apply it with the same contributions (what becomes of it else
+is in `collectives/circle.py`).
 """
 
 from __future__ import annotations
@@ -102,21 +103,24 @@ class PairedReplica(Replica):
         *,
         members: Sequence[PeerId],
         pull: Pull,
+        place: int = 0,
     ) -> None:
         """Commit the next round with what `mine` sent and `others` did; with nobody else it is exact and keeps the residual.
 
-        Cannot fail half-way: the payloads have been checked. `read` gives the parameters that `mine` was made of.
+        `others` are in peer-id order, `place` of them before us: all of a group add up in the same order, so that replicas
+        that were equal stay equal while the group is everybody. Cannot fail half-way: the payloads have been checked. `read`
+        gives the parameters that `mine` was made of.
         """
         alpha, beta, gamma = np.float32(pull.momentum), np.float32(pull.lr), np.float32(pull.gamma)
         share = np.float32(1.0 / (1 + len(others)))
         if others and not halves.exact and not self.residual.size:
             self.residual = np.zeros(self.theta.size, np.float32)
         size = min(grid.chunk, grid.total)
-        fast_mean, slow_mean, scratch = (np.empty(size, np.float32) for _ in range(3))
+        fast_mean, slow_mean, scratch, spare = (np.empty(size, np.float32) for _ in range(4))
         for index in range(len(grid)):
             start, stop = grid.span(index)
             phi, delta = self.theta[start:stop], self.momentum[start:stop]
-            fast, slow, one = fast_mean[: stop - start], slow_mean[: stop - start], scratch[: stop - start]
+            fast, slow, one, away = (part[: stop - start] for part in (fast_mean, slow_mean, scratch, spare))
             if not others:
                 read(start, stop, fast)
                 fast -= phi
@@ -124,23 +128,21 @@ class PairedReplica(Replica):
                 delta += beta * fast
                 phi += delta
                 continue
-            mine_fast, mine_slow = halves.split(mine[index], stop - start)
-            halves.fast.decode(mine_fast, fast)
-            if not halves.exact:
-                read(start, stop, one)
-                one -= phi
-                self.residual[start:stop] += one
-                self.residual[start:stop] -= fast
-            if halves.slow is not None:
-                halves.slow.decode(mine_slow, slow)
-                away = slow.copy()
-            for payload in others:
-                theirs_fast, theirs_slow = halves.split(payload[index], stop - start)
-                halves.fast.decode(theirs_fast, one)
+            fast[:], slow[:] = 0.0, 0.0
+            for turn, payload in enumerate((*others[:place], mine, *others[place:])):
+                sent_fast, sent_slow = halves.split(payload[index], stop - start)
+                halves.fast.decode(sent_fast, one)
                 fast += one
+                if turn == place and not halves.exact:
+                    read(start, stop, away)
+                    away -= phi
+                    self.residual[start:stop] += away
+                    self.residual[start:stop] -= one
                 if halves.slow is not None:
-                    halves.slow.decode(theirs_slow, one)
+                    halves.slow.decode(sent_slow, one)
                     slow += one
+                    if turn == place:
+                        away[:] = one
             fast *= share
             delta *= alpha
             if halves.slow is None:

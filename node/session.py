@@ -85,7 +85,7 @@ class Session:
             key_of=self._key_of,
             patience=patience,
             phase=self._phase,
-            gathers=manifest.exchange.collective == "gather",
+            collective=manifest.exchange.collective,
             moved=presence.transport.totals if manifest.exchange.shards == "bandwidth" else None,
             topology=manifest.exchange.topology,
             site=presence.site,
@@ -210,6 +210,7 @@ class Session:
             self._probation, attempt, lost = max(1, self._probation), done.attempt, done.lost_after_open
         self._gone = {peer: number for peer, number in self._gone.items() if peer in lost and number == done.round}
         self.behind.clear()
+        self._give_up()
         self.current = self._next_round(attempt)
         self._outbox.begin(self.current.round, self.fragment)
         for peer in self._ahead.begin(self.current.round):
@@ -224,6 +225,14 @@ class Session:
     def advanced(self) -> None:
         """Tell the others how far we are."""
         self.roster.progress = self.replica.round
+
+    def _give_up(self) -> None:
+        """Say what was lost with chunks that others own now."""
+        kept = self._series.kept
+        if kept.lost[0]:
+            chunks, square = kept.lost
+            kept.lost = 0, 0.0
+            self.report("given up", f"what was left of {chunks} chunks, {square**0.5:.3g} long, which others own now")
 
     def take_part(self) -> None:
         """Become a member of the next round without contributing to it (unless a contribution follows in time)."""
@@ -409,6 +418,7 @@ class Session:
 
     async def install(self, fetched: Fetched, work: Work) -> None:
         """Make what `newer` gave the replica's state; then comes `advance`."""
+        self._series.kept.clear()
         changed = await self.change(work, lambda: self.replica.install(fetched))
         self._emit(
             "synced",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from thinwire.collectives.gather import put_together
+from thinwire.collectives.gather import cut_up, put_together
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched
 from thinwire.compression import demo, sparsemean
@@ -23,6 +23,7 @@ from thinwire.compression.chunks import Chunks
 from thinwire.compression.codec import Buffer, Choice, CodecError, Floats
 from thinwire.compression.demo import Coefficients, Demo
 from thinwire.compression.feedback import ErrorFeedback
+from thinwire.compression.portions import Portions
 from thinwire.compression.sparse import Selected, Sparse
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import Contribution, PeerId
@@ -53,6 +54,14 @@ class SparseCodec:
         """What a payload says. Raises CodecError."""
         return self.codec.decode(payload, self.chunks)
 
+    def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
+        """What travels of our payload, which `says` that."""
+        return cut_up(payload, pieces)
+
+    def read(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> tuple[list[Any], list[float]]:
+        """What the results of a round say, and what each of them counts. Raises CodecError."""
+        return [self.decode(payload) for payload in put_together(results, pieces)], weights
+
     def check(self, payload: Buffer, n: int) -> float:
         """See collectives.contributions.Screen."""
         if memoryview(payload).nbytes > n:
@@ -60,6 +69,41 @@ class SparseCodec:
         found = self.decode(payload)
         selected = found.selected if isinstance(found, Coefficients) else found
         return float(sum(sparsemean.norm(selected, part) ** 2 for part in selected.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class RunCodec(SparseCodec):
+    """The same for chunks that have owners: a payload is one of each run of parameters, and so is what comes back."""
+
+    portions: Portions
+
+    @property
+    def spec(self) -> str:
+        """All of it."""
+        return f"{self.portions.spec} {self.chunks.digest.hex()}"
+
+    def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
+        """See SparseCodec."""
+        return list(self.portions.split(payload, says))
+
+    def read(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> tuple[list[Any], list[float]]:
+        """See SparseCodec: the owners' results together are one payload."""
+        return [self.portions.wide.decode(b"".join(results), self.chunks)], [1.0]
+
+    def nbytes(self, n: int) -> int:
+        """See collectives.sieve.Sifts, as the next three."""
+        return self.portions.nbytes(n)
+
+    def check(self, payload: Buffer, n: int) -> float:
+        return self.portions.check(payload, n)
+
+    def check_sum(self, payload: Buffer, n: int) -> float:
+        return self.portions.check_sum(payload, n)
+
+    def thin(
+        self, payloads: Sequence[Buffer], weights: Sequence[float], kept: Floats | None, n: int
+    ) -> tuple[bytes, Floats]:
+        return self.portions.thin(payloads, weights, kept, n)
 
 
 KEPT = 4
@@ -140,7 +184,7 @@ class SparseReplica(Replica):
         voted for.
         """
         weights = [float(entry.weight) for entry in contributors]
-        self.step([self.codec.decode(payload) for payload in put_together(results, cut)], weights)
+        self.step(*self.codec.read(results, weights, cut))
         attempt = next((entry.attempt for entry in contributors if entry.peer == me), None)
         sent = None if attempt is None else self.sent.get(attempt)
         self.sent = {}

@@ -1,11 +1,10 @@
-"""Rounds of sparse payloads: everybody gets what every contributor sent, and computes the same step from it."""
+"""Rounds of sparse payloads: everybody gets what all contributors sent, or owners made of it, and computes the same step."""
 
 from __future__ import annotations
 
 from typing import cast
 
 import blake3
-from thinwire.collectives.gather import cut_up
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.rounds import Rounds
 from thinwire.node.sparse import SparseReplica
@@ -52,6 +51,7 @@ class SparseRounds(Rounds):
         await self._adopt()
 
     def _encode(self) -> tuple[list[memoryview], bytes]:
-        session = self._session
-        pieces = cut_up(self._replica.prepare(self._read, session.current.attempt + 1), session.grid)
+        session, replica = self._session, self._replica
+        payload = replica.prepare(self._read, session.current.attempt + 1)
+        pieces = replica.codec.cut(payload, replica.feedback.choice, session.grid)
         return pieces, b"".join(blake3.blake3(piece).digest() for piece in pieces)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SPARSE_BITS = {16: 0.0447, 32: 0.0819, 64: 0.1485, 128: 0.266}
+SPARSE_BITS = {16: 0.0447, 32: 0.0819, 64: 0.1485, 128: 0.266, 256: 0.504}
 """Values kept of 4096 -> bits per parameter of the model: 2-bit values and Rice-coded gaps between their indices."""
 
 
@@ -25,6 +25,11 @@ def butterfly_bytes(parameters: float, bits: float, peers: int) -> float:
 def gather_bytes(parameters: float, bits: float, peers: int) -> float:
     """Everyone gets everyone's payload. Relays move the upload from one peer to another, its sum stays."""
     return (peers - 1) * parameters * bits / 8
+
+
+def sieve_bytes(parameters: float, kept: int, wide: int, peers: int) -> float:
+    """Chunks have owners that get `kept` of 4096 values from everybody and send `wide` of the sum to everybody."""
+    return (peers - 1) / peers * parameters * (SPARSE_BITS[kept] + SPARSE_BITS[wide]) / 8
 
 
 def pair_bytes(parameters: float, bits: float) -> float:

@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.gossip import Meeting
 from thinwire.collectives.outcome import Outcome
+from thinwire.compression.portions import layout as runs
 from thinwire.node.gossipsession import GossipSession
 from thinwire.node.session import Session
+from thinwire.node.sparse import RunCodec
 from thinwire.sims.clock import current
 from thinwire.sims.machine import Process
 from thinwire.swarm.errors import HintedError
@@ -65,17 +67,23 @@ def _session(process: Process) -> Session | GossipSession:
     return session
 
 
-def _announce(process: Process, change: Callable[[NDArray[np.uint8]], None], *, openly: bool = True) -> None:
-    """Change every encoded chunk before it is announced, or (not `openly`) behind the announcement's back."""
+def _announce(
+    process: Process, change: Callable[[NDArray[np.uint8]], NDArray[np.uint8] | None], *, openly: bool = True
+) -> None:
+    """Change every encoded chunk before it is announced, or (not `openly`) behind the announcement's back. `change` does so in
+    place, or returns another.
+    """
     session = _session(process)
     average = session.average
 
-    async def lying(source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any) -> Outcome | Meeting:
+    async def lying(
+        source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any
+    ) -> Outcome | tuple[Meeting, ...]:
         changed = []
         for chunk in source:
             payload = np.frombuffer(bytes(chunk), np.uint8).copy()
-            change(payload)
-            changed.append(payload.data)
+            other = change(payload)
+            changed.append((payload if other is None else other).data)
         return await average(changed, hashes=None if openly else hashes, **rest)
 
     session.average = lying  # type: ignore[method-assign, assignment]
@@ -86,12 +94,18 @@ def _values(process: Process, change: Callable[[NDArray[np.float32]], NDArray[np
     session = _session(process)
     index, announced = 0, (0, 0)
 
-    def turn(payload: NDArray[np.uint8]) -> None:
+    def turn(payload: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
         nonlocal index, announced
         now = (session.replica.round, session.current.attempt)
         index, announced = (index + 1 if announced == now else 0), now
         start, stop = session.grid.span(index)
         values, base = np.empty(stop - start, np.float32), np.zeros(stop - start, np.float32)
+        if isinstance(session.codec, RunCodec):
+            sparse = session.codec.portions.codec
+            chunks = runs(values.size, values.size, sparse.chunk)
+            values[:] = 0.0
+            sparse.decode(payload.data, chunks).scatter(values)
+            return np.frombuffer(sparse.encode(sparse.select(change(values), chunks)), np.uint8)
         if isinstance(session, GossipSession):
             # Of the two halves the update; where one is enough it is the parameters, not how far they have moved.
             codec = session.codec.fast
@@ -102,6 +116,7 @@ def _values(process: Process, change: Callable[[NDArray[np.float32]], NDArray[np
             codec = session.codec
         codec.decode(payload.data, values)
         codec.encode(np.ascontiguousarray(change(values - base) + base, np.float32), payload)
+        return None
 
     _announce(process, turn)
 
@@ -120,7 +135,7 @@ def _boast(process: Process) -> None:
     session = _session(process)
     average = session.average
 
-    async def lying(source: Sequence[Any], *, weight: int, **rest: Any) -> Outcome | Meeting:
+    async def lying(source: Sequence[Any], *, weight: int, **rest: Any) -> Outcome | tuple[Meeting, ...]:
         return await average(source, weight=1000 * weight, **rest)
 
     session.average = lying  # type: ignore[method-assign, assignment]

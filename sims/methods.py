@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from thinwire.compression.registry import dense as dense_codec
-from thinwire.sims.costs import SPARSE_BITS, butterfly_bytes, gather_bytes
+from thinwire.sims.costs import SPARSE_BITS, butterfly_bytes, gather_bytes, sieve_bytes
 from thinwire.sims.pairtime import pair_time
 from thinwire.sims.question import Question
 from thinwire.sims.roundtime import Place, RoundTime, round_time
@@ -19,6 +19,9 @@ from thinwire.sims.utilisation import FRAGMENT, Schedule, Workload, utilisation
 
 KEPT = 64
 """Values of 4096 that a sparse exchange sends."""
+
+SUMMED = 256
+"""And where chunks have owners, those that an owner sends of the sum."""
 
 HOPS = 6
 """Latencies of a round that wait for each other: Ready, Open, Chunk, Result, Vote, Commit."""
@@ -76,8 +79,8 @@ def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
         "DiLoCo": (Schedule(every), around * dense),
         "streaming": (Schedule(every, streaming=True), around * dense),
         "streaming, overlapped": (Schedule(every, streaming=True, overlap=1), around * dense),
-        "sparse": (Schedule(every), _sparse_bytes(8, peers, dense)[0]),
-        "gossip": (Schedule(every), pair_bits(question)),
+        "sparse": (Schedule(every), _sparse_bytes(8, peers)[0]),
+        "gossip": (Schedule(every), (question.group - 1) * pair_bits(question)),
     }
 
 
@@ -103,7 +106,7 @@ def rounds(question: Question, every: int, topology: str = "") -> RoundTime:
 def pair_rounds(question: Question, every: int) -> RoundTime:
     """The round of pairs of this version with H = `every`."""
     kinds = [(machine.count, Place(machine.down, machine.up, every * machine.step)) for machine in question.machines]
-    return pair_time(question.parameters, question.halves, kinds, question.latency)
+    return pair_time(question.parameters, question.halves, kinds, question.latency, question.group)
 
 
 def _slowest(question: Question) -> tuple[float, float]:
@@ -194,18 +197,16 @@ def _eager(question: Question) -> Method:
     )
 
 
-def _sparse_bytes(parameters: float, peers: int, dense: float) -> tuple[float, bool]:
+def _sparse_bytes(parameters: float, peers: int) -> tuple[float, bool]:
     """Bytes of a sparse exchange, and whether everyone gets everything: cheap among few peers only."""
-    gather = gather_bytes(parameters, SPARSE_BITS[KEPT], peers)
-    if gather <= butterfly_bytes(parameters, dense, peers):
-        return gather, True
-    return butterfly_bytes(parameters, SPARSE_BITS[KEPT], peers), False
+    gather, owners = gather_bytes(parameters, SPARSE_BITS[KEPT], peers), sieve_bytes(parameters, KEPT, SUMMED, peers)
+    return (gather, True) if gather <= owners else (owners, False)
 
 
 def _sparse(question: Question) -> Method:
     """Payloads may be passed on by whoever has them: the sum of uploads counts, and that each leaves its own."""
     peers, payload = question.peers, question.parameters * SPARSE_BITS[KEPT] / 8
-    moved, gather = _sparse_bytes(question.parameters, peers, bits(question))
+    moved, gather = _sparse_bytes(question.parameters, peers)
     slow, together = _slowest(question)
     seconds = moved / slow
     if gather:
@@ -218,22 +219,23 @@ def _sparse(question: Question) -> Method:
         250,
         moved,
         seconds,
-        8.0 * question.parameters + (peers if gather else 3) * payload,
+        8.0 * question.parameters + (peers if gather else 7) * payload,
         _blocking(question, seconds),
     )
 
 
 def _gossip(question: Question) -> Method:
-    """Random pairs; nobody waits for a third."""
-    once = pair_rounds(question, question.every)
+    """Random pairs or groups; nobody waits for a third."""
+    once, group = pair_rounds(question, question.every), question.group
     payload = question.parameters * pair_bits(question) / 8
+    who = "pairs" if group == 2 else f"groups of {group}"
     return Method(
         "gossip",
-        "NoLoCo: random pairs, no barrier, replicas stay a little apart",
+        f"NoLoCo: random {who}, no barrier, replicas stay a little apart",
         100,
         once.sent,
         once.exchange,
-        (8.0 if question.halves.exact else 12.0) * question.parameters + 2 * payload,
+        (8.0 if question.halves.exact else 12.0) * question.parameters + group * payload,
         lambda every: pair_rounds(question, every).busy,
         here=True,
     )

@@ -30,7 +30,7 @@ ORACLES: Mapping[str, str] = {
     "agreement": "no two honest peers that live have different states after one round",
     "aggregate": "the new state is the outer step on the mean of what the contributors had announced, bit for bit where all "
     "have the same",
-    "mean": "two that have met move the mean of their replicas as DiLoCo would: what one is pushed, the other is pulled",
+    "mean": "those that have met move the mean of their replicas as DiLoCo would: what one is pushed, the others are pulled",
     "bound": "with liars among the contributors, the aggregate is as near to the honest mean as the clipping promises",
     "weight": "a contribution counts with the tokens that went into it, and never with more than the manifest allows",
     "once": "where the swarm keeps book of its data, no sample is used twice in an epoch, and none is left out",

@@ -1,4 +1,4 @@
-"""The trial for runs of pairs (NoLoCo): what seeds.py is for runs in which all average together.
+"""The trial for runs of pairs and groups (NoLoCo): what seeds.py is for runs in which all average together.
 
     python -m thinwire.sims.pairseeds 17           # run a seed, and shrink what it needs when it fails
     python -m thinwire.sims.pairseeds 0 200        # seeds 0 to 199
@@ -29,6 +29,7 @@ steps = 4
 gamma = {gamma}
 [exchange]
 codec = "{codec}"
+group = {group}
 max_weight = 100000
 """
 
@@ -37,11 +38,14 @@ CODECS = ("fp32", "int8(block=256)", "int8(block=64)")
 
 GAMMAS = (0.7, 0.4)
 
+GROUPS = (2, 2, 3, 4)
+"""Peers that average with each other."""
+
 
 def trial_of_pairs(seed: int, peers: int = PEERS) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(f"pairs/{seed}")
-    manifest = _MANIFEST.format(codec=rng.choice(CODECS), gamma=rng.choice(GAMMAS))
+    manifest = _MANIFEST.format(codec=rng.choice(CODECS), gamma=rng.choice(GAMMAS), group=rng.choice(GROUPS))
     return replace(trial(seed, peers), name="trial-of-pairs", manifest=manifest)
 
 

@@ -1,9 +1,9 @@
-"""How long a round of pairs (NoLoCo) takes, and what it moves: the meeting of collectives/gossip.py, in closed form.
+"""How long a round of pairs or groups (NoLoCo) takes, and what it moves: the meeting of collectives/gossip.py, in closed form.
 
-The sizes are those of the product: both halves of a payload, chunks and messages. Nobody waits for a third: a round takes what
-the slower of two computes, then Ready -> Fetch -> Chunk, and the bytes through the slowest link between the two. Partners that
-are late time and again end their inner steps early and so contribute fewer, which is not in it: unequal machines wait less
-than it says. tests/sim/test_plan.py holds it against whole swarms in virtual time.
+The sizes are those of the product: both halves of a payload, chunks and messages. Nobody waits for others than its group: a
+round takes what the slowest of the group computes, then Ready -> Fetch -> Chunk, and the bytes through the slowest link between
+them. Partners that are late time and again end their inner steps early and so contribute fewer, which is not in it: unequal
+machines wait less than it says. tests/sim/test_plan.py holds it against whole swarms in virtual time.
 """
 
 from __future__ import annotations
@@ -11,38 +11,54 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement
 
+import numpy as np
 from thinwire.collectives.halves import Halves
 from thinwire.sims.roundtime import Place, RoundTime, grids, wire
 from thinwire.swarm.protocol import Chunk, Fetch, Ready
+
+DRAWN = 1000
+"""Groups of which the mean is taken."""
 
 _ID = bytes(32)
 _NUMBER = 1 << 17
 
 
-def pair_time(total: int, how: Halves, places: Sequence[tuple[int, Place]], latency: float) -> RoundTime:
-    """A round of `total` parameters in random pairs. `places`: how many peers there are of a kind; `latency`: seconds one way.
+def pair_time(
+    total: int, how: Halves, places: Sequence[tuple[int, Place]], latency: float, group: int = 2
+) -> RoundTime:
+    """A round of `total` parameters in random groups. `places`: how many peers there are of a kind; `latency`: seconds one way.
 
-    Means over all pairs: `waiting` until the slower one has computed, `agreement` the way of Ready and Fetch.
+    Means over all pairs, of larger groups over DRAWN: `waiting` until the slowest one has computed, `agreement` the way of
+    Ready and Fetch.
     """
     data, control = _sizes(total, how)
+    size = min(group, sum(count for count, _ in places))
     waiting = moving = computing = 0.0
-    for chance, a, b in _pairs(places):
-        slower = max(a.computing, b.computing)
-        seconds = latency + max(data / min(a.up, b.down), data / min(b.up, a.down))
-        waiting += chance * slower
+    for chance, members in _pairs(places) if size == 2 else _groups(places, size):
+        slowest = max(one.computing for one in members)
+        seconds = latency + (size - 1) * data / min(min(one.up, one.down) for one in members)
+        waiting += chance * slowest
         moving += chance * seconds
-        computing += chance * (a.computing + b.computing) / 2 / (slower + 2 * latency + seconds)
-    moved = data + control
+        computing += chance * sum(one.computing for one in members) / size / (slowest + 2 * latency + seconds)
+    moved = (size - 1) * (data + control)
     return RoundTime(waiting, 2 * latency, moving, moved, moved, 0, computing)
 
 
-def _pairs(places: Sequence[tuple[int, Place]]) -> Iterator[tuple[float, Place, Place]]:
+def _pairs(places: Sequence[tuple[int, Place]]) -> Iterator[tuple[float, tuple[Place, ...]]]:
     """How likely a pair is of two kinds."""
     peers = sum(count for count, _ in places)
     for first, second in combinations_with_replacement(range(len(places)), 2):
         (some, a), (others, b) = places[first], places[second]
         ways = some * (some - 1) if first == second else 2 * some * others
-        yield ways / (peers * (peers - 1)), a, b
+        yield ways / (peers * (peers - 1)), (a, b)
+
+
+def _groups(places: Sequence[tuple[int, Place]], size: int) -> Iterator[tuple[float, tuple[Place, ...]]]:
+    """Larger groups, of which there may be too many kinds to count."""
+    rng, everyone = np.random.default_rng(0), [place for count, place in places for _ in range(count)]
+    drawn = 1 if len(places) == 1 else DRAWN
+    for _ in range(drawn):
+        yield 1 / drawn, tuple(everyone[index] for index in rng.choice(len(everyone), size, replace=False))
 
 
 def _sizes(total: int, how: Halves) -> tuple[float, float]:

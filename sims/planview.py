@@ -37,7 +37,11 @@ def _facts(plan: Plan) -> Text:
     asked, now = plan.question, plan.round
     best, here = plan.best, plan.best_here
     paired = asked.method == "noloco"
-    way, talk = ("pairs (NoLoCo)", "asking") if paired else ("DiLoCo", "agreeing")
+    way, talk = (
+        (("pairs" if asked.group == 2 else f"groups of {asked.group}") + " (NoLoCo)", "asking")
+        if paired
+        else ("DiLoCo", "agreeing")
+    )
     spec = asked.halves.spec if paired else asked.codec
     facts = [
         ("model", f"{size_text(asked.parameters)} parameters, {asked.layers} layers of width {asked.width:,}"),

@@ -49,8 +49,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     `tokens`: of one inner step of one peer, 0: unknown. `rtt`, `grace`: seconds. `every`: inner steps per round. `memory`:
     bytes that a peer has for training, 0: unknown; `moments`: how many values the inner optimizer keeps for a parameter.
-    `method`, `topology`: the manifest's; `lr`, `gamma`: β and γ of pairs; `sized`: chunks are dealt out by bandwidth. `line`:
-    what so many peers of a site share to all others, None: every peer has its own. `assumed` says what nobody gave.
+    `method`, `topology`: the manifest's; `lr`, `gamma`: β and γ of pairs; `group`: peers of a gossip group; `sized`: chunks are
+    dealt out by bandwidth. `line`: what so many peers of a site share to all others, None: every peer has its own. `assumed`
+    says what nobody gave.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     memory: float
     moments: int
     sized: bool = True
+    group: int = 2
     assumed: tuple[str, ...]
     line: Machine | None = None
 
@@ -163,6 +165,7 @@ def question(
         memory=(memory or 0.0) * (1 << 30),
         moments=2 if inner.optimizer == "adamw" else 1,
         sized=settings.exchange.shards == "bandwidth" and settings.exchange.topology == "butterfly",
+        group=settings.exchange.group,
         assumed=tuple(assumed),
         line=_line(site) if site else None,
     )

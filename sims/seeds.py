@@ -4,6 +4,7 @@
     python -m thinwire.sims.seeds 0 200            # seeds 0 to 199
     python -m thinwire.sims.seeds 17 --peers 8     # with fewer peers
     python -m thinwire.sims.seeds 17 --ring        # with rounds that go round a ring
+    python -m thinwire.sims.seeds 17 --sieve       # with sparse payloads that owners add up
 
 Everything about a run follows from its seed: which kinds of faults it has, how many, the codec, how the peers are connected.
 """
@@ -52,7 +53,7 @@ MIXED = 4
 """Kinds of faults in one run: few enough that each has room to do harm."""
 
 CHURN = ("kill", "restart", "pause", "partition", "one-way", "clog", "loss", "half-open", "reset", "liar")
-"""Kinds of faults in runs with rings, which are small: what the data plane may meet."""
+"""Kinds of faults in runs with rings or sieves, which are small: what the data plane may meet."""
 
 _MANIFEST = """
 [run]
@@ -66,9 +67,22 @@ max_weight = 100000
 topology = "{topology}"
 """
 
+_SIEVE = """
+[run]
+name = "trial"
+[outer]
+method = "sparseloco"
+steps = 4
+[exchange]
+codec = "topk(k=16,chunk=256)|2bit|rice"
+collective = "sparse-butterfly"
+grace = 1.0
+max_weight = 100000
+"""
+
 
 def trial(seed: int, peers: int = PEERS, topology: str = "butterfly") -> Scenario:
-    """The scenario of a seed."""
+    """The scenario of a seed. `topology`: that of the manifest, or "sieve"."""
     rng = random.Random(f"trial/{seed}")
     regions = rng.sample(REGIONS, 3)
     specs = tuple(
@@ -85,11 +99,12 @@ def trial(seed: int, peers: int = PEERS, topology: str = "butterfly") -> Scenari
     )
     rates, kinds = ((6.0, 12.0, 24.0), sorted(KINDS)) if topology == "butterfly" else ((3.0, 6.0, 12.0), CHURN)
     mix = {kind: rng.choice(rates) for kind in rng.sample(kinds, MIXED)}
+    codec = rng.choice(("fp32", "int8(block=256)"))
     return Scenario(
         name="trial",
         seed=seed,
         duration=SECONDS,
-        manifest=_MANIFEST.format(codec=rng.choice(("fp32", "int8(block=256)")), topology=topology),
+        manifest=_SIEVE if topology == "sieve" else _MANIFEST.format(codec=codec, topology=topology),
         peers=specs,
         parameters=PARAMETERS,
         jitter=0.2,
@@ -118,6 +133,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("end", type=int, nargs="?")
     parser.add_argument("--peers", type=int, default=PEERS)
     parser.add_argument("--ring", action="store_const", const="ring", default="butterfly", dest="topology")
+    parser.add_argument("--sieve", action="store_const", const="sieve", default="butterfly", dest="topology")
     given = parser.parse_args(words)
     seeds = range(given.first, given.first + 1 if given.end is None else given.end)
     failed = [found for seed in seeds if (found := check(seed, given.peers, topology=given.topology)) is not None]

@@ -67,6 +67,8 @@ UNSAID: dict[str, dict[str, dict[object, tuple[str, ...]]]] = {
         "sick": {"report": ("sick",)},
         "shards": {"bandwidth": ("shards",)},
         "topology": {"butterfly": ("topology",)},
+        "group": {2: ("group",)},
+        "collective": {"butterfly": ("keep",), "gather": ("keep",)},
     },
 }
 """Table -> key -> value that says nothing new -> the keys that then do not count: they are younger still."""
@@ -182,7 +184,7 @@ class Manifest(Table, frozen=True):
 
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and yet not wise."""
-        outer, limit = self.outer, steady(self.outer.momentum)
+        outer, limit = self.outer, steady(self.outer.momentum, group=self.exchange.group)
         if outer.method == "noloco" and outer.gamma > NEAR * limit:
             return (f"outer.gamma {outer.gamma:g} is near the limit of {limit:g}: replicas stay far from each other",)
         return ()
@@ -284,7 +286,8 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from _wrong_codec(manifest)
     if inner.schedule == "cosine" and not manifest.schedule_steps:
         yield "inner.schedule is cosine, but the run has no end", "set run.rounds or inner.steps"
-    outer, limit = manifest.outer, steady(manifest.outer.momentum)
+    outer, group = manifest.outer, manifest.exchange.group
+    limit = steady(outer.momentum, group=group)
     if outer.method == "noloco":
         if outer.gamma >= limit:
             yield (
@@ -297,7 +300,9 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
                 "0.7 is the default",
             )
         if manifest.exchange.min_peers > 1:
-            yield "exchange.min_peers says nothing with noloco: a round has two peers, or one", "remove it"
+            yield "exchange.min_peers says nothing with noloco: a round has a few peers, or one", "remove it"
+    elif group != Exchange().group:
+        yield f"exchange.group says nothing with the method {outer.method!r}", "remove the key"
     if outer.method == "streaming":
         if outer.steps % outer.fragments:
             yield (
@@ -324,6 +329,8 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",
             "remove the keys; beta and decay of [outer] take their place",
         )
+    if manifest.exchange.collective != "sparse-butterfly" and manifest.exchange.keep != Exchange().keep:
+        yield "exchange.keep says nothing but of a sparse butterfly", "remove the key"
     plain = manifest.exchange.collective == "butterfly" and manifest.exchange.topology == "butterfly"
     if manifest.exchange.shards == "equal" and (not plain or outer.method == "noloco"):
         yield "exchange.shards says nothing but of a butterfly, where peers own parts", "remove the key"
@@ -406,11 +413,12 @@ def _wrong_codec(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if topology != "butterfly" and (method == "noloco" or manifest.exchange.collective != "butterfly"):
         yield (
             f"exchange.topology says nothing with {method}: "
-            + ("a round has two peers" if method == "noloco" else "every payload goes to everybody"),
+            + ("a round has a few peers" if method == "noloco" else "it is about dense payloads"),
             "remove the key",
         )
     wanted = "gather" if manifest.sparse else EXCHANGE.get(method, {}).get("collective", "butterfly")
-    if manifest.exchange.collective != wanted:
+    given = manifest.exchange.collective
+    if given != wanted and (method, given) != ("sparseloco", "sparse-butterfly"):
         yield (
             f"exchange.collective is {manifest.exchange.collective!r}, but {method} needs {wanted!r}",
             "remove the key",

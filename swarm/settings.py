@@ -119,7 +119,7 @@ class Outer(Table, frozen=True):
     """[outer]: how replicas come together after H inner steps.
 
     method: "diloco" (Douillard et al., arXiv:2311.08105), one step that all peers make together; "noloco" (Kolehmainen
-        et al., arXiv:2506.10911), where each averages with one random partner: no barrier, replicas stay a little apart;
+        et al., arXiv:2506.10911), where each averages with a random partner or some: no barrier, replicas stay a little apart;
         "muloco" (arXiv:2505.23725), diloco whose peers train with Muon;
         "sparseloco" (arXiv:2508.15706), diloco with a small part of every pseudo-gradient, 200 times fewer bytes; "demo"
         (arXiv:2411.19870), an exchange after every step of plain SGD: each peer's momentum sends its strongest coefficients;
@@ -325,12 +325,16 @@ ONLY_MUON = ("adam_lr", "momentum")
 """Keys of [inner] that other optimizers have no use for; younger than the first runs, whose ids must stay."""
 
 
-def steady(momentum: float, peers: int | None = None) -> float:
-    """The gamma from which on replicas that train nothing drift apart for ever, with random pairs among `peers` (None: many).
+def steady(momentum: float, peers: int | None = None, group: int = 2) -> float:
+    """The gamma from which on replicas that train nothing drift apart for ever, with random groups of `group` among `peers`
+    (None: many, where it is lowest).
 
     Exact: the second moments of the deviations follow a linear map; its largest eigenvalue is below 1 for 0 < γ below this.
+    With u a deviation and ū the mean of its group, E[ū²] = E[uū] = ρ E[u²], where ρ = (groups − 1) / (peers − 1) whatever
+    the sizes are; so δ' = αδ − γ(u − ū) has the limit 2 (1 − α²) / (1 − α + 2αρ).
     """
-    return 2 * (1 - momentum**2) / (1 - momentum / (peers - 1) if peers else 1.0)
+    alike = (-(-peers // group) - 1) / (peers - 1) if peers else 1 / group
+    return 2 * (1 - momentum**2) / (1 - momentum + 2 * momentum * alike)
 
 
 class Exchange(Table, frozen=True):
@@ -340,7 +344,11 @@ class Exchange(Table, frozen=True):
         tests. sparseloco, and streaming where told: "topk(k=64,chunk=4096)|2bit|rice", one value of 64. demo:
         "demo(k=32,chunk=4096)|2bit|rice".
     collective: "butterfly", every peer owns a part of every round; or "gather", every payload goes to everybody, which only
-        payloads as small as those of sparseloco are worth. The method decides.
+        payloads as small as those of sparseloco are worth. The method decides. Of sparseloco also "sparse-butterfly": the owner
+        of a part adds up what has come, sends the largest values of the sum to all and keeps the rest for later, so that what
+        a peer receives does not grow with their number; for more than some five of them.
+    keep: of "sparse-butterfly" alone, which part of what an owner has not sent of a sum lives on to the next round. Directions
+        grow stale: 0.5 was better than 0.8 and 0.95 where it was tried.
     topology: how the data of a butterfly goes. "butterfly": every contribution straight to the owners of its parts; or "ring":
         from peer to peer, each adding its own, so that a peer sends to one neighbour only, whatever the number of peers;
         or "hierarchy": peers of one site (node.toml: site) average among themselves first, and one value of each site crosses
@@ -355,12 +363,15 @@ class Exchange(Table, frozen=True):
         in a round, and `spread` times that by power.
     sick: what becomes of a peer that is much slower than the others, or whose link loses much: "report", it is named in the
         status; or "isolate", it also gets no part of the others' work: in rounds led by who has noticed it owns no chunks.
+    group: of noloco alone, peers that average with each other in a round: 2, random pairs, to 8. More keep replicas closer
+        together, send as many more copies and wait for the slowest of more.
     shards: "bandwidth", peers own as much of every round as their links can carry, by their own measure, at most three times
         an equal part; or "equal", equal parts for all. Says nothing where every payload goes to everybody.
     """
 
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"
-    collective: Literal["butterfly", "gather"] = "butterfly"
+    collective: Literal["butterfly", "gather", "sparse-butterfly"] = "butterfly"
+    keep: Annotated[float, Meta(ge=0, le=1)] = 0.5
     topology: Literal["butterfly", "ring", "hierarchy"] = "butterfly"
     aggregation: Literal["mean", "rda"] = "mean"
     quorum: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
@@ -368,4 +379,5 @@ class Exchange(Table, frozen=True):
     grace: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     max_weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] = 0
     sick: Literal["report", "isolate"] = "report"
+    group: Annotated[int, Meta(ge=2, le=8)] = 2
     shards: Literal["bandwidth", "equal"] = "bandwidth"

@@ -39,6 +39,20 @@ def test_daemons_of_other_methods(machine, method, steps):
     assert here.check() > 0
 
 
+@pytest.mark.trial
+def test_daemons_that_own_parts_of_sparse_sums(machine):
+    here = machine(rounds=4, steps=20, method="sparseloco")
+    here.manifest.write_text(here.manifest.read_text() + 'collective = "sparse-butterfly"\n')
+    founder = here.found("founder", "--wait-for", 2)
+    other = here.join("other", founder.invite())
+    assert (founder.exit(), other.exit()) == (0, 0)
+    for daemon in (founder, other):
+        assert daemon.of("round")[-1]["round"] == 4 and not daemon.of("alarm")
+        assert daemon.of("round")[-1]["loss"] < 5.2  # from 5.5
+    assert {event["contributors"] for event in founder.of("round")[1:]} == {2}
+    assert here.check() > 0
+
+
 def test_a_codec_that_cannot_be_is_refused(machine):
     here = machine(method="sparseloco")
     here.manifest.write_text(here.manifest.read_text() + 'codec = "topk(k=0,chunk=4096)|2bit|rice"\n')

@@ -3,11 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
-from thinwire.collectives.gossip import Meeting
+from thinwire.collectives.circle import Circle
+from thinwire.collectives.gossip import Meeting, Terms
 from thinwire.node.inquiry import Inquiry
 from thinwire.node.pace import Pace
 
 A, B, C, D, E = (bytes([i]) * 32 for i in range(5))
+TERMS = Terms(1, bytes(32), None, None, 0, None, None, 2.0)
 
 
 class Rounds:
@@ -20,22 +22,25 @@ class Rounds:
     def round(self, late=0.0, *, train=10.0, reason="", refused=""):
         """The deadline of the round, and when its steps were ended early (None: they were not)."""
         pace, began = self.pace, self.time
-        pair = SimpleNamespace(ours=None, theirs=None, theirs_at=0.0, refused="", ours_at=0.0)
+        pair = SimpleNamespace(theirs=None, theirs_at=0.0, refused="", met=False)
+        circle = Circle(TERMS, size=2)
+        circle.pairs = {A: pair}
         cut = None
         while cut is None and self.time < began + train:
             self.time += 0.1
             if self.time >= began + train - late and pair.theirs is None and not pair.refused:
                 pair.theirs_at, pair.refused = self.time, refused
                 pair.theirs = None if refused else object()
-            if pace.keeps_waiting(pair):
+            if pace.keeps_waiting(circle):
                 pace.hurried, cut = True, self.time - began
-        pair.ours = object()
-        pair.ours_at, deadline = self.time, pace.train()
+        circle.ours = object()
+        circle.ours_at, deadline = self.time, pace.train()
         if pair.theirs is None and not refused:
             wait = min(deadline, max(0.0, -late))
             self.time += wait
             pair.theirs_at, reason = (0.0, "late") if wait < -late else (self.time, reason)
-        pace.learn(pair, Meeting(A, () if reason or refused else (b"x",), reason=reason or refused))
+        pair.met = not (reason or refused)
+        pace.learn(circle, [Meeting(A, (b"x",) if pair.met else (), reason=reason or refused)])
         pace.begin(elsewhere=False)
         return deadline, cut
 
@@ -82,6 +87,45 @@ def test_a_faster_machine_waits_longer_but_not_because_of_one():
     for _ in range(40):
         deadline, _ = rounds.round(-1e6)
     assert deadline == pytest.approx(160.0, rel=0.05)  # and there is an end
+
+
+def circle_of(*ready, refused=0):
+    """A group whose others were ready at these times (None: not yet); the last ones said that they have waited in vain."""
+    circle = Circle(TERMS, size=len(ready) + 1)
+    for index, at in enumerate(ready):
+        gone = index >= len(ready) - refused
+        theirs = None if at is None or gone else object()
+        pair = SimpleNamespace(theirs=theirs, theirs_at=at or 0.0, refused="x" if gone else "", met=False)
+        circle.pairs[bytes([index]) * 32] = pair
+    return circle
+
+
+def test_of_several_the_one_in_the_middle_counts():
+    assert circle_of(3.0).halfway == circle_of(3.0).waited_for == 3.0
+    assert circle_of(None).halfway == 0.0 and circle_of(None).waited_for is None
+    assert circle_of(9.0, 3.0, 5.0).halfway == 5.0 and circle_of(9.0, 3.0).waited_for == 3.0
+    assert circle_of(9.0, None, None).waited_for is None and circle_of(9.0, None, None).halfway == 0.0
+    assert circle_of(9.0, 4.0, None, refused=1).waited_for == 4.0  # who gave up before it was ready has waited, too
+    assert circle_of().waited_for is None and circle_of().halfway == 0.0
+
+
+def test_who_is_last_of_a_group_hurries_the_next_time_and_who_waits_for_one_does_not():
+    for ready, hurries in (((4.0, 4.5, 9.9), True), ((4.0, 9.8, 9.9), False)):
+        time = [0.0]
+        pace = Pace(lambda now=time: now[0], patience=2.0, entered=True)
+        for _ in range(3):
+            began = time[0]
+            circle = circle_of(*(began + at for at in ready))
+            circle.ours, circle.ours_at = object(), began + 10.0
+            time[0] = began + 10.0
+            pace.train()
+            for pair in circle.pairs.values():
+                pair.met = True
+            pace.learn(circle, [Meeting(A, (b"x",))] * 3)
+            pace.begin(elsewhere=False)
+        circle = circle_of(time[0] + 4.0, time[0] + 4.5, None)
+        time[0] += 6.0
+        assert pace.keeps_waiting(circle) == hurries
 
 
 def test_most_must_say_that_we_are_behind():

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 from thinwire.collectives.halves import halves
+from thinwire.collectives.pairing import others
 from thinwire.collectives.shards import Grid, grid
 from thinwire.node.paired import PairedReplica, Pull
+from thinwire.swarm.settings import steady
 
 ALPHA, BETA, GAMMA = 0.5, 0.7, 0.7
 PULL = Pull(ALPHA, BETA, GAMMA)
@@ -29,14 +31,21 @@ def meet(replicas, thetas, group, cut, how, pull=PULL):
     """One round of a group: everyone offers, then everyone steps with what the others offered."""
     payloads = {i: list(replicas[i].offer(reader(thetas[i]), cut, how)) for i in group}
     for i in group:
-        others = [payloads[j] for j in group if j != i]
-        replicas[i].step(reader(thetas[i]), payloads[i], others, cut, how, members=(), pull=pull)
+        others, place = [payloads[j] for j in sorted(group) if j != i], sorted(group).index(i)
+        replicas[i].step(reader(thetas[i]), payloads[i], others, cut, how, members=(), pull=pull, place=place)
         thetas[i][:] = replicas[i].theta
 
 
 def matching(n, seed):
     order = np.random.default_rng(seed).permutation(n)
     return [(order[k], order[k + n // 2]) for k in range(n // 2)]
+
+
+def partition(n, size, round):
+    """The groups that the product draws in a round."""
+    view = [bytes([index]) * 32 for index in range(n)]
+    found = {tuple(sorted((peer, *others(bytes(32), round, view, peer, size)))) for peer in view}
+    return [[peer[0] for peer in group] for group in sorted(found)]
 
 
 def test_golden_values():
@@ -64,33 +73,53 @@ def two_vectors():
     return type(EXACT)(EXACT.fast, EXACT.fast)
 
 
+@pytest.mark.parametrize("size, many", [(2, 8), (3, 8), (4, 9), (8, 8)])
 @pytest.mark.parametrize("how", [EXACT, TWO, LOSSY], ids=["one", "two", "lossy"])
-def test_the_mean_of_all_replicas_makes_the_step_of_diloco(how):
-    """For any matching: mean(δ) ← α mean(δ) + β mean(Δ), where what a codec leaves out comes later."""
-    rng, size = np.random.default_rng(1), 2000
-    replicas = swarm_of(8, rng.standard_normal(size))
+def test_the_mean_of_all_replicas_makes_the_step_of_diloco(how, size, many):
+    """For any partition: mean(δ) ← α mean(δ) + β mean(Δ), where what a codec leaves out comes later."""
+    rng, total = np.random.default_rng(1), 2000
+    replicas = swarm_of(many, rng.standard_normal(total))
     for replica in replicas:
-        replica.theta[:] += rng.standard_normal(size) * 0.1
-        replica.momentum[:] = rng.standard_normal(size) * 0.1
+        replica.theta[:] += rng.standard_normal(total) * 0.1
+        replica.momentum[:] = rng.standard_normal(total) * 0.1
     thetas = [replica.theta.copy() for replica in replicas]
-    cut, pull = grid(size, how), Pull(ALPHA, BETA, GAMMA if how is not TWO else 0.5)
+    cut, pull = grid(total, how), Pull(ALPHA, BETA, GAMMA if how is not TWO else 0.5)
 
     def mean(what):
         return np.mean([np.asarray(what(replica), np.float64) for replica in replicas], axis=0)
 
     for round in range(6):
         for theta in thetas:
-            theta += rng.standard_normal(size).astype(np.float32) * 0.1
+            theta += rng.standard_normal(total).astype(np.float32) * 0.1
         phi, delta = mean(lambda r: r.theta), mean(lambda r: r.momentum)
-        carried = mean(lambda r: r.residual if r.residual.size else np.zeros(size))
+        carried = mean(lambda r: r.residual if r.residual.size else np.zeros(total))
         step = np.mean(np.asarray(thetas, np.float64), axis=0) - phi
-        for pair in matching(8, round):
-            meet(replicas, thetas, pair, cut, how, pull)
-        step += carried - mean(lambda r: r.residual if r.residual.size else np.zeros(size))
+        for group in partition(many, size, round):
+            meet(replicas, thetas, group, cut, how, pull)
+        step += carried - mean(lambda r: r.residual if r.residual.size else np.zeros(total))
         expected = ALPHA * delta + BETA * step
         assert np.abs(mean(lambda r: r.momentum) - expected).max() < 1e-6
         assert np.abs(mean(lambda r: r.theta) - phi - expected).max() < 1e-6
     assert (how is LOSSY) == bool(replicas[0].residual.size)
+
+
+def test_who_is_left_out_by_one_moves_the_mean_a_little():
+    """Replicas lack each other's contributions without a word: what that costs is what `circle` says."""
+    rng, total, n = np.random.default_rng(11), 500, 4
+    replicas = swarm_of(n, np.zeros(total))
+    for replica in replicas:
+        replica.theta[:] = rng.standard_normal(total)
+    thetas = [replica.theta + rng.standard_normal(total).astype(np.float32) for replica in replicas]
+    cut, phi = Grid(total, 4096), [replica.theta.astype(np.float64) for replica in replicas]
+    moved = [theta - before for theta, before in zip(thetas, phi, strict=True)]
+    payloads = [list(one.offer(reader(t), cut, TWO)) for one, t in zip(replicas, thetas, strict=True)]
+    for i, replica in enumerate(replicas):
+        came = [payloads[j] for j in range(n) if j != i and (i, j) != (0, 3)]
+        pull = Pull(ALPHA, BETA, 0.5)
+        replica.step(reader(thetas[i]), payloads[i], came, cut, TWO, members=(), pull=pull, place=i)
+    found = np.sum([replica.momentum for replica in replicas], axis=0) - BETA * np.sum(moved, axis=0)
+    mean, middle = np.mean(moved, axis=0), np.mean(phi, axis=0)
+    np.testing.assert_allclose(found, (BETA * (mean - moved[3]) + 0.5 * (middle - phi[3])) / (n - 1), atol=1e-5)
 
 
 def test_one_vector_says_as_much_as_two():
@@ -127,6 +156,7 @@ def test_a_group_of_all_is_diloco_with_heavy_ball(how):
         meet(replicas, thetas, range(5), cut, how)
         for replica in replicas:
             np.testing.assert_allclose(replica.theta, phi, atol=5e-6)
+        assert len({replica.digest for replica in replicas}) == 1  # equal to the bit, as with DiLoCo
 
 
 def test_alone_the_step_is_exact_and_keeps_what_was_left_out():
@@ -176,13 +206,21 @@ KAPPA = 1 - (1 - OMEGA) ** STEPS
 NOISE = OMEGA**2 * (1 - (1 - OMEGA) ** (2 * STEPS)) / (1 - (1 - OMEGA) ** 2)
 
 
-def theory(n):
+def moments(n, size, kappa, gamma, alpha=ALPHA, beta=BETA):
+    """A, and how often two of n are in one group of `size`: the second moments of the deviations follow x' = A x + noise.
+
+    Of u, a deviation, and ū, the mean of u over its group: E ū² = E uū = ρ E u² with ρ = (groups − 1) / (n − 1).
+    """
+    rho, b = (-(-n // size) - 1) / (n - 1), gamma - beta * kappa
+    w = np.array([gamma**2 - 2 * gamma * b * rho + b * b * rho, -2 * alpha * gamma + 2 * alpha * b * rho, alpha**2])
+    u = np.array([-gamma + b * rho, alpha, 0.0])
+    return np.stack([np.array([1.0, 0, 0]) + 2 * u + w, u + w, w])
+
+
+def theory(n, size=2):
     """Stationary variance of the deviation from the mean, and of the mean itself."""
-    p, q, r = (BETA * KAPPA + GAMMA) / 2, (BETA * KAPPA - GAMMA) / 2, 1 / (n - 1)
-    w = np.array([p * p + q * q - 2 * p * q * r, -2 * ALPHA * p + 2 * ALPHA * q * r, ALPHA**2])
-    u = np.array([-p + q * r, ALPHA, 0.0])
-    a = np.stack([np.array([1.0, 0, 0]) + 2 * u + w, u + w, w])
-    deviation = np.linalg.solve(np.eye(3) - a, BETA**2 * NOISE * (0.5 - 1 / n) * np.ones(3))[0]
+    a, groups = moments(n, size, KAPPA, GAMMA), -(-n // size)
+    deviation = np.linalg.solve(np.eye(3) - a, BETA**2 * NOISE * (groups - 1) / n * np.ones(3))[0]
     # The mean: x' = x + d', d' = α d − β κ x + β ξ, with the noise of n replicas.
     step = np.array([[1 - BETA * KAPPA, ALPHA], [-BETA * KAPPA, ALPHA]])
     forcing = BETA**2 * NOISE / n * np.ones((2, 2))
@@ -196,8 +234,22 @@ def test_the_theory_gives_the_reference_values():
     assert theory(8)[1] == pytest.approx(1.416e-3, rel=5e-4)
 
 
-def test_a_quadratic_spreads_as_the_theory_says():
-    n, modes, rounds, cut = 8, 400, 500, Grid(400, 4096)
+def test_the_limit_of_gamma_is_where_the_moments_begin_to_grow():
+    for n, size, alpha in [(8, 2, 0.5), (9, 4, 0.5), (64, 4, 0.9), (30, 8, 0.3), (7, 3, 0.0), (8, 8, 0.5)]:
+        limit = steady(alpha, n, size)
+
+        def growth(gamma, n=n, size=size, alpha=alpha):
+            return float(np.abs(np.linalg.eigvals(moments(n, size, 0.0, gamma, alpha))).max())
+
+        assert growth(0.98 * limit) < 1 < growth(1.02 * limit)
+    for size in range(2, 9):  # and the defaults are steady whatever is trained
+        kappas = np.linspace(0.0, 1.0, 11)
+        assert all(np.abs(np.linalg.eigvals(moments(64, size, k, GAMMA))).max() < 1 for k in kappas)
+
+
+@pytest.mark.parametrize("n, size", [(8, 2), (8, 4), (10, 4)])
+def test_a_quadratic_spreads_as_the_theory_says(n, size):
+    modes, rounds, cut = 400, 500, Grid(400, 4096)
     rng = np.random.default_rng(6)
     replicas = swarm_of(n, np.zeros(modes))
     thetas = [replica.theta.copy() for replica in replicas]
@@ -206,18 +258,18 @@ def test_a_quadratic_spreads_as_the_theory_says():
         for theta in thetas:
             theta *= np.float32(1 - KAPPA)
             theta += np.sqrt(NOISE).astype(np.float32) * rng.standard_normal(modes, np.float32)
-        for pair in matching(n, round):
-            meet(replicas, thetas, pair, cut, EXACT)
+        for group in partition(n, size, round):
+            meet(replicas, thetas, group, cut, EXACT)
         if round >= 50:
             phi = np.stack([replica.theta for replica in replicas])
             mean.append(np.mean(phi.mean(axis=0) ** 2))
             deviation.append(np.mean((phi - phi.mean(axis=0)) ** 2))
-    wanted = theory(n)
+    wanted = theory(n, size)
     assert np.mean(deviation) == pytest.approx(wanted[0], rel=0.05)
     assert np.mean(mean) == pytest.approx(wanted[1], rel=0.08)
 
 
-def largest(sign, kappa, gamma, n, rounds, how=TWO):
+def largest(sign, kappa, gamma, n, rounds, how=TWO, size=2):
     """How far replicas get from zero, of a quadratic without noise; `sign` of the pseudo-gradient's term."""
     rng, cut = np.random.default_rng(8), Grid(16, 4096)
     replicas = swarm_of(n, np.zeros(16))
@@ -228,8 +280,8 @@ def largest(sign, kappa, gamma, n, rounds, how=TWO):
         for round in range(rounds):
             for theta in thetas:
                 theta *= np.float32(1 - kappa)
-            for pair in matching(n, round):
-                meet(replicas, thetas, pair, cut, how, Pull(ALPHA, sign * BETA, gamma))
+            for group in matching(n, round) if size == 2 else partition(n, size, round):
+                meet(replicas, thetas, group, cut, how, Pull(ALPHA, sign * BETA, gamma))
             if not max(np.abs(replica.theta).max() for replica in replicas) < 1e6:
                 return np.inf
     return max(np.abs(replica.theta).max() for replica in replicas)
@@ -243,3 +295,9 @@ def test_the_sign_of_the_paper_climbs():
 def test_the_limit_of_gamma():
     assert largest(1, 0.0, 1.3, 64, 150) < 10
     assert largest(1, 0.0, 1.7, 64, 150) > 1e3
+
+
+def test_the_limit_of_gamma_in_groups_of_four():
+    assert steady(ALPHA, 16, 4) == pytest.approx(2.14, abs=0.01)
+    assert largest(1, 0.0, 1.8, 16, 100, size=4) < 10
+    assert largest(1, 0.0, 2.6, 16, 100, size=4) > 1e3

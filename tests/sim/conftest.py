@@ -187,12 +187,18 @@ class Swarm:
         shards: str = "",
         topology: str = "butterfly",
         sites: Sequence[str] = (),
+        group: int = 0,
+        collective: str = "",
+        keep: float | None = None,
     ) -> None:
         self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=0.1)
         self.piece, self.layout, self.sites = piece, layout_of(size), sites
         self.founders, self.rounds, self.size, self.codec, self.patience = founders, rounds, size, codec, patience
         lines = f'codec = "{codec}"\ngrace = {grace}\nmax_weight = 1000\ntopology = "{topology}"\n'
         lines += f'shards = "{shards}"\n' if shards else ""
+        lines += f"group = {group}\n" if group else ""
+        lines += f'collective = "{collective}"\n' if collective else ""
+        lines += f"keep = {keep}\n" if keep is not None else ""
         self.manifest = manifests.parse(f"[exchange]\n{lines}[outer]\n{outer}")
         self.scripts: dict[tuple[int, int, str], Callable[[Node], None]] = {}
         self.nodes: dict[int, Node] = {}

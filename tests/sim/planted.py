@@ -196,9 +196,9 @@ def pulled_from_the_exact_place(patch):
     """Each is drawn from where it is, and not from where the other was told that it is: the pulls do not cancel."""
     step = PairedReplica.step
 
-    def exact(self, read, mine, others, grid, halves, *, members, pull):
+    def exact(self, read, mine, others, grid, halves, *, members, pull, place):
         before = self.theta.copy()
-        step(self, read, mine, others, grid, halves, members=members, pull=pull)
+        step(self, read, mine, others, grid, halves, members=members, pull=pull, place=place)
         if others and halves.slow is not None:
             for index in range(len(grid)):
                 start, stop = grid.span(index)

@@ -87,14 +87,15 @@ PAIRS = {
     "two vectors, bandwidth binds": (Case(6, 1_000_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.02, 1.0), 0.7),
     "one vector, far apart": (Case(4, 200_000, "fp32", ((1e6, 1e6),), 0.15, 2.0), 0.7),
     "two vectors, exact": (Case(2, 300_000, "fp32", ((2e6, 1e6),), 0.05, 1.0), 0.4),
+    "groups of four": (Case(8, 300_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.02, 1.0), 0.7),
 }
 
 
-async def lived_pairs(swarm, case, gamma):
+async def lived_pairs(swarm, case, gamma, group):
     """Mean seconds from step to step of one peer, and bytes sent per peer and round."""
     world = swarm(
         case.peers, rounds=ROUNDS, size=case.size, codec=case.codec, patience=5.0, latency=case.latency,
-        outer=f'method = "noloco"\ngamma = {gamma}\n',
+        outer=f'method = "noloco"\ngamma = {gamma}\n', group=group,
     )  # fmt: skip
     for node, place in zip(world.nodes.values(), case.places(), strict=True):
         node.pace = place.computing
@@ -102,7 +103,7 @@ async def lived_pairs(swarm, case, gamma):
     world.start()
     await world.finish(limit=600)
     nodes = list(world.nodes.values())
-    assert all(len(found) == 2 for node in nodes for found in node.contributors.values())
+    assert all(len(found) == group for node in nodes for found in node.contributors.values())
     period = mean((node.committed_at[ROUNDS] - node.committed_at[1]) / (ROUNDS - 1) for node in nodes)
     return period, mean(node.transport.totals()[0] for node in nodes) / ROUNDS
 
@@ -110,8 +111,10 @@ async def lived_pairs(swarm, case, gamma):
 @pytest.mark.parametrize("name", PAIRS)
 def test_round_of_pairs_as_planned(swarm, name):
     case, gamma = PAIRS[name]
-    period, sent = clock.run(lived_pairs(swarm, case, gamma), seed=5, limit=1000)
-    plan = pair_time(case.size, halves(case.codec, lr=0.7, gamma=gamma), [(case.peers, case.places()[0])], case.latency)
+    group = 4 if name == "groups of four" else 2
+    period, sent = clock.run(lived_pairs(swarm, case, gamma, group), seed=5, limit=1000)
+    how, places = halves(case.codec, lr=0.7, gamma=gamma), [(case.peers, case.places()[0])]
+    plan = pair_time(case.size, how, places, case.latency, group)
     print(
         f"{name}: {period:.3f} s, planned {plan.period:.3f} ({plan.period / period - 1:+.1%}), {sent:.0f}, {plan.sent:.0f}"
     )

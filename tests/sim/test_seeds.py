@@ -40,6 +40,11 @@ def _ring_failure(seed: int) -> str:
     return found.text if found is not None else ""
 
 
+def _sieve_failure(seed: int) -> str:
+    found = seeds.check(seed, ROUND, topology="sieve")
+    return found.text if found is not None else ""
+
+
 def _portions(begin: int, end: int, step: int, *marks: pytest.MarkDecorator) -> list[Any]:
     return [pytest.param(range(first, first + step), id=str(first), marks=marks) for first in range(begin, end, step)]
 
@@ -64,6 +69,13 @@ def test_seeds(numbers: range) -> None:
 )
 def test_seeds_of_rings(numbers: range) -> None:
     failed = list(filter(None, map(_ring_failure, numbers)))
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("numbers", [*_portions(0, 3, 3), *_portions(3, RINGS - 1, TOGETHER, pytest.mark.trial)])
+def test_seeds_of_sieves(numbers: range) -> None:
+    failed = list(filter(None, map(_sieve_failure, numbers)))
     assert not failed, "\n".join(failed)
 
 

@@ -65,6 +65,8 @@ max_weight = 1000
 
 YOUNGER = {
     "exchange.sick",
+    "exchange.group",
+    "exchange.keep",
     "exchange.shards",
     "exchange.topology",
     "inner.adam_lr",
@@ -168,6 +170,9 @@ def test_what_follows_from_the_values():
         ("[outer]\ngamma = 0.5", "outer.gamma says nothing with the method 'diloco'", "remove"),
         ("[outer]\nmethod = 'noloco'\nnesterov = false", "outer.nesterov says nothing", "remove"),
         ("[outer]\nmethod = 'noloco'\ngamma = 1.5", "outer.gamma 1.5 drives replicas apart", "0.7"),
+        ("[outer]\nmethod = 'noloco'\ngamma = 2\n[exchange]\ngroup = 4", "it is below 2", "lower outer.gamma"),
+        ("[exchange]\ngroup = 3", "exchange.group says nothing with the method 'diloco'", "remove"),
+        ("[outer]\nmethod = 'noloco'\n[exchange]\ngroup = 9", "exchange.group", "the default is 2"),
         ("[outer]\nmethod = 'noloco'\nmomentum = 0.9\ngamma = 1", "it is below 0.38", "lower outer.gamma"),
         ("[outer]\nmethod = 'sparseloco'\nmomentum = 0.9", "outer.momentum says nothing", "remove"),
         ("[outer]\nbeta = 0.9", "outer.beta says nothing with the method 'diloco'", "remove"),
@@ -335,6 +340,21 @@ def test_what_keeps_replicas_together_in_groups_of_two():
     assert steady(0.5, 64) == pytest.approx(1.5 / (1 - 0.5 / 63))
 
 
+def test_larger_groups_stay_together_more_easily():
+    assert steady(0.5, group=4) == pytest.approx(2.0) and steady(0.5, 8, 8) == pytest.approx(3.0)
+    assert steady(0.5, 9, 4) == pytest.approx(1.5 / (0.5 + 2 / 8))  # three groups
+    for group in range(2, 9):
+        assert all(steady(0.5, peers, group) >= steady(0.5, group=group) - 1e-12 for peers in range(2, 60))
+
+
+def test_a_group_is_part_of_the_run_where_it_is_not_a_pair():
+    toml = "[outer]\nmethod = 'noloco'\n{}\n[exchange]\n{}"
+    ids = [parse(toml.format("", more)).run_id(b"a" * 32) for more in ("", "group = 2", "group = 3", "group = 8")]
+    assert ids[0] == ids[1] and len(set(ids)) == 3
+    assert parse(toml.format("gamma = 1.6", "group = 4")).warnings() == ()
+    assert "near the limit of 2" in parse(toml.format("gamma = 1.9", "group = 4")).warnings()[0]
+
+
 def test_the_run_id_of_a_file_never_changes():
     assert parse(FULL).run_id(b"a" * 32).hex()[:16] == "c66b6f8d4d19518c"
 
@@ -403,6 +423,21 @@ def test_a_manifest_is_frozen():
     with pytest.raises(AttributeError):
         Manifest().inner.lr = 1.0
     assert Inner() == Manifest().inner
+
+
+def test_a_sparse_butterfly_is_another_run_and_of_sparseloco_alone():
+    toml = "[outer]\nmethod = '{}'\n[exchange]\ncollective = '{}'"
+    sieve = parse(toml.format("sparseloco", "sparse-butterfly"))
+    assert sieve.run_id(b"a" * 32) != parse(toml.format("sparseloco", "gather")).run_id(b"a" * 32)
+    for method in ("diloco", "demo", "noloco"):
+        with pytest.raises(ManifestError, match="exchange.collective is 'sparse-butterfly'"):
+            parse(toml.format(method, "sparse-butterfly"))
+    with pytest.raises(ManifestError, match="exchange.shards says nothing"):
+        parse(toml.format("sparseloco", "sparse-butterfly") + "\nshards = 'equal'")
+    less = parse(toml.format("sparseloco", "sparse-butterfly") + "\nkeep = 0.4")
+    assert less.run_id(b"a" * 32) != sieve.run_id(b"a" * 32)
+    with pytest.raises(ManifestError, match="exchange.keep says nothing"):
+        parse(toml.format("sparseloco", "gather") + "\nkeep = 0.4")
 
 
 def test_sparseloco_has_defaults_of_its_own():

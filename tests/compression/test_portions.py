@@ -1,0 +1,91 @@
+"""A sparse codec on runs of a vector: the runs' payloads are the whole one's, and nothing of a sum gets lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.compression import sparsemean
+from thinwire.compression.codec import CodecError
+from thinwire.compression.portions import Portions, layout
+from thinwire.compression.sparse import Sparse
+
+NARROW, BROAD = Sparse(4, 256), Sparse(16, 256)
+
+
+def values(seed, n):
+    return np.random.default_rng(seed).standard_normal(n).astype(np.float32)
+
+
+@given(st.integers(1, 3000), st.sampled_from([256, 512, 1024]), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_the_payload_of_all_is_those_of_the_runs(total, run, seed):
+    portions, x = Portions(NARROW, BROAD), values(seed, total)
+    chunks = layout(total, run, 256)
+    said = NARROW.select(x, chunks)
+    pieces = list(portions.split(NARROW.encode(said), said))
+    assert len(pieces) == len(chunks.sections) == -(-total // run)
+    whole, apart = np.zeros(total, np.float32), np.zeros(total, np.float32)
+    said.scatter(whole)
+    for index, piece in enumerate(pieces):
+        start, stop = index * run, min(total, (index + 1) * run)
+        alone = layout(stop - start, stop - start, 256)
+        assert bytes(piece) == NARROW.encode(NARROW.select(x[start:stop].copy(), alone))
+        assert len(piece) <= portions.nbytes(stop - start)
+        NARROW.decode(piece, alone).scatter(apart[start:stop])
+        assert portions.check(piece, stop - start) == pytest.approx(float(np.square(apart[start:stop]).sum()), rel=1e-5)
+    np.testing.assert_array_equal(whole, apart)
+    assert NARROW.decode(b"".join(pieces), chunks).codec == NARROW
+
+
+@pytest.mark.parametrize("denominator", ["contributor_mean", "mean"])
+@pytest.mark.parametrize("beta", [1.0, 0.8])
+def test_what_is_sent_and_what_is_kept_are_the_mean_and_what_was_kept(beta, denominator):
+    """β kept + mean = sent + kept', round after round; with β = 1 nothing is ever lost."""
+    n, portions = 900, Portions(NARROW, BROAD, beta, denominator)
+    chunks, kept, sums, sent = layout(n, n, 256), None, np.zeros(n), np.zeros(n)
+    for round in range(6):
+        said = [NARROW.select(values(10 * round + i, n), chunks) for i in range(4)]
+        mean = sparsemean.mean(said, [1.0, 2.0, 1.0, 3.0], chunks, denominator)
+        result, rest = portions.thin([NARROW.encode(one) for one in said], [1.0, 2.0, 1.0, 3.0], kept, n)
+        decoded = np.zeros(n, np.float32)
+        BROAD.decode(result, chunks).scatter(decoded)
+        before = np.zeros(n) if kept is None else kept
+        np.testing.assert_allclose(decoded + rest, mean + beta * before, atol=1e-6)
+        assert np.count_nonzero(decoded) <= BROAD.k * 4 and np.linalg.norm(rest) > 0
+        assert portions.check_sum(result, n) == pytest.approx(float(np.square(decoded).sum()), rel=1e-5)
+        kept, sums, sent = rest, sums + mean, sent + decoded
+    if beta == 1.0:
+        np.testing.assert_allclose(sent + kept, sums, atol=1e-5)
+
+
+def test_a_round_begins_from_what_was_kept_and_changes_nothing_of_it():
+    n, portions = 512, Portions(NARROW, BROAD)
+    payload = NARROW.encode(NARROW.select(values(1, n), layout(n, n, 256)))
+    kept = values(2, n)
+    before = kept.copy()
+    first, second = (portions.thin([payload], [1.0], kept, n) for _ in range(2))
+    assert first[0] == second[0]
+    np.testing.assert_array_equal(first[1], second[1])
+    np.testing.assert_array_equal(kept, before)
+
+
+def test_what_no_payload_can_say_is_not_kept_either():
+    n, portions = 256, Portions(NARROW, BROAD)
+    payload = NARROW.encode(NARROW.select(values(1, n), layout(n, n, 256)))
+    result, rest = portions.thin([payload], [1.0], np.full(n, np.inf, np.float32), n)
+    assert portions.check_sum(result, n) == 0.0 and not rest.any()
+
+
+def test_payloads_of_another_size_or_codec_are_refused():
+    n, portions = 600, Portions(NARROW, BROAD)
+    narrow, broad = (one.encode(one.select(values(1, n), layout(n, n, 256))) for one in (NARROW, BROAD))
+    for check, payload in ((portions.check, broad), (portions.check_sum, narrow)):
+        with pytest.raises(CodecError):
+            check(payload, n)
+    for payload in (narrow[:-1], narrow + b"\0", b""):
+        with pytest.raises(CodecError, match=r"."):
+            portions.check(payload, n)
+    with pytest.raises(CodecError):
+        portions.check(narrow, 2 * n)
