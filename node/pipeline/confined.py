@@ -76,6 +76,6 @@ def confine(model: Transformer | Section, k: int, seed: int) -> None:
     if hasattr(model, "embedding"):
         fixed = torch.from_numpy(subspace.table(model.config.vocab, model.config.width, seed))
         embedding = ConfinedEmbedding(model.embedding.weight @ u, fixed, u)
-        model.embedding = embedding  # type: ignore[assignment]
+        model.embedding = embedding
         if model.config.tied:
             model.head = ConfinedHead(embedding)  # type: ignore[assignment]

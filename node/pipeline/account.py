@@ -1,0 +1,105 @@
+"""What the origin knows of the step in progress: above all, where each micro-batch's gradient is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from thinwire.swarm.protocol import Hop, Passed, PeerId, Tally
+
+Lost = tuple[int, frozenset[int], str]
+"""A stage, the micro-batches whose gradient is not in its parameters, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step came to.
+
+    `losses` by micro-batch (nats per token), of those that were computed; `finished`: those whose gradient came back.
+    `counted`: by stage and peer the micro-batches whose gradient was applied there; `lost`: by peer what was given up.
+    `skipped`: the stages that a finished micro-batch went past, though they were to be visited. `attempts`: of all
+    micro-batches together. `seconds`: until it was applied.
+    """
+
+    step: int
+    losses: Mapping[int, float]
+    finished: frozenset[int]
+    counted: Mapping[int, Mapping[PeerId, frozenset[int]]]
+    lost: Sequence[tuple[PeerId, Lost]]
+    skipped: Mapping[int, tuple[int, ...]]
+    attempts: int
+    seconds: float
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the micro-batches that were computed."""
+        return sum(self.losses.values()) / len(self.losses) if self.losses else float("nan")
+
+
+class Account:
+    """One step's. A stage's gradient of a micro-batch is looked for at one peer at most."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}
+        self.finished: set[int] = set()
+        self.skipped: dict[int, tuple[int, ...]] = {}
+        self.lost: list[tuple[PeerId, Lost]] = []
+        self.tallies: dict[PeerId, Tally] = {}
+        self._paths: dict[tuple[int, int], tuple[Hop, ...]] = {}
+        self._counted: dict[int, dict[int, PeerId]] = {}
+
+    @property
+    def attempts(self) -> int:
+        """How often a micro-batch was sent on its way."""
+        return len(self._paths)
+
+    def sent(self, micro: int, attempt: int, path: tuple[Hop, ...]) -> None:
+        """A micro-batch is on its way."""
+        self._paths[micro, attempt] = path
+
+    def passed(self, peer: PeerId, message: Passed) -> None:
+        """Who has passed a gradient on has counted it, if it was to: in whichever attempt."""
+        if not message.backward or message.reason:
+            return
+        for hop in self._paths.get((message.micro, message.attempt), ()):
+            if hop.peer == peer and hop.counts:
+                self._counted.setdefault(hop.stage, {}).setdefault(message.micro, peer)
+
+    def where(self, micro: int) -> dict[int, PeerId]:
+        """By stage, who has counted a micro-batch."""
+        return {stage: peers[micro] for stage, peers in self._counted.items() if micro in peers}
+
+    def of(self, peer: PeerId) -> tuple[int, frozenset[int]]:
+        """A peer's stage, and what it has counted; (0, nothing) when it has counted nothing."""
+        for stage, peers in self._counted.items():
+            mine = frozenset(micro for micro, one in peers.items() if one == peer)
+            if mine:
+                return stage, mine
+        return 0, frozenset()
+
+    def give_up(self, peer: PeerId, reason: str) -> None:
+        """What a peer has counted is lost, and others may count it."""
+        stage, mine = self.of(peer)
+        if mine:
+            self.lost.append((peer, (stage, mine, reason)))
+            for micro in mine:
+                del self._counted[stage][micro]
+
+    def divisor(self, peer: PeerId, *, by_visits: bool) -> float:
+        """What a peer's gradient is divided by: the micro-batches of all, or of its stage; 0 where it has none that counts.
+
+        Peers of one stage make steps of their own, each with its share of the stage's micro-batches, all of one size.
+        """
+        stage, mine = self.of(peer)
+        if not mine:
+            return 0.0
+        visits = len(self._counted[stage])
+        return len(mine) / visits * (visits if by_visits else len(self.losses))
+
+    def counted(self) -> dict[int, dict[PeerId, frozenset[int]]]:
+        """By stage and peer."""
+        return {
+            stage: {peer: self.of(peer)[1] for peer in dict.fromkeys(peers.values())}
+            for stage, peers in sorted(self._counted.items())
+            if peers
+        }

@@ -1,0 +1,225 @@
+"""A replica in stages in virtual time: peers die, stall and refuse in every phase, and no gradient counts twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+from thinwire.collectives.outbox import Outbox
+from thinwire.node.inner import InnerConfig
+from thinwire.node.model import ModelConfig, Transformer
+from thinwire.node.pipeline.boundary import Boundary
+from thinwire.node.pipeline.confined import confine
+from thinwire.node.pipeline.crew import Crew
+from thinwire.node.pipeline.host import Host
+from thinwire.node.pipeline.origin import Origin
+from thinwire.node.pipeline.patience import Patience
+from thinwire.node.pipeline.section import cut, section
+from thinwire.node.pipeline.stage import Stage
+from thinwire.node.pipeline.update import Update
+from thinwire.sims import clock
+from thinwire.sims.network import SimNet
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.protocol import Welcome
+from thinwire.swarm.record import PeerRecord
+
+RUN = b"r" * 32
+SEED, MICROS, LR = 3, 6, 0.25
+CONFIG = ModelConfig(vocab=23, layers=4, width=16, heads=2, context=12)
+SPANS = cut(4, (1, 1, 1, 1))
+PLAIN = InnerConfig(optimizer="sgd", lr=LR, betas=(0.0, 0.0), weight_decay=0.0, warmup=0, clip=0.0)
+
+
+def batches(count=MICROS, seed=5, size=2):
+    rows = torch.randint(0, CONFIG.vocab, (count, size, 9), generator=torch.Generator().manual_seed(seed))
+    return [(row[:, :-1], row[:, 1:]) for row in rows]
+
+
+@cache
+def gradients(skips=()):
+    """Of every micro-batch alone, in one process: its loss, and the gradient of every parameter. `skips`: layers by micro."""
+    found = []
+    for micro, (tokens, targets) in enumerate(batches()):
+        model = Transformer(CONFIG, SEED)
+        x, length = model.embedding(tokens), tokens.shape[1]
+        for layer, block in enumerate(model.blocks):
+            if layer not in dict(skips).get(micro, ()):
+                x = block(x, model.cos[:length], model.sin[:length])
+        loss = torch.nn.functional.cross_entropy(model.head(model.norm(x)).flatten(0, 1), targets.flatten())
+        loss.backward()
+        names = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
+        found.append((float(loss.detach()), names))
+    return found
+
+
+class Peer:
+    """One process: a transport, what is fed from it, and work that takes virtual time."""
+
+    def __init__(self, replica, index):
+        self.replica, self.index, self.alive = replica, index, True
+        self.identity = Identity.generate(bytes([index]) * 32)
+        self.id, self.log, self.applied = self.identity.peer_id, [], {}
+        self.transport = replica.net.transport(self.identity, RUN, self.admit, f"10.0.0.{index}:4000")
+        self.record = PeerRecord.create(
+            self.identity, run_id=RUN, addresses=self.transport.addresses(), sequence=1, issued=replica.net.wall()
+        )
+        self.outbox = Outbox(self.transport, self.unreachable)
+        self.lock, self.pace, self.tasks = asyncio.Lock(), 0.1, []
+        self.runs = None
+
+    def admit(self, hello, record):
+        return Welcome(self.record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
+
+    def unreachable(self, peer):
+        self.runs.lost(peer)
+
+    async def work(self, function):
+        async with self.lock:
+            await asyncio.sleep(self.pace)
+            return function()
+
+    def emit(self, name, fields):
+        self.log.append((name, dict(fields)))
+        self.replica.saw(self, name)
+
+    async def receive(self):
+        while True:
+            arrival = await self.transport.recv()
+            if arrival.frame is None:
+                self.outbox.drop(arrival.peer)
+                self.runs.lost(arrival.peer)
+            else:
+                if isinstance(self.runs, Origin):
+                    self.runs.reached(arrival.peer)
+                self.runs.hear(arrival.peer, arrival.frame)
+
+    def start(self):
+        loop = asyncio.get_running_loop()
+        self.tasks = [loop.create_task(self.receive())]
+        if isinstance(self.runs, Host):
+            self.tasks.append(loop.create_task(self.runs.run()))
+
+    def kill(self):
+        self.alive = False
+        self.replica.net.kill(self.id)
+        for task in self.tasks:
+            task.cancel()
+
+
+class Replica:
+    """An origin and hosts of stages 1, 2, 3, `twins` of each. `scripts`: (host, event, nth) -> what happens then."""
+
+    def __init__(
+        self, seed, *, twins=2, spec="fp32", inner=PLAIN, bandwidth=None, scripts=None, clip=0.0, window=4, **options
+    ):
+        self.net = SimNet(seed, latency=0.02, jitter=0.1, bandwidth=bandwidth)
+        self.scripts, self.seen = dict(scripts or {}), Counter()
+        boundary = Boundary(spec, CONFIG.width, CONFIG.vocab, SEED)
+        now = clock.current().time
+        self.origin = Peer(self, 0)
+        self.hosts = []
+        for stage in (1, 2, 3):
+            for _ in range(twins):
+                peer = Peer(self, len(self.hosts) + 1)
+                peer.stage, peer.section = stage, self.section(stage, boundary)
+                peer.update = Update(peer.section, inner)
+                peer.runs = Host(
+                    peer.id, self.origin.id, stage, Stage(peer.section), peer.update, boundary,
+                    outbox=peer.outbox, work=peer.work, now=now, emit=peer.emit, context=CONFIG.context,
+                )  # fmt: skip
+                self.hosts.append(peer)
+        holders = {stage: [peer.id for peer in self.hosts if peer.stage == stage] for stage in (1, 2, 3)}
+        self.origin.section = self.section(0, boundary)
+        self.origin.update = Update(self.origin.section, inner)
+        self.origin.runs = Origin(
+            self.origin.section, self.origin.update, boundary, Crew(holders), outbox=self.origin.outbox,
+            work=self.origin.work, now=now, patience=Patience(now, first=10.0, least=2.0), emit=self.origin.emit,
+            window=window, clip=clip, **options,
+        )  # fmt: skip
+        for peer in (self.origin, *self.hosts):
+            for other in (self.origin, *self.hosts):
+                peer.transport.learn(other.record)
+            peer.start()
+
+    @staticmethod
+    def section(stage, boundary):
+        made = section(CONFIG, SEED, SPANS[stage], ends=not stage)
+        if boundary.confined:
+            confine(made, boundary.confined, SEED)
+        return made
+
+    @property
+    def peers(self):
+        return {peer.id: peer for peer in (self.origin, *self.hosts)}
+
+    def saw(self, peer, name):
+        self.seen[peer.index, name] += 1
+        action = self.scripts.pop((peer.index, name, self.seen[peer.index, name]), None)
+        if action is not None:
+            action(peer)
+
+    async def step(self, seed=5, **options):
+        return await self.origin.runs.step(batches(seed=seed), **options)
+
+    async def settled(self):
+        """All that is alive has applied what it was told to."""
+        await asyncio.sleep(5)
+
+
+def run(main, seed=1):
+    return clock.run(main, seed=seed, limit=2000)
+
+
+def moved(section_):
+    """Gradient · divisor-less: how far every parameter of a section went from its first value, by the learning rate."""
+    first = dict(Transformer(CONFIG, SEED).named_parameters())
+    return {name: (first[name] - parameter).detach() / LR for name, parameter in section_.named_parameters()}
+
+
+def check(replica, outcome, skips=()):
+    """Every peer's parameters made just the step that the outcome says, and no micro-batch counts twice at a stage."""
+    reference = gradients(skips)
+    computed = len(outcome.losses)
+    for micro, loss in outcome.losses.items():
+        assert loss == pytest.approx(reference[micro][0], abs=1e-5)
+    for stage, peers in outcome.counted.items():
+        visits = Counter(micro for micros in peers.values() for micro in micros)
+        assert set(visits.values()) <= {1}, f"stage {stage} counts twice: {visits}"
+    for peer in replica.hosts:
+        mine = outcome.counted.get(peer.stage, {}).get(peer.id, frozenset())
+        if not peer.alive:
+            continue
+        visits = sum(len(micros) for micros in outcome.counted.get(peer.stage, {}).values())
+        for name, far in moved(peer.section).items():
+            expected = sum(reference[micro][1][name] for micro in sorted(mine))
+            if mine:
+                expected = expected * visits / (len(mine) * computed)
+            torch.testing.assert_close(far, torch.as_tensor(expected).expand_as(far), atol=2e-5, rtol=1e-3)
+        assert peer.update.tokens == 16 * len(mine)
+    if outcome.finished == set(range(MICROS)):
+        for name, far in moved(replica.origin.section).items():
+            expected = sum(reference[micro][1][name] for micro in range(MICROS)) / MICROS
+            torch.testing.assert_close(far, expected, atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("window", [1, 4, MICROS])
+@pytest.mark.parametrize("twins", [1, 2])
+def test_a_step_is_that_of_one_process(window, twins):
+    async def main():
+        replica = Replica(1, twins=twins, window=window)
+        outcome = await replica.step()
+        await replica.settled()
+        assert outcome.finished == set(range(MICROS)) and outcome.attempts == MICROS
+        assert not outcome.lost and not outcome.skipped and outcome.step == 0
+        for stage in (1, 2, 3):
+            assert sum(len(micros) for micros in outcome.counted[stage].values()) == MICROS
+            assert len(outcome.counted[stage]) == twins, "both holders work"
+        check(replica, outcome)
+        assert (
+            [peer.runs.step for peer in replica.hosts] == [1] * 3 * twins == [replica.origin.runs.next_step] * 3 * twins
+        )
+
+    run(main())
