@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from thinwire.swarm.protocol import Activation, Hop, Passed, PeerId
@@ -92,18 +93,16 @@ class Flight:
 
     async def arrival(self, patience: Patience) -> bytes | Failure:
         """The payload that comes out at the other end, or why none will."""
-        loop = asyncio.get_running_loop()
         parcel = self._back if self.backward else self._there
         while self._failure is None and not parcel.whole:
             self._news.clear()
-            until = patience.until(self.due, self.since)
-            try:
-                async with asyncio.timeout_at(until):
+            left = patience.left(self.due, self.since)
+            if not left:
+                self.fail("stalled", self.due[0])
+                break
+            with suppress(TimeoutError):  # others may show meanwhile that the peer still works
+                async with asyncio.timeout(left):
                     await self._news.wait()
-            except TimeoutError:
-                # Others may have shown meanwhile that the peer still works.
-                if patience.until(self.due, self.since) <= loop.time():
-                    self.fail("stalled", self.due[0])
         if self._failure is None:
             patience.moved((self.peers[-1], True), self.since)
         return self._failure or parcel.payload()

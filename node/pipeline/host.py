@@ -78,6 +78,7 @@ class Host:
         self._boundary, self._outbox, self._work, self._now, self._emit = boundary, outbox, work, now, emit
         self._context, self._room = context, room
         self._ways: dict[int, Way] = {}
+        self._busy: Way | None = None
         self._attempts: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         """Tokens of the micro-batches whose gradients were counted."""
@@ -225,11 +226,15 @@ class Host:
         if backward and not way.forwarded:
             return self._refuse(way, backward, "order")
         self._emit("backward" if backward else "forward", {"micro": route.micro, "attempt": route.attempt})
-        began = self._now()
+        began, self._busy = self._now(), way
         try:
             payload: bytes = await self._work(partial(self._backward if backward else self._forward, way))
         except Refused as refusal:
             return self._refuse(way, backward, str(refusal))
+        finally:
+            self._busy = None
+            if self._ways.get(route.micro) is not way:
+                self.layers.forget(route.micro)
         seconds = max(0.0, self._now() - began)
         way.forwarded = True
         if backward:
@@ -238,7 +243,7 @@ class Host:
         if backward or current:  # what was counted is counted, whatever link broke meanwhile
             self._outbox.control(self.origin, Passed(route.step, route.micro, route.attempt, backward, seconds, ""))
         if not current:
-            return self.layers.forget(route.micro)
+            return
         to = way.before if backward else way.after
         for number, piece in enumerate(pieces(payload)):
             self._outbox.bulk(to, Frame(Activation(route.step, route.micro, route.attempt, backward, number), piece))
@@ -273,8 +278,9 @@ class Host:
             raise Refused("not finite") from None
 
     def _refuse(self, way: Way, backward: bool, reason: str) -> None:
-        self._answer(way.route, reason, backward)
-        self._end(way)
+        if self._ways.get(way.route.micro) is way:
+            self._answer(way.route, reason, backward)
+            self._end(way)
 
     def _answer(self, route: Route, reason: str, backward: bool = False) -> None:
         self._emit("refused", {"micro": route.micro, "attempt": route.attempt, "reason": reason})
@@ -282,4 +288,5 @@ class Host:
 
     def _end(self, way: Way) -> None:
         del self._ways[way.route.micro]
-        self.layers.forget(way.route.micro)
+        if way is not self._busy:  # else what is being computed still needs it
+            self.layers.forget(way.route.micro)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from thinwire.collectives.outbox import Outbox
@@ -263,13 +264,11 @@ class Origin:
         """Wait for the answers of those that are in reach, each for as long as it may take."""
         while missing := [p for p in asked if p not in self._account.tallies and p not in self.crew.lost]:
             self._news.clear()
-            until = max(self._patience.until((peer, False), since) for peer in missing)
-            if until <= self._now():
+            left = max(self._patience.left((peer, False), since) for peer in missing)
+            if not left:
                 for peer in missing:
                     self.crew.rest(peer, self.next_step)
                 return
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - self._now()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
                     await self._news.wait()
-            except TimeoutError:
-                pass

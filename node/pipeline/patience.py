@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from thinwire.swarm.protocol import PeerId
 
+TICK = 1e-3
+"""Seconds that are none: clocks of event loops go in steps."""
+
 Leg = tuple[PeerId, bool]
 """What is waited for: that a peer passes something on, or (True) that what it has passed on arrives at the origin."""
 
@@ -45,6 +48,11 @@ class Patience:
         known = self._longest.get(leg)
         bound = self._first if known is None else max(self._least, FACTOR * known)
         return max(since, self._moved.get(leg, 0.0)) + bound
+
+    def left(self, leg: Leg, since: float) -> float:
+        """Seconds until then; 0 when a peer has stalled."""
+        left = self.until(leg, since) - self._now()
+        return left if left > TICK else 0.0
 
     def interval(self, peer: PeerId) -> float:
         """The mean; of a peer that is not known, the least of the others."""
