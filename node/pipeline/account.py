@@ -65,6 +65,13 @@ class Account:
             if hop.peer == peer and hop.counts:
                 self._counted.setdefault(hop.stage, {}).setdefault(message.micro, peer)
 
+    def finish(self, micro: int, attempt: int) -> None:
+        """A micro-batch's gradient is back: all that it went through have passed it on, whether or not their word is here."""
+        self.finished.add(micro)
+        for hop in self._paths[micro, attempt]:
+            if hop.counts:
+                self._counted.setdefault(hop.stage, {}).setdefault(micro, hop.peer)
+
     def where(self, micro: int) -> dict[int, PeerId]:
         """By stage, who has counted a micro-batch."""
         return {stage: peers[micro] for stage, peers in self._counted.items() if micro in peers}

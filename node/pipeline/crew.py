@@ -60,23 +60,29 @@ class Crew:
         tried: Mapping[PeerId, int],
         patience: Patience,
         visits: Visits | None = None,
+        last: Sequence[Hop] = (),
     ) -> tuple[Hop, ...]:
         """The way of a micro-batch; stages that nobody can be asked for are left out.
 
         `counted`: whose gradient has it already, by stage; `tried`: how often it failed where. `visits`: as planned, else all
-        stages in order. Who is to choose among several goes by what each has to do already, at its pace.
+        stages in order. `last`: the way of the attempt before; who is not to blame for its failure is asked again, for it may
+        have counted it and the word of that be on its way. Else it goes by what each has to do already, at its pace.
         """
+        again = {hop.stage: hop.peer for hop in last}
         hops: list[Hop] = []
         for stage, wanted in visits if visits is not None else [(stage, None) for stage in sorted(self.holders)]:
             able = self.able(stage, step, tried)
             if not able:
                 continue
             before = counted.get(stage)
-            if before in able:
-                peer = before
-            elif wanted in able and not tried.get(wanted):
-                peer = wanted
-            else:
-                peer = min(able, key=lambda one: (tried.get(one, 0), (self.load[one] + 1) * patience.interval(one)))
+
+            def order(
+                one: PeerId, stage: int = stage, wanted: PeerId | None = wanted
+            ) -> tuple[bool, int, bool, bool, float]:
+                failed = tried.get(one, 0)
+                busy = (self.load[one] + 1) * patience.interval(one)
+                return one != counted.get(stage), failed, one != again.get(stage), one != wanted, busy
+
+            peer = min(able, key=order)
             hops.append(Hop(stage, peer, before is None or before == peer))
         return tuple(hops)

@@ -50,7 +50,7 @@ class Way:
 
 
 class Host:
-    """See the module. Feed it frames with `hear` and broken links with `lost`, and let `run` work until cancelled.
+    """See the module. A Handler of Presence; let `run` work until cancelled.
 
     `stage` is the number of the stage, `layers` what it computes, `update` the inner optimizer of its parameters. `room`:
     micro-batches that it holds at a time. `step`: the inner step that is next. `work` runs what computes; `now`: seconds.
@@ -89,7 +89,7 @@ class Host:
         self._there: deque[Way] = deque()
         self._awake = asyncio.Event()
 
-    def hear(self, peer: PeerId, frame: Frame) -> None:
+    def routed(self, peer: PeerId, frame: Frame) -> None:
         """A checked frame; what is not of a pipeline, or not for us to hear, is ignored."""
         message = frame.message
         if isinstance(message, Activation):
@@ -100,13 +100,19 @@ class Host:
             return
         self._awake.set()
 
-    def lost(self, peer: PeerId) -> None:
+    def lost(self, peer: PeerId, *, gone: bool) -> None:
         """The link to a peer broke: what we were to get from it, or to give to it, does not go that way."""
         self._early.forget(peer)
         for way in list(self._ways.values()):
             backward = way.forwarded
             if peer in (way.before, way.after) and peer != self.origin:
                 self._refuse(way, backward, "unreachable")
+
+    def reached(self, peer: PeerId) -> None:
+        """A link is up: nothing begins with that."""
+
+    def ticked(self) -> None:
+        """Time passes: nothing here waits for it."""
 
     async def run(self) -> None:
         """Work until cancelled. Raises what goes wrong here."""

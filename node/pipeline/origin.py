@@ -46,7 +46,7 @@ ATTEMPTS = 8
 
 
 class Origin:
-    """See the module. Feed it frames with `hear` and links with `lost` and `reached`; `step` makes one inner step.
+    """See the module. A Handler of Presence; `step` makes one inner step.
 
     `window`: micro-batches on their way at a time; as many as stages is 1F1B, all of them GPipe. `clip`: largest norm of the
     whole model's gradient, 0 any. `by_visits`: a stage's gradient is divided by the micro-batches that went through it
@@ -82,7 +82,7 @@ class Origin:
 
     # --- what comes in
 
-    def hear(self, peer: PeerId, frame: Frame) -> None:
+    def routed(self, peer: PeerId, frame: Frame) -> None:
         """A checked frame; what is not of a pipeline, or not of this step, is ignored."""
         message = frame.message
         if not isinstance(message, (Passed, Activation, Tally)) or message.step != self.next_step:
@@ -102,7 +102,7 @@ class Origin:
             if flight.heard(peer, message, self._now()) and not message.reason and leg[0] == peer:
                 self._patience.moved(leg, since)
 
-    def lost(self, peer: PeerId) -> None:
+    def lost(self, peer: PeerId, *, gone: bool) -> None:
         """The link to a peer broke: it does nothing more in this step."""
         self.crew.lost.add(peer)
         self._back.discard(peer)
@@ -116,6 +116,9 @@ class Origin:
         """A link to a peer is up: it takes part from the next step on."""
         if peer in self.crew.lost:
             self._back.add(peer)
+
+    def ticked(self) -> None:
+        """Time passes: each micro-batch waits by itself."""
 
     # --- a step
 
@@ -160,15 +163,17 @@ class Origin:
         """A micro-batch, until it is through or given up."""
         payload: bytes = await self._work(partial(self._ends.begin, micro, batch[0]))
         tried: Counter[PeerId] = Counter()
+        path: tuple[Hop, ...] = ()
         for attempt in range(ATTEMPTS):
-            path = self.crew.path(self.next_step, self._account.where(micro), tried, self._patience, visits)
+            counted = self._account.where(micro)
+            path = self.crew.path(self.next_step, counted, tried, self._patience, visits, last=path)
             failure = await self._try(micro, attempt, path, batch, payload)
             if failure is None:
                 wanted = [stage for stage, _ in visits] if visits is not None else sorted(self.crew.holders)
                 missed = tuple(stage for stage in wanted if stage not in {hop.stage for hop in path})
                 if missed:
                     self._account.skipped[micro] = missed
-                self._account.finished.add(micro)
+                self._account.finish(micro, attempt)
                 return
             self._emit("micro-batch failed", {"micro": micro, "attempt": attempt, "reason": failure.reason})
             tried.update(failure.suspects)
