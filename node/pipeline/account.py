@@ -18,7 +18,7 @@ class Outcome:
     `losses` by micro-batch (nats per token), of those that were computed; `finished`: those whose gradient came back.
     `counted`: by stage and peer the micro-batches whose gradient was applied there; `lost`: by peer what was given up.
     `skipped`: the stages that a finished micro-batch went past, though they were to be visited. `attempts`: of all
-    micro-batches together. `seconds`: until it was applied.
+    micro-batches together. `seconds`: until it was applied. `computed`: what each peer says that its computing took.
     """
 
     step: int
@@ -29,6 +29,7 @@ class Outcome:
     skipped: Mapping[int, tuple[int, ...]]
     attempts: int
     seconds: float
+    computed: Mapping[PeerId, float]
 
     @property
     def loss(self) -> float:
@@ -45,8 +46,10 @@ class Account:
         self.skipped: dict[int, tuple[int, ...]] = {}
         self.lost: list[tuple[PeerId, Lost]] = []
         self.tallies: dict[PeerId, Tally] = {}
+        self.computed: dict[PeerId, float] = {}
         self._paths: dict[tuple[int, int], tuple[Hop, ...]] = {}
         self._counted: dict[int, dict[int, PeerId]] = {}
+        self._claimed: dict[int, dict[int, PeerId]] = {}
 
     @property
     def attempts(self) -> int:
@@ -59,7 +62,10 @@ class Account:
 
     def passed(self, peer: PeerId, message: Passed) -> None:
         """Who has passed a gradient on has counted it, if it was to: in whichever attempt."""
-        if not message.backward or message.reason:
+        if message.reason:
+            return
+        self.computed[peer] = self.computed.get(peer, 0.0) + max(0.0, message.seconds)
+        if not message.backward:
             return
         for hop in self._paths.get((message.micro, message.attempt), ()):
             if hop.peer == peer and hop.counts:
@@ -72,9 +78,15 @@ class Account:
             if hop.counts:
                 self._counted.setdefault(hop.stage, {}).setdefault(micro, hop.peer)
 
+    def turned(self, micro: int, attempt: int) -> None:
+        """A micro-batch goes back: from now on those on its way may count it, and their word of that may come late."""
+        for hop in self._paths[micro, attempt]:
+            if hop.counts:
+                self._claimed.setdefault(hop.stage, {})[micro] = hop.peer
+
     def where(self, micro: int) -> dict[int, PeerId]:
-        """By stage, who has counted a micro-batch."""
-        return {stage: peers[micro] for stage, peers in self._counted.items() if micro in peers}
+        """By stage, who may have counted a micro-batch."""
+        return {stage: peers[micro] for stage, peers in self._claimed.items() if micro in peers}
 
     def of(self, peer: PeerId) -> tuple[int, frozenset[int]]:
         """A peer's stage, and what it has counted; (0, nothing) when it has counted nothing."""
@@ -91,6 +103,9 @@ class Account:
             self.lost.append((peer, (stage, mine, reason)))
             for micro in mine:
                 del self._counted[stage][micro]
+        for claims in self._claimed.values():
+            for micro in [micro for micro, one in claims.items() if one == peer]:
+                del claims[micro]
 
     def divisor(self, peer: PeerId, *, by_visits: bool) -> float:
         """What a peer's gradient is divided by: the micro-batches of all, or of its stage; 0 where it has none that counts.

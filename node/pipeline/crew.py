@@ -37,6 +37,10 @@ class Crew:
         """Everybody in reach, by stage."""
         return [peer for stage in sorted(self.holders) for peer in self.holders[stage] if peer not in self.lost]
 
+    def holds(self, peer: PeerId) -> bool:
+        """Whether a peer holds a stage."""
+        return any(peer in peers for peers in self.holders.values())
+
     def rest(self, peer: PeerId, step: int) -> None:
         """A peer has stalled: it gets nothing more in this step; for the second time in a row, in the next 2, then 4, …"""
         if self._until.get(peer, -1) < step or self._since.get(peer) != step:
@@ -56,7 +60,7 @@ class Crew:
     def path(
         self,
         step: int,
-        counted: Mapping[int, PeerId],
+        claimed: Mapping[int, PeerId],
         tried: Mapping[PeerId, int],
         patience: Patience,
         visits: Visits | None = None,
@@ -64,9 +68,9 @@ class Crew:
     ) -> tuple[Hop, ...]:
         """The way of a micro-batch; stages that nobody can be asked for are left out.
 
-        `counted`: whose gradient has it already, by stage; `tried`: how often it failed where. `visits`: as planned, else all
-        stages in order. `last`: the way of the attempt before; who is not to blame for its failure is asked again, for it may
-        have counted it and the word of that be on its way. Else it goes by what each has to do already, at its pace.
+        `claimed`: by stage, whose gradient may have it already, so that it counts nowhere else; `tried`: how often it failed
+        where. `visits`: as planned, else all stages in order. `last`: the way of the attempt before. Who is not to blame for
+        its failure is asked again; among others it goes by what each has to do already, at its pace.
         """
         again = {hop.stage: hop.peer for hop in last}
         hops: list[Hop] = []
@@ -74,15 +78,15 @@ class Crew:
             able = self.able(stage, step, tried)
             if not able:
                 continue
-            before = counted.get(stage)
+
+            mine, before = claimed.get(stage), again.get(stage)
 
             def order(
-                one: PeerId, stage: int = stage, wanted: PeerId | None = wanted
-            ) -> tuple[bool, int, bool, bool, float]:
-                failed = tried.get(one, 0)
+                one: PeerId, first: tuple[PeerId | None, ...] = (mine, before, wanted)
+            ) -> tuple[int, bool, bool, bool, float]:
                 busy = (self.load[one] + 1) * patience.interval(one)
-                return one != counted.get(stage), failed, one != again.get(stage), one != wanted, busy
+                return tried.get(one, 0), one != first[0], one != first[1], one != first[2], busy
 
             peer = min(able, key=order)
-            hops.append(Hop(stage, peer, before is None or before == peer))
+            hops.append(Hop(stage, peer, mine is None or mine == peer))
         return tuple(hops)

@@ -13,6 +13,9 @@ from .boundary import Boundary
 from .parcel import Parcel
 from .patience import Leg, Patience
 
+NO_WAY_ON, NO_WAY_BACK = "no link to the next", "no link to the one before"
+"""Reasons of a host that says which neighbour on the way it has lost."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -67,19 +70,24 @@ class Flight:
             return False
         at = self.peers.index(peer)
         if message.reason:
-            # What came along may have been spoiled by whoever it came from.
-            others = self.peers[max(0, at - 1) : at] if message.reason == "payload" else ()
-            if message.reason == "unreachable":
-                others = [*self.peers[max(0, at - 1) : at], *self.peers[at + 1 : at + 2]]
-                self.fail(message.reason, *others)
-            else:
-                self.fail(message.reason, peer, *others)
+            self.fail(message.reason, *self._suspects(peer, message.reason))
             return True
         if message.backward != self.backward or at < self._position:
             return False
         self._position, self.since = at + 1, now
         self._news.set()
         return True
+
+    def _suspects(self, peer: PeerId, reason: str) -> Sequence[PeerId]:
+        """Whose fault it may be that a peer has refused."""
+        path = [hop.peer for hop in self.path]
+        at = path.index(peer)
+        if reason in (NO_WAY_ON, NO_WAY_BACK):
+            return path[at + 1 : at + 2] if reason == NO_WAY_ON else path[max(0, at - 1) : at]
+        if reason == "payload":  # spoiled by who is at fault: who says so, or who it came from
+            at = self.peers.index(peer)
+            return self.peers[max(0, at - 1) : at + 1]
+        return (peer,)
 
     def take(self, peer: PeerId, message: Activation, payload: bytes | bytearray | memoryview) -> None:
         """A piece of what comes out of the last stage, or out of the first one backward."""

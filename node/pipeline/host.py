@@ -22,6 +22,7 @@ from ..presence import Emit
 from ..waiting import Work
 from .boundary import Boundary
 from .early import Early
+from .flight import NO_WAY_BACK, NO_WAY_ON
 from .parcel import Parcel, pieces
 from .stage import Stage
 from .update import Update
@@ -104,9 +105,8 @@ class Host:
         """The link to a peer broke: what we were to get from it, or to give to it, does not go that way."""
         self._early.forget(peer)
         for way in list(self._ways.values()):
-            backward = way.forwarded
-            if peer in (way.before, way.after) and peer != self.origin:
-                self._refuse(way, backward, "unreachable")
+            if peer != self.origin and peer in (way.before, way.after):
+                self._refuse(way, way.forwarded, NO_WAY_BACK if peer == way.before else NO_WAY_ON)
 
     def reached(self, peer: PeerId) -> None:
         """A link is up: nothing begins with that."""

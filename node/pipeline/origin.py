@@ -11,8 +11,9 @@ close the step with the micro-batches that should count there, and all make thei
     Apply       divisor, and the factor that clips the whole model's gradient
 
 The origin keeps what it sent until a micro-batch is done. Whatever fails on the way, that micro-batch is tried once more from
-the start, by another peer of the stage in question, or past it. Who has counted it already does not count it twice; what a
-dead peer had added up is lost, and the step's outcome says so.
+the start, by another peer of the stage in question, or past it. Who has counted it already does not count it twice, and while
+somebody in reach may have counted it nobody else of the stage does: so at worst a stage goes without the gradient of a
+micro-batch that failed on its way back. What a dead peer had added up is lost, and the step's outcome says so.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class Origin:
         message = frame.message
         if not isinstance(message, (Passed, Activation, Tally)) or message.step != self.next_step:
             return
+        if not self.crew.holds(peer):
+            return
         if isinstance(message, Tally):
             self._account.tallies.setdefault(peer, message)
             self._news.set()
@@ -155,6 +158,7 @@ class Origin:
             dict(account.skipped),
             account.attempts,
             self._now() - began,
+            dict(account.computed),
         )
         self.next_step += 1
         return outcome
@@ -165,8 +169,8 @@ class Origin:
         tried: Counter[PeerId] = Counter()
         path: tuple[Hop, ...] = ()
         for attempt in range(ATTEMPTS):
-            counted = self._account.where(micro)
-            path = self.crew.path(self.next_step, counted, tried, self._patience, visits, last=path)
+            claimed = self._account.where(micro)
+            path = self.crew.path(self.next_step, claimed, tried, self._patience, visits, last=path)
             failure = await self._try(micro, attempt, path, batch, payload)
             if failure is None:
                 wanted = [stage for stage, _ in visits] if visits is not None else sorted(self.crew.holders)
@@ -211,6 +215,7 @@ class Origin:
             except CodecError:
                 return Failure("payload", (path[-1].peer,))
             flight.turn(self._now())
+            self._account.turned(micro, attempt)
             self._send(path[-1].peer, micro, attempt, gradient, backward=True)
             back = await flight.arrival(self._patience)
             if isinstance(back, Failure):

@@ -22,8 +22,9 @@ def scene():
     return Crew({1: [A, B], 2: [C]}), Patience(now, first=30.0, least=2.0), now
 
 
-def way(crew, patience, step=0, counted=None, tried=None, visits=None):
-    return [(hop.stage, hop.peer, hop.counts) for hop in crew.path(step, counted or {}, tried or {}, patience, visits)]
+def way(crew, patience, step=0, claimed=None, tried=None, visits=None, last=()):
+    path = crew.path(step, claimed or {}, tried or {}, patience, visits, last)
+    return [(hop.stage, hop.peer, hop.counts) for hop in path]
 
 
 def test_load_goes_by_speed():
@@ -38,13 +39,16 @@ def test_load_goes_by_speed():
     assert crew.load[A] == 40 and crew.load[B] == 10
 
 
-def test_who_has_counted_it_is_asked_again_and_else_nobody_counts_it():
+def test_who_may_have_counted_it_is_asked_again_and_else_nobody_counts_it():
     crew, patience, _ = scene()
     for peer in (A, B):
-        assert way(crew, patience, counted={1: peer}) == [(1, peer, True), (2, C, True)]
-    assert way(crew, patience, counted={1: B}, tried={B: 2}) == [(1, A, False), (2, C, True)]
+        assert way(crew, patience, claimed={1: peer}) == [(1, peer, True), (2, C, True)]
+        last = (Hop(1, peer, True), Hop(2, C, True))
+        assert way(crew, patience, last=last) == [(1, peer, True), (2, C, True)]
+        assert way(crew, patience, last=last, tried={peer: 1})[0] == (1, A if peer == B else B, True)
+    assert way(crew, patience, claimed={1: B}, tried={B: 1}) == [(1, A, False), (2, C, True)]
     crew.lost.add(A)
-    assert way(crew, patience, counted={1: A}) == [(1, B, False), (2, C, True)]
+    assert way(crew, patience, claimed={1: A}) == [(1, B, False), (2, C, True)]
 
 
 def test_a_plan_is_followed_as_far_as_those_it_names_are_there():
@@ -96,24 +100,28 @@ def test_the_account_looks_for_each_gradient_at_one_peer():
     for micro, first in ((0, A), (1, A), (2, B)):
         account.sent(micro, 0, (Hop(1, first, True), Hop(2, C, True)))
         account.losses[micro] = 1.0
+        assert account.where(micro) == {}
+        account.turned(micro, 0)
+        assert account.where(micro) == {1: first, 2: C}
         account.passed(C, passed(micro))
     account.passed(A, passed(0))
     account.passed(A, passed(1, backward=False))
     account.passed(A, passed(2))
     account.passed(B, passed(2, reason="full"))
-    assert account.counted() == {1: {A: {0}}, 2: {C: {0, 1, 2}}} and account.where(0) == {1: A, 2: C}
-    account.sent(2, 1, (Hop(1, A, True), Hop(2, C, True)))
+    assert account.counted() == {1: {A: {0}}, 2: {C: {0, 1, 2}}}
     account.sent(1, 1, (Hop(1, B, False),))
+    account.turned(1, 1)
     account.passed(B, passed(1, 1))
     account.passed(B, passed(2))
-    account.passed(A, passed(2, 1))
-    assert account.counted()[1] == {A: {0}, B: {2}} and account.attempts == 5
+    assert account.counted()[1] == {A: {0}, B: {2}} and account.attempts == 4 and account.where(1) == {1: A, 2: C}
     assert account.divisor(A, by_visits=False) == 1.5 and account.divisor(A, by_visits=True) == 1.0
     assert account.divisor(C, by_visits=False) == 3.0 and account.divisor(D, by_visits=False) == 0.0
     account.give_up(B, "gone")
     assert account.lost == [(B, (1, frozenset({2}), "gone"))] and account.where(2) == {2: C}
-    account.passed(A, passed(2, 1))
-    assert account.counted()[1] == {A: {0, 2}} and account.divisor(A, by_visits=False) == 3.0
+    account.sent(2, 1, (Hop(1, A, True), Hop(2, C, True)))
+    account.finish(2, 1)
+    assert account.counted() == {1: {A: {0, 2}}, 2: {C: {0, 1, 2}}} and account.finished == {2}
+    assert account.divisor(A, by_visits=False) == 3.0
 
 
 def test_clipping_is_torchs():

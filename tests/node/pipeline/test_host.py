@@ -8,6 +8,7 @@ from thinwire.node.inner import InnerConfig
 from thinwire.node.model import ModelConfig
 from thinwire.node.pipeline.boundary import Boundary
 from thinwire.node.pipeline.early import Early
+from thinwire.node.pipeline.flight import NO_WAY_BACK, NO_WAY_ON
 from thinwire.node.pipeline.host import Host
 from thinwire.node.pipeline.parcel import Parcel, pieces
 from thinwire.node.pipeline.section import section
@@ -265,7 +266,10 @@ def test_a_neighbour_that_is_gone_is_told_of():
         scene.host.lost(STRANGER, gone=False)
         assert scene.reasons == [""]
         scene.host.lost(AFTER, gone=True)
-        assert scene.reasons == ["", "unreachable", "unreachable"] and scene.layers.holds == 0
+        assert scene.reasons == ["", NO_WAY_ON, NO_WAY_ON] and scene.layers.holds == 0
+        await scene.route(attempt=1)
+        scene.host.lost(BEFORE, gone=False)
+        assert scene.reasons[3:] == [NO_WAY_BACK]
 
     play(work)
 
