@@ -42,7 +42,7 @@ class Route(Message, frozen=True):
     attempt: U16
     batch: U16
     length: U32
-    path: Annotated[tuple[Hop, ...], Meta(min_length=1, max_length=MAX_HOPS)]
+    path: Annotated[tuple[Hop, ...], Meta(max_length=MAX_HOPS)]
 
 
 class Activation(Message, frozen=True):

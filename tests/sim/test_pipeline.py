@@ -23,8 +23,9 @@ from thinwire.node.pipeline.update import Update
 from thinwire.node.trainer import Trainer
 from thinwire.sims import clock
 from thinwire.sims.network import SimNet
+from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import Welcome
+from thinwire.swarm.protocol import Activation, Passed, Tally, Welcome
 from thinwire.swarm.record import PeerRecord
 
 RUN = b"r" * 32
@@ -439,8 +440,7 @@ def test_what_others_say_changes_nothing():
                     origin.routed(stranger, Frame(Passed(0, micro, 0, backward, 0.0, "full")))
             origin.routed(stranger, Frame(Tally(0, 1e30, 5, "")))
 
-        # In the way of micro-batches that go through it the liar is the first: it may end backward ones, and nothing else.
-        liar.runs._room = 0
+        liar.runs._room = 0  # else it would have a say in what goes through it
         replica.scripts[3, "forward", 1] = lie
         replica.scripts[5, "backward", 2] = lie
         outcome = await replica.step()

@@ -141,6 +141,7 @@ def test_only_the_origin_gives_orders(message):
     ("route", "reason"),
     [
         ({"step": 1}, "step"),
+        ({"path": ()}, "path"),
         ({"path": (Hop(1, BEFORE, True),)}, "path"),
         ({"path": (Hop(1, ME, True),)}, "path"),
         ({"path": (Hop(2, ME, True), Hop(3, ME, True))}, "path"),
