@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from thinwire.collectives.outbox import Outbox
 from thinwire.compression.codec import CodecError
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Activation, Apply, Close, Hop, Message, Passed, PeerId, Route, Tally
+from thinwire.swarm.protocol import Activation, Apply, Close, Message, Passed, PeerId, Route, Tally
 from torch import Tensor
 
 from ..presence import Emit
@@ -26,28 +26,24 @@ from .flight import NO_WAY_BACK, NO_WAY_ON
 from .parcel import Parcel, pieces
 from .stage import Stage
 from .update import Update
+from .way import Way
 
 ORDERS = 8192
 """Most orders of the origin that wait."""
 
+LARGEST = 1 << 32
+"""Most bytes of a micro-batch."""
+
+After = Callable[[int], Awaitable[None]]
+"""What else there is to do after an inner step, by its number: outer rounds of the stage's fragments."""
+
+
+async def nothing(step: int) -> None:
+    """Nothing."""
+
 
 class Refused(Exception):
     """A micro-batch that cannot be passed on: the reason for the origin."""
-
-
-class Way:
-    """One attempt of a micro-batch at one stage: who it comes from and goes to, and what has come of it."""
-
-    def __init__(self, route: Route, me: PeerId, origin: PeerId, boundary: Boundary) -> None:
-        peers = [hop.peer for hop in route.path]
-        at = peers.index(me)
-        self.route = route
-        self.hop: Hop = route.path[at]
-        self.before = peers[at - 1] if at else origin
-        self.after = peers[at + 1] if at + 1 < len(peers) else origin
-        self.there = Parcel(boundary.nbytes(route.batch, route.length, backward=False))
-        self.back = Parcel(boundary.nbytes(route.batch, route.length, backward=True))
-        self.forwarded = False
 
 
 class Host:
@@ -55,6 +51,7 @@ class Host:
 
     `stage` is the number of the stage, `layers` what it computes, `update` the inner optimizer of its parameters. `room`:
     micro-batches that it holds at a time. `step`: the inner step that is next. `work` runs what computes; `now`: seconds.
+    `after` each step it may change the parameters: what comes meanwhile waits until it is done.
     """
 
     def __init__(
@@ -73,11 +70,12 @@ class Host:
         context: int,
         room: int = 16,
         step: int = 0,
+        after: After = nothing,
     ) -> None:
         self.step = step
         self.me, self.origin, self.stage, self.layers, self.update = me, origin, stage, layers, update
         self._boundary, self._outbox, self._work, self._now, self._emit = boundary, outbox, work, now, emit
-        self._context, self._room = context, room
+        self._context, self._room, self._after = context, room, after
         self._ways: dict[int, Way] = {}
         self._busy: Way | None = None
         self._attempts: dict[int, int] = {}
@@ -152,7 +150,8 @@ class Host:
         distinct = len({hop.peer for hop in route.path}) == len({hop.stage for hop in route.path}) == len(route.path)
         if not distinct or len(mine) != 1 or mine[0].stage != self.stage:
             return self._answer(route, "path")
-        if not (route.batch and 0 < route.length <= self._context):
+        fits = route.batch and 0 < route.length <= self._context
+        if not fits or self._boundary.nbytes(route.batch, route.length, backward=False) > LARGEST:
             return self._answer(route, "shape")
         old = self._ways.get(route.micro)
         if old is not None:
@@ -204,6 +203,7 @@ class Host:
         self._closed, self._tokens = False, 0
         self._early.older(self.step)
         self._emit("applied", {"step": message.step})
+        await self._after(message.step)
 
     # --- micro-batches
 

@@ -300,3 +300,23 @@ def test_what_waits_for_a_route_is_bounded_for_each_peer():
     early.put(AFTER, kept)
     early.forget(AFTER)
     assert not early.take(3, 0, 0)
+
+
+def test_what_comes_while_the_fragments_are_averaged_waits():
+    gate, steps = asyncio.Event(), []
+
+    async def after(step):
+        steps.append(step)
+        await gate.wait()
+
+    async def work(scene):
+        await scene.tell(ORIGIN, Close(0, ()))
+        await scene.tell(ORIGIN, Apply(0, 0.0, 1.0))
+        await scene.route(step=1)
+        await scene.activation(step=1)
+        assert steps == [0] and not scene.bulk_sent and not scene.reasons
+        gate.set()
+        await scene.route(1, step=1)
+        assert len(scene.bulk_sent) == 1 and scene.reasons == [""]
+
+    play(work, after=after)
