@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from thinwire.swarm.protocol import Hop, Passed, PeerId, Tally
@@ -16,9 +16,10 @@ class Outcome:
     """What a step came to.
 
     `losses` by micro-batch (nats per token), of those that were computed; `finished`: those whose gradient came back.
-    `counted`: by stage and peer the micro-batches whose gradient was applied there; `lost`: by peer what was given up.
-    `skipped`: the stages that a finished micro-batch went past, though they were to be visited. `attempts`: of all
-    micro-batches together. `seconds`: until it was applied. `computed`: what each peer says that its computing took.
+    `counted`: by stage and peer the micro-batches whose gradient is applied there; `lost`: by peer what was given up, with the
+    reason, and is in nobody's gradient. `skipped`: the stages that a finished micro-batch went past, though they were to be
+    visited. `attempts`: of all micro-batches together. `seconds`: until it was applied. `computed`: what each peer says that
+    its computing took.
     """
 
     step: int
@@ -44,7 +45,8 @@ class Account:
         self.losses: dict[int, float] = {}
         self.finished: set[int] = set()
         self.skipped: dict[int, tuple[int, ...]] = {}
-        self.lost: list[tuple[PeerId, Lost]] = []
+        self._lost: dict[PeerId, tuple[int, set[int], str]] = {}
+        self._gone: dict[PeerId, str] = {}
         self.tallies: dict[PeerId, Tally] = {}
         self.computed: dict[PeerId, float] = {}
         self._paths: dict[tuple[int, int], tuple[Hop, ...]] = {}
@@ -69,14 +71,23 @@ class Account:
             return
         for hop in self._paths.get((message.micro, message.attempt), ()):
             if hop.peer == peer and hop.counts:
-                self._counted.setdefault(hop.stage, {}).setdefault(message.micro, peer)
+                self._count(message.micro, hop)
 
     def finish(self, micro: int, attempt: int) -> None:
         """A micro-batch's gradient is back: all that it went through have passed it on, whether or not their word is here."""
         self.finished.add(micro)
         for hop in self._paths[micro, attempt]:
             if hop.counts:
-                self._counted.setdefault(hop.stage, {}).setdefault(micro, hop.peer)
+                self._count(micro, hop)
+
+    def _count(self, micro: int, hop: Hop) -> None:
+        if hop.peer in self._gone:
+            self._lose(hop.peer, hop.stage, {micro})
+        else:
+            self._counted.setdefault(hop.stage, {}).setdefault(micro, hop.peer)
+
+    def _lose(self, peer: PeerId, stage: int, micros: Iterable[int]) -> None:
+        self._lost.setdefault(peer, (stage, set(), self._gone[peer]))[1].update(micros)
 
     def turned(self, micro: int, attempt: int) -> None:
         """A micro-batch goes back: from now on those on its way may count it, and their word of that may come late."""
@@ -97,10 +108,11 @@ class Account:
         return 0, frozenset()
 
     def give_up(self, peer: PeerId, reason: str) -> None:
-        """What a peer has counted is lost, and others may count it."""
+        """What a peer has counted, or will have, is lost, and others may count it."""
+        self._gone.setdefault(peer, reason)
         stage, mine = self.of(peer)
         if mine:
-            self.lost.append((peer, (stage, mine, reason)))
+            self._lose(peer, stage, mine)
             for micro in mine:
                 del self._counted[stage][micro]
         for claims in self._claimed.values():
@@ -117,6 +129,16 @@ class Account:
             return 0.0
         visits = len(self._counted[stage])
         return len(mine) / visits * (visits if by_visits else len(self.losses))
+
+    @property
+    def lost(self) -> tuple[tuple[PeerId, Lost], ...]:
+        """By peer, what nobody else has counted either."""
+        found = []
+        for peer, (stage, micros, reason) in self._lost.items():
+            missing = frozenset(micros - self._counted.get(stage, {}).keys())
+            if missing:
+                found.append((peer, (stage, missing, reason)))
+        return tuple(found)
 
     def counted(self) -> dict[int, dict[PeerId, frozenset[int]]]:
         """By stage and peer."""

@@ -79,6 +79,7 @@ class Origin:
         self._flights: dict[int, Flight] = {}
         self._account = Account()
         self._back: set[PeerId] = set()
+        self._applies: dict[PeerId, Apply] = {}
         self._news = asyncio.Event()
 
     # --- what comes in
@@ -136,6 +137,8 @@ class Origin:
             raise ValueError("a plan has a way for each micro-batch")
         began = self._now()
         self.crew.lost -= self._back
+        for peer in sorted(self._back):
+            self._catch_up(peer)
         self._back.clear()
         self._account = Account()
         room = asyncio.Semaphore(self._window)
@@ -154,7 +157,7 @@ class Origin:
             dict(account.losses),
             frozenset(account.finished),
             account.counted(),
-            tuple(account.lost),
+            account.lost,
             dict(account.skipped),
             account.attempts,
             self._now() - began,
@@ -184,7 +187,7 @@ class Origin:
             for peer in failure.suspects:
                 if failure.reason == "stalled":
                     self.crew.rest(peer, self.next_step)
-                if failure.reason == "step" and self.next_step:
+                if failure.reason == "step":
                     self._catch_up(peer)
             for hop in path:
                 over = Passed(self.next_step, micro, attempt, False, 0.0, "over")
@@ -236,9 +239,12 @@ class Origin:
     # --- the end of a step
 
     def _catch_up(self, peer: PeerId) -> None:
-        """A peer has missed the end of the step before."""
-        self._outbox.control(peer, Close(self.next_step - 1, ()))
-        self._outbox.control(peer, Apply(self.next_step - 1, 1.0, 1.0))
+        """A peer may have missed the end of steps: what it was to apply in the last it closed, and where the others are."""
+        if peer in self._applies:
+            self._outbox.control(peer, self._applies[peer])
+        if self.next_step:
+            self._outbox.control(peer, Close(self.next_step - 1, ()))
+            self._outbox.control(peer, Apply(self.next_step - 1, 0.0, 1.0))
 
     async def _settle(self, tokens: int) -> None:
         """Close the step everywhere and apply it. `tokens` of one micro-batch."""
@@ -262,7 +268,8 @@ class Origin:
                 self.crew.did_well(peer)
         factor = clipping(scaled, self._clip)
         for peer, divisor in divisors.items():
-            self._outbox.control(peer, Apply(step, divisor, factor))
+            self._applies[peer] = Apply(step, divisor, factor)
+            self._outbox.control(peer, self._applies[peer])
         if ours:
             await self._work(partial(self.update.apply, step, float(seen), factor, tokens * seen))
         else:

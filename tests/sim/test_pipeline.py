@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from functools import cache
 
@@ -25,7 +26,7 @@ from thinwire.sims import clock
 from thinwire.sims.network import SimNet
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import Activation, Passed, Tally, Welcome
+from thinwire.swarm.protocol import Activation, Gossip, Passed, Tally, Welcome
 from thinwire.swarm.record import PeerRecord
 
 RUN = b"r" * 32
@@ -97,11 +98,18 @@ class Peer:
                 self.runs.reached(arrival.peer)
                 self.runs.routed(arrival.peer, arrival.frame)
 
+    async def probe(self):
+        """What a roster does: dial again whoever was lost."""
+        while True:
+            await asyncio.sleep(1.0)
+            for peer in sorted(self.runs.crew.lost):
+                if await self.transport.send(peer, Frame(Gossip(()))):
+                    self.runs.reached(peer)
+
     def start(self):
-        loop = asyncio.get_running_loop()
-        self.tasks = [loop.create_task(self.receive())]
-        if isinstance(self.runs, Host):
-            self.tasks.append(loop.create_task(self.runs.run()))
+        loop, runs = asyncio.get_running_loop(), self.runs
+        also = runs.run() if isinstance(runs, Host) else self.probe()
+        self.tasks = [loop.create_task(self.receive()), loop.create_task(also)]
 
     def kill(self):
         self.alive = False
@@ -449,3 +457,66 @@ def test_what_others_say_changes_nothing():
         check(replica, outcome)
 
     run(main())
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(2, 20))])
+def test_whatever_happens_each_host_applies_what_the_outcomes_say_and_no_step_hangs(seed):
+    """Over five steps: a kill per stage at most, peers that stand still, links that break or are cut for a while."""
+
+    async def main():
+        rng, replica = random.Random(seed), Replica(seed, window=1 + seed % MICROS, scripts={})
+        net, hosts = replica.net, replica.hosts
+        expected, stop = Counter(), asyncio.Event()
+
+        async def misfortune():
+            doomed = {host.index for host in (rng.choice(hosts[at : at + 2]) for at in (0, 2, 4))}
+            while not stop.is_set():
+                await asyncio.sleep(rng.uniform(0.2, 3.0))
+                host, other = rng.choice(hosts), rng.choice([replica.origin, *hosts])
+                what = rng.choice(["kill", "pause", "sever", "cut", "one way"])
+                if not host.alive or not other.alive or host is other:
+                    continue
+                if what == "kill" and host.index in doomed and rng.random() < 0.3:
+                    host.kill()
+                elif what == "pause":
+                    net.pause(host.id)
+                    await host.lock.acquire()
+                    await asyncio.sleep(rng.uniform(0.1, 8.0))
+                    host.lock.release()
+                    net.resume(host.id)
+                elif what == "sever":
+                    net.sever(host.transport, other.transport, "reset")
+                elif what in ("cut", "one way"):
+                    net.cut(host.id, other.id, one_way=what == "one way")
+                    await asyncio.sleep(rng.uniform(0.1, 8.0))
+                    net.mend(host.id, other.id, one_way=what == "one way")
+
+        fate = asyncio.get_running_loop().create_task(misfortune())
+        for step in range(5):
+            outcome = await replica.step(seed=step)
+            assert outcome.finished == set(range(MICROS)) == set(outcome.losses)
+            for stage, peers in outcome.counted.items():
+                visits = Counter(micro for micros in peers.values() for micro in micros)
+                assert set(visits.values()) == {1}
+                for peer, micros in peers.items():
+                    assert replica.peers[peer].stage == stage
+                    expected[peer] += 16 * len(micros)
+            for peer, (stage, micros, _) in outcome.lost:
+                assert replica.peers[peer].stage == stage and micros
+        stop.set()
+        await fate
+        net.heal()
+        await asyncio.sleep(30)  # until all that are there are found again
+        for number in (90, 91, 92):
+            last = await replica.step(seed=number)
+            for peers in last.counted.values():
+                for peer, micros in peers.items():
+                    expected[peer] += 16 * len(micros)
+        await replica.settled()
+        alive = [host for host in hosts if host.alive]
+        assert {host.runs.step for host in alive} == {8} and not last.lost, last.lost
+        assert all(sum(map(len, last.counted[stage].values())) == MICROS for stage in {host.stage for host in alive})
+        assert {host.index: host.update.tokens for host in alive} == {host.index: expected[host.id] for host in alive}
+        assert all(not task.done() for host in alive for task in host.tasks)
+
+    run(main(), seed)

@@ -117,10 +117,13 @@ def test_the_account_looks_for_each_gradient_at_one_peer():
     assert account.divisor(A, by_visits=False) == 1.5 and account.divisor(A, by_visits=True) == 1.0
     assert account.divisor(C, by_visits=False) == 3.0 and account.divisor(D, by_visits=False) == 0.0
     account.give_up(B, "gone")
-    assert account.lost == [(B, (1, frozenset({2}), "gone"))] and account.where(2) == {2: C}
+    account.give_up(B, "gone again")
+    account.passed(B, passed(2))
+    assert account.lost == ((B, (1, frozenset({2}), "gone")),) and account.where(2) == {2: C}
+    assert account.counted()[1] == {A: {0}}
     account.sent(2, 1, (Hop(1, A, True), Hop(2, C, True)))
     account.finish(2, 1)
-    assert account.counted() == {1: {A: {0, 2}}, 2: {C: {0, 1, 2}}} and account.finished == {2}
+    assert account.counted() == {1: {A: {0, 2}}, 2: {C: {0, 1, 2}}} and account.finished == {2} and not account.lost
     assert account.divisor(A, by_visits=False) == 3.0
 
 
