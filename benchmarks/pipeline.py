@@ -3,9 +3,9 @@
     python benchmarks/pipeline.py
 
 Links are simulated: virtual seconds, real frames and codecs, a made-up computing time, a model that computes next to nothing.
-Four stages, 100 Mbit/s each way and 50 ms round trip unless said otherwise. The last figure is of processor seconds, one thread: a step of a real
-model whose four stages are in one process, with every message encoded, signed and checked, but no socket, beside the same
-forward and backward passes without any of that.
+Four stages, 100 Mbit/s each way and 50 ms round trip unless said otherwise. The last figure is of processor seconds, one
+thread: a step of a real model whose four stages are in one process, with every message encoded, signed and checked, but no
+socket, beside the same forward and backward passes without any of that.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def main() -> None:
     report["overhead"] = overhead(options.turns)
     print(f"\n{report['machine']}\n")
     print(
-        "| boundary | bytes/token/stage | step, s | tokens/s | of what links without cost allow |\n|---|---|---|---|---|"
+        "| boundary | bytes/token/boundary | step, s | tokens/s | of what links without cost allow |\n|---|---|---|---|---|"
     )
     for row in report["links"]:
         print("| " + " | ".join(str(value) for value in row.values()) + " |")

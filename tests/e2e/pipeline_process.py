@@ -27,7 +27,7 @@ from thinwire.node.pipeline.stage import Stage
 from thinwire.node.pipeline.update import Update
 from thinwire.node.presence import Presence
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.preset import LOCAL
+from thinwire.swarm.preset import WAN
 from thinwire.swarm.protocol import Welcome
 from thinwire.swarm.record import PeerRecord
 from thinwire.swarm.roster import Roster
@@ -66,7 +66,7 @@ async def main(index: int) -> None:
     record = PeerRecord.create(me, run_id=RUN, addresses=transport.addresses(), sequence=1, issued=wall())
     transport.learn(record)
     say(record.wire.hex())
-    roster = Roster(me, record, run_id=RUN, preset=LOCAL, rng=random.Random(index), now=now(), wall=wall)
+    roster = Roster(me, record, run_id=RUN, preset=WAN, rng=random.Random(index), now=now(), wall=wall)
     presence = Presence(transport, roster, now=now, emit=lambda name, fields: None)
     for wire in json.loads(await line()):
         other = PeerRecord.parse(bytes.fromhex(wire), run_id=RUN, now=wall())
