@@ -47,6 +47,7 @@ class Account:
         self.skipped: dict[int, tuple[int, ...]] = {}
         self._lost: dict[PeerId, tuple[int, set[int], str]] = {}
         self._gone: dict[PeerId, str] = {}
+        self._settled = False
         self.tallies: dict[PeerId, Tally] = {}
         self.computed: dict[PeerId, float] = {}
         self._paths: dict[tuple[int, int], tuple[Hop, ...]] = {}
@@ -108,7 +109,9 @@ class Account:
         return 0, frozenset()
 
     def give_up(self, peer: PeerId, reason: str) -> None:
-        """What a peer has counted, or will have, is lost, and others may count it."""
+        """What a peer has counted, or will have, is lost, and others may count it; unless it was told to apply it."""
+        if self._settled:
+            return
         self._gone.setdefault(peer, reason)
         stage, mine = self.of(peer)
         if mine:
@@ -118,6 +121,10 @@ class Account:
         for claims in self._claimed.values():
             for micro in [micro for micro, one in claims.items() if one == peer]:
                 del claims[micro]
+
+    def settle(self) -> None:
+        """What is counted now is applied."""
+        self._settled = True
 
     def divisor(self, peer: PeerId, *, by_visits: bool) -> float:
         """What a peer's gradient is divided by: the micro-batches of all, or of its stage; 0 where it has none that counts.

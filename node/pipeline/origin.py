@@ -267,6 +267,7 @@ class Origin:
                 scaled += account.tallies[peer].squares / divisor**2
                 self.crew.did_well(peer)
         factor = clipping(scaled, self._clip)
+        account.settle()
         for peer, divisor in divisors.items():
             self._applies[peer] = Apply(step, divisor, factor)
             self._outbox.control(peer, self._applies[peer])

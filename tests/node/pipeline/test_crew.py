@@ -125,6 +125,9 @@ def test_the_account_looks_for_each_gradient_at_one_peer():
     account.finish(2, 1)
     assert account.counted() == {1: {A: {0, 2}}, 2: {C: {0, 1, 2}}} and account.finished == {2} and not account.lost
     assert account.divisor(A, by_visits=False) == 3.0
+    account.settle()
+    account.give_up(A, "too late")
+    assert account.counted()[1] == {A: {0, 2}} and not account.lost
 
 
 def test_clipping_is_torchs():
