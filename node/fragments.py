@@ -6,7 +6,7 @@ Everything works on a range of the vector, so that a chunk can be read and writt
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -104,8 +104,8 @@ class Layout:
             yield parameter, slice(low - piece.start, high - piece.start), slice(low - start, high - start)
 
 
-def layout_of(module: nn.Module) -> Layout:
-    """The layout of a module's trainable parameters; frozen ones are left out.
+def layout_of(module: nn.Module, held: Callable[[str], bool] = lambda name: True) -> Layout:
+    """The layout of a module's trainable parameters, or of those whose names are `held`; frozen ones are left out.
 
     Raises ValueError for parameters that are not real floating-point numbers or have no values yet (lazy, meta device).
     Take the module itself, not what torch.compile made of it: that one's names differ.
@@ -113,7 +113,9 @@ def layout_of(module: nn.Module) -> Layout:
     pieces: list[Piece] = []
     position = 0
     digest = blake3.blake3(b"thinwire/layout/1\0")
-    trainable = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    trainable = [
+        (name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad and held(name)
+    ]
     for name, parameter in sorted(trainable, key=lambda pair: pair[0]):
         if nn.parameter.is_lazy(parameter) or parameter.is_meta:
             raise ValueError(f"{name} has no values yet: run one forward pass or move the module to a device first")

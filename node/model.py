@@ -6,6 +6,7 @@ It runs on CPU and CUDA, compiles with torch.compile, and starts from the same b
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import overload
 
@@ -98,13 +99,21 @@ class Block(nn.Module):
         return out
 
 
+def everything(name: str) -> bool:
+    """All parameters."""
+    return True
+
+
 class Transformer(nn.Module):
-    """Token ids [B, T] -> logits [B, T, vocab]. T is at most config.context."""
+    """Token ids [B, T] -> logits [B, T, vocab]. T is at most config.context.
+
+    `held` says of which parameters, by name, the values are drawn: the memory of the others is never touched.
+    """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, seed: int = 0, held: Callable[[str], bool] = everything) -> None:
         super().__init__()
         self.config = config
         # Its own first values are normal numbers, drawn for nothing; on the meta device that even loads torch's compiler.
@@ -117,7 +126,7 @@ class Transformer(nn.Module):
         cos, sin = rotary_table(config.context, config.width // config.heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        initialize(self, seed)
+        initialize(self, seed, held)
 
     @overload
     def forward(self, tokens: Tensor, targets: None = None) -> Tensor: ...
@@ -137,7 +146,17 @@ class Transformer(nn.Module):
         logits: Tensor = self.head(self.norm(x))
         if targets is None:
             return logits
-        return logits, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten().long())
+        return logits, cross_entropy(logits, targets)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over all tokens in nats, of logits [B, T, vocab] and token ids [B, T]."""
+    return F.cross_entropy(wide(logits.flatten(0, 1)), targets.flatten().long())
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32, or wider if it is."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def rotary_table(length: int, size: int) -> tuple[Tensor, Tensor]:
@@ -149,27 +168,31 @@ def rotary_table(length: int, size: int) -> tuple[Tensor, Tensor]:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (i, i + size/2) of x [..., T, size] by its position's angle; keeps x's dtype."""
-    a, b = x.float().chunk(2, dim=-1)
+    a, b = wide(x).chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 @torch.no_grad()
-def initialize(model: Transformer, seed: int) -> None:
+def initialize(model: Transformer, seed: int, held: Callable[[str], bool] = everything) -> None:
     """First weights from the seed alone, the same bits on every machine; the global generator is not touched.
 
     Matrices: deviation 0.02, divided by √(2·layers) where they end a residual branch (GPT-2), so that depth does not blow up
     the sum. The distribution is the sum of four uniform integers, near enough to the normal one: torch's own normal
-    numbers depend on the vector unit of the processor, and peers of one swarm must start equal. Norms start at 1.
+    numbers depend on the vector unit of the processor, and peers of one swarm must start equal. Norms start at 1. What is
+    not `held` is drawn too, and thrown away: what is held has the same values whatever else is.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         if parameter.ndim < 2:
-            parameter.fill_(1.0)
+            if held(name):
+                parameter.fill_(1.0)
             continue
         deviation = DEVIATION / math.sqrt(2 * model.config.layers) if name.endswith(".out.weight") else DEVIATION
         total = torch.zeros(parameter.shape, dtype=torch.int32)
         for _ in range(4):
             total += torch.randint(0, 1 << 16, parameter.shape, dtype=torch.int32, generator=generator)
+        if not held(name):
+            continue
         # Four uniform integers below 2¹⁶ have mean 2·(2¹⁶ − 1) and variance 4·(2³² − 1)/12.
         spread = math.sqrt(((1 << 32) - 1) / 3)
         parameter.copy_((total - 2 * 0xFFFF).float() * (deviation / spread))

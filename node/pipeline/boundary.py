@@ -1,0 +1,96 @@
+"""What crosses from stage to stage: activations forward, their gradients backward, by the name of a codec.
+
+Names are those of compression/registry.py: "fp32", "bf16", "rows(bits=8)", "tah", "subspace(k=64)" and any other codec of dense
+vectors or of rows. What goes back is coded alike, but "tah" and 4-bit rows, whose gradients go back as 8-bit rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from thinwire.compression import registry, subspace
+from thinwire.compression.activations import Rows, Tah
+from thinwire.compression.codec import Buffer
+from thinwire.compression.subspace import Subspace
+from torch import Tensor
+
+
+class Boundary:
+    """The codec `spec` for rows of `width`. The vocabulary and the run's seed matter to "subspace" only.
+
+    Raises ValueError (SpecError) for a name that is no codec of activations.
+    """
+
+    def __init__(self, spec: str, width: int, vocabulary: int, seed: int) -> None:
+        forward: Any = registry.parse(spec)
+        if not (isinstance(forward, (Rows, Tah, Subspace)) or registry.CODECS[_name(spec)].kind == "dense"):
+            raise registry.SpecError(f"codec {spec!r} is not for activations")
+        if getattr(forward, "stochastic", False):
+            raise registry.SpecError(f"codec {spec!r} leaves something to chance; a retried micro-batch would differ")
+        self.spec: str = forward.spec
+        self.width, self.vocabulary = width, vocabulary
+        self._forward = forward
+        self._backward: Any = Rows(8) if isinstance(forward, (Tah, Rows)) else forward
+        self._u = self._table = torch.empty(0)
+        if isinstance(forward, Subspace):
+            self._u = torch.from_numpy(subspace.basis(width, forward.k, seed))
+            self._table = torch.from_numpy(subspace.table(vocabulary, width, seed))
+
+    @property
+    def confined(self) -> int:
+        """The k of the subspace that models must be confined to (see confined.py); 0: none."""
+        return self._forward.k if isinstance(self._forward, Subspace) else 0
+
+    def nbytes(self, batch: int, length: int, *, backward: bool) -> int:
+        """Exact size of a payload for so many sequences of so many tokens."""
+        rows, codec = batch * length, self._backward if backward else self._forward
+        if isinstance(codec, Subspace):
+            return codec.nbytes(rows, 0 if backward else self.vocabulary)
+        if isinstance(codec, (Rows, Tah)):
+            return codec.nbytes(rows, self.width)
+        return int(codec.nbytes(rows * self.width))
+
+    def pack(self, x: Tensor, tokens: Tensor | None = None, *, backward: bool) -> bytes:
+        """The payload of x [B, T, width], on any device. `tokens` [B, T] are needed forward where the model is confined.
+
+        Raises CodecError when a value is not finite.
+        """
+        codec, rows = self._backward if backward else self._forward, x.detach().float().cpu().reshape(-1, self.width)
+        if isinstance(codec, Subspace):
+            if backward:
+                return codec.encode(_array(subspace.compress(rows, None, self._u)))
+            assert tokens is not None
+            ids = tokens.reshape(-1).cpu()
+            return codec.encode(
+                _array(subspace.compress(rows, self._table[ids], self._u)), ids.numpy(), self.vocabulary
+            )
+        array = _array(rows)
+        out = np.empty(self.nbytes(x.shape[0], x.shape[1], backward=backward), np.uint8)
+        if isinstance(codec, (Rows, Tah)):
+            codec.encode(array, out)
+        else:
+            codec.encode(array.reshape(-1), out)
+            codec.check(out.data, array.size)  # plain floats say anything
+        return out.tobytes()
+
+    def unpack(self, payload: Buffer, batch: int, length: int, *, backward: bool) -> tuple[Tensor, Tensor | None]:
+        """x [B, T, width] as float32, and the tokens [B, T] where they came with it. Raises CodecError for all else."""
+        codec, rows = self._backward if backward else self._forward, batch * length
+        if isinstance(codec, Subspace):
+            h, ids = codec.decode(payload, rows, 0 if backward else self.vocabulary)
+            tokens = None if ids is None else torch.from_numpy(ids)
+            x = subspace.restore(torch.from_numpy(h), None if tokens is None else self._table[tokens], self._u)
+            return x.view(batch, length, self.width), None if tokens is None else tokens.view(batch, length)
+        out = np.empty((rows, self.width), np.float32)
+        codec.decode(payload, out if isinstance(codec, (Rows, Tah)) else out.reshape(-1))
+        return torch.from_numpy(out).view(batch, length, self.width), None
+
+
+def _array(x: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return x.contiguous().numpy()
+
+
+def _name(spec: str) -> str:
+    return spec.partition("|")[0].partition("(")[0].strip()

@@ -1,0 +1,92 @@
+"""Who holds which stage of a replica, and which way a micro-batch can take among those that are there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from thinwire.swarm.protocol import Hop, PeerId
+
+from .patience import Patience
+
+TRIES = 2
+"""Failures of one micro-batch at one peer after which it goes there no more."""
+
+LONGEST = 5
+"""The longest rest is two to this power, in steps."""
+
+Visits = Sequence[tuple[int, PeerId | None]]
+"""Stages in the order in which a micro-batch visits them, with the peer that a plan has chosen."""
+
+
+class Crew:
+    """`holders`: the peers of every stage but the origin's; it may be changed between two steps, also by who joins."""
+
+    def __init__(self, holders: Mapping[int, Sequence[PeerId]]) -> None:
+        self.holders = {stage: list(peers) for stage, peers in holders.items()}
+        self.lost: set[PeerId] = set()
+        """Out of reach."""
+        self.load: Counter[PeerId] = Counter()
+        """Micro-batches on their way through each peer."""
+        self._strikes: dict[PeerId, int] = {}
+        self._since: dict[PeerId, int] = {}
+        self._until: dict[PeerId, int] = {}
+
+    @property
+    def peers(self) -> list[PeerId]:
+        """Everybody in reach, by stage."""
+        return [peer for stage in sorted(self.holders) for peer in self.holders[stage] if peer not in self.lost]
+
+    def holds(self, peer: PeerId) -> bool:
+        """Whether a peer holds a stage."""
+        return any(peer in peers for peers in self.holders.values())
+
+    def rest(self, peer: PeerId, step: int) -> None:
+        """A peer has stalled: it gets nothing more in this step; for the second time in a row, in the next 2, then 4, …"""
+        if self._until.get(peer, -1) < step or self._since.get(peer) != step:
+            self._strikes[peer] = min(LONGEST, self._strikes.get(peer, -1) + 1)
+            self._since[peer], self._until[peer] = step, step + 2 ** self._strikes[peer] - 1
+
+    def did_well(self, peer: PeerId) -> None:
+        """A peer got through a step."""
+        self._strikes.pop(peer, None)
+
+    def able(self, stage: int, step: int, tried: Mapping[PeerId, int]) -> list[PeerId]:
+        """Who can be asked for a stage; those that rest for an earlier step's sake, where there is nobody else."""
+        here = [peer for peer in self.holders.get(stage, ()) if peer not in self.lost and tried.get(peer, 0) < TRIES]
+        fresh = [peer for peer in here if self._until.get(peer, -1) < step]
+        return fresh or [peer for peer in here if self._since.get(peer, -1) < step]
+
+    def path(
+        self,
+        step: int,
+        claimed: Mapping[int, PeerId],
+        tried: Mapping[PeerId, int],
+        patience: Patience,
+        visits: Visits | None = None,
+        last: Sequence[Hop] = (),
+    ) -> tuple[Hop, ...]:
+        """The way of a micro-batch; stages that nobody can be asked for are left out.
+
+        `claimed`: by stage, whose gradient may have it already, so that it counts nowhere else; `tried`: how often it failed
+        where. `visits`: as planned, else all stages in order. `last`: the way of the attempt before. Who is not to blame for
+        its failure is asked again; among others it goes by what each has to do already, at its pace.
+        """
+        again = {hop.stage: hop.peer for hop in last}
+        hops: list[Hop] = []
+        for stage, wanted in visits if visits is not None else [(stage, None) for stage in sorted(self.holders)]:
+            able = self.able(stage, step, tried)
+            if not able:
+                continue
+
+            mine, before = claimed.get(stage), again.get(stage)
+
+            def order(
+                one: PeerId, first: tuple[PeerId | None, ...] = (mine, before, wanted)
+            ) -> tuple[int, bool, bool, bool, float]:
+                busy = (self.load[one] + 1) * patience.interval(one)
+                return tried.get(one, 0), one != first[0], one != first[1], one != first[2], busy
+
+            peer = min(able, key=order)
+            hops.append(Hop(stage, peer, mine is None or mine == peer))
+        return tuple(hops)

@@ -1,0 +1,102 @@
+"""Messages of a replica that several peers hold together, as stages of a pipeline (see node/pipeline/origin.py).
+
+The origin, stage 0, drives: it says which way each micro-batch takes. Activations go from stage to stage along that way.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from .message import CHUNK_BYTES, U16, U32, U53, Id, Message, Reason
+
+MAX_HOPS = 64
+"""Most stages that a micro-batch goes through."""
+
+MAX_MICROS = 1024
+"""Most micro-batches of one step."""
+
+Micro = Annotated[int, Meta(ge=0, le=MAX_MICROS - 1)]
+
+
+class Hop(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """One stage on the way of a micro-batch, and the peer that does its work. `counts`: whether its gradient counts there."""
+
+    stage: U16
+    peer: Id
+    counts: bool
+
+
+class Route(Message, frozen=True):
+    """The way of a micro-batch of `batch` sequences of `length` tokens in its attempt `attempt`, origin → every peer on it.
+
+    A later attempt replaces an earlier one.
+    """
+
+    limit: ClassVar[int] = 4096
+
+    step: U32
+    micro: Micro
+    attempt: U16
+    batch: U16
+    length: U32
+    path: Annotated[tuple[Hop, ...], Meta(max_length=MAX_HOPS)]
+
+
+class Activation(Message, frozen=True):
+    """Piece `piece` of a micro-batch's encoded activations, or `backward` of their gradients, to the next peer of its way."""
+
+    limit: ClassVar[int] = 128
+    payload: ClassVar[int] = CHUNK_BYTES
+    signed: ClassVar[bool] = False
+
+    step: U32
+    micro: Micro
+    attempt: U16
+    backward: bool
+    piece: U16
+
+
+class Passed(Message, frozen=True):
+    """The sender has passed a micro-batch on, `seconds` after it began to compute; or, with a `reason`, it will not.
+
+    From the origin: nobody waits for that attempt any more.
+    """
+
+    step: U32
+    micro: Micro
+    attempt: U16
+    backward: bool
+    seconds: float
+    reason: Reason
+
+
+class Close(Message, frozen=True):
+    """Origin → stage: the step is over, and your gradient should be that of just these micro-batches (ascending)."""
+
+    limit: ClassVar[int] = 4096
+
+    step: U32
+    micros: Annotated[tuple[Micro, ...], Meta(max_length=MAX_MICROS)]
+
+
+class Tally(Message, frozen=True):
+    """The answer: the gradient's squared norm, and of how many tokens it is; with a `reason`: it is given up."""
+
+    step: U32
+    squares: float
+    tokens: U53
+    reason: Reason
+
+
+class Apply(Message, frozen=True):
+    """Origin → stage: make the inner step with the gradient divided by `divisor` and multiplied by `factor` (clipping).
+
+    `divisor` 0: the gradient is given up.
+    """
+
+    step: U32
+    divisor: float
+    factor: float
