@@ -1,0 +1,104 @@
+"""How good plans are, that they are the same every time, and what is left of them when peers die."""
+
+import itertools
+
+import pytest
+from thinwire.node.pipeline.checker import violations
+from thinwire.node.pipeline.instance import Instance, InstanceError
+from thinwire.node.pipeline.makespan import full, makespan
+from thinwire.node.pipeline.routing import build
+from thinwire.node.pipeline.search import improve, mend, plan, search, without
+
+# Loose: so few tries are seconds away from the figures of docs/pipelines.md.
+QUICK = [("shipped20", 36.5), ("gcp8_25m2", 38.0), ("5c20_33", 37.0)]
+TARGETS = [("shipped20", 33.6), ("gcp8_25m2", 36.5), ("5c20_33", 35.3), ("gcp12_33m2", 56.2), ("gcp20_25", 52.4)]
+
+
+@pytest.mark.parametrize(("name", "seconds"), QUICK)
+def test_few_tries_find_a_good_plan(published, name, seconds):
+    made = published(name)
+    found = search(made, tries=60_000)
+    assert violations(made, found.paths) == []
+    assert found.makespan == makespan(made, found.paths) <= seconds
+    assert len(found.paths) * made.rounds == made.microbatches
+
+
+@pytest.mark.trial
+@pytest.mark.parametrize(("name", "seconds"), TARGETS)
+def test_the_targets_are_met(published, name, seconds):
+    made, found = plan(published(name), tries=1_000_000)
+    assert violations(made, found.paths) == []
+    assert found.makespan <= seconds
+
+
+def test_same_seed_same_plan(published):
+    made = published("gcp8_25m2")
+    assert search(made, seed=3, tries=4_000) == search(made, seed=3, tries=4_000)
+    assert improve(made, build(made), seed=3, tries=500) != improve(made, build(made), seed=4, tries=500)
+
+
+def test_improving_is_never_worse(published):
+    made = published("5c20_33")
+    first = build(made)
+    assert improve(made, first, tries=1).makespan <= makespan(made, first)
+    assert improve(made, first, tries=20_000).makespan < 0.9 * makespan(made, first)
+
+
+def test_a_small_instance_is_solved_to_the_end(published):
+    """Every plan of three paths over the last three peers of gcp8's stages, tried one by one."""
+    whole = published("gcp8_25m2")
+    stages = tuple(tuple(members[:1]) for members in whole.stages)
+    made = Instance("", whole.delays, stages, whole.work, whole.memory, 3, 3)
+    ways = [path for path in itertools.permutations([s[0] for s in stages]) if not violations(made, [path[:3]])]
+    ways = sorted({path[:3] for path in ways})
+    plans = [paths for paths in itertools.product(ways, repeat=3) if not violations(made, paths)]
+    assert len(plans) > 20
+    assert search(made, tries=4_000).makespan == pytest.approx(min(makespan(made, paths) for paths in plans))
+
+
+def test_a_broken_plan_is_not_improved(published):
+    made = published("gcp8_25m2")
+    with pytest.raises(ValueError, match="peer load"):
+        improve(made, [build(made)[0]] * 3)
+
+
+def test_no_room_is_said(published):
+    made = published("gcp8_25m2")
+    crowded = Instance("", made.delays, made.stages, made.work, made.memory, 4, 3)
+    assert build(crowded) is None
+    with pytest.raises(InstanceError, match="no paths"):
+        search(crowded, tries=10)
+
+
+def test_reference_finds_nothing_on_slack_and_we_do(published):
+    made, found = plan(published("gcp20_25"), tries=20_000)
+    assert violations(made, found.paths) == []
+    assert found.makespan < 0.9 * makespan(made, full(made))
+
+
+@pytest.mark.parametrize("dead", [(15,), (1, 13), (0,)])
+def test_the_dead_are_in_no_path_and_the_others_go_on(published, dead):
+    made = published("shipped20")
+    before = search(made, tries=20_000)
+    left, after = mend(made, before.paths, dead, tries=5_000)
+    assert violations(left, after.paths) == []
+    assert not {peer for path in after.paths for peer in path} & set(dead)
+    kept = [path for path in before.paths if not set(path) & set(dead)]
+    assert len(kept) <= len(after.paths)
+    # What is left has room for so many; a dead origin's micro-batches go with it.
+    origins = sum(peer not in dead for peer in made.stages[0])
+    room = sum(left.capacity(stage) for stage in range(1, 6)) // 3
+    assert len(after.paths) == min(room, origins * 3)
+
+
+def test_where_there_is_room_no_path_is_lost(published):
+    whole, found = plan(published("gcp20_25"), tries=2_000)
+    dead = (whole.stages[1][0], whole.stages[2][0])
+    left, after = mend(whole, found.paths, dead, tries=2_000)
+    assert violations(left, after.paths) == [] and len(after.paths) == len(found.paths)
+
+
+def test_without_an_origin_there_is_no_plan(published):
+    made = published("gcp8_25m2")
+    with pytest.raises(InstanceError, match="stage 0"):
+        without(made, made.stages[0])
