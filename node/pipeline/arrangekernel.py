@@ -4,35 +4,46 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels import inline, kernel
+from thinwire.compression.kernels import kernel
 
 from .searchkernel import below, fraction
 
 EXACT = 12
 """Up to so many stages the shortest way is exact, beyond it goes to the nearest."""
 
+GUIDE = 0.5
+"""Weight of the mean delays inside stages, beside that of the longest, while an arrangement is looked for."""
+
 
 @kernel
 def match(
-    delays: NDArray[np.float64], few: NDArray[np.int64], many: NDArray[np.int64], partner: NDArray[np.int64]
+    delays: NDArray[np.float64],
+    peers: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    a: int,
+    b: int,
+    partner: NDArray[np.int64],
 ) -> float:
-    """Pair every peer of `few` with another one of `many` so that the longest delay is least, and return that.
+    """Pair every peer of stage `a` with another one of stage `b` so that the longest delay is least, and return that.
 
-    `partner` (len(many),) gets indices of `few`, -1 for nobody. Grown by one peer at a time, along the path whose longest
-    hop is shortest.
+    `peers` (n,): stage s has those from `ends[s]` up to `ends[s + 1]`, `b` no fewer than `a`; `partner` (as many as `b` has,)
+    gets places in `a`, -1 for nobody. Grown by one peer at a time, along the path whose longest hop is shortest.
     """
-    partner[:] = -1
+    few, many = ends[a + 1] - ends[a], ends[b + 1] - ends[b]
+    for column in range(many):
+        partner[column] = -1
     longest = 0.0
-    for index in range(few.shape[0]):
-        reach, done = np.full(many.shape[0], np.inf), np.zeros(many.shape[0], np.bool_)
-        before = np.full(many.shape[0], -1, np.int64)
+    reach, done, before = np.empty(many), np.empty(many, np.bool_), np.empty(many, np.int64)
+    for index in range(few):
+        for column in range(many):
+            reach[column], done[column], before[column] = np.inf, False, -1
         row, so_far, last = index, longest, -1
         while True:
             nearest = -1
-            for column in range(many.shape[0]):
+            for column in range(many):
                 if done[column]:
                     continue
-                through = max(so_far, delays[few[row], many[column]])
+                through = max(so_far, delays[peers[ends[a] + row], peers[ends[b] + column]])
                 if through < reach[column]:
                     reach[column] = through
                     before[column] = last
@@ -102,20 +113,61 @@ def way(costs: NDArray[np.float64], order: NDArray[np.int64]) -> float:
     return total
 
 
-@inline
-def _between(delays: NDArray[np.float64], one: NDArray[np.int64], two: NDArray[np.int64]) -> float:
-    if one.shape[0] > two.shape[0]:
-        one, two = two, one
-    return match(delays, one, two, np.empty(two.shape[0], np.int64))
+@kernel
+def apart(delays: NDArray[np.float64], peers: NDArray[np.int64], ends: NDArray[np.int64], a: int, b: int) -> float:
+    """Of two stages: the longest hop of their best matching."""
+    if ends[a + 1] - ends[a] > ends[b + 1] - ends[b]:
+        a, b = b, a
+    partner = np.empty(ends[b + 1] - ends[b], np.int64)
+    return match(delays, peers, ends, a, b, partner)
 
 
-@inline
-def _within(delays: NDArray[np.float64], members: NDArray[np.int64]) -> float:
-    longest = 0.0
-    for a in members:
-        for b in members:
-            longest = max(longest, delays[a, b])
-    return longest
+@kernel
+def _inside(
+    delays: NDArray[np.float64],
+    peers: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    stage: int,
+    longest: NDArray[np.float64],
+    mean: NDArray[np.float64],
+) -> None:
+    """Fill in the longest delay inside a stage, and the mean of its delays."""
+    most, total = 0.0, 0.0
+    for i in range(ends[stage], ends[stage + 1]):
+        for j in range(ends[stage], ends[stage + 1]):
+            most = max(most, delays[peers[i], peers[j]])
+            total += delays[peers[i], peers[j]]
+    size = ends[stage + 1] - ends[stage]
+    longest[stage] = most
+    mean[stage] = total / (size * size)
+
+
+@kernel
+def _largest(values: NDArray[np.float64]) -> float:
+    largest = 0.0
+    for value in values:
+        largest = max(largest, value)
+    return largest
+
+
+@kernel
+def _refresh(
+    delays: NDArray[np.float64],
+    peers: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    stage: int,
+    longest: NDArray[np.float64],
+    mean: NDArray[np.float64],
+    costs: NDArray[np.float64],
+) -> None:
+    """What depends on the members of a stage, which have changed."""
+    stages = ends.shape[0] - 1
+    if stage == stages:
+        return
+    _inside(delays, peers, ends, stage, longest, mean)
+    for other in range(stages):
+        if other != stage:
+            costs[stage, other] = costs[other, stage] = apart(delays, peers, ends, stage, other)
 
 
 @kernel
@@ -131,46 +183,44 @@ def arrange(
     """Change the order of `peers` in place by annealing; returns its cost: `sync` times the longest delay inside a stage, and
     twice the shortest way over the stages, where two stages are as far apart as the longest hop of their best matching.
 
-    `peers` (n,): the members of stage s are those from `ends[s]` up to `ends[s + 1]`; who stands after them is in no stage.
+    `peers` (n,): stage s has those from `ends[s]` up to `ends[s + 1]`; who stands after them all is in no stage.
     """
     stages, count = ends.shape[0] - 1, peers.shape[0]
-    state = np.array([seed], np.uint64)
-    order = np.empty(stages, np.int64)
-    home = np.full(count, stages)
+    state = np.empty(1, np.uint64)
+    state[0] = seed
+    order, home, found = np.empty(stages, np.int64), np.full(count, stages), np.empty(count, np.int64)
+    longest, mean, costs = np.zeros(stages), np.zeros(stages), np.zeros((stages, stages))
     for stage in range(stages):
-        home[ends[stage] : ends[stage + 1]] = stage
-    inside = np.zeros(stages)
-    costs = np.zeros((stages, stages))
-    for a in range(stages):
-        inside[a] = _within(delays, peers[ends[a] : ends[a + 1]])
-        for b in range(a):
-            costs[a, b] = costs[b, a] = _between(delays, peers[ends[a] : ends[a + 1]], peers[ends[b] : ends[b + 1]])
-    value: float = sync * inside.max() + 2 * way(costs, order)
-    best: float = value
-    found = peers.copy()
-    for turn in range(tries):
-        i, j = below(state, count), below(state, count)
-        if home[i] == home[j]:
-            continue
-        peers[i], peers[j] = peers[j], peers[i]
-        old_inside, old_costs = inside.copy(), costs.copy()
-        for changed in (home[i], home[j]):
-            if changed >= stages:
+        for place in range(ends[stage], ends[stage + 1]):
+            home[place] = stage
+        _inside(delays, peers, ends, stage, longest, mean)
+        for other in range(stage):
+            costs[stage, other] = costs[other, stage] = apart(delays, peers, ends, stage, other)
+    best, best_guide, value = np.inf, np.inf, np.inf
+    i, j = 0, 0
+    for turn in range(tries + 1):
+        if turn:
+            i, j = below(state, count), below(state, count)
+            if home[i] == home[j]:
                 continue
-            members = peers[ends[changed] : ends[changed + 1]]
-            inside[changed] = _within(delays, members)
-            for other in range(stages):
-                if other != changed:
-                    apart = _between(delays, members, peers[ends[other] : ends[other + 1]])
-                    costs[changed, other] = costs[other, changed] = apart
-        new = sync * inside.max() + 2 * way(costs, order)
-        if new > value - hot * (1.0 - turn / tries) * np.log(fraction(state)):
             peers[i], peers[j] = peers[j], peers[i]
-            inside, costs = old_inside, old_costs
+            _refresh(delays, peers, ends, home[i], longest, mean, costs)
+            _refresh(delays, peers, ends, home[j], longest, mean, costs)
+        cost = sync * _largest(longest) + 2 * way(costs, order)
+        # The longest delays tell nothing while several stages have them: the means lead on.
+        guide = cost
+        for stage in range(stages):
+            guide += GUIDE * sync * mean[stage] / stages
+        if turn and guide > value - hot * (1.0 - turn / tries) * np.log(fraction(state)):
+            peers[i], peers[j] = peers[j], peers[i]
+            _refresh(delays, peers, ends, home[i], longest, mean, costs)
+            _refresh(delays, peers, ends, home[j], longest, mean, costs)
             continue
-        value = new
-        if value < best:
-            best = value
-            found[:] = peers
-    peers[:] = found
+        value = guide
+        if cost < best or (cost == best and guide < best_guide):
+            best, best_guide = cost, guide
+            for place in range(count):
+                found[place] = peers[place]
+    for place in range(count):
+        peers[place] = found[place]
     return best

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrangekernel import apart, match, way
 from .arrangekernel import arrange as _arrange
-from .arrangekernel import match, way
 from .instance import Instance, Unarranged
 
 TRIES = 20_000
@@ -37,13 +38,14 @@ def arrange(
     peers = np.arange(len(delays))
     hot = 0.2 * float(delays.max())
     cost = _arrange(peers, ends, delays, sync, hot, tries, seed)
-    groups = [peers[a:b] for a, b in zip(ends, ends[1:], strict=False)]
-    costs = np.array([[_apart(delays, a, b) if a is not b else 0.0 for b in groups] for a in groups])
-    order = np.empty(len(groups), np.int64)
+    costs = np.zeros((len(sizes), len(sizes)))
+    for a, b in permutations(range(len(sizes)), 2):
+        costs[a, b] = apart(delays, peers, ends, a, b)
+    order = np.empty(len(sizes), np.int64)
     way(costs, order)
-    stages = [sorted(groups[0].tolist())]
+    stages = [sorted(peers[: ends[1]].tolist())]
     for number in order[1:].tolist():
-        stages.append(_aligned(delays, stages[-1], groups[number]))
+        stages.append(_aligned(delays, stages[-1], peers[ends[number] : ends[number + 1]].tolist()))
     return Arrangement(tuple(tuple(stage) for stage in stages), cost)
 
 
@@ -53,20 +55,14 @@ def arranged(asked: Unarranged, *, seed: int = 0) -> Instance:
     return replace(asked.instance, stages=found.stages)
 
 
-def _apart(delays: NDArray[np.float64], one: NDArray[np.int64], two: NDArray[np.int64]) -> float:
-    few, many = (one, two) if len(one) <= len(two) else (two, one)
-    return float(match(delays, few, many, np.empty(len(many), np.int64)))
-
-
-def _aligned(delays: NDArray[np.float64], before: Sequence[int], members: NDArray[np.int64]) -> list[int]:
+def _aligned(delays: NDArray[np.float64], before: list[int], members: list[int]) -> list[int]:
     """`members`, those first that are matched with the first of `before`."""
-    earlier = np.array(before, np.int64)
-    few, many = (earlier, members) if len(earlier) <= len(members) else (members, earlier)
+    few, many = (before, members) if len(before) <= len(members) else (members, before)
     partner = np.empty(len(many), np.int64)
-    match(delays, few, many, partner)
+    match(delays, np.array(few + many), np.array([0, len(few), len(few) + len(many)]), 0, 1, partner)
     place = {}
     for index, other in enumerate(partner.tolist()):
         if other >= 0:
-            mine, theirs = (index, other) if few is earlier else (other, index)
-            place[int(members[mine])] = theirs
-    return sorted(members.tolist(), key=lambda peer: (place.get(peer, len(before)), peer))
+            mine, theirs = (index, other) if few is before else (other, index)
+            place[members[mine]] = theirs
+    return sorted(members, key=lambda peer: (place.get(peer, len(before)), peer))

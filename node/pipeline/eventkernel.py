@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels import inline, kernel
+from thinwire.compression.kernels import kernel
 
 LOSS, BACKWARD = 0.25, 1.5
 """Seconds of a loss and of a backward, in those of a forward (SkipPipe's reference measured them)."""
 
 
-@inline
+@kernel
 def _before(times: NDArray[np.float64], a: int, b: int) -> bool:
     return times[a] < times[b] or (times[a] == times[b] and a < b)
 

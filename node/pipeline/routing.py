@@ -6,17 +6,14 @@ That is one branch of a conflict-based search. Moved away are the *fastest* visi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .cheapest import Floats, cheapest, hops
 from .checker import Paths, violations
-from .eventkernel import BACKWARD, LOSS
+from .eventkernel import BACKWARD
 from .instance import Instance
-from .routekernel import route
-
-Floats: TypeAlias = NDArray[np.float64]
 
 
 def build(instance: Instance, origins: tuple[int, ...] = ()) -> Paths | None:
@@ -30,9 +27,9 @@ def build(instance: Instance, origins: tuple[int, ...] = ()) -> Paths | None:
 
 def fill(instance: Instance, kept: Paths, origins: tuple[int, ...]) -> Paths:
     """`kept` and a path of each of `origins` for which there is room, in this order."""
-    paths = list(kept)
+    paths, allowed = list(kept), hops(instance)
     for origin in origins:
-        path, _ = _route(instance, origin, np.where(_room(instance, paths), 0.0, np.inf))
+        path, _ = cheapest(instance, allowed, origin, np.where(_room(instance, paths), 0.0, np.inf))
         if path is not None:
             paths.append(path)
     return tuple(paths)
@@ -46,19 +43,11 @@ def _room(instance: Instance, paths: list[tuple[int, ...]]) -> NDArray[np.bool_]
     return loads < instance.memory
 
 
-def _route(instance: Instance, origin: int, price: Floats) -> tuple[tuple[int, ...] | None, float]:
-    """The cheapest path and its seconds, forward and backward; `price` (peers,) is added to visits."""
-    edge = instance.delays + instance.delays.T
-    node = (1 + BACKWARD) * instance.work + price
-    node[origin] = (1 + LOSS + BACKWARD) * instance.work[origin]
-    path = np.empty(instance.length, np.int64)
-    cost = route(origin, edge, node, instance.stage, path)
-    return (tuple(path.tolist()), cost) if np.isfinite(cost) else (None, np.inf)
-
-
 def _repaired(instance: Instance, origins: tuple[int, ...]) -> Paths | None:
-    price = np.zeros((len(origins), instance.peers))
-    routed = [_route(instance, origin, price[number]) for number, origin in enumerate(origins)]
+    price: list[Floats] = [np.zeros(instance.peers)] * len(origins)
+    allowed = hops(instance)
+    first = {origin: cheapest(instance, allowed, origin, price[0]) for origin in set(origins)}
+    routed = [first[origin] for origin in origins]
     paths = [path for path, _ in routed if path is not None]
     costs = [cost for _, cost in routed]
     if len(paths) < len(origins):
@@ -70,7 +59,7 @@ def _repaired(instance: Instance, origins: tuple[int, ...]) -> Paths | None:
         for number in sorted(visitors, key=lambda number: (costs[number], number)):
             barred = price[number].copy()
             barred[members] = np.inf
-            path, cost = _route(instance, origins[number], barred)
+            path, cost = cheapest(instance, allowed, origins[number], barred)
             if path is not None:
                 paths[number], costs[number], price[number], moved = path, cost, barred, True
                 break
@@ -108,7 +97,7 @@ def _relieved(instance: Instance, paths: list[tuple[int, ...]], costs: list[floa
             place = path.index(peer)
             before, after = path[place - 1], path[(place + 1) % len(path)]
             others = [o for o in instance.stages[int(instance.stage[peer])] if loads[o] < instance.memory[o]]
-            other = min(others, key=lambda o: (both[before, o] + both[o, after] + 2.5 * instance.work[o], o))
+            other = min(others, key=lambda o: (both[before, o] + both[o, after] + (1 + BACKWARD) * instance.work[o], o))
             paths[number] = (*path[:place], other, *path[place + 1 :])
             loads[peer] -= 1
             loads[other] += 1
@@ -118,6 +107,7 @@ def _relieved(instance: Instance, paths: list[tuple[int, ...]], costs: list[floa
 def _balanced(instance: Instance, origins: tuple[int, ...]) -> Paths | None:
     """One path after the other through the stages that have most room left: finds paths where there are hardly any."""
     paths: list[tuple[int, ...]] = []
+    allowed = hops(instance)
     dear = 1e3 * (1 + float(instance.delays.max()) + float(instance.work.max())) * instance.length
     for origin in origins:
         room = _room(instance, paths)
@@ -131,7 +121,7 @@ def _balanced(instance: Instance, origins: tuple[int, ...]) -> Paths | None:
             for peer in stage:
                 if room[peer]:
                     price[peer] = dear * (most - left[number])
-        path, _ = _route(instance, origin, price)
+        path, _ = cheapest(instance, allowed, origin, price)
         if path is None:
             return None
         paths.append(path)

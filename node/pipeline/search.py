@@ -1,7 +1,7 @@
 """Paths for the micro-batches of a replica: build a plan, improve it, mend it when peers die.
 
 Constraints and score are those of SkipPipe (arXiv 2502.19913); the search is ours: annealing on the simulated makespan itself
-instead of conflicts. Deterministic: the same instance, seed and number of tries give the same plan everywhere.
+instead of conflicts. The same instance, seed and number of tries give the same plan.
 """
 
 from __future__ import annotations

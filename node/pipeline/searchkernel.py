@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels import inline, kernel
+from thinwire.compression.kernels import kernel
 
 from .eventkernel import simulate
 
@@ -21,20 +21,20 @@ MOVES = 5
 
 
 @kernel
-def keeps_rules(path: NDArray[np.int64], stage: NDArray[np.int64]) -> bool:
+def keeps_rules(paths: NDArray[np.int64], row: int, stage: NDArray[np.int64]) -> bool:
     """Whether a path begins at stage 0, visits no stage twice, jumps and swaps no more than allowed (CC1 to CC3).
 
-    `path` (length,): peers; `stage` (peers,): where each peer is, -1 for nowhere.
+    `paths` (n, length): peers, of which `row` counts; `stage` (peers,): where each peer is, -1 for nowhere.
     """
-    if stage[path[0]] != 0:
+    if stage[paths[row, 0]] != 0:
         return False
     frontier, before, behind = 0, 0, 0
-    for place in range(1, path.shape[0]):
-        here = stage[path[place]]
+    for place in range(1, paths.shape[1]):
+        here = stage[paths[row, place]]
         if here <= 0 or abs(here - before) > MOST_AHEAD:
             return False
         for other in range(1, place):
-            if stage[path[other]] == here:
+            if stage[paths[row, other]] == here:
                 return False
         if here < frontier:
             behind += 1
@@ -45,7 +45,7 @@ def keeps_rules(path: NDArray[np.int64], stage: NDArray[np.int64]) -> bool:
     return True
 
 
-@inline
+@kernel
 def _draw(state: NDArray[np.uint64]) -> np.uint64:
     """The next 64 bits of a splitmix64 (Steele, Lea and Flood 2014)."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -56,28 +56,34 @@ def _draw(state: NDArray[np.uint64]) -> np.uint64:
     return mixed
 
 
-@inline
+@kernel
 def below(state: NDArray[np.uint64], bound: int) -> int:
     """From 0 up to `bound`, which is small beside 2^64."""
     return np.int64(_draw(state) % np.uint64(bound))  # type: ignore[return-value]
 
 
-@inline
+@kernel
 def fraction(state: NDArray[np.uint64]) -> float:
     """In (0, 1]."""
     return (np.float64(_draw(state) >> np.uint64(11)) + 1.0) * 2.0**-53
 
 
-@inline
-def _in_order(path: NDArray[np.int64], stage: NDArray[np.int64]) -> None:
-    """Sort what follows the origin by stage."""
-    for place in range(2, path.shape[0]):
-        peer = path[place]
+@kernel
+def _in_order(paths: NDArray[np.int64], row: int, stage: NDArray[np.int64]) -> None:
+    """Sort by stage what follows the origin."""
+    for place in range(2, paths.shape[1]):
+        peer = paths[row, place]
         hole = place
-        while hole > 1 and stage[path[hole - 1]] > stage[peer]:
-            path[hole] = path[hole - 1]
+        while hole > 1 and stage[paths[row, hole - 1]] > stage[peer]:
+            paths[row, hole] = paths[row, hole - 1]
             hole -= 1
-        path[hole] = peer
+        paths[row, hole] = peer
+
+
+@kernel
+def _copy(source: NDArray[np.int64], row: int, target: NDArray[np.int64], to: int) -> None:
+    for place in range(source.shape[1]):
+        target[to, place] = source[row, place]
 
 
 @kernel
@@ -100,62 +106,63 @@ def anneal(
     """
     count, length = paths.shape
     peers = stage.shape[0]
-    state = np.array([seed], np.uint64)
+    state = np.empty(1, np.uint64)
+    state[0] = seed
     starts = np.empty((count * rounds, 2 * length + 1))
     load = np.zeros(peers, np.int64)
     for path in range(count):
         for place in range(length):
             load[paths[path, place]] += 1
     value = simulate(paths, delays, work, memory, rounds, gap, np.inf, starts)
-    best, found = value, paths.copy()
-    one, two = np.empty(length, np.int64), np.empty(length, np.int64)
+    best, found = value, np.empty((count, length), np.int64)
+    for path in range(count):
+        _copy(paths, path, found, path)
+    hand = np.empty((4, length), np.int64)  # the two paths that a move changes: as they would be, and as they were
     for turn in range(tries):
         a, b = below(state, count), below(state, count)
         i, j = 1 + below(state, length - 1), 1 + below(state, length - 1)
         move = below(state, MOVES)
-        one[:] = paths[a]
-        two[:] = paths[b]
-        taken = -1
+        if move > 2:  # one path alone
+            b = a
+        elif move > 0 and a == b:
+            continue
+        for row in range(0, 4, 2):
+            _copy(paths, a, hand, row)
+            _copy(paths, b, hand, row + 1)
+        taken, gone = -1, hand[0, i]
         if move == 0:  # two paths exchange peers of one stage; of stage 0: all that follows it
             i = below(state, length)
             for place in range(length):
-                if stage[two[place]] == stage[one[i]]:
+                if stage[hand[1, place]] == stage[hand[0, i]]:
                     j = place
-            if stage[two[j]] != stage[one[i]] or two[j] == one[i]:
+            if stage[hand[1, j]] != stage[hand[0, i]] or hand[1, j] == hand[0, i]:
                 continue
-            one[i], two[j] = two[j], one[i]
-        elif move == 1 or move == 2:  # two paths exchange stages
-            if stage[two[j]] == stage[one[i]]:
+            hand[0, i], hand[1, j] = hand[1, j], hand[0, i]
+        elif move < 3:  # two paths exchange stages
+            if stage[hand[1, j]] == stage[hand[0, i]]:
                 continue
-            one[i], two[j] = two[j], one[i]
+            hand[0, i], hand[1, j] = hand[1, j], hand[0, i]
             if move == 2:
-                _in_order(one, stage)
-                _in_order(two, stage)
+                _in_order(hand, 0, stage)
+                _in_order(hand, 1, stage)
         elif move == 3:  # one path goes in another order
             if i == j:
                 continue
-            b = a
-            one[i], one[j] = one[j], one[i]
+            hand[0, i], hand[0, j] = hand[0, j], hand[0, i]
         else:  # one path goes over another peer
             taken = below(state, peers)
-            if stage[taken] <= 0 or load[taken] >= memory[taken] or taken == one[i]:
+            if stage[taken] <= 0 or load[taken] >= memory[taken] or taken == gone:
                 continue
-            b = a
-            one[i] = taken
-        if a == b and (move == 1 or move == 2):
-            continue
-        if not keeps_rules(one, stage) or (b != a and not keeps_rules(two, stage)):
+            hand[0, i] = taken
+        if not keeps_rules(hand, 0, stage) or (b != a and not keeps_rules(hand, 1, stage)):
             continue
         limit = value - hot * (1.0 - turn / tries) * np.log(fraction(state))
-        gone = paths[a, i]
-        old_one, old_two = paths[a].copy(), paths[b].copy()
-        if b != a:
-            paths[b] = two
-        paths[a] = one
+        _copy(hand, 1, paths, b)
+        _copy(hand, 0, paths, a)
         new = simulate(paths, delays, work, memory, rounds, gap, limit, starts)
-        if new > limit or not np.isfinite(new):
-            paths[b] = old_two
-            paths[a] = old_one
+        if new > limit or new == np.inf:
+            _copy(hand, 3, paths, b)
+            _copy(hand, 2, paths, a)
             continue
         value = new
         if taken >= 0:
@@ -163,6 +170,8 @@ def anneal(
             load[gone] -= 1
         if value < best:
             best = value
-            found[:] = paths
-    paths[:] = found
+            for path in range(count):
+                _copy(paths, path, found, path)
+    for path in range(count):
+        _copy(found, path, paths, path)
     return best

@@ -10,14 +10,14 @@ from thinwire.node.pipeline.routing import build
 from thinwire.node.pipeline.search import improve, mend, plan, search, without
 
 # Loose: so few tries are seconds away from the figures of docs/pipelines.md.
-QUICK = [("shipped20", 36.5), ("gcp8_25m2", 38.0), ("5c20_33", 37.0)]
+QUICK = [("shipped20", 36.5), ("gcp8_25m2", 37.0), ("5c20_33", 36.5)]
 TARGETS = [("shipped20", 33.6), ("gcp8_25m2", 36.5), ("5c20_33", 35.3), ("gcp12_33m2", 56.2), ("gcp20_25", 52.4)]
 
 
 @pytest.mark.parametrize(("name", "seconds"), QUICK)
 def test_few_tries_find_a_good_plan(published, name, seconds):
     made = published(name)
-    found = search(made, tries=60_000)
+    found = search(made, tries=60_000, restarts=2)
     assert violations(made, found.paths) == []
     assert found.makespan == makespan(made, found.paths) <= seconds
     assert len(found.paths) * made.rounds == made.microbatches
