@@ -27,7 +27,7 @@ TRIES = 2_000_000
 
 ARRANGEMENTS = 8
 
-MENDING = 100_000
+MENDING = 150_000
 """Moves after peers died: about a second."""
 
 
@@ -107,17 +107,19 @@ def mend(
     left = without(instance, dead)
     whole = tuple(tuple(path) for path in paths if not set(dead).intersection(path))
     lost = tuple(path[0] for path in paths if path[0] not in dead and set(dead).intersection(path))
-    mended = fill(left, whole, lost)
+    begins = [fill(left, whole, lost)]
     origins = tuple(path[0] for path in whole) + lost
-    for count in range(len(origins), len(mended), -1):
+    for count in range(len(origins), len(begins[0]), -1):
         # What is kept may stand in the way of the others: begin anew, with as many as there is room for.
-        again = build(left, origins[:count])
-        if again is not None:
-            mended = again
+        anew = build(left, origins[:count])
+        if anew is not None:
+            begins.append(anew)
             break
-    if not mended:
+    share = max(tries // len(begins), 1)
+    plans = [improve(left, begin, seed=seed, tries=share) for begin in begins if begin]
+    if not plans:
         raise InstanceError("no path is left", "a micro-batch visits as many stages as before")
-    return left, improve(left, mended, seed=seed, tries=tries)
+    return left, min(plans, key=lambda plan: plan.makespan / len(plan.paths))
 
 
 def _coarse(instance: Instance, seed: int, tries: int) -> Paths | None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.node.pipeline.checker import violations
 from thinwire.node.pipeline.instance import Instance
+from thinwire.node.pipeline.makespan import makespan
 from thinwire.node.pipeline.routing import build
 from thinwire.node.pipeline.search import improve
 from thinwire.node.pipeline.searchkernel import keeps_rules
@@ -18,7 +19,7 @@ def instance(sizes=(2, 2, 2, 2, 2, 2, 2, 2), length=5, memory=3, per_start=3, se
     ends = np.cumsum([0, *sizes]).tolist()
     stages = tuple(tuple(range(a, b)) for a, b in zip(ends, ends[1:], strict=False))
     kinds = np.random.default_rng(seed + 1).uniform(0.2, 0.8, count)
-    return Instance("", delays, stages, kinds, np.full(count, memory), length, per_start)
+    return Instance("", delays, stages, kinds, np.broadcast_to(memory, count).astype(np.int64), length, per_start)
 
 
 # Peers 2s and 2s + 1 are in stage s.
@@ -84,18 +85,18 @@ def random_instance(seed):
     stages = int(rng.integers(2, 10))
     sizes = tuple(int(size) for size in rng.integers(1, 5, stages))
     length = int(rng.integers(2, stages + 1))
-    memory = int(rng.integers(1, 5))
+    memory = rng.integers(1, 5, sum(sizes))
     count = sizes[0]
-    room = [size * memory for size in sizes[1:]]
+    room = [int(part.sum()) for part in np.split(memory, np.cumsum(sizes[:-1]))[1:]]
     most = max(n for n in range(64) if sum(min(n, r) for r in room) >= n * (length - 1))
     per_start = min(int(rng.integers(1, 4)), most // count)
     return instance(sizes, length, memory, per_start, seed) if per_start else None
 
 
-@pytest.mark.parametrize("first", [0, 100])
-def test_random_plans_break_nothing(first):
+@pytest.mark.parametrize("count", [150, pytest.param(1200, marks=pytest.mark.trial)])
+def test_random_plans_break_nothing(count):
     made = plans = 0
-    for seed in range(first, first + 100):
+    for seed in range(count):
         asked = random_instance(seed)
         if asked is None:
             continue
@@ -105,5 +106,7 @@ def test_random_plans_break_nothing(first):
             continue
         plans += 1
         better = improve(asked, paths, seed=seed, tries=300)
+        assert better.makespan <= makespan(asked, paths)
         assert violations(asked, better.paths) == [] and len(better.paths) == len(asked.stages[0]) * asked.per_start
-    assert plans >= 0.98 * made > 60
+    # The others are those whose far stages no path reaches: a hop spans four stages at most.
+    assert plans >= 0.98 * made > 0.6 * count

@@ -26,7 +26,7 @@ def test_few_tries_find_a_good_plan(published, name, seconds):
 @pytest.mark.trial
 @pytest.mark.parametrize(("name", "seconds"), TARGETS)
 def test_the_targets_are_met(published, name, seconds):
-    made, found = plan(published(name), tries=1_000_000)
+    made, found = plan(published(name), tries=500_000)
     assert violations(made, found.paths) == []
     assert found.makespan <= seconds
 
@@ -84,11 +84,12 @@ def test_the_dead_are_in_no_path_and_the_others_go_on(published, dead):
     assert violations(left, after.paths) == []
     assert not {peer for path in after.paths for peer in path} & set(dead)
     kept = [path for path in before.paths if not set(path) & set(dead)]
-    assert len(kept) <= len(after.paths)
     # What is left has room for so many; a dead origin's micro-batches go with it.
     origins = sum(peer not in dead for peer in made.stages[0])
     room = sum(left.capacity(stage) for stage in range(1, 6)) // 3
-    assert len(after.paths) == min(room, origins * 3)
+    assert len(kept) <= len(after.paths) <= min(room, origins * 3)
+    # A micro-batch costs no more than with the paths that are whole.
+    assert after.makespan / len(after.paths) <= makespan(made, kept) / len(kept)
 
 
 def test_where_there_is_room_no_path_is_lost(published):
