@@ -49,9 +49,9 @@ def arrange(
     return Arrangement(tuple(tuple(stage) for stage in stages), cost)
 
 
-def arranged(asked: Unarranged, *, seed: int = 0) -> Instance:
+def arranged(asked: Unarranged, *, seed: int = 0, tries: int = TRIES) -> Instance:
     """The instance with its peers in stages."""
-    found = arrange(asked.instance.delays, asked.sizes, sync=asked.sync, seed=seed)
+    found = arrange(asked.instance.delays, asked.sizes, sync=asked.sync, seed=seed, tries=min(tries, TRIES))
     return replace(asked.instance, stages=found.stages)
 
 

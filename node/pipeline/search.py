@@ -48,7 +48,7 @@ def search(instance: Instance, *, seed: int = 0, tries: int = TRIES, restarts: i
     if first is None:
         raise InstanceError("no paths keep the rules", "more memory, more peers, fewer paths or shorter ones")
     begins = [first]
-    coarse = _coarse(instance, seed, tries // (8 * restarts))
+    coarse = _coarse(instance, seed, tries // restarts)
     if coarse is not None:
         begins.append(coarse)
     share = max(tries // restarts, 1)
@@ -62,7 +62,7 @@ def plan(asked: Instance | Unarranged, *, seed: int = 0, tries: int = TRIES) -> 
     """
     if isinstance(asked, Instance):
         return asked, search(asked, seed=seed, tries=tries)
-    ways = [arranged(asked, seed=seed + turn) for turn in range(ARRANGEMENTS)]
+    ways = [arranged(asked, seed=seed + turn, tries=tries) for turn in range(ARRANGEMENTS)]
     looks = [search(way, seed=seed, tries=tries // (4 * ARRANGEMENTS), restarts=1) for way in ways]
     best = min(range(ARRANGEMENTS), key=lambda turn: looks[turn].makespan)
     found = search(ways[best], seed=seed, tries=tries)
