@@ -70,6 +70,19 @@ class Instance:
         return sum(int(self.memory[peer]) for peer in self.stages[stage])
 
 
+def boundary_delays(
+    latency: NDArray[np.float64], bandwidth: NDArray[np.float64], nbytes: float, overhead: float = 0.35
+) -> NDArray[np.float64]:
+    """Seconds of a micro-batch's activations on each link, as in published instances: latency + bytes/bandwidth + overhead.
+
+    `latency` (peers, peers) seconds; `bandwidth` (peers, peers) bytes per second; the diagonal counts in neither. `nbytes` of
+    fp32 activations are 4 * width * context * samples, less with a codec. Raises InstanceError where a link carries nothing.
+    """
+    links = ~np.eye(len(latency), dtype=bool)
+    _need(bool((bandwidth[links] > 0).all()), "a link carries nothing", "bandwidth is bytes per second")
+    return np.where(links, latency + nbytes / np.where(links, bandwidth, 1.0) + overhead, 0.0)
+
+
 def _check(instance: Instance) -> None:
     """Raises InstanceError."""
     count = len(instance.delays)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from thinwire.node.pipeline.arrangekernel import apart, match, way
 from thinwire.node.pipeline.arrangement import arrange, arranged
-from thinwire.node.pipeline.instance import InstanceError, load
+from thinwire.node.pipeline.instance import InstanceError, boundary_delays, load
 
 
 def symmetric(count, seed):
@@ -78,6 +78,19 @@ def test_clusters_become_stages_where_exchanging_counts():
     spread = arrange(delays, (3, 3, 3), sync=0.0)
     # Without it each lane stays in its cluster.
     assert all(len({place[stage[lane]] for stage in spread.stages}) == 1 for lane in range(3))
+
+
+def test_delays_are_those_of_the_published_links(published):
+    made = published("gcp8_25m2")
+    iowa, los_angeles, oregon = (made.places.index(name) for name in ("Iowa", "LA", "Oregon"))
+    latency = np.array([[0, 23.4, 19.3], [23.4, 0, 12.4], [19.3, 12.4, 0]]) / 1e3
+    rates = np.array([[0, 0.06146240234375, 0.09033203125], [0.06146240234375, 0, 0.1185302734375], [0, 0, 0]])
+    rates[2] = [0.09033203125, 0.1185302734375, 0]
+    found = boundary_delays(latency, rates * 2**30, 32 * 2**20)
+    members = [iowa, los_angeles, oregon]
+    assert found == pytest.approx(made.delays[np.ix_(members, members)], abs=1e-12)
+    with pytest.raises(InstanceError, match="carries nothing"):
+        boundary_delays(latency, np.zeros((3, 3)), 1.0)
 
 
 def file(**changes):
