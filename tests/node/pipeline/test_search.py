@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from thinwire.node.pipeline.checker import violations
 from thinwire.node.pipeline.instance import Instance, InstanceError
@@ -44,16 +45,26 @@ def test_improving_is_never_worse(published):
     assert improve(made, first, tries=20_000).makespan < 0.9 * makespan(made, first)
 
 
-def test_a_small_instance_is_solved_to_the_end(published):
-    """Every plan of three paths over the last three peers of gcp8's stages, tried one by one."""
-    whole = published("gcp8_25m2")
-    stages = tuple(tuple(members[:1]) for members in whole.stages)
-    made = Instance("", whole.delays, stages, whole.work, whole.memory, 3, 3)
-    ways = [path for path in itertools.permutations([s[0] for s in stages]) if not violations(made, [path[:3]])]
-    ways = sorted({path[:3] for path in ways})
-    plans = [paths for paths in itertools.product(ways, repeat=3) if not violations(made, paths)]
-    assert len(plans) > 20
-    assert search(made, tries=4_000).makespan == pytest.approx(min(makespan(made, paths) for paths in plans))
+def every_plan(made):
+    """All plans of an instance with one origin."""
+    origin = made.stages[0][0]
+    others = [peer for stage in made.stages[1:] for peer in stage]
+    ways = [(origin, *rest) for rest in itertools.permutations(others, made.length - 1)]
+    ways = [way for way in ways if not violations(made, [way])]
+    for paths in itertools.combinations_with_replacement(ways, made.per_start):
+        if not violations(made, paths):
+            yield from itertools.permutations(paths)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_small_instances_are_solved_to_the_end(seed):
+    rng = np.random.default_rng(seed)
+    delays = rng.uniform(0.1, 3.0, (5, 5))
+    stages = ((0,), (1, 2), (3,), (4,)) if seed % 2 else ((0,), (1,), (2,), (3,), (4,))
+    made = Instance("", delays, stages, rng.uniform(0.2, 1.0, 5), rng.integers(2, 4, 5), 3, 3, rounds=1 + seed % 3)
+    spans = [makespan(made, paths) for paths in set(every_plan(made))]
+    assert len(spans) > 100
+    assert search(made, seed=seed, tries=12_000).makespan == pytest.approx(min(spans))
 
 
 def test_a_broken_plan_is_not_improved(published):
