@@ -109,11 +109,27 @@ def plan(
     site: Annotated[
         str, typer.Option("--site", metavar="NxDOWN/UP", help="N peers share one line of so many Mbit/s.")
     ] = "",
+    pipeline: Annotated[
+        Path | None, typer.Option("--pipeline", metavar="FILE", help="Plan paths over the stages of this JSON instead.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="With --pipeline: write the plan as a PNG.")
+    ] = None,
+    tries: Annotated[
+        int | None, typer.Option("--tries", metavar="N", min=1, max=10**9, help="With --pipeline: how long to search.")
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Say what rounds would cost, and which way to train suits, before anyone starts."""
     _debug(context, debug)
+    if pipeline is not None:
+        if run is not None:
+            raise InputError("a manifest and --pipeline are two plans", "ask for one of them")
+        _pipeline(pipeline, picture, tries, json)
+        return
+    if picture is not None or tries is not None:
+        raise InputError("--picture and --tries go with --pipeline", "thinwire plan --pipeline FILE --picture plan.png")
     from thinwire.sims import plan as planner
     from thinwire.sims.question import question
 
@@ -132,12 +148,39 @@ def plan(
     show(answer)
 
 
-def _read(run: Path | None) -> bytes:
-    if run is None:
+def _pipeline(file: Path, picture: Path | None, tries: int | None, json: bool) -> None:
+    """Plan the paths of micro-batches over stages, and print the plan; it takes some seconds."""
+    from shutil import get_terminal_size
+
+    import msgspec
+
+    from .pipeline import instance, lanes, outlook, search
+
+    asked = instance.load(_read(file, "docs/pipelines.md says what it has; examples/pipelines has some"))
+    if picture is not None:
+        from .picture import check
+
+        check()
+    made, timeline, found = outlook.look(asked, tries=tries or search.TRIES)
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        print(lanes.text(made, timeline, found, max(get_terminal_size((120, 24)).columns, 60)))
+    if picture is not None:
+        from .pipeline import picture as pictures
+
+        try:
+            pictures.draw(picture, made, timeline, found)
+        except OSError as error:
+            raise InputError(
+                f"cannot write {picture}: {error.strerror}", "name a PNG in a folder that is there"
+            ) from None
+
+
+def _read(file: Path | None, hint: str = "name a run's TOML, such as examples/demo.toml") -> bytes:
+    if file is None:
         return b""
     try:
-        return run.read_bytes()
+        return file.read_bytes()
     except OSError as error:
-        raise InputError(
-            f"cannot read {run}: {error.strerror}", "name a run's TOML, such as examples/demo.toml"
-        ) from None
+        raise InputError(f"cannot read {file}: {error.strerror}", hint) from None

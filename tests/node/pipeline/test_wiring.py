@@ -1,0 +1,103 @@
+"""Load follows speed, and follows it soon; who failed gets nothing."""
+
+from collections import Counter
+
+import pytest
+from thinwire.node.pipeline.wiring import Wiring
+
+
+def wired(peers):
+    wiring = Wiring()
+    for peer in peers:
+        wiring.join(peer)
+    return wiring
+
+
+def give(wiring, speeds, tasks, size=4.0, **more):
+    """So many tasks, each done at its peer's speed before the next is given."""
+    taken = Counter()
+    for _ in range(tasks):
+        peer = wiring.choose(size, **more)
+        weight = 2.5 if more.get("backward") else 1.0
+        wiring.done(peer, size, size * weight / speeds[peer], **more)
+        taken[peer] += 1
+    return taken
+
+
+def shares(taken):
+    return {peer: count / taken.total() for peer, count in taken.items()}
+
+
+@pytest.mark.parametrize("unit", [0.01, 1.0, 300.0])
+def test_shares_are_those_of_speeds(unit):
+    speeds = {"a": unit, "b": 2 * unit, "c": 4 * unit}
+    wiring = wired("abc")
+    give(wiring, speeds, max(20, int(20 * unit)))
+    found = shares(give(wiring, speeds, 7000))
+    assert found == pytest.approx({"a": 1 / 7, "b": 2 / 7, "c": 4 / 7}, abs=0.01)
+
+
+@pytest.mark.parametrize("speeds", [{"a": 2, "b": 2, "c": 4}, {"a": 1, "b": 1, "c": 4}, {"a": 1, "b": 2, "c": 2}])
+def test_after_thirty_tasks_of_who_changed_shares_are_right_again(speeds):
+    before = {"a": 1, "b": 2, "c": 4}
+    wiring = wired("abc")
+    give(wiring, before, 700)
+    changed = next(peer for peer in "abc" if before[peer] != speeds[peer])
+    done = Counter()
+    while done[changed] < 30:
+        done += give(wiring, speeds, 1)
+    total = sum(speeds.values())
+    wanted = {peer: speed / total for peer, speed in speeds.items()}
+    assert shares(give(wiring, speeds, 700)) == pytest.approx(wanted, abs=0.02)
+
+
+def test_a_backward_counts_two_and_a_half_forwards():
+    wiring = wired("ab")
+    assert wiring.choose(1.0, backward=True) == "a"
+    assert [wiring.choose(1.0) for _ in range(3)] == ["b", "b", "b"]
+    assert wiring.choose(1.0) == "a"
+
+
+def test_equals_take_turns():
+    wiring = wired("abc")
+    assert [wiring.choose(1.0) for _ in range(6)] == list("abcabc")
+
+
+def test_who_failed_gets_nothing_until_its_record_is_new():
+    wiring = wired("ab")
+    wiring.ban("a")
+    assert {wiring.choose(1.0) for _ in range(50)} == {"b"}
+    wiring.refresh("a")
+    # It does not get all at once what it has missed.
+    taken = Counter(wiring.choose(1.0) for _ in range(20))
+    assert abs(taken["a"] - taken["b"]) <= 2
+    wiring.ban("a")
+    assert wiring.choose(1.0, but=("b",)) is None
+    wiring.ban("nobody")
+    wiring.refresh("nobody")
+    assert wiring.peers == {"a", "b"}
+
+
+def test_a_newcomer_enters_at_the_least_virtual_time():
+    wiring = wired("ab")
+    give(wiring, {"a": 1.0, "b": 1.0}, 100)
+    wiring.join("c")
+    taken = Counter(wiring.choose(4.0) for _ in range(30))
+    assert max(taken.values()) - min(taken.values()) <= 1
+    wiring.leave("c")
+    wiring.leave("c")
+    wiring.done("c", 1.0, 1.0)
+    assert {wiring.choose(1.0) for _ in range(9)} == {"a", "b"}
+
+
+def test_speed_is_not_biased_by_its_beginning():
+    wiring = wired("a")
+    assert wiring.speed("a") == 1.0
+    wiring.done("a", 8.0, 2.0)
+    assert wiring.speed("a") == pytest.approx(4.0)
+    wiring.done("a", 8.0, 0.0)
+    assert wiring.speed("a") > 4.0
+
+
+def test_nobody_is_no_error():
+    assert Wiring().choose(1.0) is None
