@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Container, Sequence
 
 from thinwire.collectives.gossip import Meeting, Pair, Terms
+from thinwire.collectives.series import GIVE_UP
 from thinwire.compression.codec import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Decline, PeerId, Ready
@@ -32,6 +33,7 @@ class Circle:
         self.ours_at = 0.0
         self._terms, self._others = terms, size - 1
         self._done = asyncio.Event()
+        self._met, self._met_at = 0, 0.0  # how many of the others we have met, and when the last of them
 
     # --- our side
 
@@ -133,11 +135,18 @@ class Circle:
             self.pairs[peer].reach()
 
     def tick(self) -> None:
-        """Let time pass: who says nothing, sends nothing or is too late is given up."""
+        """Let time pass: who says nothing, sends nothing or is too late is given up, and who takes much longer than others."""
         for pair in self.pairs.values():
             pair.tick()
+        if self._met_at and self._terms.now() > self._met_at + GIVE_UP * self._terms.patience:
+            for pair in self.pairs.values():
+                if pair.meeting is None and pair.theirs is not None:
+                    pair.fail("stalled")
 
     def _look(self) -> None:
+        met = sum(pair.met for pair in self.pairs.values())
+        if met > self._met:
+            self._met, self._met_at = met, self._terms.now()
         if self.ours is not None and not self.lacking:
             self._done.set()
 

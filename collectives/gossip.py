@@ -193,7 +193,9 @@ class Pair:
             return self.fail("plan")
         if len(ready.hashes) != 32 * len(self._grid) or ready.weight > self._max_weight:
             return self.fail("announcement")
-        self.theirs, self.theirs_at, self._moved = ready, self._now(), self._now()
+        if self.theirs is None:  # who announces itself anew has not moved
+            self._moved = self._now()
+        self.theirs, self.theirs_at = ready, self._now()
         self._chunks, self._missing = [None] * len(self._grid), len(self._grid)
         self._ask()
 

@@ -95,7 +95,8 @@ class GossipRounds:
                 for meeting, length in zip(came, theirs, strict=True)
             ]
             far, usual = {peer for out, _ in judged for peer in out}, [after for _, after in judged]
-        session.usual = min(usual)
+        # No lie raises it: each is what it would be with this partner alone, and that is the lower of the two lengths.
+        session.usual = max(usual)
         for meeting in came:
             if meeting.partner in far:
                 session.refuse(meeting.partner, "norm")

@@ -1,0 +1,70 @@
+"""A group of one round: how long a peer that never sends all of its own is waited for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import blake3
+import numpy as np
+import pytest
+from thinwire.collectives.circle import Circle
+from thinwire.collectives.gossip import Terms
+from thinwire.collectives.halves import halves
+from thinwire.collectives.series import GIVE_UP
+from thinwire.collectives.shards import grid
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import Chunk, Ready
+
+OTHERS = [bytes([index]) * 32 for index in range(1, 8)]
+PLAN, PATIENCE, SIZE = bytes(32), 2.0, 1000
+
+
+class Table:
+    """A circle of eight whose others say what the test lets them say."""
+
+    def __init__(self):
+        self.now = 1.0
+        codec = halves("fp32", lr=0.7, gamma=0.7)
+        cut = grid(SIZE, codec)
+        self.chunk = np.ones(codec.nbytes(SIZE) // 4, np.float32).tobytes()
+        self.hashes = blake3.blake3(self.chunk).digest()
+        outbox = SimpleNamespace(control=lambda to, message: None, bulk=lambda to, frame: None)
+        self.circle = Circle(Terms(1, PLAN, cut, codec, 10**9, outbox, lambda: self.now, PATIENCE), size=8)
+        self.circle.choose(OTHERS, OTHERS)
+        self.circle.announce([self.chunk], self.hashes, weight=1, loss=0.0, speed=0.0, deadline=10.0)
+
+    def announces(self, peer, attempt=1):
+        self.circle.hear(peer, Frame(Ready(1, 0, attempt, bytes(32), PLAN, 1, self.hashes, True, 0.0, 0.0)))
+
+    def sends(self, peer):
+        self.circle.hear(peer, Frame(Chunk(1, 0, 1, 0), self.chunk))
+
+
+@pytest.mark.parametrize("present", [0, 6])
+def test_who_announces_itself_again_and_again_is_given_up(present):
+    table = Table()
+    for peer in OTHERS[:present]:
+        table.announces(peer)
+        table.sends(peer)
+    began, attempt = table.now, 0
+    while table.circle.lacking and table.now < 1000:
+        attempt += 1
+        table.announces(OTHERS[-1], attempt)
+        table.now += 1.0
+        table.circle.tick()
+    assert table.now - began <= (GIVE_UP + 1) * PATIENCE + 1
+
+
+def test_who_is_slower_than_all_others_is_given_up():
+    """Each chunk in time, and never all of them: nobody knows how many are to come but by what the others took."""
+    table = Table()
+    for peer in OTHERS[:-1]:
+        table.announces(peer)
+        table.sends(peer)
+    table.announces(OTHERS[-1])
+    pair = table.circle.pairs[OTHERS[-1]]
+    while table.circle.lacking and table.now < 1000:
+        pair._moved = table.now  # a chunk of many
+        table.now += 1.0
+        table.circle.tick()
+    assert table.now < 1.0 + (GIVE_UP + 1) * PATIENCE + 1 and table.circle.met(OTHERS[0])

@@ -1,0 +1,43 @@
+"""What a peer makes of its partners' contributions before it uses them."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from thinwire.collectives.gossip import Meeting
+from thinwire.node.gossiprounds import GossipRounds
+from thinwire.swarm.manifest import parse
+
+
+@pytest.mark.parametrize("usual", [0.0, 1.0])
+@pytest.mark.parametrize("lie", [1e-6, 1e6])
+def test_one_liar_does_not_make_the_others_refuse_each_other(usual, lie):
+    """However short or long what it sends is, round after round."""
+
+    async def at_once(work):
+        return work()
+
+    refused = []
+    replica = SimpleNamespace(
+        momentum=np.zeros(1), lengths=lambda payloads, grid, codec: [1.0, *[1.0] * 6, lie], members=()
+    )
+    session = SimpleNamespace(
+        me=bytes(32),
+        usual=usual,
+        replica=replica,
+        grid=None,
+        codec=None,
+        refuse=lambda peer, reason: refused.append(peer),
+    )
+    manifest = parse('[outer]\nmethod = "noloco"\n[exchange]\ngroup = 8\n')
+    rounds = GossipRounds(session, manifest, read=None, write=None, work=at_once)
+    partners = [bytes([index]) * 32 for index in range(1, 8)]
+    meetings = [Meeting(peer, (b"x",), 1, 1) for peer in partners]
+    for _ in range(100):
+        refused.clear()
+        found = asyncio.run(rounds._screen([], meetings))
+        assert all(found[at].theirs for at in range(6))
+        assert refused == ([partners[-1]] if lie > 1 else [])
