@@ -339,7 +339,8 @@ class Peer:
 
     async def linger(self, seconds: float) -> None:
         """Stay, at most so long, until everyone here has the last round: some may still have to fetch it from us."""
-        until, mine = self.doors.now() + seconds, self.replica.round
+        until, last = self.doors.now() + seconds, self.manifest.run.rounds
+        mine = min(self.replica.round, last or self.replica.round)  # who holds the last fragments only counts on
         roster = self.session.roster
         while self.doors.now() < until:
             if not any(roster.alive(peer) and roster.progress_of(peer) < mine for peer in self.session.live):

@@ -184,7 +184,7 @@ class Manifest(Table, frozen=True):
 
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and yet not wise."""
-        outer, limit = self.outer, steady(self.outer.momentum, group=self.exchange.group)
+        outer, limit = self.outer, steady(self.outer.momentum)
         if outer.method == "noloco" and outer.gamma > NEAR * limit:
             return (f"outer.gamma {outer.gamma:g} is near the limit of {limit:g}: replicas stay far from each other",)
         return ()
@@ -287,7 +287,8 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if inner.schedule == "cosine" and not manifest.schedule_steps:
         yield "inner.schedule is cosine, but the run has no end", "set run.rounds or inner.steps"
     outer, group = manifest.outer, manifest.exchange.group
-    limit = steady(outer.momentum, group=group)
+    # That of pairs: who is late or gone makes of a larger group a smaller one.
+    limit = steady(outer.momentum)
     if outer.method == "noloco":
         if outer.gamma >= limit:
             yield (

@@ -170,7 +170,7 @@ def test_what_follows_from_the_values():
         ("[outer]\ngamma = 0.5", "outer.gamma says nothing with the method 'diloco'", "remove"),
         ("[outer]\nmethod = 'noloco'\nnesterov = false", "outer.nesterov says nothing", "remove"),
         ("[outer]\nmethod = 'noloco'\ngamma = 1.5", "outer.gamma 1.5 drives replicas apart", "0.7"),
-        ("[outer]\nmethod = 'noloco'\ngamma = 2\n[exchange]\ngroup = 4", "it is below 2", "lower outer.gamma"),
+        ("[outer]\nmethod = 'noloco'\ngamma = 2\n[exchange]\ngroup = 4", "it is below 1.5", "lower outer.gamma"),
         ("[exchange]\ngroup = 3", "exchange.group says nothing with the method 'diloco'", "remove"),
         ("[outer]\nmethod = 'noloco'\n[exchange]\ngroup = 9", "exchange.group", "the default is 2"),
         ("[outer]\nmethod = 'noloco'\nmomentum = 0.9\ngamma = 1", "it is below 0.38", "lower outer.gamma"),
@@ -351,8 +351,10 @@ def test_a_group_is_part_of_the_run_where_it_is_not_a_pair():
     toml = "[outer]\nmethod = 'noloco'\n{}\n[exchange]\n{}"
     ids = [parse(toml.format("", more)).run_id(b"a" * 32) for more in ("", "group = 2", "group = 3", "group = 8")]
     assert ids[0] == ids[1] and len(set(ids)) == 3
-    assert parse(toml.format("gamma = 1.6", "group = 4")).warnings() == ()
-    assert "near the limit of 2" in parse(toml.format("gamma = 1.9", "group = 4")).warnings()[0]
+    # A group is a pair when the others are late.
+    assert "near the limit of 1.5" in parse(toml.format("gamma = 1.4", "group = 4")).warnings()[0]
+    with pytest.raises(ManifestError, match="below 1.5"):
+        parse(toml.format("gamma = 1.6", "group = 4"))
 
 
 def test_the_run_id_of_a_file_never_changes():
