@@ -6,12 +6,15 @@ n mod P, so that several are under way while training goes on, and who holds onl
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import blake3
 import numpy as np
+from numpy.typing import NDArray
 from thinwire.collectives.gather import pieces
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.shards import Grid, grid
@@ -24,11 +27,12 @@ from .outer import Read, Replica, Write
 from .parts import Part, parts_of
 from .sparse import SparseCodec, SparseReplica, chunks_of
 
+_CUT = re.compile(r"(.*)\[(\d+):\d+ of ([\dx]*)\]")
+
 
 def layout_of_part(layout: Layout, part: Part, number: int, count: int) -> Layout:
-    """The layout of one of `count` parts: its parameters, in order; what is cut off a parameter is flat and named by its range.
-
-    Where there is but one part it is the model's own.
+    """The layout of one of `count` parts: its parameters, in order; what is cut off a parameter is flat, and its name says which
+    elements of what shape it is (`joined` is the way back). Where there is but one part it is the model's own.
     """
     if count == 1:
         return layout
@@ -39,12 +43,33 @@ def layout_of_part(layout: Layout, part: Part, number: int, count: int) -> Layou
             if low >= high:
                 continue
             whole = (low, high) == (piece.start, piece.stop)
-            name = piece.name if whole else f"{piece.name}[{low - piece.start}:{high - piece.start}]"
+            of = "x".join(map(str, piece.shape))
+            name = piece.name if whole else f"{piece.name}[{low - piece.start}:{high - piece.start} of {of}]"
             shape = piece.shape if whole else (high - low,)
             found.append(Piece(name, shape, piece.dtype, at, at + high - low))
             at += high - low
     digest = blake3.blake3(b"thinwire/part/1\0" + layout.digest + number.to_bytes(2, "big") + count.to_bytes(2, "big"))
     return Layout(tuple(found), at, digest.digest())
+
+
+def joined(weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Parameters by their names, those whole that were cut. Raises ValueError when a part of one is missing."""
+    whole: dict[str, NDArray[Any]] = {}
+    cut: dict[tuple[str, str], dict[int, NDArray[Any]]] = {}
+    for name, values in weights.items():
+        match = _CUT.fullmatch(name)
+        if match:
+            cut.setdefault((match[1], match[3]), {})[int(match[2])] = values
+        else:
+            whole[name] = values
+    for (name, of), found in cut.items():
+        shape = tuple(map(int, of.split("x"))) if of else ()
+        flat = np.concatenate([found[start] for start in sorted(found)])
+        starts = np.cumsum([0, *(found[start].size for start in sorted(found))])
+        if flat.size != math.prod(shape) or list(starts[:-1]) != sorted(found):
+            raise ValueError(f"a part of {name} is missing")
+        whole[name] = flat.reshape(shape)
+    return whole
 
 
 def turn_of(number: int, round: int, count: int) -> int:

@@ -15,6 +15,7 @@ from thinwire.swarm.errors import HintedError
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.manifest import Manifest, parse
 
+from .chains import joined
 from .checkpoint import CheckpointStore
 from .config import Config
 from .directories import RunDirectory
@@ -85,13 +86,18 @@ def read_manifest(directory: RunDirectory) -> Manifest:
 
 
 def all_weights(snapshot: Snapshot) -> dict[str, Array]:
-    """The slow weights of all fragments by parameter name. Raises ExportError when two fragments hold one name."""
+    """The slow weights of all fragments by parameter name. Raises ExportError when two fragments hold one name, or a part of a
+    parameter is in none: the checkpoint is of a peer that holds a part of the model.
+    """
     weights: dict[str, Array] = {}
     for index, fragment in sorted(snapshot.fragments.items()):
         if twice := weights.keys() & fragment.weights.keys():
             raise ExportError(f"fragment {index} holds {min(twice)} again", "the checkpoint is not of one model")
         weights |= fragment.weights
-    return weights
+    try:
+        return joined(weights)
+    except ValueError as error:
+        raise ExportError(f"{error} in this checkpoint", "export on a peer that holds the whole model") from None
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:

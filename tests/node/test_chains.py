@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.node.chainrounds import Floor
-from thinwire.node.chains import ChainedReplica, layout_of_part, rounds_of, turn_of
+from thinwire.node.chains import ChainedReplica, joined, layout_of_part, rounds_of, turn_of
 from thinwire.node.checkpoint import CheckpointStore
 from thinwire.node.disk import RealDisk
 from thinwire.node.doors import Doors
@@ -254,10 +254,20 @@ def test_the_model_is_touched_while_training_rests():
     clock.run(main(), seed=1)
 
 
-def test_parts_of_parameters_are_named_by_their_range():
+def test_parts_of_parameters_are_named_by_their_range_and_joined_again():
     whole = Layout((Piece("w", (4, 5), "float32", 0, 20),), 20, b"w" * 32)
     inner = [layout_of_part(whole, part, at, 3) for at, part in enumerate(parts_of(whole, 3))]
-    assert [piece.name for one in inner for piece in one.pieces] == ["w[0:6]", "w[6:13]", "w[13:20]"]
+    assert [piece.name for one in inner for piece in one.pieces] == [
+        "w[0:6 of 4x5]",
+        "w[6:13 of 4x5]",
+        "w[13:20 of 4x5]",
+    ]
+    flat = np.arange(20, dtype=np.float32)
+    parts = {one.pieces[0].name: part.take(flat) for one, part in zip(inner, parts_of(whole, 3), strict=True)}
+    np.testing.assert_array_equal(joined(parts | {"b": flat})["w"], flat.reshape(4, 5))
+    for name in parts:
+        with pytest.raises(ValueError, match="a part of w is missing"):
+            joined({one: values for one, values in parts.items() if one != name})
     assert len({one.digest for one in inner}) == 3 and [one.total for one in inner] == [6, 7, 7]
     assert layout_of_part(whole, parts_of(whole, 1)[0], 0, 1) is whole
     cut = [layout_of_part(LAYOUT, part, at, 2) for at, part in enumerate(parts_of(LAYOUT, 2))]
