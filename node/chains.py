@@ -31,7 +31,7 @@ _CUT = re.compile(r"(.*)\[(\d+):\d+ of ([\dx]*)\]")
 
 
 def layout_of_part(layout: Layout, part: Part, number: int, count: int) -> Layout:
-    """The layout of one of `count` parts: its parameters, in order; what is cut off a parameter is flat, and its name says which
+    """The layout of one of `count` parts: its parameters, in order; what is cut off one is flat, and its name says which
     elements of what shape it is (`joined` is the way back). Where there is but one part it is the model's own.
     """
     if count == 1:
