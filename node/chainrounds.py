@@ -107,6 +107,10 @@ class ChainRounds(OverlappedRounds):
         await super()._take_over(fetched)
         self.owed, self.forgoes = 0, True
 
+    async def end(self) -> None:
+        """The run is over: the model is the outer parameters."""
+        await self._work(lambda: self._write(self.session.replica.theta))
+
     async def _adopt(self) -> None:
         await self._floor.visit(super()._adopt)
 

@@ -160,13 +160,20 @@ class ChainedRounds:
         due = [one for one in self._flights.values() if ends or (not one.left and one.turn <= turn - self._lag)]
         found = Outcome()
         for flight in sorted(due, key=lambda one: one.turn):
-            await self._wait(flight)
+            if ends:  # there are no others to be held up
+                flight.link.due.set()
+                await asyncio.wait((flight.task,))
+            else:
+                await self._wait(flight)
         for flight in list(self._flights.values()):
             outcome = self._land(flight, told=False)
             if outcome.commit is not None:
                 if found.commit is not None:
                     self._told(found)
                 found = outcome
+        if self._bounded and all(link.session.replica.round >= link.last for link in self.links.values()):
+            for link in self.links.values():
+                await link.end()  # training went on when a fragment had had its last round
         return found
 
     async def _wait(self, flight: _Flight) -> None:

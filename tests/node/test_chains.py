@@ -171,13 +171,15 @@ def test_turns_are_shared_out(count, turns):
         assert turn_of(number, last, count) >= turns and (not last or turn_of(number, last - 1, count) < turns)
 
 
-def test_a_run_ends_when_every_fragment_has_had_its_rounds():
+@pytest.mark.parametrize("overlap", [3, 5])
+def test_a_run_ends_when_every_fragment_has_had_its_rounds(overlap):
+    """And the model is what all have, whatever was trained since a fragment had its last one."""
     last = []
 
     def look(table, models):
         last.append([one.round for _, one, _ in table.seats[0].replica.each(LAYOUT)])
 
-    table, models = drive(streaming(3, 5) + "\n[run]\nrounds = 7", 7, look=look)
+    table, models = drive(streaming(3, overlap) + "\n[run]\nrounds = 7", 7, look=look)
     assert last[-1] == [3, 2, 2] and table.seats[0].replica.round == 7
     assert all(np.array_equal(model.theta, table.seats[0].replica.theta) for model in models)
 
