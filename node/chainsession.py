@@ -25,19 +25,20 @@ from thinwire.swarm.protocol import Commit, Digest, PeerId, StateAsk, StateOffer
 
 
 class ChainSession(Session):
-    """The session of one fragment. `told`: called when it has gone on; `fetching`: states come one after the other."""
+    """The session of one fragment."""
 
-    def __init__(self, *given: Any, told: Callable[[], None], fetching: asyncio.Lock, **named: Any) -> None:
-        self._told, self._fetching = told, fetching
-        super().__init__(*given, **named)
+    told: Callable[[], None]
+    """Called when it has gone on."""
+    fetching: asyncio.Lock
+    """States of one peer's fragments come one after the other."""
 
     def advanced(self) -> None:
         """See Session."""
-        self._told()
+        self.told()
 
     async def newer(self, work: Work) -> Fetched | None:
         """See Session."""
-        async with self._fetching:
+        async with self.fetching:
             return await super().newer(work)
 
 
@@ -83,9 +84,8 @@ class ChainedSession:
                 patience=patience,
                 fragment=number,
                 bandwidth=bandwidth,
-                told=self._advanced,
-                fetching=fetching,
             )
+            link.told, link.fetching = self._advanced, fetching
             link.stats, link.on_commit = self.stats, lambda: self.on_commit()
         self.ahead: Session = next(iter(self.links.values()))
         if presence.watch is not None:

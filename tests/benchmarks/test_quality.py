@@ -104,8 +104,8 @@ def test_pairs_are_between_one_swarm_and_none(quality, tmp_path):
 @pytest.mark.trial
 @pytest.mark.timeout(900)
 def test_owners_that_send_a_part_of_a_sparse_sum_cost_little(quality, tmp_path):
-    """Against payloads that go to everybody: eight replicas, two seeds, 600 steps. Measured: 4.0 % of perplexity behind; the aim
-    is 3 %.
+    """Against payloads that go to everybody: eight replicas, two seeds, 600 steps. Measured: 4.0 % of perplexity behind; the
+    aim is 3 %.
     """
     toys = [small(quality, tmp_path, seed, 60) for seed in range(2)]
     gathered, sieve = (

@@ -42,6 +42,12 @@ def kept(s, indices=None):
     return whole
 
 
+def rests(node):
+    """What one owner has kept, by chunk."""
+    found = {chunk: node.session._series.kept.of(chunk) for chunk in range(len(node.session.grid))}
+    return {chunk: rest.copy() for chunk, rest in found.items() if rest is not None}
+
+
 def expected(s, rounds):
     """What rounds without faults come to, by codecs and rule alone on the whole vector: θ, the rest, the sum of the means."""
     portions, cut, outer = s.nodes[0].replica.codec.portions, s.nodes[0].session.grid, s.manifest.outer
@@ -227,8 +233,8 @@ def test_what_was_voted_for_is_taken_over_with_what_was_kept(sieve):
     """The leader dies before it can tell the verdict: the next ballot adopts the results, and owners commit what they kept."""
 
     async def main():
-        s = sieve(5, rounds=4)
-        adopted, dead = {}, []
+        s = sieve(5, rounds=3)
+        adopted, dead, before = {}, [], {}
 
         def dying(node):
             control = node.presence.outbox.control
@@ -246,6 +252,8 @@ def test_what_was_voted_for_is_taken_over_with_what_was_kept(sieve):
             reached = s.reached
 
             def look(one, round, phase):
+                if phase == "announce" and round == 3:
+                    before.setdefault(one.index, rests(one))
                 if phase == "commit" and round == 3:
                     adopted[one.index] = one.session.current.agreement.commit.opened.adopted
                 reached(one, round, phase)
@@ -262,7 +270,14 @@ def test_what_was_voted_for_is_taken_over_with_what_was_kept(sieve):
         await s.finish(rest)
         s.check(rest)
         assert any(adopted[index] is not None for index in rest)
-        return kept(s, rest), s
+        # What they had kept went into the sums of round 3, so none of it is kept on.
+        compared = 0
+        for index in rest:
+            after = rests(s.nodes[index])
+            for chunk in before[index].keys() & after.keys():
+                assert not np.array_equal(before[index][chunk], after[chunk])
+                compared += 1
+        assert compared
 
     clock.run(main(), seed=2)
 
