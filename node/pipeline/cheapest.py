@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .eventkernel import BACKWARD, LOSS
 from .instance import Instance
-from .searchkernel import MOST_AHEAD, MOST_BEHIND
+from .searchkernel import MOST_AHEAD
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -18,7 +18,7 @@ NEW, SEEN, BEHIND = 0, 1, 2
 """Where a path stands: at its frontier with the stage before it left out, or visited; or in that stage, one behind. What else
 it has visited does not matter to what it may visit next.
 """
-FLAGS, SWAPS = 3, MOST_BEHIND + 1
+FLAGS = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,14 +61,15 @@ def cheapest(
     None, and infinity, when no path is allowed.
     """
     visit = (1 + BACKWARD) * instance.work + price
-    cost = np.full((FLAGS, SWAPS, instance.peers), np.inf)
+    swaps = instance.swaps + 1
+    cost = np.full((FLAGS, swaps, instance.peers), np.inf)
     cost[NEW, 0, origin] = (1 + LOSS + BACKWARD) * instance.work[origin]
     came = []
     for _ in range(1, instance.length):
         new = np.full_like(cost, np.inf)
         source = np.zeros((*cost.shape, 3), np.int64)
         for hop in allowed:
-            for swap in range(SWAPS - hop.behind):
+            for swap in range(swaps - hop.behind):
                 ways = cost[hop.before, swap][:, None] + hop.cost
                 here = ways.argmin(axis=0)
                 least = np.take_along_axis(ways, here[None], axis=0)[0] + visit

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .instance import Instance
-from .searchkernel import MOST_AHEAD, MOST_BEHIND
+from .searchkernel import MOST_AHEAD
 
 Paths: TypeAlias = tuple[tuple[int, ...], ...]
 """For each path the peers that it visits, its origin first."""
@@ -59,7 +59,7 @@ def _of_path(instance: Instance, number: int, path: Sequence[int]) -> Iterator[V
         frontier = max(frontier, stage)
     if any(distance > 1 for distance in behind):
         yield Violation("CC3", "swap distance", number, f"a visit is {max(behind)} stages behind")
-    if len(behind) > MOST_BEHIND:
+    if len(behind) > instance.swaps:
         yield Violation("CC3", "swaps", number, f"{len(behind)} visits are behind")
 
 

@@ -15,6 +15,9 @@ MOST_BYTES = 1 << 24
 
 MOST_PEERS = 1024
 
+MOST_BEHIND = 2
+"""Visits behind the frontier that a path may have at most, each by one stage (CC3)."""
+
 
 class InstanceError(HintedError):
     """A file, or figures, from which no pipeline can be planned."""
@@ -28,7 +31,8 @@ class Instance:
 
     `delays` (peers, peers): seconds that a micro-batch's activations take from row to column; `work` (peers,): seconds of one
     forward; `memory` (peers,): micro-batches that a peer holds at once; `length`: stages that each micro-batch visits;
-    `per_start`: paths of each origin, each gone `rounds` times in a step; `gap`: seconds lost after each operation.
+    `per_start`: paths of each origin, each gone `rounds` times in a step; `gap`: seconds lost after each operation; `swaps`:
+    visits behind the frontier that a path may have (CC3).
     """
 
     name: str
@@ -41,6 +45,7 @@ class Instance:
     rounds: int = 2
     gap: float = 0.11
     places: tuple[str, ...] = ()
+    swaps: int = MOST_BEHIND
     stage: NDArray[np.int64] = field(init=False)
     """(peers,): the stage of each, -1 for none."""
 
@@ -103,6 +108,9 @@ def _check(instance: Instance) -> None:
     _need(1 <= instance.per_start <= 1024, "an origin has no path, or too many", "per_start is from 1 to 1024")
     _need(1 <= instance.rounds <= 1024, "paths are not gone, or too often", "rounds is from 1 to 1024")
     _need(0 <= instance.gap < 1e6, "the gap is no time", "gap is seconds")
+    _need(
+        0 <= instance.swaps <= MOST_BEHIND, "so many visits behind are not allowed", f"swaps is from 0 to {MOST_BEHIND}"
+    )
     _need(len(instance.places) in (0, count), "places do not fit", "one for each peer, or none")
 
 

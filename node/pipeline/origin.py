@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from thinwire.collectives.outbox import Outbox
 from thinwire.compression.codec import CodecError
@@ -39,7 +40,9 @@ from .ends import Ends
 from .flight import Failure, Flight
 from .parcel import pieces
 from .patience import Patience
+from .pilot import Pilot
 from .section import Section
+from .survey import Survey
 from .update import Update, clipping
 
 ATTEMPTS = 8
@@ -51,7 +54,7 @@ class Origin:
 
     `window`: micro-batches on their way at a time; as many as stages is 1F1B, all of them GPipe. `clip`: largest norm of the
     whole model's gradient, 0 any. `by_visits`: a stage's gradient is divided by the micro-batches that went through it
-    instead of by all. `recompute`: see Stage.
+    instead of by all. `recompute`: see Stage. `pilot`: plans the ways of micro-batches; without one they visit all stages.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Origin:
         patience: Patience,
         emit: Emit,
         window: int,
+        pilot: Pilot | None = None,
         clip: float = 0.0,
         by_visits: bool = False,
         recompute: bool = False,
@@ -76,6 +80,7 @@ class Origin:
         self._ends = Ends(section, boundary, recompute=recompute)
         self._boundary, self._outbox, self._work, self._now, self._emit = boundary, outbox, work, now, emit
         self._patience, self._window, self._clip, self._by_visits = patience, window, clip, by_visits
+        self._pilot, self._survey = pilot, pilot.survey if pilot is not None else Survey(now)
         self._flights: dict[int, Flight] = {}
         self._account = Account()
         self._back: set[PeerId] = set()
@@ -102,6 +107,8 @@ class Origin:
             return
         self._account.passed(peer, message)
         if flight is not None:
+            if not message.reason and message.attempt == flight.attempt and peer in flight.peers:
+                self._survey.passed(peer, message.micro, message.seconds, backward=message.backward)
             leg, since = flight.due, flight.since
             if flight.heard(peer, message, self._now()) and not message.reason and leg[0] == peer:
                 self._patience.moved(leg, since)
@@ -141,15 +148,25 @@ class Origin:
             self._catch_up(peer)
         self._back.clear()
         self._account = Account()
-        room = asyncio.Semaphore(self._window)
+        lanes: Sequence[Sequence[int]] = [(micro,) for micro in range(len(batches))]
+        room, planned = asyncio.Semaphore(self._window), 0.0
+        if visits is None and self._pilot is not None:
+            course = await self._pilot.course(len(batches), self.crew, self._work)
+            if course is not None:
+                visits, lanes, planned = course.visits, course.lanes, course.seconds
+                room = asyncio.Semaphore(len(lanes))
+        rose = self._now()
 
-        async def fly(micro: int) -> None:
-            async with room:
-                await self._fly(micro, batches[micro], visits[micro] if visits is not None else None)
+        async def fly(lane: Sequence[int]) -> None:
+            for micro in lane:
+                async with room:
+                    await self._fly(micro, batches[micro], visits[micro] if visits is not None else None)
 
         async with asyncio.TaskGroup() as group:
-            for micro in range(len(batches)):
-                group.create_task(fly(micro))
+            for lane in lanes:
+                group.create_task(fly(lane))
+        flown = self._now() - rose
+        self._survey.closed()
         await self._settle(batches[0][0].numel())
         account = self._account
         outcome = Outcome(
@@ -162,13 +179,15 @@ class Origin:
             account.attempts,
             self._now() - began,
             dict(account.computed),
+            flown,
+            planned,
         )
         self.next_step += 1
         return outcome
 
     async def _fly(self, micro: int, batch: Batch, visits: Visits | None) -> None:
         """A micro-batch, until it is through or given up."""
-        payload: bytes = await self._work(partial(self._ends.begin, micro, batch[0]))
+        payload: bytes = await self._compute(self._ends.begin, micro, batch[0])
         tried: Counter[PeerId] = Counter()
         path: tuple[Hop, ...] = ()
         for attempt in range(ATTEMPTS):
@@ -210,27 +229,41 @@ class Origin:
             for hop in path:
                 self._outbox.control(hop.peer, Route(step, micro, attempt, size, length, path))
             self._send(path[0].peer, micro, attempt, payload, backward=False)
-            there = await flight.arrival(self._patience)
+            there = await self._arrival(flight)
             if isinstance(there, Failure):
                 return there
             try:
-                self._account.losses[micro], gradient = await self._work(partial(self._ends.turn, micro, batch, there))
+                self._account.losses[micro], gradient = await self._compute(self._ends.turn, micro, batch, there)
             except CodecError:
                 return Failure("payload", (path[-1].peer,))
             flight.turn(self._now())
             self._account.turned(micro, attempt)
             self._send(path[-1].peer, micro, attempt, gradient, backward=True)
-            back = await flight.arrival(self._patience)
+            back = await self._arrival(flight)
             if isinstance(back, Failure):
                 return back
             try:
-                await self._work(partial(self._ends.finish, micro, batch, back))
+                await self._compute(self._ends.finish, micro, batch, back)
             except CodecError:
                 return Failure("payload", (path[0].peer,))
             return None
         finally:
             del self._flights[micro]
             self.crew.load.subtract(hop.peer for hop in path)
+
+    async def _arrival(self, flight: Flight) -> bytes | Failure:
+        self._survey.sent(flight.micro, backward=flight.backward)
+        found = await flight.arrival(self._patience)
+        if not isinstance(found, Failure):
+            self._survey.arrived(flight.micro, flight.peers, backward=flight.backward)
+        return found
+
+    async def _compute(self, part: Callable[..., Any], *arguments: Any) -> Any:
+        """Our own part of a micro-batch."""
+        asked = self._now()
+        found = await self._work(partial(part, *arguments))
+        self._survey.own(part.__name__, asked)
+        return found
 
     def _send(self, to: PeerId, micro: int, attempt: int, payload: bytes, *, backward: bool) -> None:
         for number, piece in enumerate(pieces(payload)):

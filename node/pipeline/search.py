@@ -86,6 +86,7 @@ def improve(instance: Instance, paths: Sequence[Sequence[int]], *, seed: int = 0
         instance.memory,
         instance.rounds,
         instance.gap,
+        instance.swaps,
         hot,
         tries,
         seed,

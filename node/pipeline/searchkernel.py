@@ -14,17 +14,15 @@ from .eventkernel import simulate
 MOST_AHEAD = 4
 """Stages that one hop may span (CC2)."""
 
-MOST_BEHIND = 2
-"""Visits behind the frontier that a path may have, each by one stage (CC3)."""
-
 MOVES = 5
 
 
 @kernel
-def keeps_rules(paths: NDArray[np.int64], row: int, stage: NDArray[np.int64]) -> bool:
+def keeps_rules(paths: NDArray[np.int64], row: int, stage: NDArray[np.int64], swaps: int) -> bool:
     """Whether a path begins at stage 0, visits no stage twice, jumps and swaps no more than allowed (CC1 to CC3).
 
-    `paths` (n, length): peers, of which `row` counts; `stage` (peers,): where each peer is, -1 for nowhere.
+    `paths` (n, length): peers, of which `row` counts; `stage` (peers,): where each peer is, -1 for nowhere; `swaps`: visits
+    behind the frontier.
     """
     if stage[paths[row, 0]] != 0:
         return False
@@ -38,7 +36,7 @@ def keeps_rules(paths: NDArray[np.int64], row: int, stage: NDArray[np.int64]) ->
                 return False
         if here < frontier:
             behind += 1
-            if frontier - here > 1 or behind > MOST_BEHIND:
+            if frontier - here > 1 or behind > swaps:
                 return False
         frontier = max(frontier, here)
         before = here
@@ -95,6 +93,7 @@ def anneal(
     memory: NDArray[np.int64],
     rounds: int,
     gap: float,
+    swaps: int,
     hot: float,
     tries: int,
     seed: int,
@@ -154,7 +153,7 @@ def anneal(
             if stage[taken] <= 0 or load[taken] >= memory[taken] or taken == gone:
                 continue
             hand[0, i] = taken
-        if not keeps_rules(hand, 0, stage) or (b != a and not keeps_rules(hand, 1, stage)):
+        if not keeps_rules(hand, 0, stage, swaps) or (b != a and not keeps_rules(hand, 1, stage, swaps)):
             continue
         limit = value - hot * (1.0 - turn / tries) * np.log(fraction(state))
         _copy(hand, 1, paths, b)

@@ -76,7 +76,7 @@ def test_the_search_has_the_same_rules(path, off):
         4,
         3,
     )
-    assert keeps_rules(np.array([path]), 0, stage) is (not violations(made, [path]))
+    assert keeps_rules(np.array([path]), 0, stage, made.swaps) is (not violations(made, [path]))
 
 
 def random_instance(seed):

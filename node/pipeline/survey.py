@@ -1,0 +1,158 @@
+"""How fast peers are and how far from each other, as the origin of a replica sees it: what it plans from.
+
+Nobody's clock is compared with another's. The origin notes when it hears that a peer has passed a micro-batch on; the peer says
+how long it computed. What lies between two peers' words is the way from one to the other, longer or shorter by the time
+that the words themselves took; there and back the latter cancel out. A peer that was still busy with another
+micro-batch when this one came says of the way only that it was no longer than that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+from thinwire.swarm.protocol import PeerId
+
+from .eventkernel import BACKWARD, LOSS
+from .instance import Instance
+
+NEWEST = 9
+"""So many measurements of one kind count, the newest; their median, which a few strange ones do not move."""
+
+IDLE = 0.05
+"""A peer has waited if it was idle for more than this part of what it then computed."""
+
+ME: PeerId = b""
+"""The origin."""
+
+TICK = 1e-3
+"""Seconds that are none."""
+
+
+@dataclass(slots=True)
+class _Way:
+    """Seconds from one peer to another: measured, and no more than."""
+
+    exact: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
+    bounds: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
+
+    @property
+    def seconds(self) -> float:
+        return median(self.exact) if self.exact else min(self.bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """When a peer began and when the origin heard that it was done, in seconds; `idle`: it had nothing to do before."""
+
+    began: float
+    heard: float
+    idle: bool
+
+
+class Survey:
+    """See the module. `now`: seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._computed: dict[tuple[PeerId, str], deque[float]] = {}
+        self._ways: dict[tuple[PeerId, PeerId], _Way] = {}
+        self._words: dict[tuple[int, bool], dict[PeerId, _Word]] = {}
+        self._done: dict[PeerId, float] = {}
+
+    # --- what is measured
+
+    def own(self, part: str, asked: float) -> None:
+        """The origin has just computed `part` ("begin", "turn" or "finish") of a micro-batch that was ready at `asked`."""
+        now = self._now()
+        self._add(ME, part, now - max(asked, self._done.get(ME, asked)))
+        self._done[ME] = now
+
+    def sent(self, micro: int, *, backward: bool) -> None:
+        """The origin has just sent a micro-batch on its way, or its gradient back."""
+        now = self._now()
+        self._words[micro, backward] = {ME: _Word(now, now, True)}
+
+    def passed(self, peer: PeerId, micro: int, seconds: float, *, backward: bool) -> None:
+        """A peer has passed on a micro-batch, after `seconds` of computing, as it says."""
+        words, now = self._words.get((micro, backward)), self._now()
+        if words is None or peer in words:
+            return
+        most = now - words[ME].began
+        seconds = min(max(0.0, seconds), most) if seconds == seconds else most
+        self._add(peer, "backward" if backward else "forward", seconds)
+        idle = now - seconds - self._done.get(peer, -np.inf)
+        words[peer] = _Word(now - seconds, now, idle > IDLE * seconds + TICK)
+        self._done[peer] = now
+
+    def arrived(self, micro: int, peers: Sequence[PeerId], *, backward: bool) -> None:
+        """A micro-batch, or its gradient, has just come to the origin over these peers, in this order."""
+        words, now = self._words.pop((micro, backward), {}), self._now()
+        known = [(ME, words.get(ME)), *((peer, words.get(peer)) for peer in peers), (ME, _Word(now, now, True))]
+        for (a, before), (b, after) in pairwise(known):
+            if before is not None and after is not None:
+                way = self._ways.setdefault((a, b), _Way())
+                (way.exact if after.idle else way.bounds).append(after.began - before.heard)
+
+    def closed(self) -> None:
+        """The step is over: what is under way is not waited for."""
+        self._words.clear()
+
+    def _add(self, peer: PeerId, part: str, seconds: float) -> None:
+        self._computed.setdefault((peer, part), deque(maxlen=NEWEST)).append(seconds)
+
+    # --- what is known
+
+    def work(self, peer: PeerId) -> float | None:
+        """Seconds of a forward, so that a plan's forward and backward (the origin's loss, too) take what they really take."""
+        parts = ("begin", "turn", "finish") if peer == ME else ("forward", "backward")
+        known = [median(self._computed[peer, part]) for part in parts if (peer, part) in self._computed]
+        if len(known) < len(parts):
+            return None
+        return max(TICK, sum(known) / (1.0 + BACKWARD + (LOSS if peer == ME else 0.0)))
+
+    def delay(self, a: PeerId, b: PeerId) -> float | None:
+        """Seconds of a micro-batch from one to the other, the mean of there and back."""
+        ways = [self._ways[pair].seconds for pair in ((a, b), (b, a)) if pair in self._ways]
+        return max(0.0, sum(ways) / len(ways)) if ways else None
+
+    def instance(
+        self, stages: Sequence[Sequence[PeerId]], *, length: int, paths: int, rounds: int, room: int, swaps: int
+    ) -> Instance:
+        """What a plan is made from. `stages`: the peers of stage 1 and up; the origin is peer 0, the others follow in order.
+
+        A peer not measured yet computes as fast as the median. A link that nobody has used yet is as fast as the fastest
+        known one of either end, whichever is slower: so plans come to try what may be better, and then it is known.
+        """
+        peers = [ME, *(peer for stage in stages for peer in stage)]
+        works = [self.work(peer) for peer in peers]
+        known = [seconds for seconds in works if seconds is not None]
+        usual = median(known) if known else 1.0
+        delays = np.full((len(peers), len(peers)), np.nan)
+        for i, a in enumerate(peers):
+            for j, b in enumerate(peers):
+                seconds = self.delay(a, b) if i != j else None
+                delays[i, j] = np.nan if seconds is None else seconds
+        measured = ~np.isnan(delays)
+        middle = float(np.median(delays[measured])) if measured.any() else usual
+        nearest = np.where(measured, delays, np.inf).min(axis=1)
+        nearest[np.isinf(nearest)] = middle
+        delays = np.where(measured, delays, np.maximum(nearest[:, None], nearest[None, :]))
+        np.fill_diagonal(delays, 0.0)
+        numbers = iter(range(1, len(peers)))
+        return Instance(
+            name="",
+            delays=delays,
+            stages=((0,), *(tuple(next(numbers) for _ in stage) for stage in stages)),
+            work=np.array([usual if seconds is None else seconds for seconds in works]),
+            memory=np.array([paths, *(room for _ in peers[1:])], np.int64),
+            length=length,
+            per_start=paths,
+            rounds=rounds,
+            gap=0.0,
+            swaps=swaps,
+        )
