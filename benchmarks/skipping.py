@@ -3,11 +3,11 @@
     python benchmarks/skipping.py                      # a quarter of an hour on one core
     python benchmarks/skipping.py --steps 300 --seeds 1
 
-A byte model on the source of Python's standard library, six stages of one block; the first has embedding and head and is never
-skipped. Trained with 33 % skipped, each micro-batch visits four of the six, by plans over even links, a new one every few steps.
-"half": the first stage and two of the five others, in order, each such pair as often. The gradient of a stage is divided by all
-micro-batches of a step, or by those that went through it. The steps are those of a replica in stages (tests/sim/test_skipping.py
-holds both together), made here in one process.
+A byte model on the source of Python's standard library, six stages of one block; the first has embedding and head and is
+never skipped. Trained with 33 % skipped, each micro-batch visits four of the six, by plans over even links, new ones every few
+steps. "half": the first stage and two of the five others, in order, each such pair as often. The gradient of a stage is divided
+by all micro-batches of a step, or by those that went through it. The steps are those of a replica in stages, made here in one
+process (tests/sim/test_skipping.py holds both together).
 """
 
 from __future__ import annotations

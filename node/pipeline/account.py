@@ -19,8 +19,8 @@ class Outcome:
     `counted`: by stage and peer the micro-batches whose gradient is applied there; `lost`: by peer what was given up, with the
     reason, and is in nobody's gradient. `skipped`: the stages that a finished micro-batch went past, though they were to be
     visited. `attempts`: of all micro-batches together. `seconds`: until it was applied. `computed`: what each peer says that
-    its computing took. `flown`: seconds from the first micro-batch's beginning to the last gradient's return; `planned`: what the
-    plan said of that, 0 without one.
+    its computing took. `flown`: seconds until the last gradient was back; `planned`: what the plan said of that, 0
+    without one.
     """
 
     step: int

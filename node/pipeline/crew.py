@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from thinwire.swarm.protocol import Hop, PeerId
 
-from .patience import Patience
+from .wiring import Wiring
 
 TRIES = 2
 """Failures of one micro-batch at one peer after which it goes there no more."""
@@ -26,8 +25,7 @@ class Crew:
         self.holders = {stage: list(peers) for stage, peers in holders.items()}
         self.lost: set[PeerId] = set()
         """Out of reach."""
-        self.load: Counter[PeerId] = Counter()
-        """Micro-batches on their way through each peer."""
+        self._wirings: dict[int, Wiring[PeerId]] = {}
         self._strikes: dict[PeerId, int] = {}
         self._since: dict[PeerId, int] = {}
         self._until: dict[PeerId, int] = {}
@@ -51,6 +49,21 @@ class Crew:
         """A peer got through a step."""
         self._strikes.pop(peer, None)
 
+    def done(self, peer: PeerId, seconds: float, *, backward: bool) -> None:
+        """A peer has passed a micro-batch on, for which it had so long."""
+        for stage, peers in self.holders.items():
+            if peer in peers:
+                self._wired(stage).done(peer, 1.0, seconds, backward=backward)
+
+    def _wired(self, stage: int) -> Wiring[PeerId]:
+        """Whose turn it is in a stage, among those that hold it now."""
+        wiring, holders = self._wirings.setdefault(stage, Wiring()), self.holders[stage]
+        for peer in wiring.peers.difference(holders):
+            wiring.leave(peer)
+        for peer in holders:
+            wiring.join(peer)
+        return wiring
+
     def able(self, stage: int, step: int, tried: Mapping[PeerId, int]) -> list[PeerId]:
         """Who can be asked for a stage; those that rest for an earlier step's sake, where there is nobody else."""
         here = [peer for peer in self.holders.get(stage, ()) if peer not in self.lost and tried.get(peer, 0) < TRIES]
@@ -62,7 +75,6 @@ class Crew:
         step: int,
         claimed: Mapping[int, PeerId],
         tried: Mapping[PeerId, int],
-        patience: Patience,
         visits: Visits | None = None,
         last: Sequence[Hop] = (),
     ) -> tuple[Hop, ...]:
@@ -70,7 +82,7 @@ class Crew:
 
         `claimed`: by stage, whose gradient may have it already, so that it counts nowhere else; `tried`: how often it failed
         where. `visits`: as planned, else all stages in order. `last`: the way of the attempt before. Who is not to blame for
-        its failure is asked again; among others it goes by what each has to do already, at its pace.
+        its failure is asked again; the others take turns, at their pace (see Wiring).
         """
         again = {hop.stage: hop.peer for hop in last}
         hops: list[Hop] = []
@@ -83,10 +95,22 @@ class Crew:
 
             def order(
                 one: PeerId, first: tuple[PeerId | None, ...] = (mine, before, wanted)
-            ) -> tuple[int, bool, bool, bool, float]:
-                busy = (self.load[one] + 1) * patience.interval(one)
-                return tried.get(one, 0), one != first[0], one != first[1], one != first[2], busy
+            ) -> tuple[int, bool, bool, bool]:
+                return tried.get(one, 0), one != first[0], one != first[1], one != first[2]
 
-            peer = min(able, key=order)
+            best = min(map(order, able))
+            peer = self._turn(stage, step, [one for one in able if order(one) == best])
             hops.append(Hop(stage, peer, mine is None or mine == peer))
         return tuple(hops)
+
+    def _turn(self, stage: int, step: int, equals: Sequence[PeerId]) -> PeerId:
+        """Whose turn it is among these."""
+        wiring, here = self._wired(stage), {*self.able(stage, step, {}), *equals}
+        for peer in self.holders[stage]:
+            if peer in here:
+                wiring.refresh(peer)
+            else:
+                wiring.ban(peer)
+        peer = wiring.choose(1.0, but=wiring.peers.difference(equals))
+        assert peer is not None
+        return peer

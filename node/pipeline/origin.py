@@ -111,7 +111,7 @@ class Origin:
                 self._survey.passed(peer, message.micro, message.seconds, backward=message.backward)
             leg, since = flight.due, flight.since
             if flight.heard(peer, message, self._now()) and not message.reason and leg[0] == peer:
-                self._patience.moved(leg, since)
+                self.crew.done(peer, self._patience.moved(leg, since), backward=message.backward)
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """The link to a peer broke: it does nothing more in this step."""
@@ -192,7 +192,7 @@ class Origin:
         path: tuple[Hop, ...] = ()
         for attempt in range(ATTEMPTS):
             claimed = self._account.where(micro)
-            path = self.crew.path(self.next_step, claimed, tried, self._patience, visits, last=path)
+            path = self.crew.path(self.next_step, claimed, tried, visits, last=path)
             failure = await self._try(micro, attempt, path, batch, payload)
             if failure is None:
                 wanted = [stage for stage, _ in visits] if visits is not None else sorted(self.crew.holders)
@@ -224,7 +224,6 @@ class Origin:
             self._account.losses[micro] = await self._work(partial(self._ends.alone, micro, batch, payload))
             return None
         flight = self._flights[micro] = Flight(micro, attempt, path, self._boundary, size, length, self._now())
-        self.crew.load.update(hop.peer for hop in path)
         try:
             for hop in path:
                 self._outbox.control(hop.peer, Route(step, micro, attempt, size, length, path))
@@ -249,7 +248,6 @@ class Origin:
             return None
         finally:
             del self._flights[micro]
-            self.crew.load.subtract(hop.peer for hop in path)
 
     async def _arrival(self, flight: Flight) -> bytes | Failure:
         self._survey.sent(flight.micro, backward=flight.backward)

@@ -18,9 +18,6 @@ FACTOR = 4.0
 FADING = 0.9
 """How much of the longest interval is left after each next one."""
 
-SHARE = 0.1
-"""Weight of the last interval in the mean (SWARM, arXiv 2301.11913)."""
-
 
 class Patience:
     """Intervals between two things that a peer has passed on while there was more to do.
@@ -31,17 +28,15 @@ class Patience:
     def __init__(self, now: Callable[[], float], *, first: float, least: float) -> None:
         self._now, self._first, self._least = now, first, least
         self._longest: dict[Leg, float] = {}
-        self._mean: dict[Leg, float] = {}
         self._moved: dict[Leg, float] = {}
 
-    def moved(self, leg: Leg, since: float) -> None:
-        """Something has come about for which the peer had the time from `since` on at the earliest."""
+    def moved(self, leg: Leg, since: float) -> float:
+        """Something has come about for which the peer had the time from `since` on at the earliest; the seconds it took."""
         now = self._now()
         interval = now - max(since, self._moved.get(leg, 0.0))
         self._moved[leg] = now
         self._longest[leg] = max(interval, FADING * self._longest.get(leg, 0.0))
-        mean = self._mean.get(leg, interval)
-        self._mean[leg] = mean + SHARE * (interval - mean)
+        return interval
 
     def until(self, leg: Leg, since: float) -> float:
         """When a peer that has the time from `since` on will have stalled."""
@@ -53,7 +48,3 @@ class Patience:
         """Seconds until then; 0 when a peer has stalled."""
         left = self.until(leg, since) - self._now()
         return left if left > TICK else 0.0
-
-    def interval(self, peer: PeerId) -> float:
-        """The mean; of a peer that is not known, the least of the others."""
-        return self._mean.get((peer, False), min(self._mean.values(), default=1.0))

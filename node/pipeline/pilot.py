@@ -76,7 +76,7 @@ class Pilot:
         """
         stages = _stages(crew)
         there = sum(1 for stage in stages.values() if stage)
-        length = min(max(2, round((1 - self._skip) * (len(stages) + 1))), 1 + there)
+        length = min(max(2, round((1 - self._skip) * (1 + max(stages, default=0)))), 1 + there)
         if length < 2 or micros < 1:
             return None
         try:

@@ -18,7 +18,7 @@ BACKWARD = 2.5
 """A backward counts as so many forwards (with what is computed once more for it)."""
 
 UNKNOWN = 1.0
-"""Samples per second of a peer that nobody has measured."""
+"""Samples per second of everybody before anybody is measured; then, of who is not, the mean of the others."""
 
 
 class Speed:
@@ -33,9 +33,11 @@ class Speed:
         self._count += 1
 
     @property
+    def known(self) -> bool:
+        return self._count > 0
+
+    @property
     def value(self) -> float:
-        if not self._count:
-            return UNKNOWN
         return max(self._sum / (1 - (1 - SMOOTHING) ** self._count), 1e-6)
 
 
@@ -81,18 +83,26 @@ class Wiring(Generic[Peer]):
         if not able:
             return None
         peer = min(able, key=self._turn.__getitem__)
-        seconds = size * (BACKWARD if backward else 1.0) / self._speed[peer].value
+        seconds = size * (BACKWARD if backward else 1.0) / self.speed(peer)
         self._turn[peer] = (self._turn[peer][0] + seconds, self._tie())
         return peer
 
     def done(self, peer: Peer, size: float, seconds: float, *, backward: bool = False) -> None:
         """`peer` was `seconds` busy with `size` samples."""
-        if peer in self._speed:
-            self._speed[peer].add(size * (BACKWARD if backward else 1.0), seconds)
+        if peer not in self._speed:
+            return
+        first = not any(speed.known for speed in self._speed.values())
+        self._speed[peer].add(size * (BACKWARD if backward else 1.0), seconds)
+        if first:  # what was given so far was counted in seconds that nobody had measured
+            scale = UNKNOWN / self._speed[peer].value
+            self._turn = {other: (turn * scale, tie) for other, (turn, tie) in self._turn.items()}
 
     def speed(self, peer: Peer) -> float:
         """Samples per second forward, as far as is known."""
-        return self._speed[peer].value
+        if self._speed[peer].known:
+            return self._speed[peer].value
+        known = [speed.value for speed in self._speed.values() if speed.known]
+        return sum(known) / len(known) if known else UNKNOWN
 
     def _enter(self, peer: Peer, least: float) -> None:
         others = [turn for other, (turn, _) in self._turn.items() if other != peer and other not in self._banned]

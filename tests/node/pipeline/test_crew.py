@@ -1,5 +1,7 @@
 """The origin's knowledge of its stages: who can be asked, for how long, and where each gradient is."""
 
+from collections import Counter
+
 import pytest
 from thinwire.node.pipeline.account import Account
 from thinwire.node.pipeline.crew import Crew
@@ -22,46 +24,58 @@ def scene():
     return Crew({1: [A, B], 2: [C]}), Patience(now, first=30.0, least=2.0), now
 
 
-def way(crew, patience, step=0, claimed=None, tried=None, visits=None, last=()):
-    path = crew.path(step, claimed or {}, tried or {}, patience, visits, last)
+def way(crew, step=0, claimed=None, tried=None, visits=None, last=()):
+    path = crew.path(step, claimed or {}, tried or {}, visits, last)
     return [(hop.stage, hop.peer, hop.counts) for hop in path]
 
 
 def test_load_goes_by_speed():
-    crew, patience, now = scene()
-    for second in range(1, 9):
-        now.now = float(second)
-        patience.moved((A, False), second - 1.0)
-        if second % 4 == 0:
-            patience.moved((B, False), second - 4.0)
-    for _ in range(50):
-        crew.load[crew.path(0, {}, {}, patience)[0].peer] += 1
-    assert crew.load[A] == 40 and crew.load[B] == 10
+    crew, _, _ = scene()
+    for _ in range(30):
+        crew.done(A, 1.0, backward=False)
+        crew.done(B, 10.0, backward=True)  # as 4.0 forward
+    taken = Counter(crew.path(0, {}, {})[0].peer for _ in range(50))
+    assert taken == {A: 40, B: 10}
+
+
+def test_who_comes_does_not_make_up_for_the_time_it_was_not_there():
+    crew, _, _ = scene()
+    for _ in range(40):
+        crew.path(0, {}, {})
+    crew.holders[1].append(D)
+    taken = Counter(crew.path(0, {}, {})[0].peer for _ in range(30))
+    assert set(taken.values()) == {10}
+    crew.lost.add(A)
+    for _ in range(40):
+        assert crew.path(0, {}, {})[0].peer != A
+    crew.lost.clear()
+    taken = Counter(crew.path(0, {}, {})[0].peer for _ in range(30))
+    assert max(taken.values()) - min(taken.values()) <= 2
 
 
 def test_who_may_have_counted_it_is_asked_again_and_else_nobody_counts_it():
-    crew, patience, _ = scene()
+    crew, _, _ = scene()
     for peer in (A, B):
-        assert way(crew, patience, claimed={1: peer}) == [(1, peer, True), (2, C, True)]
+        assert way(crew, claimed={1: peer}) == [(1, peer, True), (2, C, True)]
         last = (Hop(1, peer, True), Hop(2, C, True))
-        assert way(crew, patience, last=last) == [(1, peer, True), (2, C, True)]
-        assert way(crew, patience, last=last, tried={peer: 1})[0] == (1, A if peer == B else B, True)
-    assert way(crew, patience, claimed={1: B}, tried={B: 1}) == [(1, A, False), (2, C, True)]
+        assert way(crew, last=last) == [(1, peer, True), (2, C, True)]
+        assert way(crew, last=last, tried={peer: 1})[0] == (1, A if peer == B else B, True)
+    assert way(crew, claimed={1: B}, tried={B: 1}) == [(1, A, False), (2, C, True)]
     crew.lost.add(A)
-    assert way(crew, patience, claimed={1: A}) == [(1, B, False), (2, C, True)]
+    assert way(crew, claimed={1: A}) == [(1, B, False), (2, C, True)]
 
 
 def test_a_plan_is_followed_as_far_as_those_it_names_are_there():
-    crew, patience, _ = scene()
-    assert way(crew, patience, visits=[(2, C), (1, B)]) == [(2, C, True), (1, B, True)]
-    assert way(crew, patience, visits=[(2, C), (1, B)], tried={B: 1}) == [(2, C, True), (1, A, True)]
+    crew, _, _ = scene()
+    assert way(crew, visits=[(2, C), (1, B)]) == [(2, C, True), (1, B, True)]
+    assert way(crew, visits=[(2, C), (1, B)], tried={B: 1}) == [(2, C, True), (1, A, True)]
     crew.lost.add(C)
-    assert way(crew, patience, visits=[(2, C), (1, B)]) == [(1, B, True)]
-    assert way(crew, patience, visits=[(3, D)]) == []
+    assert way(crew, visits=[(2, C), (1, B)]) == [(1, B, True)]
+    assert way(crew, visits=[(3, D)]) == []
 
 
 def test_who_stalls_rests_longer_each_time_unless_there_is_nobody_else():
-    crew, patience, _ = scene()
+    crew, _, _ = scene()
     crew.rest(A, 0)
     crew.rest(A, 0)
     assert crew.able(1, 0, {}) == [B] and crew.able(1, 1, {}) == [A, B]

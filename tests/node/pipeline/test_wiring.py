@@ -99,5 +99,18 @@ def test_speed_is_not_biased_by_its_beginning():
     assert wiring.speed("a") > 4.0
 
 
+@pytest.mark.parametrize("speed", [0.01, 1.0, 300.0])
+def test_who_is_not_measured_yet_gets_its_share_whatever_the_others_take(speed):
+    """Seconds of nobody's are no measure of who is slow, or of who is fast."""
+    wiring = wired("ab")
+    taken = Counter()
+    for _ in range(40):
+        peer = wiring.choose(1.0)
+        taken[peer] += 1
+        if peer == "b":
+            wiring.done(peer, 1.0, 1.0 / speed)
+    assert taken == {"a": 20, "b": 20}
+
+
 def test_nobody_is_no_error():
     assert Wiring().choose(1.0) is None
