@@ -71,7 +71,8 @@ class Hollow(torch.nn.Module):
 class Replica:
     """An origin and hosts on the links of `instance`, all of it in virtual time; made inside `clock.run`.
 
-    `events`: (seconds, peer, name, fields) of what hosts did. `paces`: seconds of a forward of each peer, may be changed.
+    `events`: (seconds, peer, name, fields) of what hosts did. `watch` is called with each of them. `paces`: seconds of a
+    forward of each peer, may be changed.
     """
 
     instance: Instance
@@ -83,6 +84,7 @@ class Replica:
     events: list[tuple[float, int, str, dict[str, Any]]] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    watch: Callable[[float, int, str, dict[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -149,7 +151,10 @@ class Replica:
                 return function()
 
         def emit(name: str, fields: Any) -> None:
-            self.events.append((loop.time(), index, name, dict(fields)))
+            event = (loop.time(), index, name, dict(fields))
+            self.events.append(event)
+            if self.watch is not None:
+                self.watch(*event)
 
         def unreachable(peer: PeerId) -> None:
             (self.origin if not index else self.host(index)).lost(peer, gone=False)
@@ -173,7 +178,10 @@ class Replica:
         self.tasks += [loop.create_task(receive()), *([loop.create_task(also)] if also is not None else [])]
 
     def kill(self, index: int) -> None:
+        """A host is no more."""
         self.net.kill(self.ids[index].peer_id)
+        for task in self.tasks[2 * index - 2 : 2 * index]:
+            task.cancel()
 
     async def step(self, visits: Sequence[Any] | None = None) -> Outcome:
         """One step."""

@@ -111,6 +111,6 @@ class Crew:
                 wiring.refresh(peer)
             else:
                 wiring.ban(peer)
-        peer = wiring.choose(1.0, but=wiring.peers.difference(equals))
-        assert peer is not None
-        return peer
+        chosen = wiring.choose(1.0, but=wiring.peers.difference(equals))
+        assert chosen is not None
+        return chosen

@@ -80,7 +80,7 @@ class Origin:
         self._ends = Ends(section, boundary, recompute=recompute)
         self._boundary, self._outbox, self._work, self._now, self._emit = boundary, outbox, work, now, emit
         self._patience, self._window, self._clip, self._by_visits = patience, window, clip, by_visits
-        self._pilot, self._survey = pilot, pilot.survey if pilot is not None else Survey(now)
+        self._pilot, self.survey = pilot, pilot.survey if pilot is not None else Survey(now)
         self._flights: dict[int, Flight] = {}
         self._account = Account()
         self._back: set[PeerId] = set()
@@ -108,7 +108,7 @@ class Origin:
         self._account.passed(peer, message)
         if flight is not None:
             if not message.reason and message.attempt == flight.attempt and peer in flight.peers:
-                self._survey.passed(peer, message.micro, message.seconds, backward=message.backward)
+                self.survey.passed(peer, message.micro, message.seconds, backward=message.backward)
             leg, since = flight.due, flight.since
             if flight.heard(peer, message, self._now()) and not message.reason and leg[0] == peer:
                 self.crew.done(peer, self._patience.moved(leg, since), backward=message.backward)
@@ -166,7 +166,7 @@ class Origin:
             for lane in lanes:
                 group.create_task(fly(lane))
         flown = self._now() - rose
-        self._survey.closed()
+        self.survey.closed()
         await self._settle(batches[0][0].numel())
         account = self._account
         outcome = Outcome(
@@ -250,17 +250,17 @@ class Origin:
             del self._flights[micro]
 
     async def _arrival(self, flight: Flight) -> bytes | Failure:
-        self._survey.sent(flight.micro, backward=flight.backward)
+        self.survey.sent(flight.micro, backward=flight.backward)
         found = await flight.arrival(self._patience)
         if not isinstance(found, Failure):
-            self._survey.arrived(flight.micro, flight.peers, backward=flight.backward)
+            self.survey.arrived(flight.micro, flight.peers, backward=flight.backward)
         return found
 
     async def _compute(self, part: Callable[..., Any], *arguments: Any) -> Any:
         """Our own part of a micro-batch."""
         asked = self._now()
         found = await self._work(partial(part, *arguments))
-        self._survey.own(part.__name__, asked)
+        self.survey.own(part.__name__, asked)
         return found
 
     def _send(self, to: PeerId, micro: int, attempt: int, payload: bytes, *, backward: bool) -> None:

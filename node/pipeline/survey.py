@@ -63,6 +63,7 @@ class Survey:
         self._ways: dict[tuple[PeerId, PeerId], _Way] = {}
         self._words: dict[tuple[int, bool], dict[PeerId, _Word]] = {}
         self._done: dict[PeerId, float] = {}
+        self._waited: dict[PeerId, float] = {}
 
     # --- what is measured
 
@@ -97,10 +98,20 @@ class Survey:
             if before is not None and after is not None:
                 way = self._ways.setdefault((a, b), _Way())
                 (way.exact if after.idle else way.bounds).append(after.began - before.heard)
+                self._waited[b] = self._waited.get(b, 0.0) + max(0.0, after.heard - before.heard - way.seconds)
 
     def closed(self) -> None:
         """The step is over: what is under way is not waited for."""
         self._words.clear()
+
+    def waited(self) -> dict[PeerId, float]:
+        """Since the last call, by peer: how long micro-batches waited for it or were computed there, added up, in seconds.
+
+        Over the seconds that have passed that is how many were there at a time, on average.
+        """
+        found, self._waited = self._waited, {}
+        found.pop(ME, None)
+        return found
 
     def _add(self, peer: PeerId, part: str, seconds: float) -> None:
         self._computed.setdefault((peer, part), deque(maxlen=NEWEST)).append(seconds)
