@@ -7,7 +7,7 @@ A byte model on the source of Python's standard library, six stages of one block
 never skipped. Trained with 33 % skipped, each micro-batch visits four of the six, by plans over even links, new ones every few
 steps. "half": the first stage and two of the five others, in order, each such pair as often. The gradient of a stage is divided
 by all micro-batches of a step, or by those that went through it. The steps are those of a replica in stages, made here in one
-process (tests/sim/test_skipping.py holds both together).
+process (tests/sim/test_pipeline.py holds both together).
 """
 
 from __future__ import annotations

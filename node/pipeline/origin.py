@@ -151,7 +151,7 @@ class Origin:
         lanes: Sequence[Sequence[int]] = [(micro,) for micro in range(len(batches))]
         room, planned = asyncio.Semaphore(self._window), 0.0
         if visits is None and self._pilot is not None:
-            course = await self._pilot.course(len(batches), self.crew, self._work)
+            course = await self._pilot.course(len(batches), self.crew, self._work, self.next_step)
             if course is not None:
                 visits, lanes, planned = course.visits, course.lanes, course.seconds
                 room = asyncio.Semaphore(len(lanes))

@@ -69,12 +69,12 @@ class Pilot:
         self._age = 0
         self._planned: _Planned | None = None
 
-    async def course(self, micros: int, crew: Crew, work: Work) -> Course | None:
-        """The ways of `micros` micro-batches over those that are there; None when there is nothing to choose.
+    async def course(self, micros: int, crew: Crew, work: Work, step: int) -> Course | None:
+        """The ways of `micros` micro-batches over those that can be asked in step `step`; None when there is nothing to choose.
 
         Planning is done in `work`, and only when who is there has changed, or what is known of them, or after `every` steps.
         """
-        stages = _stages(crew)
+        stages = _stages(crew, step)
         there = sum(1 for stage in stages.values() if stage)
         length = min(max(2, round((1 - self._skip) * (1 + max(stages, default=0)))), 1 + there)
         if length < 2 or micros < 1:
@@ -183,11 +183,9 @@ class _Planned:
         return abs(makespan(measured, self.paths) - self.plan.makespan) > MOVED * self.plan.makespan
 
 
-def _stages(crew: Crew) -> dict[int, tuple[PeerId, ...]]:
-    """Who is in reach, by stage."""
-    return {
-        stage: tuple(peer for peer in crew.holders[stage] if peer not in crew.lost) for stage in sorted(crew.holders)
-    }
+def _stages(crew: Crew, step: int) -> Stages:
+    """Who can be asked in a step, by stage."""
+    return {stage: tuple(crew.able(stage, step, {})) for stage in sorted(crew.holders)}
 
 
 def _peers(stages: Stages) -> tuple[PeerId, ...]:

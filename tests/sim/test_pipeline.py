@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import random
+import sys
 from collections import Counter
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +21,7 @@ from thinwire.node.pipeline.crew import Crew
 from thinwire.node.pipeline.host import Host
 from thinwire.node.pipeline.origin import Origin
 from thinwire.node.pipeline.patience import Patience
-from thinwire.node.pipeline.section import cut, section
+from thinwire.node.pipeline.section import Section, cut, section
 from thinwire.node.pipeline.stage import Stage
 from thinwire.node.pipeline.update import Update
 from thinwire.node.trainer import Trainer
@@ -29,6 +32,7 @@ from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import Activation, Gossip, Passed, Tally, Welcome
 from thinwire.swarm.record import PeerRecord
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RUN = b"r" * 32
 SEED, MICROS, LR = 3, 6, 0.25
 CONFIG = ModelConfig(vocab=23, layers=4, width=16, heads=2, context=12)
@@ -523,3 +527,34 @@ def test_whatever_happens_each_host_applies_what_the_outcomes_say_and_no_step_ha
         assert all(not task.done() for host in alive for task in host.tasks)
 
     run(main(), seed)
+
+
+@pytest.mark.parametrize("by_visits", [False, True])
+def test_steps_that_skip_are_those_of_the_language_model_that_is_measured(by_visits):
+    """benchmarks/skipping.py makes the same steps in one process: AdamW, clipping, either way to divide a gradient."""
+    spec = importlib.util.spec_from_file_location("benchmarks_skipping", BENCHMARKS / "skipping.py")
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        bench = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(bench)
+    finally:
+        sys.path.pop(0)
+    inner = InnerConfig(lr=0.02, warmup=2, clip=0.3)
+    whole = Transformer(CONFIG, SEED)
+    sections = [Section(whole, span, ends=not stage) for stage, span in enumerate(SPANS)]
+    updates = [Update(part, inner) for part in sections]
+    plans = [[(0, 1, 2), (0, 2, 3), (0, 2, 1), (0, 1, 2), (0, 3), (0, 2, 3)], [(0, 2, 3)] * 5 + [(0, 1)]]
+
+    async def main():
+        replica = Replica(1, twins=1, inner=inner, clip=inner.clip, by_visits=by_visits)
+        for turn, paths in enumerate(plans * 2):
+            visits = [[(stage, None) for stage in path[1:]] for path in paths]
+            outcome = await replica.step(seed=turn, visits=visits)
+            assert outcome.loss == pytest.approx(bench.gradient(sections, batches(seed=turn), paths), abs=1e-5)
+            bench.apply(updates, turn, paths, 16, inner.clip, by_visits)
+        await replica.settled()
+        for peer in (replica.origin, *replica.hosts):
+            for name, parameter in peer.section.named_parameters():
+                torch.testing.assert_close(parameter, whole.get_parameter(name), atol=2e-4, rtol=1e-3)
+
+    run(main())

@@ -35,8 +35,8 @@ def scene(holders=HOSTS, **options):
     return pilot, survey, Crew(holders), log
 
 
-def ask(pilot, crew, micros=12):
-    return asyncio.run(pilot.course(micros, crew, at_once))
+def ask(pilot, crew, micros=12, step=0):
+    return asyncio.run(pilot.course(micros, crew, at_once, step))
 
 
 def check(course, crew, micros, length, swaps=2):
@@ -124,6 +124,17 @@ def test_after_a_loss_the_plan_is_mended_and_who_comes_back_is_planned_for():
     check(ask(pilot, crew), crew, 12, 4)
     crew.lost.update(HOSTS[1] + HOSTS[2])
     assert len(check(ask(pilot, crew), crew, 12, 3)[0]) == 3, "the origin, and the two stages that are left"
+
+
+def test_who_rests_is_not_planned_for():
+    pilot, _, crew, log = scene()
+    slow = ask(pilot, crew).visits[0][0][1]
+    crew.rest(slow, 0)
+    crew.rest(slow, 1)
+    course = ask(pilot, crew, step=2)
+    assert log[1:] == [("planned", "mended")] and all(peer != slow for way in course.visits for _, peer in way)
+    ask(pilot, crew, step=3)
+    assert log[2:] == [("planned", "peers")]
 
 
 def test_where_there_is_nothing_to_choose_there_is_no_plan():

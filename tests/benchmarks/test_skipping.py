@@ -1,0 +1,59 @@
+"""A byte model that is trained with stages skipped can do without them, one that is not cannot: small here."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from thinwire.node.corpus import open_corpus
+from thinwire.node.data import split
+from thinwire.node.inner import InnerConfig
+from thinwire.node.model import ModelConfig, Transformer
+from thinwire.node.tokenizer import load_tokenizer
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "skipping.py"
+
+
+@pytest.fixture(scope="module")
+def bench():
+    spec = importlib.util.spec_from_file_location("benchmarks_skipping", FILE)
+    module = importlib.util.module_from_spec(spec)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(FILE.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    yield module
+    torch.set_num_threads(before)
+
+
+def test_plans_skip_as_told_and_change(bench):
+    ways = bench.plans(4, 6, seed=1)
+    steps = [next(ways) for _ in range(2 * bench.REPLAN + 1)]
+    assert all(len(path) == 4 and path[0] == 0 and len(set(path)) == 4 for paths in steps for path in paths)
+    assert steps[0] == steps[bench.REPLAN - 1] != steps[bench.REPLAN] != steps[-1]
+    assert {stage for paths in steps for path in paths for stage in path} == set(range(bench.STAGES))
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(300)
+def test_half_the_model_is_enough_where_it_was_trained_for_it(bench, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(
+        "".join(f"{n} plus {m} is {n + m}, and {n} times {m} is {n * m}.\n" for n in range(70) for m in range(70))
+    )
+    data = split(open_corpus(text, load_tokenizer("bytes", Path()), tmp_path), 32, 1, bench.SHARDS, 0.02)
+    ratios = {}
+    for length, by_visits in ((6, False), (4, True)):
+        model = Transformer(ModelConfig(256, layers=bench.STAGES, width=32, heads=2, context=32), 1)
+        inner = InnerConfig(lr=6e-3, warmup=8, schedule="cosine", steps=120)
+        sections = bench.train(data, model, inner, length, by_visits, micros=6, batch=4, seed=1)
+        full, half = bench.perplexities(sections, data, 2)
+        ratios[length] = half / full
+        assert full < 4
+    assert ratios[4] < 1.15 and ratios[6] > 1.3, ratios
