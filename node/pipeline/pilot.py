@@ -111,18 +111,18 @@ class Pilot:
     def _anew(self, micros: int, stages: Stages, length: int, why: str) -> _Planned:
         """Search, and beside that improve what there was, as far as it can still be gone."""
         room = sum(min(self._room * len(members), micros) for members in stages.values())
-        rounds = -(-micros // max(1, room // (length - 1)))
+        paths = min(micros, max(1, room // (length - 1)))
         last, asked = self._planned, (micros, length, tuple(stages))
-        best: Plan | None = None
-        for turns in range(rounds, micros + 1):  # fewer at a time, where the rules leave less room than it seems
-            instance = self._instance(stages, length, -(-micros // turns), micros)
+        while True:
+            rounds = math.ceil(micros / paths)
+            instance = self._instance(stages, length, math.ceil(micros / rounds), micros)
             try:
                 best = search(instance, seed=self._seed + self.plans, tries=self._tries // 2, restarts=2)
                 break
             except InstanceError:
-                if turns == micros:
+                if paths == 1:
                     raise
-        assert best is not None
+                paths -= max(1, paths // 8)  # the rules leave less room than it seems
         if last is not None and last.asked == asked and last.stages == stages:
             if len(last.paths) == len(best.paths):
                 old = improve(instance, last.paths, seed=self._seed + self.plans, tries=self._tries // 2)
