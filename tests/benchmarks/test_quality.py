@@ -71,7 +71,7 @@ def small(quality, tmp_path, seed, rounds):
     return quality.Toy(split, seed, rounds, 10, inner, peers, layers=1, width=32, batch=2)
 
 
-@pytest.mark.trial
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_pairs_are_between_one_swarm_and_none(quality, tmp_path):
     """The order of the specification, its ends 15 % of perplexity apart, pairs beside DiLoCo with equal H and momentum.
@@ -101,7 +101,7 @@ def test_pairs_are_between_one_swarm_and_none(quality, tmp_path):
     assert np.corrcoef(*(each[20:].reshape(-1, 5).mean(1) for each in (rate, distance)))[0, 1] > 0.9
 
 
-@pytest.mark.trial
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_owners_that_send_a_part_of_a_sparse_sum_cost_little(quality, tmp_path):
     """Against payloads that go to everybody: eight replicas, two seeds, 600 steps. Measured: 4.0 % of perplexity behind; the
