@@ -40,7 +40,7 @@ def test_what_was_not_sent_counts(quality, tmp_path):
     assert loss(quality.sparse()) < loss(quality.sparse(beta=0)) - 0.15
 
 
-@pytest.mark.trial
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_training_on_while_exchanging_costs_little(quality, tmp_path):
     """Seventy steps; the whole thresholds are below."""

@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+BOTH = [pytest.param("streaming", marks=pytest.mark.trial), pytest.param("eager", marks=pytest.mark.soak)]
+
 
 def test_a_run_that_trains_on(machine):
     here = machine(steps=12, method="streaming")
@@ -31,8 +33,7 @@ def test_a_run_that_waits_for_nobody(machine):
     assert here.check() >= 3
 
 
-@pytest.mark.trial
-@pytest.mark.parametrize("method", ["streaming", "eager"])
+@pytest.mark.parametrize("method", BOTH)
 def test_killed_it_comes_back(machine, method):
     here = machine(steps=12, method=method)
     founder = here.found("founder", "--wait-for", 2)
@@ -51,8 +52,7 @@ def test_killed_it_comes_back(machine, method):
     assert here.check() >= 4
 
 
-@pytest.mark.trial
-@pytest.mark.parametrize("method", ["streaming", "eager"])
+@pytest.mark.parametrize("method", BOTH)
 def test_back_from_a_checkpoint(machine, method):
     here = machine(steps=12, method=method)
     founder = here.found("founder", "--rounds", 4)
