@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from typing import Any, cast
 
 import blake3
@@ -144,8 +143,10 @@ class SparseChainRounds(ChainRounds):
         """See SparseRounds: what we would have sent is treated as what was sent in vain, so that nothing of it is left."""
 
         async def prepare() -> None:
-            with suppress(FloatingPointError):
+            try:
                 await self._work(lambda: self._replica.prepare(self._read))
+            except FloatingPointError as error:
+                self.session.report("unsent", str(error))
 
         if weight or self._replica.sent:
             await self._floor.visit(prepare)

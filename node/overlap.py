@@ -9,6 +9,7 @@ announcement stays, and the round is applied whenever it commits.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from thinwire.node.waiting import cancelled, whole
 from thinwire.swarm.protocol import Commit
 
 
-class OverlappedRounds(Rounds):
+class OverlappedRounds(Rounds, ABC):
     """What `Rounds` is where everybody waits for the verdict. See `meanwhile` there."""
 
     _given = _told = _kept = 0
@@ -103,6 +104,6 @@ class OverlappedRounds(Rounds):
         self._settled, self._told = None, 0
         await self._follow()
 
+    @abstractmethod
     async def _follow(self) -> None:
         """The replica has made its outer step: let the model do what the method wants."""
-        raise NotImplementedError

@@ -91,7 +91,7 @@ def test_pairs_are_between_one_swarm_and_none(quality, tmp_path):
     together, diloco, pairs, loose, alone = (np.exp(np.mean([runs[name](toy) for toy in toys])) for name in names)
     assert together < diloco < pairs < min(loose, alone)
     assert diloco > 1.1 * together and alone > 1.15 * diloco
-    assert pairs < 1.09 * diloco  # 8 % in the specification; 6.5 % measured
+    assert pairs < 1.08 * diloco  # 6.5 % measured
     assert loose > 1.08 * pairs and alone > 1.08 * pairs
 
     # How far replicas are from each other follows the learning rate, once the first rounds have parted them: chance, which
@@ -103,15 +103,14 @@ def test_pairs_are_between_one_swarm_and_none(quality, tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
+@pytest.mark.xfail(reason="the aim is 3 % of perplexity; 4.0 % measured", strict=False)
 def test_owners_that_send_a_part_of_a_sparse_sum_cost_little(quality, tmp_path):
-    """Against payloads that go to everybody: eight replicas, two seeds, 600 steps. Measured: 4.0 % of perplexity behind; the
-    aim is 3 %.
-    """
+    """Against payloads that go to everybody: eight replicas, two seeds, 600 steps."""
     toys = [small(quality, tmp_path, seed, 60) for seed in range(2)]
     gathered, sieve = (
         float(np.mean([quality.RUNS[name](toy) for toy in toys])) for name in ("sparseloco k=64", "sieve")
     )
-    assert sieve <= gathered + np.log(1.05)
+    assert sieve <= gathered + np.log(1.03)
 
 
 @pytest.mark.soak
@@ -142,7 +141,7 @@ def test_thresholds(quality, tmp_path):
     assert mean["delayed nesterov"] <= mean["async naive"] - 0.2
     assert mean["delayed, by power"] <= mean["diloco .7/.9"] + 0.05
     assert diloco <= mean["apart"] - 0.15
-    assert mean["sieve"] <= sparse + np.log(1.05)
+    assert mean["sieve"] <= sparse + np.log(1.03)
 
 
 NOISE = 0.015
