@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import blake3
 import pytest
+from aids.tray import Tray, hashes_of, signature
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.gather import EMPTY, SOON, Gather, cut_up, put_together, room
@@ -46,35 +47,6 @@ class Honest:
         if raw.startswith(b"bad"):
             raise CodecError("bad", "encoding")
         return float(raw[0]) ** 2 if raw else 0.0
-
-
-class Tray:
-    """Stands where the outbox stands."""
-
-    def __init__(self):
-        self.sent, self.waiting = [], 0
-
-    def later(self, to):
-        return self.waiting
-
-    def control(self, to, message):
-        self.sent.append((to, message, b""))
-
-    def bulk(self, to, frame, *, later=False):
-        self.sent.append((to, frame.message, bytes(frame.payload)))
-
-    def of(self, kind):
-        found = [entry for entry in self.sent if isinstance(entry[1], kind)]
-        self.sent = [entry for entry in self.sent if not isinstance(entry[1], kind)]
-        return found
-
-
-def hashes_of(pieces):
-    return b"".join(blake3.blake3(piece).digest() for piece in pieces)
-
-
-def signature(peer, message):
-    return blake3.blake3(peer + repr(message).encode()).digest(64)
 
 
 class Seat:

@@ -7,6 +7,7 @@ from statistics import median_high
 import blake3
 import numpy as np
 import pytest
+from aids.tray import Tray, hashes_of, signature
 from thinwire.collectives.aggregate import RULES, outliers
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.butterfly import Butterfly
@@ -40,39 +41,13 @@ GRID = grid(6 * 4096 - 100, CODEC)
 FIRST, SECOND = Ballot(1, LEADER), Ballot(2, LEADER)
 
 
-class Tray:
-    """Stands where the outbox stands."""
-
-    def __init__(self):
-        self.sent = []
-
-    def later(self, to):
-        return 0
-
-    def control(self, to, message):
-        self.sent.append((to, message, b""))
-
-    def bulk(self, to, frame, *, later=False):
-        self.sent.append((to, frame.message, bytes(frame.payload)))
-
-    def of(self, kind):
-        found = [entry for entry in self.sent if isinstance(entry[1], kind)]
-        self.sent = [entry for entry in self.sent if not isinstance(entry[1], kind)]
-        return found
-
-
 def payloads(seed):
     rng = np.random.default_rng(seed)
     return [rng.standard_normal(GRID.size(i)).astype(np.float32).tobytes() for i in range(len(GRID))]
 
 
 def ready(peer, chunks, attempt=1):
-    hashes = b"".join(blake3.blake3(chunk).digest() for chunk in chunks)
-    return Ready(1, 0, attempt, BASE, PLAN, 10, hashes, True, 0.0, 0.0, site=SITES[peer])
-
-
-def signature(peer, message):
-    return blake3.blake3(peer + repr(message).encode()).digest(64)
+    return Ready(1, 0, attempt, BASE, PLAN, 10, hashes_of(chunks), True, 0.0, 0.0, site=SITES[peer])
 
 
 def opening(**changes):

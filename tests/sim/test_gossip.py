@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from aids import planted
 from thinwire.collectives import pairing
 from thinwire.node.gossipsession import GossipSession
 from thinwire.sims import clock, liars, pairseeds
@@ -20,10 +19,6 @@ from thinwire.sims.world import simulate
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import Behind, Chunk, Decline, Fetch
-
-_spec = importlib.util.spec_from_file_location("planted", Path(__file__).with_name("planted.py"))
-planted = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(planted)
 
 RUN = bytes(range(32))
 NOLOCO = 'method = "noloco"\n'

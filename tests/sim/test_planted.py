@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from aids import planted
 from thinwire.sims.faults import Fault
 from thinwire.sims.seeds import PACE, STALL, trial
 from thinwire.sims.world import simulate
-
-_spec = importlib.util.spec_from_file_location("planted", Path(__file__).with_name("planted.py"))
-planted = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(planted)
 
 PEERS = 8
 PIECES = tuple(Fault(12.0, "partition", pair, 34.0) for pair in ((0, 1), (2, 3), (4, 5)))
