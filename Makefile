@@ -8,6 +8,10 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 FOLDERS := swarm compression collectives node sims
 
+# DEMO=pipeline: two peers that hold the model, and three weak ones that hold it together.
+DEMO_plain = --local 4 --chaos examples/demo.toml
+DEMO_pipeline = --local 2 --weak 3 --memory 7MiB --chaos --up 20Mbit/s examples/pipeline.toml
+
 .PHONY: demo test trial lint soak bench clean
 
 # The checkout is installed in place. setuptools' editable finder cannot serve compression/ (it has no __init__.py), so a
@@ -24,7 +28,7 @@ $(VENV)/ready: pyproject.toml constraints.txt Makefile
 
 # Four peers, one of them killed on the way, one that joins late. DATA= names a file or a folder to train on.
 demo: $(VENV)/ready
-	$(BIN)/thinwire start --local 4 --chaos examples/demo.toml $(if $(DATA),--data "$(DATA)")
+	$(BIN)/thinwire start $(DEMO_$(or $(DEMO),plain)) $(if $(DATA),--data "$(DATA)")
 
 test: $(VENV)/ready
 	$(PYTEST)

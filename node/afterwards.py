@@ -82,6 +82,8 @@ def _load(swarm: LocalSwarm, child: Child, found: Proof) -> Made:
         return Made(fault=f"no good checkpoint of {child.name}: {'; '.join(loaded.remarks) or 'there is none'}")
     end = child.diary.end
     final = found.final if found.alike or end is None else end["digest"]
+    if end is not None and "state" in end:
+        final = end["state"]  # of all its fragments, each of which the others have too
     if loaded.snapshot.digest.hex() != final:
         return Made(str(loaded.path), fault=f"the checkpoint of {child.name} is not what the replicas ended with")
     config = swarm.config
@@ -178,6 +180,6 @@ def _draw(swarm: LocalSwarm, diaries: Sequence[Diary], made: Made) -> str:
     if made.after is not None and math.isfinite(made.after):
         held_out.append((float(swarm.round), made.after))
     path = swarm.directory / "loss.png"
-    title = f"{swarm.manifest.run.name}: {swarm.options.local} peers, {swarm.manifest.outer.steps} steps a round"
+    title = f"{swarm.manifest.run.name}: {swarm.count} peers, {swarm.manifest.outer.steps} steps a round"
     picture.draw(path, title=title, diaries=diaries, alone=alone, held_out=held_out, marks=marks)
     return str(path)

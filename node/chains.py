@@ -24,7 +24,7 @@ from thinwire.swarm.protocol import Digest, PeerId
 
 from .fragments import Layout, Piece
 from .outer import Read, Replica, Write
-from .parts import Part, parts_of
+from .parts import Part, fragments_of
 from .sparse import SparseCodec, SparseReplica, chunks_of
 
 _CUT = re.compile(r"(.*)\[(\d+):\d+ of ([\dx]*)\]")
@@ -142,7 +142,7 @@ class ChainedReplica:
     ) -> Self:
         """See Replica. `held`: numbers of the fragments that this peer holds; None: all."""
         count = manifest.outer.fragments
-        parts, chains = parts_of(layout, count), {}
+        parts, chains = fragments_of(manifest, layout), {}
         for number in range(count) if held is None else sorted(held):
             part = parts[number]
             inner = layout_of_part(layout, part, number, count)

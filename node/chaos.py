@@ -21,8 +21,10 @@ class Chaos:
     join_round: int
 
 
-def plan(seed: int, peers: int, rounds: int) -> Chaos:
+def plan(seed: int, peers: int, rounds: int, *, weak: int = 0) -> Chaos:
     """Draw one; `rounds` is the length of the run (0: endless). Raises ValueError when it is too short for both.
+
+    `weak`: peers that come after the first and hold a part of the model each: one of them is the victim.
 
     The kill falls between a fifth and two fifths of the run; the newcomer joins a tenth to a sixth later.
     """
@@ -32,4 +34,5 @@ def plan(seed: int, peers: int, rounds: int) -> Chaos:
     draw = random.Random(seed)
     kill = draw.randint(max(1, rounds // 5), 2 * rounds // 5)
     join = kill + draw.randint(max(1, rounds // 10), max(1, rounds // 6))
-    return Chaos(draw.randrange(peers), kill, draw.random(), join)
+    victim = peers + draw.randrange(weak) if weak else draw.randrange(peers)
+    return Chaos(victim, kill, draw.random(), join)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 from thinwire.swarm.errors import HintedError
 
-from .options import Options
+from .options import Options, memory_of
 
 if TYPE_CHECKING:
     from .config import Config, Flags
@@ -60,6 +60,13 @@ Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help
 Place = Annotated[
     int | None, typer.Option("--place", metavar="N", min=0, help="Which shards of the data are mine [from the key].")
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory", metavar="SIZE", help="What training may take; too small for the model: hold a stage of it."
+    ),
+]
+Stage = Annotated[int | None, typer.Option("--stage", metavar="N", min=0, help="Hold this stage of the model.")]
 Search = Annotated[
     float, typer.Option("--search", metavar="SECONDS", min=0, help="Give up when no peer has answered for so long.")
 ]
@@ -80,6 +87,10 @@ def start(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
     local: Annotated[int, typer.Option("--local", metavar="N", min=0, max=64, help="Start N peers here.")] = 0,
+    weak: Annotated[
+        int, typer.Option("--weak", metavar="N", min=0, max=64, help="With --local: N more that have --memory each.")
+    ] = 0,
+    memory: Memory = None,
     chaos: Annotated[
         bool, typer.Option("--chaos", help="With --local: kill one on the way, let one join late.")
     ] = False,
@@ -110,8 +121,21 @@ def start(
     )  # fmt: skip
     config = _settings(context, debug, flags)
     options = Options(
-        local=local, chaos=chaos, rounds=rounds, place=place, wait_for=wait_for, log=_log(log), debug=debug
+        local=local,
+        weak=weak,
+        memory=_memory(memory),
+        chaos=chaos,
+        rounds=rounds,
+        place=place,
+        wait_for=wait_for,
+        log=_log(log),
+        debug=debug,
     )
+    if bool(weak) is not (memory is not None) or (weak and not local):
+        raise InputError(
+            "--weak and --memory go together, with --local: who founds a run holds the whole model",
+            "for example --local 2 --weak 3 --memory 512MiB",
+        )
     if chaos and local < 2:
         raise InputError("--chaos needs at least two local peers", "add --local 4")
     from thinwire.swarm.manifest import parse
@@ -132,6 +156,8 @@ def start(
 def join(
     context: typer.Context,
     invite: Annotated[str, typer.Argument(metavar="INVITE", help="What `thinwire start` or `invite` printed.")],
+    memory: Memory = None,
+    stage: Stage = None,
     search: Search = 60.0,
     rounds: Rounds = None,
     data: Data = None,
@@ -155,7 +181,15 @@ def join(
         site=site, name=name, home=home,
     )  # fmt: skip
     config = _settings(context, debug, flags)
-    options = Options(rounds=rounds, place=place, search=search, log=_log(log), debug=debug)
+    options = Options(
+        rounds=rounds,
+        place=place,
+        memory=_memory(memory),
+        stage=stage,
+        search=search,
+        log=_log(log),
+        debug=debug,
+    )
     from thinwire.swarm.invite import Invite
 
     Invite.parse(invite)  # a typo shows at once
@@ -163,6 +197,13 @@ def join(
     from . import daemon
 
     return daemon.join(invite, config, options)
+
+
+def _memory(size: str | None) -> int | None:
+    try:
+        return None if size is None else memory_of(size)
+    except ValueError as error:
+        raise InputError(f"--memory: {error}", "write 2GiB or 512MiB, for example") from None
 
 
 def _log(style: str) -> str:

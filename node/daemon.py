@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from thinwire.compression.warmup import warm_up
 from thinwire.swarm.manifest import Manifest
 
 from .books import Books
 from .config import Config
 from .console import LOGGER, log_style, set_up_logging
+from .data import Batches
 from .device import choose_device
 from .learner import Learner
 from .life import Life
@@ -25,7 +29,10 @@ from .lock import hold
 from .opening import Entry, arriving, founding
 from .options import Options
 from .peer import Peer
-from .training import prepare
+from .pipeline.arrival import seat
+from .pipeline.group import held_of, learner
+from .tokenizer import load_tokenizer
+from .training import batches_of, prepare
 from .waiting import cancelled
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -70,7 +77,8 @@ class Daemon:
         """Until the run's last round, a signal, or an error. Returns the exit code."""
         loop, options = asyncio.get_running_loop(), self._options
         books = Books(self._entry.config, self._entry.run_id, self._device)
-        peer = self._entry.peer(books.report.emit)
+        peer = self._peer = self._entry.peer(books.report.emit)
+        self._report = books.report
         life = Life(
             peer,
             books.report,
@@ -79,6 +87,7 @@ class Daemon:
             work=self._work,
             wait_for=options.wait_for,
             rounds=options.rounds,
+            held=held_of,
             invited=lambda code: print(f"thinwire join {code}", flush=True),
         )
 
@@ -113,7 +122,11 @@ class Daemon:
         return await self._entry.begin(peer)
 
     async def _learn(self, manifest: Manifest) -> Learner:
-        config = self._entry.config
+        config, options = self._entry.config, self._options
+        if options.memory is not None or options.stage is not None:
+            staged = await self._stage(manifest)
+            if staged is not None:
+                return staged
         return await self._work(
             lambda: prepare(
                 manifest,
@@ -127,3 +140,23 @@ class Daemon:
                 work=self._work,
             )
         )
+
+    async def _stage(self, manifest: Manifest) -> Learner | None:
+        """What we train as one of several that hold the model together; None where all of it fits."""
+        config, options, peer = self._entry.config, self._options, self._peer
+        read = partial(load_tokenizer, manifest.data.tokenizer, self._here, manifest.data.tokenizer_hash)
+        tokenizer = await self._work(read)
+        limit = math.inf if options.memory is None else options.memory
+        found = await seat(peer, manifest, tokenizer.vocab, limit=limit, stage=options.stage)
+        if found is None:
+            return None
+
+        def batches() -> Batches:
+            return batches_of(manifest, tokenizer, config.data, config.directories.cache)
+
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        make = partial(learner, peer, manifest, tokenizer.vocab, found, batches=batches, work=self._work)
+        made = await self._work(make)
+        self._report.group = lambda: made.said
+        return made

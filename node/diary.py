@@ -145,10 +145,24 @@ def proof(diaries: Sequence[Diary], live: Sequence[Diary], *, alike: bool = True
         if len(holders) > 1:
             groups = "; ".join(f"{digest[:8]}: {', '.join(sorted(who))}" for digest, who in sorted(holders.items()))
             differences.append(f"round {number} ({groups})")
-    ends = [diary.end for diary in live]
-    last = {(end["round"], end["digest"]) if end else (0, "") for end in ends}
-    number, final = last.pop() if len(last) == 1 else (0, "")
+    number, final = _final([diary.end for diary in live])
     return Proof(compared, digests, tuple(differences), final, number, len(live))
+
+
+def _final(ends: Sequence[Event | None]) -> tuple[int, str]:
+    """The last round of all and the digest that all have of the model after it, or (0, "").
+
+    Where fragments have rounds of their own they are compared one by one, wherever each is held.
+    """
+    said = [end for end in ends if end]
+    if len(said) < len(ends) or not said:
+        return 0, ""
+    if all("fragments" in end for end in said):
+        whole = max(said, key=lambda end: (len(end["fragments"]), end["round"]))
+        alike = all(whole["fragments"].get(n) == one for end in said for n, one in end["fragments"].items())
+        return (whole["round"], whole["digest"]) if alike else (0, "")
+    last = {(end["round"], end["digest"]) for end in said}
+    return last.pop() if len(last) == 1 else (0, "")
 
 
 def bytes_sent(diary: Diary) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import ClassVar
@@ -11,6 +12,7 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.identity import Identity, short
 
+from .chains import ChainedReplica
 from .checkpoint import SaveFailed, SaveOutcome
 from .peer import Peer
 from .report import Reporter
@@ -72,7 +74,8 @@ class Duties:
         before, report.phase = report.phase, "exchanging"
         try:
             capped = min(weight, peer.manifest.max_weight)
-            outcome = await peer.rounds.sync(weight=capped, loss=loss or 0.0, speed=report.speed)
+            told = loss if loss is not None and math.isfinite(loss) else 0.0  # a host may not have heard of any
+            outcome = await peer.rounds.sync(weight=capped, loss=told, speed=report.speed)
         finally:
             if report.phase == "exchanging":  # and not "leaving" meanwhile
                 report.phase = before
@@ -132,7 +135,11 @@ class Duties:
                 await peer.leave()
         if peer.ready:
             round, digest = peer.replica.newest
-            self._report.emit("left", {"round": round, "digest": digest.hex()})
+            fields: dict[str, object] = {"round": round, "digest": digest.hex()}
+            if isinstance(peer.replica, ChainedReplica):
+                fields["state"] = peer.replica.digest.hex()
+                fields["fragments"] = {str(n): one.replica.digest.hex() for n, one in peer.replica.chains.items()}
+            self._report.emit("left", fields)
         self._report.phase = "done"
 
 

@@ -27,13 +27,15 @@ class Stop(Protocol):
 @dataclass(frozen=True, slots=True)
 class Share:
     """What is this peer's of the work of a round. `group`: the peers that share the data, `me` among them. `round`: the last
-    one that was committed. `lease`: what of the data it may use, where the swarm keeps book of it.
+    one that was committed. `lease`: what of the data it may use, where the swarm keeps book of it. `step`: inner steps that all
+    have made before these, as the swarm's rounds count them.
     """
 
     group: Sequence[PeerId]
     me: PeerId
     round: int
     lease: Lease | None = None
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Life:
 
     wait_for: peers that must hold the state and take part before training begins, a minute at most. rounds: leave after this
     round; None: when the manifest says so. invited: called with an invite by the peer that begins the run.
-    held: the fragments that this peer has to do with, see `Peer.take_up`.
+    held: of what is trained, the fragments that this peer has to do with, see `Peer.take_up`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Life:
         wait_for: int = 1,
         rounds: int | None = None,
         invited: Callable[[str], None] = lambda code: None,
-        held: Collection[int] | None = None,
+        held: Callable[[Learner], Collection[int] | None] = lambda learner: None,
     ) -> None:
         self.peer, self.report = peer, report
         self._begin, self._learn, self._work, self._invited = begin, learn, work, invited
@@ -130,7 +130,7 @@ class Life:
             self._invited(invite.code())
         await self._gather()
         last = self._last or peer.manifest.run.rounds
-        while not self.stopping and (not last or peer.replica.round < last):
+        while not self.stopping and not (last and peer.over(last)):
             if await self._round(learner) and self._duties.save_due:
                 await self._save(learner)
 
@@ -143,7 +143,7 @@ class Life:
             write=learner.write,
             work=self._work,
             joins=joins,
-            held=self._held,
+            held=self._held(learner),
         )
         self._learner = learner
         if peer.manifest.overlap:
@@ -171,7 +171,8 @@ class Life:
         peer, report, tail = self.peer, self.report, self._tail
         report.phase, count = "training", max(0, peer.steps(report.speed) - tail.steps)
         lease = peer.lease()
-        learner.assign(Share(peer.place(), peer.identity.peer_id, peer.replica.round, lease))
+        place, at = peer.place(), peer.position() + tail.steps
+        learner.assign(Share(place, peer.identity.peer_id, peer.replica.round, lease, at))
         if lease is not None and (self._tokens or not lease):
             count = 0  # what went into no round yet waits for the next one; for who has no lease there is nothing to do
         # A commit without us ends the steps on what is now an old state; so does the end.

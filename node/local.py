@@ -95,7 +95,7 @@ class LocalSwarm:
         self.chaos: plans.Chaos | None = None
         if options.chaos:
             try:
-                self.chaos = plans.plan(manifest.run.seed, options.local, self.rounds)
+                self.chaos = plans.plan(manifest.run.seed, options.local, self.rounds, weak=options.weak)
             except ValueError as error:
                 raise UsageError(f"--chaos has no room in {error}", "it takes 4 rounds and 2 peers at least") from None
         # Several may start in one second; a directory is never used twice.
@@ -123,8 +123,8 @@ class LocalSwarm:
             raise PlaceError(
                 f"cannot make {error.filename}: {error.strerror}", "name another place with --home"
             ) from None
-        self.peers.append(self._start_peer(["start", str(self.file), "--wait-for", str(self.options.local)]))
-        display.say(f"starting {self.options.local} peers; their files are in {self.directory}")
+        self.peers.append(self._start_peer(["start", str(self.file), "--wait-for", str(self.count)]))
+        display.say(f"starting {self.count} peers; their files are in {self.directory}")
         moved, written = time.monotonic(), 0
         while any(child.code is None for child in self._children() if child is not self._standby):
             for child in self._children():
@@ -159,6 +159,11 @@ class LocalSwarm:
         return Scene(self.manifest.run.name, self.round, self.rounds, elapsed, rows(self.peers), note)
 
     @property
+    def count(self) -> int:
+        """Peers that begin."""
+        return self.options.local + self.options.weak
+
+    @property
     def round(self) -> int:
         """The newest round that anybody has."""
         return max((child.diary.round for child in self.peers), default=0)
@@ -171,7 +176,7 @@ class LocalSwarm:
     @property
     def newcomer(self) -> Child | None:
         """Who joined late."""
-        return self.peers[self.options.local] if len(self.peers) > self.options.local else None
+        return self.peers[self.count] if len(self.peers) > self.count else None
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
         """A signal for us: the first is passed on, the second ends everything. Raises SystemExit for the second."""
@@ -199,18 +204,19 @@ class LocalSwarm:
     # --- acting
 
     def _act(self, display: Display) -> None:
-        if len(self.peers) < self.options.local:
+        if len(self.peers) < self.count:
             printed = [line for line in self.peers[0].printed().splitlines() if line.startswith("thinwire join ")]
             if printed:
-                for _ in range(1, self.options.local):
-                    self.peers.append(self._start_peer(["join", printed[0].removeprefix("thinwire join ")]))
+                for number in range(1, self.count):
+                    told = ["join", printed[0].removeprefix("thinwire join ")]
+                    self.peers.append(self._start_peer([*told, *(self._small if number >= self.options.local else ())]))
                 if self.chaos is not None:
                     # Loaded in advance: where rounds are short, the run would be over before a process is up.
-                    self._standby = self._start_peer(["standby"])
+                    self._standby = self._start_peer(["standby", *self._small])
             return
-        starters = self.peers[: self.options.local]
+        starters = self.peers[: self.count]
         if self.alone is None and self.rounds and all(child.diary.last("ready") for child in starters):
-            self._start_alone(starters)
+            self._start_alone(starters[: self.options.local])
         if self.chaos is not None:
             self._wreak(self.chaos, display)
 
@@ -249,6 +255,11 @@ class LocalSwarm:
         # A tokenizer file of the manifest is looked for beside the run's file.
         return Child(name, home, [*command, *told], self.file.parent)
 
+    @property
+    def _small(self) -> list[str]:
+        """What a weak peer is told."""
+        return ["--memory", str(self.options.memory)] if self.options.weak else []
+
     def _start_alone(self, starters: list[Child]) -> None:
         model = starters[self.model_peer]
         home = self.directory / "alone"
@@ -268,7 +279,7 @@ class LocalSwarm:
     def threads(self) -> int:
         """Threads of each peer, so that together they have as many as there are cores."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return self.config.threads or max(1, cores // (self.options.local + 1))
+        return self.config.threads or max(1, cores // (self.count + 1))
 
     def _share_cache(self, home: Path) -> None:
         """All read the same text: one copy of its tokens is enough."""

@@ -32,7 +32,8 @@ from .lowrank import LowRankReplica, cuts
 from .lowrankrounds import LowRankRounds
 from .outer import Replica
 from .paired import PairedReplica
-from .parts import parts_of
+from .parts import fragments_of
+from .pipeline.boundary import Boundary
 from .rounds import Rounds
 from .session import Session
 from .sparse import DemoReplica, RunCodec, SparseCodec, SparseReplica, chunks_of
@@ -88,12 +89,12 @@ def _factors(manifest: Manifest, layout: Layout, codec: Any) -> Grid:
 
 
 def _part(manifest: Manifest, layout: Layout, codec: Any) -> Grid:
-    return grid(max(part.size for part in parts_of(layout, manifest.outer.fragments)), codec)
+    return grid(max(part.size for part in fragments_of(manifest, layout)), codec)
 
 
 def _sparse_part(manifest: Manifest, layout: Layout, codec: SparseCodec) -> Grid:
     count = manifest.outer.fragments
-    inner = [layout_of_part(layout, part, at, count) for at, part in enumerate(parts_of(layout, count))]
+    inner = [layout_of_part(layout, part, at, count) for at, part in enumerate(fragments_of(manifest, layout))]
     return pieces(max(SparseCodec(codec.codec, chunks_of(one, codec.codec.chunk)).bound for one in inner))
 
 
@@ -160,3 +161,10 @@ def check_codec(manifest: Manifest, name: str) -> None:
         registry.parse(manifest.exchange.codec)
     except registry.SpecError as error:
         raise ManifestError(f"{name}: exchange.codec: {error}", SUITS) from None
+    try:
+        if manifest.pipeline.stages:
+            Boundary(manifest.pipeline.codec, manifest.model.width, 1, 0).nbytes(1, 1, backward=False)
+    except ValueError as error:
+        raise ManifestError(
+            f"{name}: pipeline.codec: {error}", "'rows(bits=8)' is the default, 'fp32' is exact"
+        ) from None

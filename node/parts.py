@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 from thinwire.compression.codec import Floats
-from thinwire.swarm.manifest import ManifestError
+from thinwire.swarm.manifest import Manifest, ManifestError
 
 from .fragments import Layout
 
@@ -55,6 +55,35 @@ class Part:
             vector[start:stop] = values[at : at + stop - start]
 
 
+def shares(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each stage, as equal as can be; the first have fewer, because stage 0 has the ends of the model too."""
+    least, more = divmod(layers, stages)
+    return tuple(least + (stage >= stages - more) for stage in range(stages))
+
+
+def fragments_of(manifest: Manifest, layout: Layout) -> tuple[Part, ...]:
+    """The parts of a run's model: layers by turns, or where peers may hold one part only, consecutive ones. Raises
+    ManifestError.
+    """
+    if manifest.pipeline.stages:
+        return stages_of(layout, manifest.pipeline.stages)
+    return parts_of(layout, manifest.outer.fragments)
+
+
+def stages_of(layout: Layout, count: int) -> tuple[Part, ...]:
+    """A model in `count` runs of consecutive layers, see `shares`; what belongs to no layer is in the first.
+
+    Layers are as in `parts_of`, and so is a model with fewer of them.
+    """
+    keys = [_layer(piece.name) for piece in layout.pieces]
+    layers = sorted({key for key in keys if key is not None})
+    if len(layers) < count:
+        return parts_of(layout, count)
+    bounds = list(accumulate(shares(len(layers), count)))
+    places = {key: bisect_right(bounds, place) for place, key in enumerate(layers)}
+    return _gathered(layout, [0 if key is None else places[key] for key in keys], count)
+
+
 def parts_of(layout: Layout, count: int) -> tuple[Part, ...]:
     """A model in `count` parts: layer l is in part l mod count, and what belongs to no layer is one layer more.
 
@@ -63,17 +92,26 @@ def parts_of(layout: Layout, count: int) -> tuple[Part, ...]:
     """
     if layout.total < count:
         raise ManifestError(f"outer.fragments is {count}, the model has {layout.total} parameters", "lower it")
-    found = [_LAYER.match(piece.name) for piece in layout.pieces]
-    keys = [(match[1], int(match[2])) if match else None for match in found]
+    keys = [_layer(piece.name) for piece in layout.pieces]
     layers = sorted({key for key in keys if key is not None})
     places = {key: place for place, key in enumerate(layers)}
     if len(layers) + (None in keys) < count:
         bounds = [layout.total * index // count for index in range(count + 1)]
         return tuple(Part(((start, stop),)) for start, stop in zip(bounds, bounds[1:], strict=False))
+    return _gathered(layout, [(len(layers) if key is None else places[key]) % count for key in keys], count)
+
+
+def _layer(name: str) -> tuple[str, int] | None:
+    """The layer that a parameter belongs to."""
+    match = _LAYER.match(name)
+    return (match[1], int(match[2])) if match else None
+
+
+def _gathered(layout: Layout, numbers: Sequence[int], count: int) -> tuple[Part, ...]:
+    """Parts of which each of the layout's pieces is in the one of its number."""
     spans: list[list[Span]] = [[] for _ in range(count)]
-    for piece, key in zip(layout.pieces, keys, strict=True):
-        place = len(layers) if key is None else places[key]
-        spans[place % count].append((piece.start, piece.stop))
+    for piece, number in zip(layout.pieces, numbers, strict=True):
+        spans[number].append((piece.start, piece.stop))
     return tuple(Part(_joined(those)) for those in spans)
 
 

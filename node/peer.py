@@ -20,7 +20,9 @@ from thinwire.swarm.preset import Preset
 from thinwire.swarm.protocol import VERSION, Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord, RecordError
 from thinwire.swarm.roster import Roster
+from thinwire.swarm.seat import Seating, seating
 
+from .chains import ChainedReplica
 from .checkpoint import CheckpointStore, SaveOutcome
 from .directories import RunDirectory
 from .doors import Doors, OpenTransport
@@ -81,7 +83,7 @@ class Peer:
         self.signed: SignedManifest
         self.private: PrivateState | None = None
         """Private state of the checkpoint that `take_up` found, for the inner optimizer and the data."""
-        self.doors, self._directory, self._preset, self._emit, self._site = doors, directory, preset, emit, site
+        self.doors, self._directory, self._preset, self.emit, self._site = doors, directory, preset, emit, site
         self.ready = False
         """Whether the session has begun: there are rounds, a replica and a roster to ask about."""
         self._running: asyncio.Task[None] | None = None
@@ -126,14 +128,14 @@ class Peer:
             now=self.doors.now(),
             wall=lambda: int(self.doors.wall()),
         )
-        self.presence = Presence(self.transport, roster, now=self.doors.now, emit=self._emit, site=self._site)
+        self.presence = Presence(self.transport, roster, now=self.doors.now, emit=self.emit, site=self._site)
         self.presence.watch = Watch(
             roster,
             self.presence.outbox,
             self.presence.live,
             now=self.doors.now,
             wall=self.doors.wall,
-            emit=self._emit,
+            emit=self.emit,
         )
         self._running = asyncio.create_task(self.presence.run())
 
@@ -148,7 +150,7 @@ class Peer:
                 record = PeerRecord.parse(wire, run_id=self.run_id, now=int(self.doors.wall()))
                 self.presence.roster.learn(record, self.doors.now())
             except RecordError as error:
-                self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
+                self.emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 
     def _take(self, signed: SignedManifest) -> None:
         """Check the run's manifest and keep a copy of its text for those who read checkpoints without us.
@@ -163,11 +165,11 @@ class Peer:
         self.manifest = manifest
         self.signed = signed
         for warning in self.manifest.warnings():
-            self._emit("alarm", {"detail": warning})
+            self.emit("alarm", {"detail": warning})
         try:
             replace_file(self._directory.manifest, self.doors.disk, signed.toml)
         except OSError as error:
-            self._emit("alarm", {"detail": f"cannot write {self._directory.manifest}: {error.strerror}"})
+            self.emit("alarm", {"detail": f"cannot write {self._directory.manifest}: {error.strerror}"})
 
     def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
         """The gate's decision about a stranger whose record has been checked."""
@@ -239,7 +241,7 @@ class Peer:
             codec=codec,
             grid=cut,
             now=self.doors.now,
-            emit=self._emit,
+            emit=self.emit,
             probation=PROBATION if joins and self._lived else 0,
             patience=PATIENCE,
         )
@@ -291,10 +293,32 @@ class Peer:
 
         Before the first round the founder is the only member on paper; it must not take everybody's shards for itself.
         """
-        members = self.replica.members
+        replica = self.replica
+        # Who holds a later stage of the model has no use for data: in the first there are all others.
+        first = replica.chains.get(0) if isinstance(replica, ChainedReplica) and self.manifest.pipeline.stages else None
+        members = replica.members if first is None else first.replica.members
         # Where replicas differ the members are those of a pair.
         settled = self.replica.alike and self.replica.round > 0 and self.identity.peer_id in members
         return members if settled else self.session.roster.view.peers
+
+    def announce(self, capabilities: int) -> None:
+        """Say in our record what we hold, see swarm/seat.py."""
+        self.presence.roster.announce(capabilities, self.doors.now())
+
+    def seats(self) -> Seating:
+        """Who holds which stage of the model, as the records of those say who are here."""
+        roster = self.presence.roster
+        records = [record for peer in roster.view.peers if (record := roster.record_of(peer)) is not None]
+        return seating(records, self.manifest.pipeline.stages)
+
+    def position(self) -> int:
+        """Inner steps before those of the next round, as rounds count them: alike for all that are in it."""
+        return self.manifest.steps_after(self.rounds.turn)
+
+    def over(self, rounds: int) -> bool:
+        """Whether so many rounds are behind us. Who holds a part makes the steps of the other parts' last rounds too."""
+        held = isinstance(self.replica, ChainedReplica) and len(self.replica.chains) < self.replica.count
+        return self.replica.round >= rounds and (not held or self.rounds.turn >= rounds)
 
     def steps(self, speed: float) -> int:
         """Inner steps of the next round for one that makes `speed` tokens/s, 0 when that is not known."""

@@ -15,10 +15,27 @@ from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.transport import Arrival, Transport
 from thinwire.node.watch import Watch
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Ack, Gossip, Message, Nack, PeerId, Ping, PingRequest, PushPull
+from thinwire.swarm.protocol import (
+    Ack,
+    Activation,
+    Apply,
+    Close,
+    Gossip,
+    Message,
+    Nack,
+    Passed,
+    PeerId,
+    Ping,
+    PingRequest,
+    Post,
+    PushPull,
+    Route,
+    Tally,
+)
 from thinwire.swarm.roster import Roster
 
 MEMBERSHIP = frozenset((Ping, PingRequest, Ack, Nack, Gossip, PushPull))
+STAGES = frozenset((Route, Activation, Passed, Close, Tally, Apply, Post))
 TICK = 0.1
 """Seconds that a moment takes: well below every patience."""
 
@@ -62,6 +79,8 @@ class Presence:
         self.handler: Handler | None = None
         self.operations: Handler | None = None
         """Who is told of averages that are no training rounds; without one their frames are dropped."""
+        self.stages: Handler | None = None
+        """Who is told of a model that several peers hold together."""
         self.watch: Watch | None = None
         """Who notices how others do."""
         self._now, self._emit = now, emit
@@ -98,7 +117,7 @@ class Presence:
             self._send(self.roster.handle(peer, arrival.frame.message, self._now()))
             self._follow_roster()
         else:
-            handler = self.operations if is_ours(arrival.frame.message) else self.handler
+            handler = self._whose(arrival.frame.message)
             if handler is not None:
                 handler.routed(peer, arrival.frame)
 
@@ -118,8 +137,13 @@ class Presence:
             for handler in self._handlers():
                 handler.reached(peer)
 
+    def _whose(self, message: Message) -> Handler | None:
+        if type(message) in STAGES:
+            return self.stages
+        return self.operations if is_ours(message) else self.handler
+
     def _handlers(self) -> list[Handler]:
-        return [handler for handler in (self.handler, self.operations) if handler is not None]
+        return [handler for handler in (self.handler, self.operations, self.stages) if handler is not None]
 
     async def _keep_time(self) -> None:
         while True:

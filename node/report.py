@@ -45,6 +45,8 @@ class Reporter:
         self.fp32_bytes = 0.0
         self.checkpoint = ""
         self.alarm = ""
+        self.group: Callable[[], str] = lambda: ""
+        """How those do that hold the model together with us."""
         self._write, self._say, self._wall, self._name, self._process = write, say, wall, name, process
         self._away: dict[PeerId, str] = {}
 
@@ -129,7 +131,7 @@ class Reporter:
         invite = peer.invite()
         round, digest = replica.newest
         up, down = peer.traffic()
-        others = []
+        others, seats = [], peer.seats()
         for other, state in session.roster.states().items():
             record = session.roster.record_of(other)
             loss, _, _ = session.stats.get(other, (None, 0.0, 0))
@@ -141,6 +143,7 @@ class Reporter:
                     round=session.roster.progress_of(other),
                     loss=loss,
                     reason=self._away.get(other, ""),
+                    seat=seats.told(other),
                     sick=watch.shown(other) if (watch := peer.presence.watch) is not None else "",
                 )
             )
@@ -161,4 +164,6 @@ class Reporter:
             sync_seconds=self.sync_seconds,
             peers=tuple(others),
             checkpoint=self.checkpoint,
+            seat=seats.told(peer.identity.peer_id),
+            group=self.group(),
         )

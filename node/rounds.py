@@ -33,6 +33,12 @@ class Rounds:
         self._session, self._outer, self._exchange = session, manifest.outer, manifest.exchange
         self._read, self._write, self._work = read, write, work
 
+    @property
+    def turn(self) -> int:
+        """Exchanges that the swarm has behind it, ours as far as we know; inner steps are counted by them."""
+        round: int = self._session.replica.round
+        return round
+
     def follow(self, told: Callable[[Outcome], None]) -> None:
         """From now on follow the rounds of others while ours is in the making, where the method does: `told` of each."""
 

@@ -14,6 +14,7 @@ _LIMIT = 4 << 20
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One peer as this one sees it. `age` is seconds since it was last heard, `loss` None until it has said one.
 
+    `seat`: the stage that it holds of the model, and in whose group; empty: all.
     `sick`: what it seems to suffer from, and the evidence; empty when nothing stands out.
     """
 
@@ -25,6 +26,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     age: float = 0.0
     loss: float | None = None
     reason: str = ""
+    seat: str = ""
     sick: str = ""
 
 
@@ -35,7 +37,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     process number alone does not. `phase` is one word: starting, joining, training, exchanging, waiting, leaving, done.
     `alike` is whether the digests of all peers in one round are equal. `fp32_bytes` is what synchronous data parallelism in
     fp32 would have sent up for the same steps. `alarm` is what a person should look at, such as a checkpoint that cannot be
-    written.
+    written. `seat`: as in PeerStatus; `group`: how those do that hold the model together with us.
     """
 
     process: int
@@ -62,6 +64,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[PeerStatus, ...] = ()
     checkpoint: str = ""
     alarm: str = ""
+    seat: str = ""
+    group: str = ""
 
     @property
     def saved_factor(self) -> float:

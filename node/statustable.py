@@ -44,6 +44,8 @@ def summary(status: Status, wall: float) -> Text:
         ),
         ("reachable", ", ".join(status.addresses) or "-"),
         ("checkpoint", status.checkpoint or "-"),
+        *((("holds", status.seat),) if status.seat else ()),
+        *((("group", status.group),) if status.group else ()),
         ("process", f"{status.process}, said this {max(0.0, wall - status.wall):.0f} s ago"),
     ]
     return Text("\n".join(f"{name:<11}{plain(value)}" for name, value in facts))
@@ -67,7 +69,7 @@ def table(peers: tuple[PeerStatus, ...]) -> Table:
             str(peer.round),
             loss,
             f"{peer.age:.0f} s",
-            " · ".join(filter(None, (peer.reason, peer.sick))),
+            " · ".join(filter(None, (peer.seat, peer.reason, peer.sick))),
         )
         result.add_row(*(Text(plain(cell)) for cell in cells))
     return result

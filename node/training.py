@@ -48,14 +48,7 @@ class Training:
         """Take this peer's shards: derived from the seed and its place in the group, or those of `place` when it has one; or
         all, of a text of its own.
         """
-        data, seed = self.manifest.data, self.manifest.run.seed
-        if data.domains:
-            shards: tuple[int, ...] = tuple(range(data.shards))
-        elif self.place is not None:
-            shards = tuple(range(self.place % data.shards, data.shards, PLACES))
-        else:
-            shards = shards_of(seed, data.shards, share.group, share.me)
-        self.trainer.batches.assign(shards)
+        self.trainer.batches.assign(own_shards(self.manifest, share, self.place))
         batches, lease, most = self.trainer.batches, share.lease, self.manifest.inner.batch
         batches.lease(lease)
         if lease is not None and self.manifest.inner.global_batch:
@@ -100,6 +93,16 @@ class Training:
         return True
 
 
+def own_shards(manifest: Manifest, share: Share, place: int | None = None) -> tuple[int, ...]:
+    """The shards of the data that are a peer's; see `Training` for `place`."""
+    data = manifest.data
+    if data.domains:
+        return tuple(range(data.shards))
+    if place is not None:
+        return tuple(range(place % data.shards, data.shards, PLACES))
+    return shards_of(manifest.run.seed, data.shards, share.group, share.me)
+
+
 PLACES = 64
 """Peers that can be told their place by hand; each has every 64th shard."""
 
@@ -128,11 +131,24 @@ def prepare(
     if threads:
         torch.set_num_threads(threads)
     tokenizer = load_tokenizer(manifest.data.tokenizer, here, manifest.data.tokenizer_hash)
-    corpus = open_corpus(data, tokenizer, cache)
-    model, inner = build(manifest, tokenizer.vocab), manifest.inner
-    cut = split(corpus, manifest.model.context, manifest.run.seed, manifest.data.shards, manifest.data.holdout)
-    batches = Batches(cut, inner.batch, range(manifest.data.shards))
-    config = InnerConfig(
+    model, batches = build(manifest, tokenizer.vocab), batches_of(manifest, tokenizer, data, cache)
+    layout = layout_of(model)
+    autocast = torch.bfloat16 if device.startswith("cuda") else None
+    trainer = Trainer(model, inner_of(manifest), batches, device, autocast, clock=clock)
+    return Training(trainer, layout, batches.split, tokenizer, manifest, place, work)
+
+
+def batches_of(manifest: Manifest, tokenizer: Tokenizer, data: Path | None, cache: Path) -> Batches:
+    """The manifest's training batches, of all shards. Raises DataError."""
+    corpus, said = open_corpus(data, tokenizer, cache), manifest.data
+    cut = split(corpus, manifest.model.context, manifest.run.seed, said.shards, said.holdout)
+    return Batches(cut, manifest.inner.batch, range(said.shards))
+
+
+def inner_of(manifest: Manifest) -> InnerConfig:
+    """The manifest's inner optimizer."""
+    inner = manifest.inner
+    return InnerConfig(
         optimizer=inner.optimizer,
         lr=inner.lr,
         betas=inner.betas,
@@ -145,10 +161,6 @@ def prepare(
         momentum=inner.momentum,
         adam_lr=inner.adam_lr,
     )
-    layout = layout_of(model)
-    autocast = torch.bfloat16 if device.startswith("cuda") else None
-    trainer = Trainer(model, config, batches, device, autocast, clock=clock)
-    return Training(trainer, layout, cut, tokenizer, manifest, place, work)
 
 
 def build(manifest: Manifest, vocab: int) -> Transformer:

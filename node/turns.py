@@ -109,6 +109,11 @@ class ChainedRounds:
 
     # --- turns
 
+    @property
+    def turn(self) -> int:
+        """The next one."""
+        return self._clock()
+
     def _is_over(self, number: int) -> bool:
         """Whether nothing of a fragment is to be sent any more."""
         link, flies = self.links[number], number in self._flights

@@ -11,7 +11,7 @@ import contextvars
 import errno
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,17 +30,22 @@ from thinwire.sims.disk import SimDisk
 from thinwire.sims.link import Gateway
 from thinwire.sims.network import EPOCH, SimNet
 from thinwire.sims.scenario import PeerSpec
+from thinwire.sims.stages import StagedLearner, seated
 from thinwire.sims.transport import SimTransport
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.invite import Invite
 from thinwire.swarm.manifest import Manifest, SignedManifest
 from thinwire.swarm.preset import Preset
+from thinwire.swarm.seat import Seat
 
 AGAIN_SECONDS = 5.0
 """After which a process that gave up (no swarm was found) is started again, as a supervisor would."""
 
 HOME = Path("/", "home")
+
+Played = StubLearner | TorchLearner | StagedLearner
+"""What a simulated peer trains."""
 
 
 class Clocks:
@@ -77,7 +82,15 @@ class World(Protocol):
         """An invite to the run that names some who are there."""
         ...
 
-    def learner(self, machine: Machine, manifest: Manifest) -> StubLearner | TorchLearner: ...
+    @property
+    def machines(self) -> Sequence[Machine]: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    def learner(self, machine: Machine, manifest: Manifest) -> Played: ...
+
+    def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> Played: ...
 
     def gathering(self, machine: Machine) -> int: ...
 
@@ -156,7 +169,7 @@ class Process:
         self.alive = True
         self.life: Life | None = None
         self.transport: SimTransport | None = None
-        self.learner: StubLearner | TorchLearner | None = None
+        self.learner: Played | None = None
         self.task: asyncio.Task[None] | None = None
         self.others: list[asyncio.Task[None]] = []
         """What runs beside the life: a liar's mouth."""
@@ -218,7 +231,7 @@ class Process:
             learn=self._learn,
             work=self._work,
             wait_for=world.gathering(machine),
-            held=machine.spec.held,
+            held=lambda learner: learner.held if isinstance(learner, StagedLearner) else machine.spec.held,
         )
         await self.life.run()
 
@@ -244,7 +257,14 @@ class Process:
         return transport
 
     async def _learn(self, manifest: Manifest) -> Learner:
-        self.learner = self.machine.world.learner(self.machine, manifest)
+        world, spec = self.machine.world, self.machine.spec
+        chosen, vocab = await seated(
+            self.peer, manifest, spec, world.machines[spec.origin].identity.peer_id, world.folder
+        )
+        if chosen is None:
+            self.learner = world.learner(self.machine, manifest)
+        else:
+            self.learner = world.stage(self.machine, manifest, vocab, chosen)
         return self.learner
 
     async def _work(self, function: Callable[[], Any]) -> Any:

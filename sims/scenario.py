@@ -20,7 +20,9 @@ class PeerSpec:
     `step_seconds`: one inner step on its machine. `up`, `down`: its access link in bytes/s. `leave`: None, or when it says
     goodbye. `liar`: "" for an honest peer, else how it lies. `loss` (probability) and `jitter` (mean extra one-way seconds)
     are those of its own link, on top of the scenario's. `site`: what it says that it shares a fast network with.
-    `held`: the fragments of the model that it holds; None: all. In virtual time only.
+    `held`: the fragments of the model that it holds; None: all. `stage`: the one stage that it holds of the group of the
+    peer of index `origin`, which itself holds stage 0; None: no stage. `memory`: bytes that it has for training, so that it
+    finds a stage by itself where the model does not fit; 0: enough. All in virtual time only.
     """
 
     index: int
@@ -37,6 +39,9 @@ class PeerSpec:
     group: str = ""
     site: str = ""
     held: tuple[int, ...] | None = None
+    stage: int | None = None
+    origin: int = 0
+    memory: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class _Scenario(Reader):
         self._held(top, len(peers))
         if len(peers) > MOST_PEERS:
             raise self.error(("peers",), f"{len(peers)} peers are more than {MOST_PEERS}", "lower a count")
+        self._small(top, groups, peers[0])
         if peers[0].join > 0:
             raise self.error(
                 ("peers", 0, "join"), "the first peer founds the run: it is there from 0 on", "remove its join"
@@ -180,6 +181,7 @@ class _Scenario(Reader):
                 jitter=access.jitter,
                 group=group.name,
                 site=group.site,
+                memory=(group.memory_mib or 0.0) * 2**20,
             )
             for i in range(group.count)
         ]
@@ -195,6 +197,16 @@ class _Scenario(Reader):
             line = self.table(Line, table, ("sites", name))
             found[name] = (line.down_mbit * regions.MBIT, line.up_mbit * regions.MBIT)
         return found
+
+    def _small(self, top: Top, groups: list[Group], founder: PeerSpec) -> None:
+        """Who is too small holds a part of a real model, and the founder all of it."""
+        index = next((index for index, group in enumerate(groups) if group.memory_mib), None)
+        if index is not None and (top.compute != "torch" or founder.memory):
+            raise self.error(
+                ("peers", index, "memory_mib"),
+                "only a model that is really trained is held in stages, and by others than the first peer",
+                'write compute = "torch", and let the first peers have enough memory',
+            )
 
     def _held(self, top: Top, peers: int) -> None:
         """What peers with a made-up model hold has to fit this machine."""

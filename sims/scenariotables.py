@@ -47,7 +47,8 @@ class Group(Table, frozen=True):
     region: one name, or several that the peers take in turns. access: a kind of link, or up_mbit and down_mbit instead.
     step: seconds of one inner step. join: when the first one comes; every: seconds between one and the next.
     leave: when they go, again `every` apart. liar: how they lie. site: the fast network that they say to share, for
-    exchange.topology = "hierarchy".
+    exchange.topology = "hierarchy". memory_mib: what training may take, where the manifest has a [pipeline]: peers for which
+    the model is too large hold a stage of it, and step is then what that stage computes of one inner step; not given: enough.
     """
 
     name: Name = "peer"
@@ -62,6 +63,7 @@ class Group(Table, frozen=True):
     leave: Seconds | None = None
     liar: str = ""
     site: Annotated[str, Meta(max_length=64)] = ""
+    memory_mib: Annotated[float, Meta(gt=0, le=1e9, description="a number of MiB above 0")] | None = None
 
 
 class Line(Table, frozen=True, kw_only=True):

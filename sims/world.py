@@ -17,18 +17,19 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.compression.codec import Floats
 from thinwire.node.chainsession import ChainedSession
 from thinwire.node.outer import Replica
-from thinwire.node.parts import parts_of
+from thinwire.node.parts import fragments_of
 from thinwire.sims import clock, liars
 from thinwire.sims.compute import CORPUS, StubLearner, TorchLearner
 from thinwire.sims.faults import Fault, draw
 from thinwire.sims.journal import WORLD, Journal, PeerSample, Watch, fault_fields
 from thinwire.sims.lineages import Lineages
 from thinwire.sims.link import Gateway
-from thinwire.sims.machine import Machine
+from thinwire.sims.machine import Machine, Played
 from thinwire.sims.misfortune import PRIVATE, Misfortune
 from thinwire.sims.network import SimNet
 from thinwire.sims.oracles import Oracles, Violation
 from thinwire.sims.scenario import Scenario
+from thinwire.sims.stages import staged
 from thinwire.sims.vitals import LOOK_SECONDS, Vitals
 from thinwire.swarm import manifest as manifests
 from thinwire.swarm.identity import Identity
@@ -36,6 +37,7 @@ from thinwire.swarm.invite import Invite, Seed
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.preset import WAN, Preset
 from thinwire.swarm.protocol import PeerId
+from thinwire.swarm.seat import Seat
 
 ENCODED = 16
 """Up to so many peers frames travel as bytes, signed and checked one by one; more exchange them by reference."""
@@ -125,7 +127,7 @@ class SimWorld:
         self.loop = clock.current()
         self.violations: list[Violation] = []
         self.trace = ""
-        self._watch, self._first, self._folder = watch, first, folder
+        self._watch, self._first, self.folder = watch, first, folder
         indices: dict[PeerId, int] = {}
         self.net = SimNet(
             scenario.seed,
@@ -252,31 +254,52 @@ class SimWorld:
         named = up[:SEEDS] or [m for m in self.machines if m.index != me][:1]
         return Invite(self.run_id, tuple(Seed(m.address, m.identity.transport_public) for m in named))
 
-    def learner(self, machine: Machine, manifest: Manifest) -> StubLearner | TorchLearner:
+    def learner(self, machine: Machine, manifest: Manifest) -> Played:
         """What a peer trains in this life."""
         spec = machine.spec
-        learner: StubLearner | TorchLearner
+        learner: Played
         if self.scenario.compute == "torch":
-            text = self._folder / "text.txt"
-            if not text.exists():
-                text.write_text(CORPUS * 400)
-            learner = TorchLearner(manifest, text, self._folder, spec.step_seconds)
+            learner = TorchLearner(manifest, self._text(), self.folder, spec.step_seconds)
         else:
             learner = StubLearner(manifest, self.scenario.parameters, machine.index, spec.step_seconds)
+        return self._observed(machine, manifest, learner)
+
+    def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> Played:
+        """What a peer trains that holds a stage."""
+        assert machine.process is not None
+        learner = staged(
+            machine.process.peer,
+            manifest,
+            vocab,
+            seat,
+            step_seconds=machine.spec.step_seconds,
+            text=self._text(),
+            cache=self.folder,
+        )
+        return self._observed(machine, manifest, learner)
+
+    def _observed(self, machine: Machine, manifest: Manifest, learner: Played) -> Played:
         learner.overlaps = manifest.overlap > 0
         if manifest.outer.method == "streaming":
-            parts = parts_of(learner.layout, manifest.outer.fragments)
+            parts = fragments_of(manifest, learner.layout)
             self.oracles.parts = parts
             learner.firsts = tuple(part.spans[0][0] for part in parts)
         learner.on_encode = lambda theta, trained: self._encoded(machine, learner, theta, trained)
         return learner
+
+    def _text(self) -> Path:
+        """A text to train on."""
+        text = self.folder / "text.txt"
+        if not text.exists():
+            text.write_text(CORPUS * 400)
+        return text
 
     def gathering(self, machine: Machine) -> int:
         """How many the founder waits for: those who come at the beginning."""
         first = machine.index == 0 and machine.lives == 1
         return sum(m.spec.join <= machine.spec.join for m in self.machines) if first else 1
 
-    def _encoded(self, machine: Machine, learner: StubLearner | TorchLearner, theta: Any, trained: int) -> None:
+    def _encoded(self, machine: Machine, learner: Played, theta: Any, trained: int) -> None:
         process = machine.process
         if process is not None and process.ready and process.learner is learner:
             session, oracles, whole = process.peer.session, self.oracles, _chained(process.peer.session)

@@ -21,6 +21,7 @@ from .errors import HintedError
 from .identity import SIGNATURE_BYTES, Identity, verify
 from .settings import (
     ASYNCHRONOUS,
+    BOUNDARIES,
     CODECS,
     DATA,
     DENSE,
@@ -31,6 +32,7 @@ from .settings import (
     MUON,
     ONLY_MUON,
     OUTER,
+    PIPELINE,
     RUN,
     SPARSE_STREAMING,
     UNBOOKED,
@@ -39,6 +41,7 @@ from .settings import (
     Inner,
     Model,
     Outer,
+    Pipeline,
     Run,
     Table,
     steady,
@@ -88,6 +91,7 @@ __all__ = [
     "ManifestMismatch",
     "Model",
     "Outer",
+    "Pipeline",
     "Run",
     "SignedManifest",
     "parse",
@@ -116,12 +120,13 @@ class Manifest(Table, frozen=True):
     inner: Inner = Inner()
     outer: Outer = Outer()
     exchange: Exchange = Exchange()
+    pipeline: Pipeline = Pipeline()
 
     @property
     def max_weight(self) -> int:
         """Most tokens that one contribution may claim."""
         most = self.outer.steps if self.outer.work == "equal" else round(self.outer.steps * self.outer.spread)
-        batch = self.inner.global_batch or self.inner.batch * self.inner.accumulate
+        batch = self.inner.global_batch or self.inner.batch * max(self.inner.accumulate, self.pipeline.micro)
         return self.exchange.max_weight or most * batch * self.model.context
 
     @property
@@ -153,8 +158,15 @@ class Manifest(Table, frozen=True):
 
     @property
     def chained(self) -> bool:
-        """Whether each part of the model has rounds of its own: where several are under way, or send a small part."""
-        return self.outer.method == "streaming" and (self.lag > 0 or self.sparse)
+        """Whether each part of the model has rounds of its own: where several are under way, or send a small part, or where
+        peers may hold one part only.
+        """
+        return self.outer.method == "streaming" and (self.lag > 0 or self.sparse or self.pipeline.stages > 0)
+
+    @property
+    def micro(self) -> int:
+        """Micro-batches that peers which hold the model together make of one inner step."""
+        return self.pipeline.micro or self.inner.accumulate
 
     @property
     def asynchronous(self) -> bool:
@@ -180,6 +192,8 @@ class Manifest(Table, frozen=True):
         if self.inner.optimizer != "muon":
             for key in ONLY_MUON:
                 del plain["inner"][key]
+        if not self.pipeline.stages:
+            del plain["pipeline"]
         return msgspec.msgpack.encode(plain)
 
     def warnings(self) -> tuple[str, ...]:
@@ -217,6 +231,9 @@ def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
     if method == "streaming" and manifest.sparse:
         manifest = _with_usual(manifest, "outer", SPARSE_STREAMING, document)
         manifest = _with_usual(manifest, "exchange", {"collective": "gather"}, document)
+    if manifest.pipeline.stages:
+        usual_outer = {"fragments": manifest.pipeline.stages, **PIPELINE}
+        manifest = _with_usual(manifest, "outer", usual_outer, document)
     for section, usual in (("run", RUN), ("data", DATA), ("inner", INNER), ("exchange", EXCHANGE)):
         manifest = _with_usual(manifest, section, usual.get(method, {}), document)
     if manifest.inner.optimizer == "muon":
@@ -325,6 +342,7 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
                 "with a codec that sends a small part, what is not sent takes the place of momentum and of what would stay",
                 "remove outer.alpha, outer.momentum and outer.nesterov",
             )
+    yield from _unstageable(manifest)
     if outer.method == "demo" and (inner.optimizer != "sgd" or inner.betas[0] or inner.weight_decay):
         yield (
             "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",
@@ -356,6 +374,39 @@ def _contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "muloco is diloco with Muon: inner.optimizer is 'muon'", "remove the key, or take the method 'diloco'"
     if manifest.max_weight > MAX_WEIGHT:
         yield "a round has more tokens than can be counted", "lower outer.steps, inner.batch or model.context"
+
+
+def _unstageable(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What stands in the way of a model that some hold together."""
+    pipeline, outer, model = manifest.pipeline, manifest.outer, manifest.model
+    if not pipeline.stages:
+        if pipeline != Pipeline():
+            yield "[pipeline] says nothing without stages", "set pipeline.stages, or remove the table"
+        return
+    if pipeline.stages < 2:
+        yield "pipeline.stages is 1: that is a peer that holds all of the model", "it is 2 and more, or 0"
+    if outer.method != "streaming":
+        yield (
+            f"pipeline.stages is for the method 'streaming', whose parts have rounds of their own, not {outer.method!r}",
+            "write outer.method = 'streaming'; with the overlap of 0 that it then has it is DiLoCo, part by part",
+        )
+    elif outer.fragments != pipeline.stages:
+        yield (
+            f"outer.fragments is {outer.fragments}, and a model of {pipeline.stages} stages has as many fragments",
+            "remove outer.fragments",
+        )
+    if model.kind != "transformer":
+        yield "a model of someone's own cannot be cut into stages", "remove [pipeline]"
+    elif model.layers < pipeline.stages:
+        yield f"a model of {model.layers} layers has no {pipeline.stages} stages", "lower pipeline.stages"
+    name = pipeline.codec.split("(")[0]
+    if name not in BOUNDARIES:
+        yield (
+            f"pipeline.codec: {pipeline.codec!r} is no codec of what crosses between stages",
+            f"codecs: {', '.join(BOUNDARIES)}",
+        )
+    if pipeline.window > manifest.micro:
+        yield f"pipeline.window is {pipeline.window}, and a step has {manifest.micro} micro-batches", "lower it"
 
 
 def _unbookable(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -180,9 +180,9 @@ class Members:
         self.own.answer(now, above)
         self.publish(now)
 
-    def update(self, now: float, addresses: tuple[str, ...] | None = None) -> None:
-        """Publish a new record of ours now, with other addresses if they are given."""
-        self.own.renew(now, self.own.record.addresses if addresses is None else addresses)
+    def update(self, now: float, addresses: tuple[str, ...] | None = None, capabilities: int | None = None) -> None:
+        """Publish a new record of ours now, with other addresses or capabilities if they are given."""
+        self.own.renew(now, self.own.record.addresses if addresses is None else addresses, capabilities)
         self._spread(self.own.record)
 
     def _accept_own(self, record: PeerRecord, now: float) -> None:

@@ -51,15 +51,15 @@ class OwnRecord:
         self.renew(now, self.record.addresses)
         return True
 
-    def renew(self, now: float, addresses: tuple[str, ...]) -> None:
-        """Issue a record now."""
+    def renew(self, now: float, addresses: tuple[str, ...], capabilities: int | None = None) -> None:
+        """Issue a record now; `capabilities` None: those of the last one."""
         old = self.record
         self._floor += 1
         self.record = PeerRecord.create(
             self._identity,
             run_id=old.run_id,
             addresses=addresses,
-            capabilities=old.capabilities,
+            capabilities=old.capabilities if capabilities is None else capabilities,
             sequence=self._floor,
             issued=self._wall(),
             ttl=old.ttl,

@@ -37,7 +37,7 @@ from .message import (
     Signature,
     Text,
 )
-from .stages import MAX_HOPS, MAX_MICROS, Activation, Apply, Close, Hop, Passed, Route, Tally
+from .stages import MAX_HOPS, MAX_MICROS, Activation, Apply, Close, Hop, Passed, Post, Route, Tally
 from .transfers import Chunk, Fetch, Partial, Result, StateAsk, StateChunk, StateFetch, StateOffer, Subtotal
 
 __all__ = [
@@ -82,6 +82,7 @@ __all__ = [
     "Plan",
     "Ping",
     "PingRequest",
+    "Post",
     "Prepare",
     "Promise",
     "Proof",
@@ -154,6 +155,7 @@ TYPES: dict[int, type[Message]] = dict(
             Close,
             Tally,
             Apply,
+            Post,
         ],
         start=1,
     )

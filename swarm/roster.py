@@ -134,6 +134,10 @@ class Roster:
         """Publish a new record of ours with these addresses."""
         self._members.update(now, addresses)
 
+    def announce(self, capabilities: int, now: float) -> None:
+        """Publish a new record of ours that says this of what we hold."""
+        self._members.update(now, capabilities=capabilities)
+
     def lost(self, peer: PeerId, now: float) -> Letters:
         """A link broke: look at once whether the peer is alive. Never a death by itself."""
         return self._prober.start(peer, now) if self.alive(peer) and not self._gone else []

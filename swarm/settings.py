@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from .protocol import MAX_GROUP
+from .protocol import MAX_GROUP, MAX_HOPS, MAX_MICROS
 
 MAX_WEIGHT = 2**53 - 1
 """Most tokens that a weight on the wire can say."""
@@ -335,6 +335,35 @@ def steady(momentum: float, peers: int | None = None, group: int = 2) -> float:
     """
     alike = (-(-peers // group) - 1) / (peers - 1) if peers else 1 / group
     return 2 * (1 - momentum**2) / (1 - momentum + 2 * momentum * alike)
+
+
+class Pipeline(Table, frozen=True):
+    """[pipeline]: how peers that are too small for the model hold it together, in stages, beside others that hold all of it.
+
+    stages: parts of consecutive layers that the model is cut into, each a fragment with rounds of its own; 0 = nobody holds
+        a part only. As many as the smallest peers need to hold one; each costs two crossings of a slow link per micro-batch.
+    codec: of what crosses from stage to stage: "fp32", "bf16", "rows(bits=8)" (a quarter of fp32, the gradients too) or "tah"
+        (an eighth forward). Coarser ones suit slower links.
+    micro: micro-batches that a group makes of one inner step, each of inner.batch sequences; 0 = inner.accumulate. More keep
+        the stages busy.
+    window: of these, how many are under way at a time; 0 = as many as stages (1F1B); as many as `micro` is GPipe, which
+        needs more memory.
+    gradient: "all", a stage's gradient is divided by all micro-batches; or "visits", by those that went through it: the two
+        differ where micro-batches had to go past a stage.
+    """
+
+    stages: Annotated[int, Meta(ge=0, le=MAX_HOPS)] = 0
+    codec: Annotated[str, Meta(pattern=rf"^{_NAMED}\Z", description=_CODEC)] = "rows(bits=8)"
+    micro: Annotated[int, Meta(ge=0, le=MAX_MICROS)] = 0
+    window: Annotated[int, Meta(ge=0, le=MAX_MICROS)] = 0
+    gradient: Literal["all", "visits"] = "all"
+
+
+PIPELINE: dict[str, float] = {"overlap": 0, "alpha": 0.0}
+"""Defaults of [outer] that a model in stages changes, beside as many fragments as stages: a round is waited for."""
+
+BOUNDARIES = ("fp32", "bf16", "fp16", "rows", "tah")
+"""Codecs of what crosses between stages, by the first word of their names."""
 
 
 class Exchange(Table, frozen=True):

@@ -94,9 +94,18 @@ class Tally(Message, frozen=True):
 class Apply(Message, frozen=True):
     """Origin → stage: make the inner step with the gradient divided by `divisor` and multiplied by `factor` (clipping).
 
-    `divisor` 0: the gradient is given up.
+    `divisor` 0: the gradient is given up. `loss`: mean of the step's micro-batches in nats per token, for display.
     """
 
     step: U32
     divisor: float
     factor: float
+    loss: float = 0.0
+
+
+class Post(Message, frozen=True):
+    """Stage → origin: I hold stage `stage`, follow all rounds that I wait for, and am ready for inner steps [step, until)."""
+
+    step: U32
+    until: U32
+    stage: U16

@@ -38,7 +38,12 @@ class Outcome:
     @property
     def loss(self) -> float:
         """Mean loss of the micro-batches that were computed."""
-        return sum(self.losses.values()) / len(self.losses) if self.losses else float("nan")
+        return mean(self.losses)
+
+
+def mean(losses: Mapping[int, float]) -> float:
+    """Of micro-batches; NaN of none."""
+    return sum(losses.values()) / len(losses) if losses else float("nan")
 
 
 class Account:
@@ -56,6 +61,11 @@ class Account:
         self._paths: dict[tuple[int, int], tuple[Hop, ...]] = {}
         self._counted: dict[int, dict[int, PeerId]] = {}
         self._claimed: dict[int, dict[int, PeerId]] = {}
+
+    @property
+    def loss(self) -> float:
+        """Mean of the micro-batches that were computed; 0 where there are none."""
+        return mean(self.losses) if self.losses else 0.0
 
     @property
     def attempts(self) -> int:

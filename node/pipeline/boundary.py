@@ -52,6 +52,12 @@ class Boundary:
             return codec.nbytes(rows, self.width)
         return int(codec.nbytes(rows * self.width))
 
+    def warm_up(self) -> None:
+        """Compile what it computes with, before somebody waits for it."""
+        x, tokens = torch.zeros(1, 1, self.width), torch.zeros(1, 1, dtype=torch.long)
+        for backward in (False, True):
+            self.unpack(self.pack(x, None if backward else tokens, backward=backward), 1, 1, backward=backward)
+
     def pack(self, x: Tensor, tokens: Tensor | None = None, *, backward: bool) -> bytes:
         """The payload of x [B, T, width], on any device. `tokens` [B, T] are needed forward where the model is confined.
 

@@ -8,6 +8,7 @@ their way as there are stages.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -15,7 +16,7 @@ from functools import partial
 from thinwire.collectives.outbox import Outbox
 from thinwire.compression.codec import CodecError
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Activation, Apply, Close, Message, Passed, PeerId, Route, Tally
+from thinwire.swarm.protocol import Activation, Apply, Close, Passed, PeerId, Route, Tally
 from torch import Tensor
 
 from ..presence import Emit
@@ -27,6 +28,9 @@ from .parcel import Parcel, pieces
 from .stage import Stage
 from .update import Update
 from .way import Way
+
+Order = Route | Passed | Close | Apply
+"""What the origin says."""
 
 ORDERS = 8192
 """Most orders of the origin that wait."""
@@ -54,8 +58,9 @@ class Host:
     """See the module. A Handler of Presence; let `run` work until cancelled.
 
     `stage` is the number of the stage, `layers` what it computes, `update` the inner optimizer of its parameters. `room`:
-    micro-batches that it holds at a time. `step`: the inner step that is next. `work` runs what computes; `now`: seconds.
-    `after` each step it may change the parameters: what comes meanwhile waits until it is done.
+    micro-batches that it holds at a time. `step`: the inner step that is next; `loss`: what the origin says of the last one.
+    `work` runs what computes; `now`: seconds. `after` each step it may change the parameters: what comes meanwhile waits
+    until it is done.
     """
 
     def __init__(
@@ -76,7 +81,7 @@ class Host:
         step: int = 0,
         after: After = nothing,
     ) -> None:
-        self.step = step
+        self.step, self.loss = step, math.nan
         self.me, self.origin, self.stage, self.layers, self.update = me, origin, stage, layers, update
         self._boundary, self._outbox, self._work, self._now, self._emit = boundary, outbox, work, now, emit
         self._context, self._room, self._after = context, room, after
@@ -87,7 +92,7 @@ class Host:
         """Tokens of the micro-batches whose gradients were counted."""
         self._closed, self._tokens = False, 0
         self._early = Early()
-        self._orders: deque[Message] = deque()
+        self._orders: deque[Order] = deque()
         self._back: deque[Way] = deque()
         self._there: deque[Way] = deque()
         self._awake = asyncio.Event()
@@ -124,9 +129,29 @@ class Host:
     def ticked(self) -> None:
         """Time passes: nothing here waits for it."""
 
-    async def run(self) -> None:
-        """Work until cancelled. Raises what goes wrong here."""
-        while True:
+    def wake(self) -> None:
+        """Look anew whether to go on."""
+        self._awake.set()
+
+    @property
+    def ordered(self) -> int:
+        """The step that the origin's next order is about; the one in progress where nothing waits."""
+        return self._orders[0].step if self._orders else self.step
+
+    def abandon(self) -> None:
+        """Give up what of the step in progress is not applied, because the parameters change: its gradients are of others."""
+        for way in list(self._ways.values()):
+            self._refuse(way, way.forwarded, "away")
+        if self.layers.counted or self._tokens:
+            self._emit("gradient lost", {"step": self.step, "reason": "away", "micros": len(self.layers.counted)})
+            self.update.drop()
+        self.layers.clear()
+        self._sizes.clear()
+        self._tokens = 0
+
+    async def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Work until cancelled, or until `until` holds between two tasks. Raises what goes wrong here."""
+        while not until():
             if self._move is not None and not (self._ways or self._closed or self.layers.counted):
                 stage, fetch = self._move
                 self.layers, self.update = await fetch(stage)
@@ -144,7 +169,7 @@ class Host:
 
     # --- orders
 
-    async def _obey(self, message: Message) -> None:
+    async def _obey(self, message: Order) -> None:
         match message:
             case Route():
                 self._begin(message)
@@ -196,7 +221,8 @@ class Host:
         self.step = message.step
         tokens = sum(self._sizes[micro] for micro in counted) if not reason else 0
         if reason:
-            self._emit("gradient lost", {"step": message.step, "reason": reason, "micros": len(counted)})
+            if counted:
+                self._emit("gradient lost", {"step": message.step, "reason": reason, "micros": len(counted)})
             self.update.drop()
         self._settle()
         self._closed, self._tokens = True, tokens
@@ -219,6 +245,8 @@ class Host:
             await self._work(apply)
         self.update.drop()
         self.step += 1
+        if 0 < message.loss < math.inf:
+            self.loss = message.loss
         self._closed, self._tokens = False, 0
         self._early.older(self.step)
         self._emit("applied", {"step": message.step})

@@ -145,7 +145,7 @@ class Origin:
         began = self._now()
         self.crew.lost -= self._back
         for peer in sorted(self._back):
-            self._catch_up(peer)
+            self.catch_up(peer)
         self._back.clear()
         self._account = Account()
         lanes: Sequence[Sequence[int]] = [(micro,) for micro in range(len(batches))]
@@ -207,7 +207,7 @@ class Origin:
                 if failure.reason == "stalled":
                     self.crew.rest(peer, self.next_step)
                 if failure.reason == "step":
-                    self._catch_up(peer)
+                    self.catch_up(peer)
             for hop in path:
                 over = Passed(self.next_step, micro, attempt, False, 0.0, "over")
                 self._outbox.control(hop.peer, over)
@@ -269,7 +269,7 @@ class Origin:
 
     # --- the end of a step
 
-    def _catch_up(self, peer: PeerId) -> None:
+    def catch_up(self, peer: PeerId) -> None:
         """A peer may have missed the end of steps: what it was to apply in the last it closed, and where the others are."""
         if peer in self._applies:
             self._outbox.control(peer, self._applies[peer])
@@ -300,7 +300,7 @@ class Origin:
         factor = clipping(scaled, self._clip)
         account.settle()
         for peer, divisor in divisors.items():
-            self._applies[peer] = Apply(step, divisor, factor)
+            self._applies[peer] = Apply(step, divisor, factor, account.loss)
             self._outbox.control(peer, self._applies[peer])
         if ours:
             await self._work(partial(self.update.apply, step, float(seen), factor, tokens * seen))

@@ -94,7 +94,7 @@ async def main(stage: int) -> None:
     host = Host(
         me, identity(0).peer_id, stage, layers, member.update, member.boundary, context=CONFIG.context, **member.common
     )
-    presence.handler = host
+    presence.stages = host
     tasks = [asyncio.create_task(presence.run()), asyncio.create_task(host.run())]
     while await work(sys.stdin.readline):
         pass

@@ -39,7 +39,7 @@ def test_three_processes_hold_one_model():
             host.stdin.write(json.dumps(records) + "\n")
             host.stdin.flush()
         presence = member.meet(records)
-        presence.handler = origin = Origin(
+        presence.stages = origin = Origin(
             member.section,
             member.update,
             member.boundary,

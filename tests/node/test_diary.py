@@ -115,3 +115,18 @@ def test_that_another_peer_left_says_nothing_about_digests():
 def test_bytes_are_those_of_the_newest_round():
     assert bytes_sent(life("a", 7)) == 700 and saved_factor(life("a", 7)) == 70.0
     assert bytes_sent(diary("b")) == 0 and saved_factor(diary("b")) == 0.0
+
+
+def test_fragments_are_compared_wherever_they_are_held():
+    def ended(name, round, **fragments):
+        return diary(
+            name, committed(1, 1002.0), event("left", 1009.0, round=round, digest="ee" * 32, fragments=fragments)
+        )
+
+    whole, other = ended("a", 6, **{"0": "aa", "1": "bb"}), ended("b", 6, **{"0": "aa", "1": "bb"})
+    host = ended("c", 5, **{"0": "aa"})
+    found = proof([whole, other, host], [whole, other, host])
+    assert found.holds and found.round == 6 and found.final == "ee" * 32 and found.live == 3
+    lone = ended("d", 5, **{"1": "cc"})
+    assert not proof([whole, host, lone], [whole, host, lone]).holds
+    assert not proof([whole, host], [whole, host, diary("e", committed(1, 1002.0))]).holds

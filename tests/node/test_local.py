@@ -22,7 +22,7 @@ from thinwire.node.data import shards_of
 from thinwire.node.diary import Diary, Proof, Recovery
 from thinwire.node.livetable import Display, Row, Scene, clock_text, line, row, table
 from thinwire.node.local import LocalSwarm, PlaceError, UsageError
-from thinwire.node.options import Options
+from thinwire.node.options import Options, memory_of
 from thinwire.node.training import prepare
 from thinwire.node.verdict import Kill, Newcomer, Sent, Verdict, as_json, screen
 from thinwire.swarm.manifest import parse
@@ -315,3 +315,16 @@ def test_a_child_killed_on_purpose_is_no_failure(tmp_path):
     child.kill()
     child.process.wait(60)
     assert child.state == "killed" and not child.live and child.killed_at is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5g", 3 << 29), ("900", 900), ("7M", 7 << 20)]
+)
+def test_sizes_of_memory(text, size):
+    assert memory_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "2 pounds", "1e9", "nan"])
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="no size"):
+        memory_of(text)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.node.fragments import Layout, Piece, layout_of
 from thinwire.node.model import ModelConfig, Transformer
-from thinwire.node.parts import parts_of
+from thinwire.node.parts import parts_of, shares, stages_of
 from thinwire.swarm.manifest import ManifestError
 
 
@@ -85,3 +85,14 @@ def test_what_is_written_can_be_mixed_with_what_is_there():
         assert np.array_equal(after[:2], before[:2]) and after[7] == before[7]
         tolerance = 1e-6 if dtype == torch.float32 else 0.02
         np.testing.assert_allclose(after[2:7], 0.25 * before[2:7] + 1.5, rtol=0, atol=tolerance)
+
+
+def test_stages_are_runs_of_layers_and_the_first_has_the_ends():
+    found = layout_of(Transformer(ModelConfig(256, layers=11, width=16, heads=2, context=8), 0))
+    parts = stages_of(found, 3)
+    layers = [{int(name.split(".")[1]) for name in names(found, p) if name.startswith("blocks.")} for p in parts]
+    assert layers == [{0, 1, 2}, {3, 4, 5, 6}, {7, 8, 9, 10}] and shares(11, 3) == (3, 4, 4)
+    ends = [{name for name in names(found, p) if not name.startswith("blocks.")} for p in parts]
+    assert "embedding.weight" in ends[0] and not ends[1] | ends[2]
+    assert sum(part.size for part in parts) == found.total
+    assert [part.size for part in stages_of(layout(("w", 9)), 3)] == [3, 3, 3]

@@ -13,7 +13,7 @@ from thinwire.swarm.manifest import (
     parse,
     sign,
 )
-from thinwire.swarm.settings import CODECS, FOREIGN, Exchange, Inner, Model, Outer, steady
+from thinwire.swarm.settings import CODECS, FOREIGN, Exchange, Inner, Model, Outer, Pipeline, steady
 
 AUTHOR = Identity.generate(b"1" * 32)
 FULL = """
@@ -78,6 +78,7 @@ YOUNGER = {
     "data.once",
     "data.domains",
     "inner.global_batch",
+    *(f"pipeline.{key}" for key in Pipeline.__struct_fields__),
 }
 """Keys that came after this file, whose run id must stay."""
 
@@ -516,3 +517,36 @@ def test_merge_has_one_exchange():
     assert (manifest.run.rounds, manifest.data.domains, exchange.codec, exchange.grace) == (2, True, "fp32", 3600.0)
     assert (manifest.steps_after(1), manifest.steps_after(2), manifest.schedule_steps) == (0, 1000, 1000)
     assert parse("[outer]\nmethod = 'merge'\n[data]\ndomains = false").run_id(b"a" * 32) != manifest.run_id(b"a" * 32)
+
+
+STAGED = '[outer]\nmethod = "streaming"\n[pipeline]\nstages = 3\n'
+
+
+def test_a_model_in_stages():
+    run = parse(STAGED)
+    assert run.chained and (run.outer.fragments, run.outer.overlap, run.outer.alpha) == (3, 0, 0.0)
+    assert run.micro == 1 and parse(f"{STAGED}micro = 6").max_weight == 6 * parse(STAGED).max_weight
+    assert parse(f"{STAGED}[inner]\naccumulate = 4").micro == 4
+    kept = STAGED.replace("[pipeline]", "overlap = 12\nalpha = 0.25\n[pipeline]")
+    assert (parse(kept).outer.overlap, parse(kept).outer.alpha) == (12, 0.25)
+    assert parse("").canonical() == parse("[pipeline]\nstages = 0").canonical()
+    assert parse(STAGED).canonical() != parse(f"{STAGED}window = 1").canonical()
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("[pipeline]\nmicro = 4", "without stages"),
+        ("[pipeline]\nstages = 3", "'streaming'"),
+        (STAGED.replace("3", "1"), "holds all"),
+        (STAGED.replace("3", "5") + "[model]\nlayers = 4", "no 5 stages"),
+        (STAGED + "[model]\nkind = 'custom'", "cannot be cut"),
+        (STAGED.replace("[pipeline]", "fragments = 5\n[pipeline]"), "as many fragments"),
+        (STAGED + "codec = 'int8(block=256)'", "crosses"),
+        (STAGED + "codec = 'subspace(k=8)'", "crosses"),
+        (STAGED + "window = 2", "1 micro-batches"),
+    ],
+)
+def test_stages_that_cannot_be(toml, said):
+    with pytest.raises(ManifestError, match=said):
+        parse(toml)

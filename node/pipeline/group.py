@@ -1,0 +1,162 @@
+"""Taking a place in a group that holds the model together: from the manifest and a stage to what a Life trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from thinwire.collectives.outbox import Outbox
+from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.protocol import PeerId
+from thinwire.swarm.seat import Seat
+
+from ..data import Batches
+from ..peer import Peer
+from ..power import FRESH
+from ..presence import Emit
+from ..rounds import GIVE_UP
+from ..training import inner_of
+from ..waiting import Work
+from .boundary import Boundary
+from .crew import Crew
+from .holding import Holding
+from .host import Host
+from .hostlearner import HostLearner
+from .muster import Muster
+from .origin import Origin
+from .originlearner import OriginLearner
+from .patience import Patience
+from .place import home
+from .rescue import Source, rescue
+from .stage import Stage
+from .update import Update
+
+FIRST, LEAST = 60.0, 5.0
+"""Seconds that a host may take for a micro-batch: of one that nobody has measured, and of any."""
+
+ROUND_PATIENCE = 2.0
+"""Seconds without progress that a round has patience for; see GIVE_UP."""
+
+TOLD = frozenset(
+    {"host", "host lost", "stage without holder", "micro-batch failed", "micro-batch given up", "gradient lost"}
+)
+"""Events of a pipeline that are written down; the others come with every micro-batch."""
+
+
+def learner(
+    peer: Peer, manifest: Manifest, vocab: int, seat: Seat, *, batches: Callable[[], Batches], work: Work
+) -> HostLearner | OriginLearner:
+    """What a peer trains that has this seat, and its Handler: the peer hears of the group from now on. `batches`: of an origin.
+
+    A host whose origin is no longer there goes over to another group, with the stage that it has.
+    """
+    me, roster = peer.identity.peer_id, peer.presence.roster
+    door = Doorway(me, peer.presence.outbox, peer.doors.now, work, peer.emit)
+    if not seat.stage:
+        origin = origin_learner(manifest, vocab, batches(), door)
+        origin.muster.source = lambda stage: _source(peer, manifest.pipeline.stages, stage, origin.muster.missing)
+        origin.others = lambda: _speeds(peer)
+        peer.presence.stages = origin.muster
+        return origin
+    host = host_learner(manifest, vocab, seat.stage, seat.origin, door)
+
+    def look() -> bool:
+        if roster.alive(host.host.origin):
+            return False
+        found = home(peer.seats(), seat.stage)
+        if found is None or found == host.host.origin:
+            return True
+        peer.announce(Seat(seat.stage, found).code())
+        peer.emit("group", {"peer": found.hex(), "detail": f"stage {seat.stage} goes over to another group"})
+        host.follow(found)
+        return False
+
+    host.lacking = look
+    peer.presence.stages = host
+    return host
+
+
+def _speeds(peer: Peer) -> list[float]:
+    """Tokens per second that others have announced lately who train all of the model, or drive a group."""
+    if not peer.ready:
+        return []
+    said = [(one, speed, round) for one, (_, speed, round) in list(peer.session.stats.items())]
+    newest, alive = max((round for _, _, round in said), default=0), peer.presence.roster.alive
+    return [speed for one, speed, round in said if speed > 0 and round > newest - FRESH and alive(one)]
+
+
+def _source(peer: Peer, stages: int, stage: int, lost: Collection[int]) -> Source:
+    """Where the parameters of a stage are that no host of ours holds: full replicas and other groups have them too."""
+    roster, seats = peer.presence.roster, peer.seats()
+    full = [one for one in roster.others if (record := roster.record_of(one)) is not None and not record.capabilities]
+    held = [one for group in seats.groups.values() for one in group.get(stage, ())] + list(seats.orphans.get(stage, ()))
+    return rescue(stage, stages, lost=lost, holders=len(full) + len(held), recent=0).source
+
+
+def held_of(learner: object) -> Collection[int] | None:
+    """The fragments that what is trained has to do with; None: all."""
+    return learner.held if isinstance(learner, HostLearner | OriginLearner) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Doorway:
+    """What a learner in a group needs of its peer: who it is, its way to others, its clock (seconds), where it computes."""
+
+    me: PeerId
+    outbox: Outbox
+    now: Callable[[], float]
+    work: Work
+    emit: Emit
+
+
+def host_learner(manifest: Manifest, vocab: int, stage: int, origin: PeerId, door: Doorway) -> HostLearner:
+    """What a peer trains that holds stage `stage` of the group of `origin`."""
+    holding = Holding(manifest, vocab, stage)
+    section, micro = holding.section, manifest.micro
+    host = Host(
+        door.me,
+        origin,
+        stage,
+        Stage(section),
+        Update(section, inner_of(manifest)),
+        _boundary(manifest, vocab),
+        outbox=door.outbox,
+        work=door.work,
+        now=door.now,
+        emit=_quiet(door.emit),
+        context=manifest.model.context,
+        room=2 * (manifest.pipeline.window or micro),
+    )
+    return HostLearner(holding, host, outbox=door.outbox, now=door.now)
+
+
+def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Doorway) -> OriginLearner:
+    """What a peer trains that founds a group: it holds stage 0 and the data."""
+    holding, pipeline, emit = Holding(manifest, vocab, 0), manifest.pipeline, _quiet(door.emit)
+    origin = Origin(
+        holding.section,
+        Update(holding.section, inner_of(manifest)),
+        _boundary(manifest, vocab),
+        Crew({}),
+        outbox=door.outbox,
+        work=door.work,
+        now=door.now,
+        patience=Patience(door.now, first=FIRST, least=LEAST),
+        emit=emit,
+        window=pipeline.window or min(pipeline.stages, manifest.micro),
+        clip=manifest.inner.clip,
+        by_visits=pipeline.gradient == "visits",
+    )
+    wait = manifest.exchange.grace + GIVE_UP * ROUND_PATIENCE
+    muster = Muster(door.me, origin, pipeline.stages, now=door.now, wait=wait, emit=emit)
+    return OriginLearner(holding, muster, batches, manifest, now=door.now)
+
+
+def _boundary(manifest: Manifest, vocab: int) -> Boundary:
+    boundary = Boundary(manifest.pipeline.codec, manifest.model.width, vocab, manifest.run.seed)
+    boundary.warm_up()
+    return boundary
+
+
+def _quiet(emit: Emit) -> Emit:
+    return lambda name, fields: emit(name, fields) if name in TOLD else None

@@ -1,0 +1,45 @@
+"""What a weak peer has of a run's model: one stage, beside the layout of all, so that it takes part in that stage's rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+from thinwire.compression.codec import Floats
+from thinwire.swarm.manifest import Manifest
+
+from ..fragments import layout_of
+from ..model import ModelConfig, Transformer
+from ..parts import fragments_of, shares
+from .section import ENDS, Section, cut, fragment_of
+
+
+class Holding:
+    """Stage `stage` of a manifest's model, with its first values; `vocab`: token ids that its tokenizer knows.
+
+    Vectors are those of the whole layout, and only the stage's elements of them are ever touched: of the others a system
+    gives addresses and no memory.
+    """
+
+    def __init__(self, manifest: Manifest, vocab: int, stage: int) -> None:
+        shape = manifest.model
+        config = ModelConfig(vocab, shape.layers, shape.width, shape.heads, shape.context, shape.mlp, shape.tied)
+        layers = cut(shape.layers, shares(shape.layers, manifest.pipeline.stages))[stage]
+        held = {f"blocks.{layer}" for layer in layers} | (set() if stage else {ENDS})
+        model = Transformer(config, manifest.run.seed, lambda name: fragment_of(name) in held)
+        self.stage, self.layout = stage, layout_of(model)
+        self.section = Section(model, layers, ends=not stage)
+        self._part = fragments_of(manifest, self.layout)[stage]
+
+    def parameters(self) -> Floats:
+        """A copy of the stage's parameters, at their places in the whole vector; zeros elsewhere."""
+        theta = np.zeros(self.layout.total, np.float32)
+        for start, stop in self._part.spans:
+            self.layout.read(self.section, theta[start:stop], start)
+        return theta
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        """Copy parameters [start, stop), which are the stage's."""
+        self.layout.read(self.section, out, start)
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        """Set parameters [start, start + theta.size), which are the stage's; see Learner."""
+        self.layout.write(self.section, theta, start, keep)

@@ -1,0 +1,143 @@
+"""What a peer trains that holds a stage of a model other than the first: the inner steps are its origin's."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextlib import suppress
+
+from thinwire.collectives.outbox import Outbox
+from thinwire.compression.codec import Floats
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity import short
+from thinwire.swarm.protocol import PeerId, Post
+
+from ..fragments import Layout
+from ..inner import load_optimizer, save_optimizer
+from ..learner import NOTHING, Share, StepReport
+from ..snapshot import PrivateState
+from ..waiting import cancelled
+from .holding import Holding
+from .host import Host
+
+AGAIN_SECONDS = 2.0
+"""How long an origin is silent before it is told again that we are ready."""
+
+
+class HostLearner:
+    """A Learner, and a Handler of Presence: it works for its origin while it makes inner steps, and at no other time.
+
+    Its steps are counted as the origin's are, by the turns of the swarm's rounds; so all of a group end them together.
+    """
+
+    def __init__(self, holding: Holding, host: Host, *, outbox: Outbox, now: Callable[[], float]) -> None:
+        self.held = (holding.stage,)
+        self.host = host
+        self._holding, self._outbox, self._now = holding, outbox, now
+        self._at, self._until, self._heard, self._lone = 0, 0, 0.0, False
+        self.lacking: Callable[[], bool] = lambda: False
+        """Called while the origin is silent: whether it is not there, and nobody in its place. See `follow`."""
+
+    @property
+    def said(self) -> str:
+        """How we do in our group, for people."""
+        return f"inner step {self.host.step} of the group of {short(self.host.origin)}"
+
+    # --- as in Learner
+
+    @property
+    def layout(self) -> Layout:
+        return self._holding.layout
+
+    def parameters(self) -> Floats:
+        return self._holding.parameters()
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        self._holding.read(start, stop, out)
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        self._holding.write(theta, start, keep)
+
+    def assign(self, share: Share) -> None:
+        """The data is the origin's business."""
+        self._at = share.step
+
+    async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
+        """Work until `n` inner steps are over for the origin, whether or not we had part in them."""
+        host, began = self.host, self._now()
+        first, target = host.step, self._at + n
+        if stop.is_set() or not n:
+            return NOTHING
+        self._until, self._lone = target, False
+        self._post()
+        waking = asyncio.ensure_future(self._wake(stop))
+        try:
+            await host.run(lambda: stop.is_set() or self._lone or host.step >= target or host.ordered >= target)
+        finally:
+            self._until = 0
+            await cancelled(waking)
+        self._at += n if host.step == target else max(0, host.step - first)
+        if host.step < target:
+            host.abandon()
+        tokens, made = host.update.take_tokens(), min(n, max(0, host.step - first))
+        loss = host.loss if made else math.nan
+        return StepReport(made, loss, loss, tokens, self._now() - began) if made or tokens else NOTHING
+
+    async def _wake(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.host.wake()
+
+    def private(self) -> PrivateState:
+        """See Learner."""
+        tensors = save_optimizer(self._holding.section, self.host.update.optimizer, copy=False)
+        return PrivateState(tensors, {"stage": self._holding.stage})
+
+    def restore(self, private: PrivateState) -> bool:
+        """See Learner."""
+        if private.values.get("stage") != self._holding.stage:
+            return False
+        with suppress(ValueError):
+            load_optimizer(self._holding.section, self.host.update.optimizer, private.tensors)
+            return True
+        return False
+
+    def skip_to(self, round: int, peers: int) -> None:
+        """The origin says which step is next."""
+
+    # --- as in Handler
+
+    def routed(self, peer: PeerId, frame: Frame) -> None:
+        """See Handler."""
+        if peer == self.host.origin:
+            self._heard = self._now()
+        self.host.routed(peer, frame)
+
+    def lost(self, peer: PeerId, *, gone: bool) -> None:
+        """See Handler."""
+        self.host.lost(peer, gone=gone)
+
+    def reached(self, peer: PeerId) -> None:
+        """See Handler."""
+        if peer == self.host.origin and self._until:
+            self._post()
+
+    def ticked(self) -> None:
+        """Say again that we are ready, to an origin that may not have been when we said it. Without one there are no steps."""
+        if self._until and self._now() > self._heard + AGAIN_SECONDS:
+            self._lone = self.lacking()
+            if self._lone:
+                self.host.wake()
+            else:
+                self._post()
+
+    def follow(self, origin: PeerId) -> None:
+        """From now on work for another origin."""
+        self.host.abandon()
+        self.host.origin = origin
+        if self._until:
+            self._post()
+
+    def _post(self) -> None:
+        self._heard = self._now()
+        self._outbox.control(self.host.origin, Post(self.host.step, self._until, self._holding.stage))

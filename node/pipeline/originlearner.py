@@ -1,0 +1,129 @@
+"""What the origin of a group trains: the model that all of the group hold together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from thinwire.compression.codec import Floats
+from thinwire.swarm.manifest import Manifest
+
+from ..data import Batches, Cursor, cursor_after
+from ..fragments import Layout
+from ..inner import load_optimizer, save_optimizer
+from ..learner import NOTHING, Share, StepReport
+from ..power import steps_by_power
+from ..snapshot import PrivateState
+from ..training import own_shards
+from .account import Outcome
+from .holding import Holding
+from .muster import Muster
+
+SMOOTHING = 0.3
+"""Weight of the last step in the mean of our speed."""
+
+
+class OriginLearner:
+    """A Learner whose inner steps are those of its group (see Origin); `muster` is its Handler of Presence."""
+
+    def __init__(
+        self, holding: Holding, muster: Muster, batches: Batches, manifest: Manifest, *, now: Callable[[], float]
+    ) -> None:
+        self.held = (0,)
+        self.muster, self.batches = muster, batches
+        self._origin, self._holding, self._manifest, self._now = muster.origin, holding, manifest, now
+        self.totals: Mapping[str, int] = {"retried": 0, "skipped": 0, "lost": 0}
+        """Micro-batches that were sent once more, that went past a stage, and whose gradient some stage has lost."""
+        self.others: Callable[[], list[float]] = list
+        """Tokens per second of those that hold the whole model, or drive a group as we do."""
+        self._speed = 0.0
+
+    @property
+    def said(self) -> str:
+        """How the group does, for people."""
+        counts = ", ".join(f"{count} micro-batches {what}" for what, count in self.totals.items())
+        return f"{self.muster.said}; {counts}; {self._speed:.0f} tokens/s in steps"
+
+    @property
+    def layout(self) -> Layout:
+        return self._holding.layout
+
+    def parameters(self) -> Floats:
+        return self._holding.parameters()
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        self._holding.read(start, stop, out)
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        self._holding.write(theta, start, keep)
+
+    def assign(self, share: Share) -> None:
+        """Take this peer's shards; the steps are counted by the turns of the swarm's rounds."""
+        self.batches.assign(own_shards(self._manifest, share))
+        if self._origin.next_step != share.step:
+            self.muster.jump(share.step)
+
+    async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
+        """Make inner steps with the group: `n`, or as many as others make of `n` in the time that we need; fewer when `stop` is
+        set on the way. Waits for who is to take part. At their end the hosts end theirs.
+        """
+        origin, losses, made, began = self._origin, list[float](), 0, self._now()
+        end, wanted = origin.next_step + n, self._share(n)
+        while made < wanted and not stop.is_set():
+            if made:
+                self.muster.refresh()
+            if (not made or self.muster.missing) and not await self.muster.gather(stop):
+                break
+            outcome = await origin.step([self.batches.next() for _ in range(self._manifest.micro)])
+            if outcome.losses:
+                losses.append(outcome.loss)
+            made += 1
+            self._speed = self._faster(outcome)
+            self.totals = {
+                "retried": self.totals["retried"] + outcome.attempts - self._manifest.micro,
+                "skipped": self.totals["skipped"] + len(outcome.skipped),
+                "lost": self.totals["lost"] + sum(len(micros) for _, (_, micros, _) in outcome.lost),
+            }
+        if origin.next_step < end:
+            self.muster.jump(end)
+        tokens = origin.update.take_tokens()
+        if not losses:
+            return NOTHING
+        return StepReport(made, sum(losses) / len(losses), losses[-1], tokens, self._now() - began)
+
+    def _share(self, n: int) -> int:
+        """How many of `n` steps we make, so that others need not wait for us long."""
+        others = self.others()
+        if not others:
+            return n
+        return steps_by_power(self._speed, others, n, 1.0) if self._speed else 1
+
+    def _faster(self, outcome: Outcome) -> float:
+        """Our speed after a step, as a moving mean."""
+        inner, model = self._manifest.inner, self._manifest.model
+        now = self._manifest.micro * inner.batch * model.context / max(outcome.seconds, 1e-6)
+        return now if not self._speed else self._speed + SMOOTHING * (now - self._speed)
+
+    def private(self) -> PrivateState:
+        """See Learner."""
+        cursor = self.batches.cursor
+        tensors = save_optimizer(self._holding.section, self._origin.update.optimizer, copy=False)
+        return PrivateState(tensors, {"stage": 0, "epoch": cursor.epoch, "position": cursor.position})
+
+    def restore(self, private: PrivateState) -> bool:
+        """See Learner."""
+        stage, epoch, place = (private.values.get(name) for name in ("stage", "epoch", "position"))
+        if stage != 0 or not (isinstance(epoch, int) and isinstance(place, int)) or min(epoch, place) < 0:
+            return False
+        with suppress(ValueError):
+            load_optimizer(self._holding.section, self._origin.update.optimizer, private.tensors)
+            self.batches.cursor = Cursor(epoch, place)
+            return True
+        return False
+
+    def skip_to(self, round: int, peers: int) -> None:
+        """See Learner."""
+        inner = self._manifest.inner
+        samples = self._manifest.steps_after(round) * inner.batch * self._manifest.micro * max(1, peers)
+        self.batches.cursor = cursor_after(self.batches.split, samples)

@@ -1,0 +1,22 @@
+"""Codecs of boundaries that a manifest names."""
+
+import pytest
+from thinwire.node.methods import check_codec
+from thinwire.swarm.manifest import ManifestError, parse
+
+
+def staged(codec, width):
+    return parse(
+        f'[model]\nwidth = {width}\nheads = 2\n[outer]\nmethod = "streaming"\n[pipeline]\nstages = 2\ncodec = "{codec}"\n'
+    )
+
+
+@pytest.mark.parametrize(("codec", "width"), [("rows(bits=8)", 32), ("fp32", 8), ("bf16", 8), ("tah", 64)])
+def test_codecs_that_suit(codec, width):
+    check_codec(staged(codec, width), "run.toml")
+
+
+@pytest.mark.parametrize(("codec", "width"), [("rows(bits=8)", 8), ("rows(bits=9)", 32), ("tah(x=1)", 64)])
+def test_codecs_that_cannot_be(codec, width):
+    with pytest.raises(ManifestError, match=r"run\.toml: pipeline\.codec"):
+        check_codec(staged(codec, width), "run.toml")

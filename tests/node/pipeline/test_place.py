@@ -1,0 +1,112 @@
+"""Which stage a weak peer takes, and what fits it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.node.fragments import layout_of
+from thinwire.node.model import ModelConfig, Transformer
+from thinwire.node.pipeline.arrival import anew, crowded
+from thinwire.node.pipeline.holding import Holding
+from thinwire.node.pipeline.place import assign, fitting, home, memory, parameters, share
+from thinwire.swarm.manifest import parse
+from thinwire.swarm.seat import Seat, Seating
+
+IDS = [bytes([i]) * 32 for i in range(40)]
+RUN = parse(
+    "[model]\nlayers = 5\nwidth = 16\nheads = 2\ncontext = 8\n"
+    '[outer]\nmethod = "streaming"\nsteps = 12\n[pipeline]\nstages = 3\n'
+)
+A, B, C, D, E = IDS[:5]
+
+
+def seats(groups=None, orphans=None, waiting=()):
+    return Seating(groups or {}, orphans or {}, tuple(waiting))
+
+
+def test_what_is_missing_comes_first_in_the_group_that_lacks_least():
+    groups = {A: {1: (), 2: ()}, B: {1: (), 2: (C,)}}
+    found = assign(seats(groups, waiting=IDS[10:13]), 3)
+    assert found == {IDS[10]: Seat(1, B), IDS[11]: Seat(1, A), IDS[12]: Seat(2, A)}
+
+
+def test_who_is_many_founds_a_group_and_who_is_few_helps():
+    full = {A: {1: (B,), 2: (C,)}}
+    assert assign(seats(full, waiting=IDS[10:12]), 3) == {IDS[10]: Seat(2, A), IDS[11]: Seat(1, A)}
+    found = assign(seats(full, waiting=IDS[10:13]), 3)
+    assert found == {IDS[10]: Seat(0, IDS[10]), IDS[11]: Seat(1, IDS[10]), IDS[12]: Seat(2, IDS[10])}
+    assert assign(seats(waiting=IDS[10:11]), 3) == {IDS[10]: Seat(0, IDS[10])}
+
+
+def test_hosts_without_an_origin_get_one():
+    assert assign(seats({A: {1: (B,), 2: (C,)}}, {1: (D,)}, [E]), 3) == {E: Seat(0, E)}
+    assert home(seats({A: {1: (B,), 2: ()}, E: {1: (), 2: ()}}), 1) == E
+    assert home(seats(), 1) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 6), st.integers(0, 3), st.data())
+def test_whoever_waits_no_stage_stays_empty_that_need_not(stages, complete, data):
+    """Of so many that wait, all groups are complete but the last one, and nobody doubles a stage while one is empty."""
+    groups = {IDS[i]: {stage: (IDS[i] + bytes([stage]),) for stage in range(1, stages)} for i in range(complete)}
+    count = data.draw(st.integers(1, 20))
+    found = assign(seats(groups, waiting=IDS[20 : 20 + count]), stages)
+    assert sorted(found) == IDS[20 : 20 + count]
+    held = {origin: {stage: len(peers) for stage, peers in stages_.items()} for origin, stages_ in groups.items()}
+    for seat in found.values():
+        held.setdefault(seat.origin, dict.fromkeys(range(1, stages), 0))
+    for seat in found.values():
+        if seat.stage:
+            held[seat.origin][seat.stage] += 1
+    empty = [origin for origin, stages_ in held.items() if not all(stages_.values())]
+    assert len(empty) <= 1
+    if empty:
+        assert not complete and max(max(stages_.values()) for stages_ in held.values()) <= 1
+    assert len(held) == max(complete + count // stages, 1)
+
+
+def test_who_does_not_fit_its_place_takes_another():
+    groups = {A: {1: (), 2: (B,)}}
+    assert fitting(seats(groups, waiting=[D]), 3, (1, 2), D) == Seat(1, A)
+    assert fitting(seats(groups, waiting=[D]), 3, (2,), D) == Seat(2, A)
+    assert fitting(seats(waiting=[D]), 3, (1, 2), D) is None
+    assert fitting(seats(waiting=[D]), 3, (0,), D) == Seat(0, D)
+
+
+def test_two_at_one_place_while_another_is_empty():
+    groups = {A: {1: (B, C), 2: ()}}
+    assert crowded(seats(groups), Seat(1, A), C) and not crowded(seats(groups), Seat(1, A), B)
+    assert not crowded(seats({A: {1: (B, C), 2: (D,)}}), Seat(1, A), C)
+    assert crowded(seats({}), Seat(1, A), C)  # whose origin is gone
+    assert anew(seats(groups, waiting=[E]), C) == seats({A: {1: (B,), 2: ()}}, waiting=[C, E])
+
+
+def test_memory_follows_the_parameters_that_there_are():
+    config = ModelConfig(50, 5, 16, 2, 8)
+    for tied in (True, False):
+        shaped = ModelConfig(50, 5, 16, 2, 8, tied=tied)
+        assert parameters(shaped, 5, ends=True) == layout_of(Transformer(shaped)).total
+    held = [sum(p.numel() for p in Holding(RUN, 50, stage).section.parameters()) for stage in range(3)]
+    assert held == [parameters(config, layers, ends=not stage) for stage, layers in enumerate((1, 2, 2))]
+    needs = [memory(RUN, 50, stage) for stage in range(3)]
+    assert memory(RUN, 50, None) > max(needs) and needs[1] == needs[2]
+    assert share(RUN, 50, needs[1]) == (False, tuple(s for s in range(3) if needs[s] <= needs[1]))
+    assert share(RUN, 50, 1e9) == (True, (0, 1, 2)) and share(RUN, 50, 10.0) == (False, ())
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_stage_has_its_part_of_the_whole_and_nothing_else(stage):
+    holding = Holding(RUN, 50, stage)
+    whole = Transformer(ModelConfig(50, 5, 16, 2, 8), RUN.run.seed)
+    layout = layout_of(whole)
+    assert holding.layout == layout
+    theta = layout.split(holding.parameters())
+    mine = {name for name, _ in holding.section.named_parameters()}
+    for name, value in whole.named_parameters():
+        assert (theta[name] == (value.detach().numpy() if name in mine else 0)).all()
+    part = holding._part
+    assert part.size == sum(p.numel() for p in holding.section.parameters())
+    for start, stop in part.spans:
+        holding.write(2 * holding.parameters()[start:stop], start)
+    assert (holding.parameters() == 2 * layout.flat(theta)).all()
