@@ -55,15 +55,17 @@ class Floor:
 
 class ChainRounds(OverlappedRounds):
     """Rounds of one fragment, one call of `sync` for each. `aired`: the model is not read any more; `due`: it shall follow;
-    `moved`: the outer state has made its step. `last`: the number of the run's last round of this fragment, 0: none.
+    `moved`: the outer state has made its step. `last`: the number of the run's last round of this fragment, 0: none. `owed`:
+    tokens since what was last sent of it and counts; of these, `sent` are in the round under way.
     """
 
     def __init__(
         self, session: Session, manifest: Manifest, *, read: Read, write: Write, work: Work, floor: Floor, last: int
     ) -> None:
         super().__init__(session, manifest, read=read, write=write, work=work)
-        self.session, self.last, self.owed = session, last, 0
+        self.session, self.last, self.owed, self.sent = session, last, 0, 0
         self._alpha, self._most, self._floor = manifest.outer.alpha, manifest.max_weight, floor
+        self._overlaps = manifest.overlap > 0
         self.aired, self.due, self.moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.meanwhile = self._until_due
         self.late = self.forgoes = self._unsent = False
@@ -104,7 +106,17 @@ class ChainRounds(OverlappedRounds):
 
     async def _take_over(self, fetched: Fetched) -> None:
         await super()._take_over(fetched)
-        self.owed, self.forgoes = 0, True
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Nothing of what was trained is in the model any more; with overlap not all of what comes next will be."""
+        self.owed = self.sent = 0
+        self.forgoes = self._overlaps
+
+    def land(self, kept: int) -> None:
+        """The round is over and counts. `kept`: tokens that it was about and that have to be sent once more."""
+        self.owed = max(0, self.owed - self.sent + kept * self._overlaps)
+        self.sent = 0
 
     async def end(self) -> None:
         """The run is over: the model is the outer parameters."""
@@ -121,8 +133,10 @@ class ChainRounds(OverlappedRounds):
             await self._work(lambda: self._write(replica.theta, keep=keep))
 
         await self._floor.visit(mix)
-        if self._unsent:
-            self.owed, self.forgoes = 0, True
+        if (
+            self._unsent or not self._overlaps
+        ):  # without overlap all that was counted was trained before the model follows
+            self._start_over()
 
 
 class SparseChainRounds(ChainRounds):

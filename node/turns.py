@@ -24,11 +24,10 @@ from thinwire.swarm.manifest import Manifest
 
 @dataclass(slots=True)
 class _Flight:
-    """A round under way: sent in `turn`, with `owed` tokens. `left`: the others have gone on without waiting for it."""
+    """A round under way: sent in `turn`. `left`: the others have gone on without waiting for it."""
 
     link: ChainRounds
     turn: int
-    owed: int
     task: asyncio.Task[Outcome]
     left: bool = False
 
@@ -152,8 +151,9 @@ class ChainedRounds:
             await asyncio.sleep(0)  # for who waits to touch the model
             return not all(self._is_over(one) for one in self.links)
         link.begin()
+        link.sent = link.owed
         task = asyncio.ensure_future(link.sync(weight=link.owed, loss=loss, speed=speed))
-        self._flights[number] = flight = _Flight(link, turn, link.owed, task)
+        self._flights[number] = flight = _Flight(link, turn, task)
         await self._first(task, link.aired)
         if link.late:
             await self._wait(flight)
@@ -208,7 +208,7 @@ class ChainedRounds:
         link, outcome = flight.link, flight.task.result()
         del self._flights[flight.turn % self._count]
         if outcome.commit is not None:
-            link.owed = max(0, link.owed - flight.owed + outcome.kept)
+            link.land(outcome.kept)
             if told:
                 self._told(outcome)
         else:
