@@ -158,9 +158,21 @@ def _newcomer(swarm: LocalSwarm) -> Newcomer | None:
     if late is None:
         return None
     synced, first = next(late.diary.of("synced"), None), next(late.diary.of("round"), None)
+    weak = bool(swarm.options.weak)
     return Newcomer(
-        late.name, swarm.joined_round, synced["round"] if synced else None, first["round"] if first else None
+        late.name,
+        swarm.joined_round,
+        synced["round"] if synced else None,
+        first["round"] if first else None,
+        held=held_by(late.diary) if weak else (),
+        lost=held_by(swarm.victim.diary) if weak and swarm.victim is not None else (),
+        tokens=sum(event["tokens"] for event in late.diary.of("round")),
     )
+
+
+def held_by(diary: Diary) -> tuple[int, ...]:
+    """The fragments whose state a peer got."""
+    return tuple(sorted({event["fragment"] for event in diary.of("synced") if "fragment" in event}))
 
 
 def _draw(swarm: LocalSwarm, diaries: Sequence[Diary], made: Made) -> str:

@@ -305,10 +305,11 @@ class Peer:
         """Say in our record what we hold, see swarm/seat.py."""
         self.presence.roster.announce(capabilities, self.doors.now())
 
-    def seats(self) -> Seating:
-        """Who holds which stage of the model, as the records of those say who are here."""
-        roster = self.presence.roster
-        records = [record for peer in roster.view.peers if (record := roster.record_of(peer)) is not None]
+    def seats(self, *, linked: bool = False) -> Seating:
+        """Who holds which stage of the model, as the records of those say who are here; `linked`: and within our reach."""
+        roster, reach = self.presence.roster, self.presence.live | {self.identity.peer_id}
+        peers = [peer for peer in roster.view.peers if not linked or peer in reach]
+        records = [record for peer in peers if (record := roster.record_of(peer)) is not None]
         return seating(records, self.manifest.pipeline.stages)
 
     def position(self) -> int:

@@ -34,13 +34,17 @@ class Kill:
 @dataclass(frozen=True, slots=True)
 class Newcomer:
     """The late joiner: the round that was committed last when it came, the one whose state it got, and the first that it
-    took part in; the last two are None when it did not get that far.
+    took part in; the last two are None when it did not get that far. `held`, `lost`: the fragments that it holds, and those
+    that the killed one held; empty for peers that hold all. `tokens`: that it has trained on.
     """
 
     name: str
     came: int
     synced: int | None
     first: int | None
+    held: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,10 @@ class Verdict:
             found.append("no round was committed after the kill")
         if self.newcomer is not None and self.newcomer.first is None:
             found.append(f"{self.newcomer.name} came late and never took part in a round")
+        elif self.newcomer is not None and self.newcomer.held != self.newcomer.lost:
+            found.append(f"{self.newcomer.name} did not take the stage of {self.kill.name if self.kill else 'anybody'}")
+        elif self.newcomer is not None and self.newcomer.held and not self.newcomer.tokens:
+            found.append(f"the group made no inner steps with {self.newcomer.name}")
         return found
 
 
@@ -156,7 +164,11 @@ def _newcomer(newcomer: Newcomer) -> str:
     said = f"{newcomer.name} came in round {newcomer.came + 1}"
     if newcomer.synced is not None:
         said += f", got the state of round {newcomer.synced} from the others"
-    return said + (f", took part from round {newcomer.first}" if newcomer.first is not None else ", never took part")
+    if newcomer.first is None:
+        return f"{said}, never took part"
+    if newcomer.held and newcomer.held == newcomer.lost:
+        said += f", took the empty stage {', '.join(map(str, newcomer.held))}"
+    return f"{said}, took part from round {newcomer.first}"
 
 
 def _printable(text: str) -> str:

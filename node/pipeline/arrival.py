@@ -42,7 +42,7 @@ async def _told(peer: Peer, stage: int, stages: int) -> Seat:
     if not stage:
         return Seat(0, me)
     until = peer.doors.now() + SEARCH_SECONDS
-    while (origin := home(peer.seats(), stage)) is None:
+    while (origin := home(peer.seats(linked=True), stage)) is None:
         if peer.doors.now() > until:
             raise NoSwarm("no peer here holds stage 0", "begin a group with --stage 0")
         await asyncio.sleep(SETTLE_SECONDS)
@@ -59,7 +59,7 @@ async def _found(peer: Peer, manifest: Manifest, fits: tuple[int, ...], limit: f
     taken: Seat | None = None
     for _ in range(TRIES):
         await asyncio.sleep(SETTLE_SECONDS)
-        seats = peer.seats()
+        seats = peer.seats(linked=True)  # who died a moment ago is still a member, and out of reach
         if taken is not None and not crowded(seats, taken, me):
             break
         taken = fitting(anew(seats, me), stages, fits, me)

@@ -48,7 +48,8 @@ def learner(
 ) -> HostLearner | OriginLearner:
     """What a peer trains that has this seat, and its Handler: the peer hears of the group from now on. `batches`: of an origin.
 
-    A host whose origin is no longer there goes over to another group, with the stage that it has.
+    A host whose origin is out of reach makes no steps; when it is no member any more, the host goes over to another group,
+    with the stage that it has.
     """
     me, roster = peer.identity.peer_id, peer.presence.roster
     door = Doorway(me, peer.presence.outbox, peer.doors.now, work, peer.emit)
@@ -61,8 +62,10 @@ def learner(
     host = host_learner(manifest, vocab, seat.stage, seat.origin, door)
 
     def look() -> bool:
-        if roster.alive(host.host.origin):
+        if host.host.origin in peer.presence.live:
             return False
+        if roster.alive(host.host.origin):
+            return True
         found = home(peer.seats(), seat.stage)
         if found is None or found == host.host.origin:
             return True

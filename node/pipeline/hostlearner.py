@@ -37,7 +37,9 @@ class HostLearner:
         self._holding, self._outbox, self._now = holding, outbox, now
         self._at, self._until, self._heard, self._lone = 0, 0, 0.0, False
         self.lacking: Callable[[], bool] = lambda: False
-        """Called while the origin is silent: whether it is not there, and nobody in its place. See `follow`."""
+        """Called before steps, and while the origin is silent: whether it is out of reach, and nobody in its place. See
+        `follow`.
+        """
 
     @property
     def said(self) -> str:
@@ -69,8 +71,10 @@ class HostLearner:
         first, target = host.step, self._at + n
         if stop.is_set() or not n:
             return NOTHING
-        self._until, self._lone = target, False
-        self._post()
+        self._lone = self.lacking()
+        self._until = target
+        if not self._lone:
+            self._post()
         waking = asyncio.ensure_future(self._wake(stop))
         try:
             await host.run(lambda: stop.is_set() or self._lone or host.step >= target or host.ordered >= target)
@@ -116,6 +120,8 @@ class HostLearner:
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
         self.host.lost(peer, gone=gone)
+        if peer == self.host.origin:
+            self._heard = -math.inf
 
     def reached(self, peer: PeerId) -> None:
         """See Handler."""

@@ -138,6 +138,12 @@ def test_the_screen_says_everything():
     assert verdict().faults() == [] and as_json(verdict())["faults"] == []
 
 
+def test_who_takes_the_stage_of_the_killed_one():
+    late = Newcomer("peer 4", 3, 4, 5, (2,), (2,), 99)
+    assert "took the empty stage 2, took part from round 5" in screen(verdict(newcomer=late))
+    assert verdict(newcomer=late).faults() == []
+
+
 def test_what_was_not_measured_is_a_dash():
     said = screen(verdict(before=None, after=float("nan"), alone_after=None, picture="", checkpoint="", sample=""))
     assert "held-out loss   - before, - after" in said and "picture         -" in said
@@ -152,6 +158,8 @@ def test_what_was_not_measured_is_a_dash():
         ({"proof": Proof(0, 0, (), "ab", 6, 1)}, "did not end in one round"),
         ({"kill": Kill("peer 3", 2, None, 2.0)}, "no round was committed after the kill"),
         ({"newcomer": Newcomer("peer 4", 3, None, None)}, "peer 4 came late"),
+        ({"newcomer": Newcomer("peer 4", 3, 4, 5, (1,), (2,), 99)}, "did not take the stage of peer 3"),
+        ({"newcomer": Newcomer("peer 4", 3, 4, 5, (2,), (2,), 0)}, "made no inner steps with peer 4"),
     ],
 )
 def test_faults(changes, fault):

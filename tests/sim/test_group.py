@@ -9,6 +9,7 @@ from thinwire.sims.faults import Fault
 from thinwire.sims.scenario import PeerSpec, Scenario
 from thinwire.sims.seeds import PACE, STALL
 from thinwire.sims.world import simulate
+from thinwire.swarm.preset import WAN
 
 MODEL = "[model]\nlayers = 3\nwidth = 8\nheads = 2\ncontext = 8\n[inner]\nbatch = 1\naccumulate = 2\nwarmup = 0\n"
 KILL = Fault(9.0, "kill", (4,))
@@ -101,9 +102,6 @@ def test_a_host_is_killed_and_another_takes_its_stage():
     assert sum(wait > 0.5 for wait in waits) == 2  # for the one that is dead, and nobody for a group that lacks a stage
 
 
-WEAK = 0.15 * 2**20
-
-
 @pytest.mark.parametrize("killed", [2, pytest.param(4, marks=pytest.mark.trial)])
 def test_weak_peers_find_their_places(killed):
     """Three that are too small, and one more when one was killed: it takes what is missing, be it the origin's place."""
@@ -119,6 +117,18 @@ def test_weak_peers_find_their_places(killed):
     assert last > 18 and all(together(run, turn) == {3} for turn in range(last - 4, last))
     names = [event.name for event in run.journal.events]
     assert names.count("group") == (2 if killed == 4 else 0)  # hosts that go over to the newcomer's group
+
+
+@pytest.mark.trial
+def test_who_comes_just_after_a_kill_takes_the_stage():
+    """The dead one is a member yet, and out of the newcomer's reach."""
+    weak = [replace(peer(index, join=0.2, step=0.1), memory=WEAK) for index in (2, 3, 4)]
+    late = replace(peer(5, join=15.0, step=0.1), memory=WEAK)
+    faults = (Fault(14.0, "kill", (2,)),)
+    run = simulate(world((*FULL, *weak, late), faults=faults, seconds=30.0), preset=WAN, stall=STALL)
+    assert run.violations == ()
+    held = {one: {(turn - 1) % 3 for turn in digests} for one, digests in agreed(run).items()}
+    assert held[2] == held[5] == {1}
 
 
 @pytest.mark.parametrize(
