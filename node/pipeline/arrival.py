@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from thinwire.swarm.manifest import Manifest, ManifestError
 from thinwire.swarm.seat import WAITING, Seat, Seating
 
 from ..peer import SEARCH_SECONDS, NoSwarm, Peer
-from .place import fitting, home, memory, share
+from .place import fitting, gaps, home, memory, share
 
 SETTLE_SECONDS = 3.0
 """How long news of a member takes to be known to nearly all."""
 
-TRIES = 4
-"""Times that a place is looked for anew, where several have come to the same one."""
+TRIES = 6
+"""Times that a place is looked for, where several have come to the same one."""
+
+PATIENT = 2
+"""Of these, the first ones, in which an origin whom nobody has joined waits for those that are one too many elsewhere."""
 
 
 async def seat(peer: Peer, manifest: Manifest, vocab: int, *, limit: float, stage: int | None = None) -> Seat | None:
@@ -57,12 +61,19 @@ async def _found(peer: Peer, manifest: Manifest, fits: tuple[int, ...], limit: f
         )
     peer.announce(WAITING)
     taken: Seat | None = None
-    for _ in range(TRIES):
+    for attempt in range(TRIES):
         await asyncio.sleep(SETTLE_SECONDS)
         seats = peer.seats(linked=True)  # who died a moment ago is still a member, and out of reach
-        if taken is not None and not crowded(seats, taken, me):
+        empty = gaps(seats, fits, me)
+        if taken is not None and not crowded(seats, taken, me, empty):
             break
-        taken = fitting(anew(seats, me), stages, fits, me)
+        if taken is not None and not taken.stage and attempt <= PATIENT:
+            continue
+        if taken is not None and empty:
+            # By chance: others may be one too many at the same place, or at another, and look for one now.
+            taken = empty[int.from_bytes(me[attempt : attempt + 8], "big") % len(empty)]
+        else:
+            taken = fitting(anew(seats, me), stages, fits, me)
         if taken is None:
             raise NoSwarm("no peer here holds stage 0, which does not fit here", "raise --memory")
         peer.announce(taken.code())
@@ -70,11 +81,14 @@ async def _found(peer: Peer, manifest: Manifest, fits: tuple[int, ...], limit: f
     return taken
 
 
-def crowded(seats: Seating, taken: Seat, me: bytes) -> bool:
-    """Whether a peer should look for another place: it is not the first at its own, and some other is empty."""
-    first = min(seats.groups.get(taken.origin, {}).get(taken.stage, (me,)), default=me)
-    empty = any(not peers for held in seats.groups.values() for peers in held.values())
-    return bool(taken.stage) and ((empty and first < me) or taken.origin not in seats.groups)
+def crowded(seats: Seating, taken: Seat, me: bytes, empty: Sequence[Seat]) -> bool:
+    """Whether a peer should look for another place, where it could have those of `empty`: it is not the first at its own, or
+    drives a group that nobody has joined; or its origin is gone.
+    """
+    held = seats.groups.get(taken.origin, {})
+    if not taken.stage:
+        return bool(empty) and not any(held.values())
+    return taken.origin not in seats.groups or (bool(empty) and min(held.get(taken.stage, (me,)), default=me) < me)
 
 
 def anew(seats: Seating, me: bytes) -> Seating:
@@ -82,5 +96,6 @@ def anew(seats: Seating, me: bytes) -> Seating:
     groups = {
         origin: {stage: tuple(peer for peer in peers if peer != me) for stage, peers in held.items()}
         for origin, held in seats.groups.items()
+        if origin != me
     }
     return Seating(groups, seats.orphans, tuple(sorted({*seats.waiting, me})))

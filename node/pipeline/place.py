@@ -94,6 +94,16 @@ def fitting(seats: Seating, stages: int, fits: Collection[int], me: PeerId) -> S
     return Seat(0, me) if 0 in fits else None
 
 
+def gaps(seats: Seating, fits: Collection[int], me: PeerId) -> list[Seat]:
+    """Places that fit and nobody has, first in the groups that lack least; for one that drives a group, of those before it."""
+    found = []
+    for origin, held in sorted(seats.groups.items(), key=lambda one: (sum(not p for p in one[1].values()), one[0])):
+        if origin == me:
+            break
+        found += [Seat(stage, origin) for stage, peers in held.items() if not peers and stage in fits]
+    return found
+
+
 def home(seats: Seating, stage: int) -> PeerId | None:
     """Whose group a host of `stage` joins that has lost its origin: one that lacks it, else the one with fewest of it."""
     return min(seats.groups, key=lambda origin: (len(seats.groups[origin].get(stage, ())), origin), default=None)

@@ -9,7 +9,7 @@ from thinwire.node.fragments import layout_of
 from thinwire.node.model import ModelConfig, Transformer
 from thinwire.node.pipeline.arrival import anew, crowded
 from thinwire.node.pipeline.holding import Holding
-from thinwire.node.pipeline.place import assign, fitting, home, memory, parameters, share
+from thinwire.node.pipeline.place import assign, fitting, gaps, home, memory, parameters, share
 from thinwire.swarm.manifest import parse
 from thinwire.swarm.seat import Seat, Seating
 
@@ -76,10 +76,23 @@ def test_who_does_not_fit_its_place_takes_another():
 
 def test_two_at_one_place_while_another_is_empty():
     groups = {A: {1: (B, C), 2: ()}}
-    assert crowded(seats(groups), Seat(1, A), C) and not crowded(seats(groups), Seat(1, A), B)
-    assert not crowded(seats({A: {1: (B, C), 2: (D,)}}), Seat(1, A), C)
-    assert crowded(seats({}), Seat(1, A), C)  # whose origin is gone
+    empty = gaps(seats(groups), (0, 1, 2), C)
+    assert empty == [Seat(2, A)] and gaps(seats(groups), (1,), C) == []
+    assert crowded(seats(groups), Seat(1, A), C, empty) and not crowded(seats(groups), Seat(1, A), B, empty)
+    assert not crowded(seats(groups), Seat(1, A), C, ())
+    assert crowded(seats({}), Seat(1, A), C, ())  # whose origin is gone
     assert anew(seats(groups, waiting=[E]), C) == seats({A: {1: (B,), 2: ()}}, waiting=[C, E])
+
+
+def test_an_origin_that_nobody_joins_looks_for_a_place_in_groups_before_its_own():
+    groups = {A: {1: (), 2: ()}, B: {1: (), 2: (E,)}, C: {1: (), 2: ()}}
+    everything = (0, 1, 2)
+    assert gaps(seats(groups), everything, B) == []
+    assert gaps(seats(groups), everything, A) == [Seat(1, B)]
+    assert gaps(seats(groups), everything, C) == [Seat(1, B), Seat(1, A), Seat(2, A)]
+    assert crowded(seats(groups), Seat(0, A), A, [Seat(1, B)]) and not crowded(seats(groups), Seat(0, B), B, ())
+    assert not crowded(seats(groups), Seat(0, B), B, [Seat(1, A)])  # it has a host
+    assert anew(seats(groups), C).groups == {A: groups[A], B: groups[B]}
 
 
 def test_memory_follows_the_parameters_that_there_are():
