@@ -25,6 +25,7 @@ def test_tokens_that_a_late_round_has_not_are_due_with_the_next():
     peer = SimpleNamespace(
         doors=SimpleNamespace(now=lambda: 0.0),
         steps=lambda speed: 1,
+        position=lambda: 0,
         lease=lambda: None,
         place=tuple,
         identity=SimpleNamespace(peer_id=bytes(32)),
