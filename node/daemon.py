@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from thinwire.compression.warmup import warm_up
 from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.seat import Seat
 
 from .books import Books
 from .config import Config
@@ -30,7 +31,8 @@ from .opening import Entry, arriving, founding
 from .options import Options
 from .peer import Peer
 from .pipeline.arrival import seat
-from .pipeline.group import held_of, learner
+from .pipeline.group import held_of, learner, next_of
+from .pipeline.place import share
 from .tokenizer import load_tokenizer
 from .training import batches_of, prepare
 from .waiting import cancelled
@@ -72,46 +74,69 @@ class Daemon:
         self._entry, self._options, self._here = entry, options, here
         self._device = choose_device(entry.config.device)
         self._worker = ThreadPoolExecutor(1, "compute")
+        self._stopping = False
+        self._seat: Seat | None = None
+        """Where the peer goes that has ended a life for it."""
 
     async def run(self) -> int:
         """Until the run's last round, a signal, or an error. Returns the exit code."""
-        loop, options = asyncio.get_running_loop(), self._options
+        loop = asyncio.get_running_loop()
         books = Books(self._entry.config, self._entry.run_id, self._device)
-        peer = self._peer = self._entry.peer(books.report.emit)
         self._report = books.report
-        life = Life(
-            peer,
-            books.report,
-            begin=self._begin,
-            learn=self._learn,
-            work=self._work,
-            wait_for=options.wait_for,
-            rounds=options.rounds,
-            held=held_of,
-            invited=lambda code: print(f"thinwire join {code}", flush=True),
-        )
+        life = self._life()
 
         def signalled(number: int) -> None:
-            if life.stopping:
+            if self._stopping:
                 os._exit(128 + number)
+            self._stopping = True
             LOGGER.warning("stopping after this round; once more to stop at once")
             life.stop()
 
         for number in SIGNALS:
             loop.add_signal_handler(number, signalled, number)
-        teller = asyncio.create_task(books.keep_telling(peer))
         try:
-            await life.run()
+            await self._live(life, books)
+            while self._seat is not None and not self._stopping:
+                life = self._life()
+                await self._live(life, books)
             return 0
         finally:
-            await cancelled(teller)
-            books.tell(peer)
             books.close()
             self._worker.shutdown(cancel_futures=True)
             for number in SIGNALS:
                 # What is left takes a moment, and the exit code is settled: a first signal in it changes nothing any more.
                 loop.remove_signal_handler(number)
                 signal.signal(number, lambda number, _: signalled(number))
+
+    def _life(self) -> Life:
+        """The next one: a peer that moves to another stage ends one and begins another."""
+        peer, options = self._entry.peer(self._report.emit), self._options
+        self._peer = peer
+
+        def moves(learner: Learner) -> bool:
+            self._seat = next_of(learner)
+            return self._seat is not None
+
+        return Life(
+            peer,
+            self._report,
+            begin=self._begin,
+            learn=self._learn,
+            work=self._work,
+            wait_for=options.wait_for,
+            rounds=options.rounds,
+            held=held_of,
+            moves=moves,
+            invited=lambda code: print(f"thinwire join {code}", flush=True),
+        )
+
+    async def _live(self, life: Life, books: Books) -> None:
+        teller = asyncio.create_task(books.keep_telling(life.peer))
+        try:
+            await life.run()
+        finally:
+            await cancelled(teller)
+            books.tell(life.peer)
 
     async def _work(self, function: Callable[[], Result]) -> Result:
         """Run where computing is allowed: in the one worker thread."""
@@ -147,7 +172,12 @@ class Daemon:
         read = partial(load_tokenizer, manifest.data.tokenizer, self._here, manifest.data.tokenizer_hash)
         tokenizer = await self._work(read)
         limit = math.inf if options.memory is None else options.memory
-        found = await seat(peer, manifest, tokenizer.vocab, limit=limit, stage=options.stage)
+        taken, self._seat = self._seat, None
+        if taken is not None:
+            peer.announce(taken.code())
+            found: Seat | None = taken
+        else:
+            found = await seat(peer, manifest, tokenizer.vocab, limit=limit, stage=options.stage)
         if found is None:
             return None
 
@@ -156,7 +186,9 @@ class Daemon:
 
         if config.threads:
             torch.set_num_threads(config.threads)
-        make = partial(learner, peer, manifest, tokenizer.vocab, found, batches=batches, work=self._work)
+        # Who was told its stage stays there.
+        fits = share(manifest, tokenizer.vocab, limit)[1] if options.stage is None else ()
+        make = partial(learner, peer, manifest, tokenizer.vocab, found, batches=batches, work=self._work, fits=fits)
         made = await self._work(make)
         self._report.group = lambda: made.said
         return made

@@ -41,6 +41,7 @@ class Life:
     wait_for: peers that must hold the state and take part before training begins, a minute at most. rounds: leave after this
     round; None: when the manifest says so. invited: called with an invite by the peer that begins the run.
     held: of what is trained, the fragments that this peer has to do with, see `Peer.take_up`.
+    moves: whether this life is over after a round, because the peer is to train something else in another.
     """
 
     def __init__(
@@ -55,10 +56,11 @@ class Life:
         rounds: int | None = None,
         invited: Callable[[str], None] = lambda code: None,
         held: Callable[[Learner], Collection[int] | None] = lambda learner: None,
+        moves: Callable[[Learner], bool] = lambda learner: False,
     ) -> None:
         self.peer, self.report = peer, report
         self._begin, self._learn, self._work, self._invited = begin, learn, work, invited
-        self._wait_for, self._last, self._held = wait_for, rounds, held
+        self._wait_for, self._last, self._held, self._moves = wait_for, rounds, held, moves
         self._duties = Duties(peer, report)
         self._learner: Learner | None = None
         self._stopping = asyncio.Event()
@@ -133,6 +135,8 @@ class Life:
         while not self.stopping and not (last and peer.over(last)):
             if await self._round(learner) and self._duties.save_due:
                 await self._save(learner)
+            if self._moves(learner):
+                self.stop()
 
     async def _take_up(self, learner: Learner, joins: bool) -> None:
         peer, report = self.peer, self.report

@@ -23,6 +23,7 @@ from thinwire.node.duties import DuplicateKey
 from thinwire.node.learner import Learner
 from thinwire.node.life import Life
 from thinwire.node.peer import Doors, Peer
+from thinwire.node.pipeline.group import next_of
 from thinwire.node.report import Reporter
 from thinwire.sims.clock import HOST, SimLoop
 from thinwire.sims.compute import StubLearner, TorchLearner
@@ -113,6 +114,8 @@ class Machine:
         self.disk = SimDisk(random.Random(f"{world.seed}/disk/{spec.index}"))
         self.process: Process | None = None
         self.lives = 0
+        self.seat: Seat | None = None
+        """Where the next process goes that begins because the peer moves."""
         self.lie = spec.liar
         self.frozen = self.gone = False
 
@@ -210,6 +213,8 @@ class Process:
                 self._end("crashed", error)
         else:
             self._end("left", None)
+            if machine.seat is not None:
+                machine.boot()
 
     def _end(self, reason: str, failure: BaseException | None) -> None:
         self.alive, self.machine.process = False, None
@@ -232,8 +237,13 @@ class Process:
             work=self._work,
             wait_for=world.gathering(machine),
             held=lambda learner: learner.held if isinstance(learner, StagedLearner) else machine.spec.held,
+            moves=self._moves,
         )
         await self.life.run()
+
+    def _moves(self, learner: Learner) -> bool:
+        self.machine.seat = next_of(learner.inner) if isinstance(learner, StagedLearner) else None
+        return self.machine.seat is not None
 
     def _event(self, kind: str, fields: Mapping[str, object]) -> None:
         if self.alive:
@@ -258,9 +268,9 @@ class Process:
 
     async def _learn(self, manifest: Manifest) -> Learner:
         world, spec = self.machine.world, self.machine.spec
-        chosen, vocab = await seated(
-            self.peer, manifest, spec, world.machines[spec.origin].identity.peer_id, world.folder
-        )
+        moved, self.machine.seat = self.machine.seat, None
+        origin = world.machines[spec.origin].identity.peer_id
+        chosen, vocab = await seated(self.peer, manifest, spec, origin, world.folder, moved)
         if chosen is None:
             self.learner = world.learner(self.machine, manifest)
         else:

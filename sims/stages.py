@@ -17,6 +17,7 @@ from thinwire.node.pipeline.arrival import seat
 from thinwire.node.pipeline.group import learner
 from thinwire.node.pipeline.hostlearner import HostLearner
 from thinwire.node.pipeline.originlearner import OriginLearner
+from thinwire.node.pipeline.place import share
 from thinwire.node.presence import Handler
 from thinwire.node.snapshot import PrivateState
 from thinwire.node.tokenizer import load_tokenizer
@@ -98,26 +99,39 @@ class StagedLearner(Observed):
 
 
 def staged(
-    peer: Peer, manifest: Manifest, vocab: int, seat: Seat, *, step_seconds: float, text: Path, cache: Path
+    peer: Peer,
+    manifest: Manifest,
+    vocab: int,
+    seat: Seat,
+    *,
+    step_seconds: float,
+    text: Path,
+    cache: Path,
+    memory: float,
 ) -> StagedLearner:
-    """What a simulated peer trains that has a seat. `text`: file to train on; `cache`: directory for its tokens."""
+    """What a simulated peer trains that has a seat. `text`: file to train on; `cache`: directory for its tokens; `memory`:
+    bytes that it has, 0: it stays where it is.
+    """
     bench = Bench(step_seconds / (PASSES * manifest.micro))
 
     def batches() -> Batches:
         return batches_of(manifest, load_tokenizer(manifest.data.tokenizer, cache), text, cache)
 
-    return StagedLearner(learner(peer, manifest, vocab, seat, batches=batches, work=bench.work), bench)
+    fits = share(manifest, vocab, memory)[1] if memory else ()
+    return StagedLearner(learner(peer, manifest, vocab, seat, batches=batches, work=bench.work, fits=fits), bench)
 
 
 async def seated(
-    peer: Peer, manifest: Manifest, spec: PeerSpec, origin: PeerId, cache: Path
+    peer: Peer, manifest: Manifest, spec: PeerSpec, origin: PeerId, cache: Path, moved: Seat | None
 ) -> tuple[Seat | None, int]:
-    """The seat of a simulated peer, None where it holds the whole model, and the token ids of the model's tokenizer."""
+    """The seat of a simulated peer, None where it holds the whole model, and the token ids of the model's tokenizer. `moved`:
+    where it goes from another one.
+    """
     if not manifest.pipeline.stages:
         return None, 0
     vocab = load_tokenizer(manifest.data.tokenizer, cache, manifest.data.tokenizer_hash).vocab
-    if spec.stage is not None:
-        told = Seat(spec.stage, origin)
+    if moved is not None or spec.stage is not None:
+        told = moved or Seat(spec.stage or 0, origin)
         peer.announce(told.code())
         return told, vocab
     return await seat(peer, manifest, vocab, limit=spec.memory or math.inf), vocab

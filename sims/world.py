@@ -275,6 +275,7 @@ class SimWorld:
             step_seconds=machine.spec.step_seconds,
             text=self._text(),
             cache=self.folder,
+            memory=machine.spec.memory,
         )
         return self._observed(machine, manifest, learner)
 

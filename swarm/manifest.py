@@ -169,6 +169,12 @@ class Manifest(Table, frozen=True):
         return self.pipeline.micro or self.inner.accumulate
 
     @property
+    def room(self) -> int:
+        """Micro-batches that one of those holds at a time."""
+        pipeline = self.pipeline
+        return pipeline.room or pipeline.window or min(pipeline.stages, self.micro)
+
+    @property
     def asynchronous(self) -> bool:
         """Whether a round is of whoever is ready, and the others train on and follow."""
         return self.outer.method in ASYNCHRONOUS
@@ -407,6 +413,27 @@ def _unstageable(manifest: Manifest) -> Iterator[tuple[str, str]]:
         )
     if pipeline.window > manifest.micro:
         yield f"pipeline.window is {pipeline.window}, and a step has {manifest.micro} micro-batches", "lower it"
+    yield from _unplannable(manifest.pipeline)
+
+
+def _unplannable(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+    """What is wrong with the ways of micro-batches."""
+    usual = Pipeline()
+    if pipeline.paths != "planned":
+        for key in ("skip", "swaps", "room"):
+            if getattr(pipeline, key) != getattr(usual, key):
+                yield (
+                    f"pipeline.{key} says nothing without plans",
+                    "write pipeline.paths = 'planned', or remove the key",
+                )
+    elif pipeline.rebalance != usual.rebalance:
+        yield "pipeline.rebalance says nothing of planned paths, which go past who is slow", "remove the key"
+    if pipeline.skip and not 2 <= pipeline.visited < pipeline.stages:
+        fewest, most = 0.5 / pipeline.stages, 1 - 1.5 / pipeline.stages
+        yield (
+            f"pipeline.skip {pipeline.skip:g} of {pipeline.stages} stages is none, or leaves fewer than two",
+            f"write one between {fewest:.2f} and {most:.2f}" if pipeline.stages > 2 else "remove it",
+        )
 
 
 def _unbookable(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -349,7 +349,18 @@ class Pipeline(Table, frozen=True):
     window: of these, how many are under way at a time; 0 = as many as stages (1F1B); as many as `micro` is GPipe, which
         needs more memory.
     gradient: "all", a stage's gradient is divided by all micro-batches; or "visits", by those that went through it: the two
-        differ where micro-batches had to go past a stage.
+        differ where micro-batches went past a stage.
+    paths: "even", every micro-batch visits all stages, and whoever of a stage was given least time so far is next; or
+        "planned", a group's origin plans their ways from what it measures, anew when that changes.
+        For groups with several holders of a stage (see `holders`) and slow or uneven links.
+    skip: part of the stages that each micro-batch goes past, of planned paths; 0 = it visits all. With 0.33 a step takes
+        about half as long, and training as a whole loses a little (docs/pipelines.md).
+    swaps: visits out of order that a planned path may have, each behind its next neighbour: 0, 1 or 2.
+    room: micro-batches that a host holds at a time by a plan; 0 = as many as are under way without.
+    holders: peers of each stage but the first that a group is to have before weak peers found another group; 1 = as soon as
+        there are enough for one. More make a group survive its hosts, and give plans something to choose from.
+    rebalance: seconds between two moves of hosts to the stage that is waited for most; 0 = nobody moves. Of "even" paths: plans
+        go past who is slow.
     """
 
     stages: Annotated[int, Meta(ge=0, le=MAX_HOPS)] = 0
@@ -357,6 +368,17 @@ class Pipeline(Table, frozen=True):
     micro: Annotated[int, Meta(ge=0, le=MAX_MICROS)] = 0
     window: Annotated[int, Meta(ge=0, le=MAX_MICROS)] = 0
     gradient: Literal["all", "visits"] = "all"
+    paths: Literal["even", "planned"] = "even"
+    skip: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    swaps: Annotated[int, Meta(ge=0, le=2)] = 0
+    room: Annotated[int, Meta(ge=0, le=MAX_MICROS)] = 0
+    holders: Annotated[int, Meta(ge=1, le=64)] = 1
+    rebalance: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
+
+    @property
+    def visited(self) -> int:
+        """Stages that a micro-batch visits by a plan, the first among them."""
+        return round((1 - self.skip) * self.stages)
 
 
 PIPELINE: dict[str, float] = {"overlap": 0, "alpha": 0.0}

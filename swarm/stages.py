@@ -104,7 +104,10 @@ class Apply(Message, frozen=True):
 
 
 class Post(Message, frozen=True):
-    """Stage → origin: I hold stage `stage`, follow all rounds that I wait for, and am ready for inner steps [step, until)."""
+    """Stage → origin: I hold stage `stage`, follow all rounds that I wait for, and am ready for inner steps [step, until).
+
+    From the origin: when these steps are over, go and hold stage `stage`.
+    """
 
     step: U32
     until: U32

@@ -73,7 +73,7 @@ async def _found(peer: Peer, manifest: Manifest, fits: tuple[int, ...], limit: f
             # By chance: others may be one too many at the same place, or at another, and look for one now.
             taken = empty[int.from_bytes(me[attempt : attempt + 8], "big") % len(empty)]
         else:
-            taken = fitting(anew(seats, me), stages, fits, me)
+            taken = fitting(anew(seats, me), stages, fits, me, manifest.pipeline.holders)
         if taken is None:
             raise NoSwarm("no peer here holds stage 0, which does not fit here", "raise --memory")
         peer.announce(taken.code())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from thinwire.collectives.outbox import Outbox
 from thinwire.swarm.manifest import Manifest
-from thinwire.swarm.protocol import PeerId
+from thinwire.swarm.protocol import PeerId, Post
 from thinwire.swarm.seat import Seat
 
 from ..data import Batches
@@ -26,9 +26,13 @@ from .muster import Muster
 from .origin import Origin
 from .originlearner import OriginLearner
 from .patience import Patience
+from .pilot import Pilot
 from .place import home
+from .rebalance import Balance
 from .rescue import Source, rescue
+from .search import MENDING
 from .stage import Stage
+from .survey import Survey
 from .update import Update
 
 FIRST, LEAST = 60.0, 5.0
@@ -37,19 +41,30 @@ FIRST, LEAST = 60.0, 5.0
 ROUND_PATIENCE = 2.0
 """Seconds without progress that a round has patience for; see GIVE_UP."""
 
+MOVES = 2000
+"""Tries of a plan, for each micro-batch and stage: what is small is soon searched."""
+
 TOLD = frozenset(
     {"host", "host lost", "stage without holder", "micro-batch failed", "micro-batch given up", "gradient lost"}
+    | {"plan", "no plan", "move"}
 )
 """Events of a pipeline that are written down; the others come with every micro-batch."""
 
 
 def learner(
-    peer: Peer, manifest: Manifest, vocab: int, seat: Seat, *, batches: Callable[[], Batches], work: Work
+    peer: Peer,
+    manifest: Manifest,
+    vocab: int,
+    seat: Seat,
+    *,
+    batches: Callable[[], Batches],
+    work: Work,
+    fits: Collection[int] = (),
 ) -> HostLearner | OriginLearner:
     """What a peer trains that has this seat, and its Handler: the peer hears of the group from now on. `batches`: of an origin.
 
     A host whose origin is out of reach makes no steps; when it is no member any more, the host goes over to another group,
-    with the stage that it has.
+    with the stage that it has. `fits`: stages that it can hold instead, when its origin wants it to (HostLearner.next).
     """
     me, roster = peer.identity.peer_id, peer.presence.roster
     door = Doorway(me, peer.presence.outbox, peer.doors.now, work, peer.emit)
@@ -74,7 +89,11 @@ def learner(
         host.follow(found)
         return False
 
-    host.lacking = look
+    def able(stage: int) -> bool:
+        others = peer.seats(linked=True).groups.get(host.host.origin, {}).get(seat.stage, ())
+        return stage in fits and stage > 0 and any(one != me for one in others)
+
+    host.lacking, host.able = look, able
     peer.presence.stages = host
     return host
 
@@ -94,6 +113,11 @@ def _source(peer: Peer, stages: int, stage: int, lost: Collection[int]) -> Sourc
     full = [one for one in roster.others if (record := roster.record_of(one)) is not None and not record.capabilities]
     held = [one for group in seats.groups.values() for one in group.get(stage, ())] + list(seats.orphans.get(stage, ()))
     return rescue(stage, stages, lost=lost, holders=len(full) + len(held), recent=0).source
+
+
+def next_of(learner: object) -> Seat | None:
+    """The seat that a peer takes instead of the one it has, if it is to."""
+    return learner.next if isinstance(learner, HostLearner) else None
 
 
 def held_of(learner: object) -> Collection[int] | None:
@@ -128,7 +152,7 @@ def host_learner(manifest: Manifest, vocab: int, stage: int, origin: PeerId, doo
         now=door.now,
         emit=_quiet(door.emit),
         context=manifest.model.context,
-        room=2 * (manifest.pipeline.window or micro),
+        room=2 * max(manifest.room, manifest.pipeline.window or micro),
     )
     return HostLearner(holding, host, outbox=door.outbox, now=door.now)
 
@@ -136,6 +160,9 @@ def host_learner(manifest: Manifest, vocab: int, stage: int, origin: PeerId, doo
 def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Doorway) -> OriginLearner:
     """What a peer trains that founds a group: it holds stage 0 and the data."""
     holding, pipeline, emit = Holding(manifest, vocab, 0), manifest.pipeline, _quiet(door.emit)
+    survey, planned = Survey(door.now), pipeline.paths == "planned"
+    tries = min(2 * MENDING, MOVES * manifest.micro * pipeline.stages)
+    pilot = Pilot(survey, skip=pipeline.skip, swaps=pipeline.swaps, room=manifest.room, emit=emit, tries=tries)
     origin = Origin(
         holding.section,
         Update(holding.section, inner_of(manifest)),
@@ -149,10 +176,27 @@ def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Doorw
         window=pipeline.window or min(pipeline.stages, manifest.micro),
         clip=manifest.inner.clip,
         by_visits=pipeline.gradient == "visits",
+        pilot=pilot if planned else None,
     )
     wait = manifest.exchange.grace + GIVE_UP * ROUND_PATIENCE
-    muster = Muster(door.me, origin, pipeline.stages, now=door.now, wait=wait, emit=emit)
-    return OriginLearner(holding, muster, batches, manifest, now=door.now)
+    spare = pipeline.stages - pipeline.visited
+    muster = Muster(door.me, origin, pipeline.stages, now=door.now, wait=wait, emit=emit, spare=spare)
+    moves = pipeline.rebalance and not planned
+
+    def order(peer: PeerId, stage: int) -> None:
+        door.outbox.control(peer, Post(origin.next_step, origin.next_step, stage))
+
+    return OriginLearner(
+        holding,
+        muster,
+        batches,
+        manifest,
+        now=door.now,
+        emit=emit,
+        pilot=pilot if planned else None,
+        balance=Balance(origin.survey, door.now, period=pipeline.rebalance) if moves else None,
+        order=order,
+    )
 
 
 def _boundary(manifest: Manifest, vocab: int) -> Boundary:

@@ -12,6 +12,7 @@ from thinwire.compression.codec import Floats
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import short
 from thinwire.swarm.protocol import PeerId, Post
+from thinwire.swarm.seat import Seat
 
 from ..fragments import Layout
 from ..inner import load_optimizer, save_optimizer
@@ -40,11 +41,22 @@ class HostLearner:
         """Called before steps, and while the origin is silent: whether it is out of reach, and nobody in its place. See
         `follow`.
         """
+        self.able: Callable[[int], bool] = lambda stage: False
+        """Whether we can hold another stage, and ours can do without us."""
+        self._next: int | None = None
 
     @property
     def said(self) -> str:
         """How we do in our group, for people."""
-        return f"inner step {self.host.step} of the group of {short(self.host.origin)}"
+        going = f"; goes to stage {self._next}" if self._next is not None else ""
+        return f"inner step {self.host.step} of the group of {short(self.host.origin)}{going}"
+
+    @property
+    def next(self) -> Seat | None:
+        """Where the origin wants us instead, if we can go; asked between two turns."""
+        if self._next is not None and not self.able(self._next):
+            self._next = None
+        return Seat(self._next, self.host.origin) if self._next is not None else None
 
     # --- as in Learner
 
@@ -114,7 +126,9 @@ class HostLearner:
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""
         if peer == self.host.origin:
-            self._heard = self._now()
+            self._heard, message = self._now(), frame.message
+            if isinstance(message, Post) and message.stage != self._holding.stage and self.able(message.stage):
+                self._next = message.stage
         self.host.routed(peer, frame)
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
@@ -139,6 +153,7 @@ class HostLearner:
 
     def follow(self, origin: PeerId) -> None:
         """From now on work for another origin."""
+        self._next = None
         self.host.abandon()
         self.host.origin = origin
         if self._until:

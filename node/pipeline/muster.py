@@ -19,16 +19,25 @@ MOMENT = 1.0
 
 
 class Muster:
-    """A Handler of Presence in front of the origin. `stages`: of the model; `wait`: seconds that a host may take for a round.
+    """A Handler of Presence in front of the origin. `stages`: of the model; `wait`: seconds that a host may take for a round;
+    `spare`: stages that every micro-batch goes past anyway.
 
-    A host that is late for a step takes part from the next one on that it is ready for. Without a holder of every stage there
-    are no steps: a model that lacks layers learns nothing that the others could use.
+    A host that is late for a step takes part from the next one on that it is ready for. While more stages than can be spared
+    have no holder there are no steps: a model that lacks layers learns nothing that the others could use.
     """
 
     def __init__(
-        self, me: PeerId, origin: Origin, stages: int, *, now: Callable[[], float], wait: float, emit: Emit
+        self,
+        me: PeerId,
+        origin: Origin,
+        stages: int,
+        *,
+        now: Callable[[], float],
+        wait: float,
+        emit: Emit,
+        spare: int = 0,
     ) -> None:
-        self.origin, self._me, self._stages = origin, me, stages
+        self.origin, self._me, self._stages, self._spare = origin, me, stages, spare
         self._now, self._wait, self._emit = now, wait, emit
         self.source: Callable[[int], Source] = lambda stage: "holder"
         """Where the parameters of a stage come from that no host holds."""
@@ -45,6 +54,8 @@ class Muster:
         if not 0 < message.stage < self._stages:
             return
         if peer not in self._posts or self._posts[peer].stage != message.stage:
+            if peer in self._posts:
+                self._dismiss(peer)
             self._emit("host", {"peer": peer.hex(), "detail": f"stage {message.stage}"})
         self._posts[peer] = message
         self._here.add(peer)
@@ -81,6 +92,11 @@ class Muster:
         return tuple(stage for stage, peers in self.hosts.items() if not peers)
 
     @property
+    def lame(self) -> bool:
+        """Whether so many stages are without a holder that there are no steps."""
+        return len(self.missing) > self._spare
+
+    @property
     def said(self) -> str:
         """Who is there, for people."""
         held = ", ".join(f"stage {stage}: {len(peers) or 'no holder'}" for stage, peers in self.hosts.items())
@@ -95,12 +111,11 @@ class Muster:
         """
         until = self._now() + self._wait
         while not stop.is_set():
-            if self.missing:
+            if self.lame:
                 await self._change(stop, MOMENT)
-                if self.missing:
-                    self._tell_missing()
-                    return False
-            self._told = ()
+            self._tell_missing()
+            if self.lame:
+                return False
             ready = self._ready()
             late = self._here - {peer for peers in ready.values() for peer in peers}
             left = until - self._now()
@@ -109,7 +124,7 @@ class Muster:
             elif late:
                 await self._change(stop, left)
                 continue
-            if all(ready.values()):
+            if sum(not peers for peers in ready.values()) <= self._spare:
                 self.origin.crew.holders = ready
                 return True
         return False

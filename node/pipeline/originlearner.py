@@ -8,29 +8,51 @@ from contextlib import suppress
 
 from thinwire.compression.codec import Floats
 from thinwire.swarm.manifest import Manifest
+from thinwire.swarm.protocol import PeerId
 
 from ..data import Batches, Cursor, cursor_after
 from ..fragments import Layout
 from ..inner import load_optimizer, save_optimizer
 from ..learner import NOTHING, Share, StepReport
 from ..power import steps_by_power
+from ..presence import Emit
 from ..snapshot import PrivateState
 from ..training import own_shards
 from .account import Outcome
 from .holding import Holding
 from .muster import Muster
+from .pilot import Pilot
+from .rebalance import Balance
+
+Order = Callable[[PeerId, int], None]
+"""Tells a host which stage it shall hold from the next turn on."""
 
 SMOOTHING = 0.3
 """Weight of the last step in the mean of our speed."""
 
 
 class OriginLearner:
-    """A Learner whose inner steps are those of its group (see Origin); `muster` is its Handler of Presence."""
+    """A Learner whose inner steps are those of its group (see Origin); `muster` is its Handler of Presence.
+
+    `pilot`: the origin's, where paths are planned; `balance`: says which host moves, and `order` tells it.
+    """
 
     def __init__(
-        self, holding: Holding, muster: Muster, batches: Batches, manifest: Manifest, *, now: Callable[[], float]
+        self,
+        holding: Holding,
+        muster: Muster,
+        batches: Batches,
+        manifest: Manifest,
+        *,
+        now: Callable[[], float],
+        emit: Emit,
+        pilot: Pilot | None = None,
+        balance: Balance | None = None,
+        order: Order = lambda peer, stage: None,
     ) -> None:
         self.held = (0,)
+        self._emit, self._pilot, self._balance, self._order = emit, pilot, balance, order
+        self._flown, self._planned, self._plans = 0.0, 0.0, 0
         self.muster, self.batches = muster, batches
         self._origin, self._holding, self._manifest, self._now = muster.origin, holding, manifest, now
         self.totals: Mapping[str, int] = {"retried": 0, "skipped": 0, "lost": 0}
@@ -43,7 +65,16 @@ class OriginLearner:
     def said(self) -> str:
         """How the group does, for people."""
         counts = ", ".join(f"{count} micro-batches {what}" for what, count in self.totals.items())
-        return f"{self.muster.said}; {counts}; {self._speed:.0f} tokens/s in steps"
+        return f"{self.muster.said}; {counts}; {self._speed:.0f} tokens/s in steps{self._plan}"
+
+    @property
+    def _plan(self) -> str:
+        pilot = self._pilot
+        if pilot is None or not pilot.plans:
+            return ""
+        whys = ", ".join(f"{why} {count}" for why, count in pilot.whys.items())
+        times = f"{self._flown:.2f} s, {self._planned:.2f} s by plan" if self._planned else "without a plan"
+        return f"; {pilot.paths} paths: last step {times}; planned {pilot.plans} times ({whys})"
 
     @property
     def layout(self) -> Layout:
@@ -73,13 +104,14 @@ class OriginLearner:
         while made < wanted and not stop.is_set():
             if made:
                 self.muster.refresh()
-            if (not made or self.muster.missing) and not await self.muster.gather(stop):
+            if (not made or self.muster.lame) and not await self.muster.gather(stop):
                 break
             outcome = await origin.step([self.batches.next() for _ in range(self._manifest.micro)])
             if outcome.losses:
                 losses.append(outcome.loss)
             made += 1
             self._speed = self._faster(outcome)
+            self._see(outcome)
             self.totals = {
                 "retried": self.totals["retried"] + outcome.attempts - self._manifest.micro,
                 "skipped": self.totals["skipped"] + len(outcome.skipped),
@@ -87,10 +119,26 @@ class OriginLearner:
             }
         if origin.next_step < end:
             self.muster.jump(end)
+        self._rebalance()
         tokens = origin.update.take_tokens()
         if not losses:
             return NOTHING
         return StepReport(made, sum(losses) / len(losses), losses[-1], tokens, self._now() - began)
+
+    def _see(self, outcome: Outcome) -> None:
+        """Whether the step took what was planned; a new plan is told with that."""
+        self._flown, self._planned, pilot = outcome.flown, outcome.planned, self._pilot
+        if pilot is not None and outcome.planned and pilot.plans > self._plans:
+            self._plans = pilot.plans
+            detail = f"seconds planned and measured, by {pilot.paths} paths; plan {pilot.plans}"
+            seconds = {"planned": round(outcome.planned, 3), "measured": round(outcome.flown, 3)}
+            self._emit("plan", {"why": pilot.newest, **seconds, "detail": detail})
+
+    def _rebalance(self) -> None:
+        found = self._balance.due(self.muster.hosts) if self._balance is not None else None
+        if found is not None:
+            self._emit("move", {"peer": found.peer.hex(), "detail": f"from stage {found.source} to {found.target}"})
+            self._order(found.peer, found.target)
 
     def _share(self, n: int) -> int:
         """How many of `n` steps we make, so that others need not wait for us long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +28,9 @@ MOVED = 0.2
 
 WEIGHT = 0.02
 """...if it has moved by more than this part of a step, too."""
+
+SHARE = 20
+"""So many times as long as planning took nothing but peers that come or go calls for another: measurements never rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,22 @@ class Pilot:
             raise ValueError(f"no plan skips {skip}, swaps {swaps}, has room for {room} and lasts {every} steps")
         self.survey, self._skip, self._swaps, self._room = survey, skip, swaps, room
         self._every, self._tries, self._seed, self._emit = every, tries, seed, emit
-        self.plans = 0
-        """How often there was a new plan."""
-        self._age = 0
+        self.whys: Counter[str] = Counter()
+        """Why there was a new plan, and how often: at first, peers, mended, moved (measurements), age."""
+        self.newest = ""
+        """Why there was the last one."""
+        self._age, self._calm = 0, -math.inf
         self._planned: _Planned | None = None
+
+    @property
+    def plans(self) -> int:
+        """How often there was a new plan."""
+        return self.whys.total()
+
+    @property
+    def paths(self) -> int:
+        """Of the plan in use."""
+        return len(self._planned.paths) if self._planned is not None else 0
 
     async def course(self, micros: int, crew: Crew, work: Work, step: int) -> Course | None:
         """The ways of `micros` micro-batches over those that can be asked in step `step`; None when there is nothing to choose.
@@ -79,15 +95,19 @@ class Pilot:
         length = min(max(2, round((1 - self._skip) * (1 + max(stages, default=0)))), 1 + there)
         if length < 2 or micros < 1:
             return None
+        began, plans = self.survey.now(), self.plans
         try:
-            found: _Planned = await work(partial(self._plan, micros, stages, length))
+            found: _Planned = await work(partial(self._plan, micros, stages, length, began < self._calm))
         except InstanceError as error:
             self._emit("no plan", {"reason": str(error)})
             return None
         self._planned = found
+        if self.plans > plans:
+            ended = self.survey.now()
+            self._calm = ended + SHARE * (ended - began)
         return found.course(micros)
 
-    def _plan(self, micros: int, stages: Stages, length: int) -> _Planned:
+    def _plan(self, micros: int, stages: Stages, length: int, calm: bool) -> _Planned:
         last, self._age = self._planned, self._age + 1
         asked, here = (micros, length, tuple(stages)), frozenset(_peers(stages))
         if last is None or last.asked != asked or not here <= last.here:
@@ -102,6 +122,8 @@ class Pilot:
             left = replace(left, rounds=math.ceil(micros / len(plan.paths)))
             plan = Plan(plan.paths, makespan(left, plan.paths))
             return self._take(_Planned(asked, last.stages, here, left, plan), "mended")
+        if calm:
+            return last
         if self._age >= self._every:
             return self._anew(micros, stages, length, "age")
         if last.moved(measured):
@@ -130,7 +152,7 @@ class Pilot:
         return self._take(_Planned(asked, stages, frozenset(_peers(stages)), instance, best), why)
 
     def _take(self, found: _Planned, why: str) -> _Planned:
-        self.plans, self._age = self.plans + 1, 0
+        self.whys[why], self.newest, self._age = self.whys[why] + 1, why, 0
         facts = {"why": why, "paths": len(found.paths), "seconds": round(found.plan.makespan, 3)}
         self._emit("planned", facts)
         return found

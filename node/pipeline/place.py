@@ -37,18 +37,18 @@ def memory(manifest: Manifest, vocab: int, stage: int | None) -> int:
     layers, under_way = shape.layers, 1
     if stage is not None:
         layers = shares(shape.layers, pipeline.stages)[stage]
-        under_way = pipeline.window or min(pipeline.stages, manifest.micro)
+        under_way = manifest.room
     tokens = manifest.inner.batch * shape.context
     values = tokens * (34 * shape.width + 5 * shape.heads * shape.context) * layers * under_way
     logits = 3 * 4 * tokens * vocab if not stage else 0
     return PER_PARAMETER * parameters(config, layers, ends=not stage) + 2 * values + logits
 
 
-def assign(seats: Seating, stages: int) -> Mapping[PeerId, Seat]:
+def assign(seats: Seating, stages: int, holders: int = 1) -> Mapping[PeerId, Seat]:
     """A seat for everybody who waits, one after the other in the order of their ids.
 
-    First what is missing, in the group that lacks least; then, where enough wait to fill a group, or where hosts have lost
-    their origin, a group of one's own; else the stage that has fewest holders, of these the one with most layers.
+    First what is missing, in the group that lacks least; then a stage that has fewer than `holders`; then, where enough wait to
+    fill a group, or where hosts have lost their origin, a group of one's own; else the stage that has fewest holders.
     """
     groups = {origin: {stage: list(peers) for stage, peers in held.items()} for origin, held in seats.groups.items()}
     orphans, found = bool(seats.orphans), dict[PeerId, Seat]()
@@ -57,7 +57,7 @@ def assign(seats: Seating, stages: int) -> Mapping[PeerId, Seat]:
         least = min((origin for origin in groups if lacking[origin]), key=lambda o: (len(lacking[o]), o), default=None)
         if least is not None:
             seat = Seat(lacking[least][0], least)
-        elif not groups or orphans or len(seats.waiting) - done >= stages:
+        elif not groups or orphans or (len(seats.waiting) - done >= stages and _full(groups, holders)):
             seat, orphans = Seat(0, peer), False
             groups[peer] = {stage: [] for stage in range(1, stages)}
         else:
@@ -68,6 +68,11 @@ def assign(seats: Seating, stages: int) -> Mapping[PeerId, Seat]:
     return found
 
 
+def _full(groups: Mapping[PeerId, Mapping[int, Collection[PeerId]]], holders: int) -> bool:
+    """Whether every stage has as many as it is to have before there is another group."""
+    return all(len(peers) >= holders for held in groups.values() for peers in held.values())
+
+
 def _weakest(groups: Mapping[PeerId, Mapping[int, Collection[PeerId]]]) -> Seat:
     """The stage that has fewest holders."""
     return min(
@@ -76,13 +81,13 @@ def _weakest(groups: Mapping[PeerId, Mapping[int, Collection[PeerId]]]) -> Seat:
     )
 
 
-def fitting(seats: Seating, stages: int, fits: Collection[int], me: PeerId) -> Seat | None:
+def fitting(seats: Seating, stages: int, fits: Collection[int], me: PeerId, holders: int = 1) -> Seat | None:
     """The seat of `me`, who waits and can hold the stages `fits` only; None when none can be had.
 
     Where what it is assigned does not fit: what is missing and fits, else the fitting stage with fewest holders, else a group
     of its own.
     """
-    seat = assign(seats, stages).get(me)
+    seat = assign(seats, stages, holders).get(me)
     if seat is not None and seat.stage in fits:
         return seat
     groups = {

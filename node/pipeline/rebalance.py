@@ -5,13 +5,13 @@ Every period each peer tells how many micro-batches wait for it. From the same n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from thinwire.swarm.protocol import PeerId
 
-from .crew import Crew
 from .survey import Survey
 
 Peer = TypeVar("Peer", PeerId, int)
@@ -21,6 +21,9 @@ PERIOD = 300.0
 
 UNEVEN = 1.2
 """Nobody moves unless the most loaded stage has so many times the load of the least loaded one."""
+
+HURRY = 0.1
+"""A stage that nobody holds gets somebody after this part of a period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +35,25 @@ class Move(Generic[Peer]):
     target: int
 
 
-def move(queues: Sequence[Mapping[Peer, float]]) -> Move[Peer] | None:
-    """The one move of a period, None where none is called for. `queues`: by stage, the micro-batches that wait at each peer.
+def move(
+    queues: Sequence[Mapping[Peer, float]], able: Callable[[Peer, int], bool] = lambda peer, stage: True
+) -> Move[Peer] | None:
+    """The one move of a period, None where none is called for. `queues`: by stage, the micro-batches that wait at each peer;
+    `able`: whether a peer can hold a stage.
 
     Of the least loaded stages that can spare a peer, whoever has least to do goes to the most loaded one. A stage without
     members is loaded most of all: it gets somebody however even the others are.
     """
     target = newcomer(queues)
     loads = [sum(waiting.values()) for waiting in queues]
-    able = [stage for stage, waiting in enumerate(queues) if len(waiting) > 1 and stage != target]
-    if not able:
+    free = [[peer for peer in waiting if len(waiting) > 1 and able(peer, target)] for waiting in queues]
+    spare = [stage for stage, peers in enumerate(free) if peers and stage != target]
+    if not spare:
         return None
-    source = min(able, key=lambda stage: (loads[stage], -len(queues[stage]), stage))
+    source = min(spare, key=lambda stage: (loads[stage], -len(queues[stage]), stage))
     if queues[target] and not loads[target] > UNEVEN * loads[source]:
         return None
-    peer = min(queues[source], key=lambda name: (queues[source][name], name))
+    peer = min(free[source], key=lambda name: (queues[source][name], name))
     return Move(peer, source, target)
 
 
@@ -56,25 +63,38 @@ def newcomer(queues: Sequence[Mapping[Peer, float]]) -> int:
 
 
 class Balance:
-    """The moves of an origin's hosts: it sees itself how long micro-batches wait for whom (see Survey.waited)."""
+    """The moves of an origin's hosts: it sees itself how long micro-batches wait for whom (see Survey.waited).
+
+    `period`: seconds between two moves.
+
+    Who was asked to move, and has not after a period, has no room for that stage: it is not asked for it again.
+    """
 
     def __init__(self, survey: Survey, now: Callable[[], float], *, period: float = PERIOD) -> None:
         self._survey, self._now, self._period = survey, now, period
-        self._since = now()
+        self._since, self._asked_at = now(), -math.inf
+        self._empty: float | None = None
+        self._asked: dict[PeerId, int] = {}
+        self._stays: set[tuple[PeerId, int]] = set()
 
-    def due(self, crew: Crew) -> Move[PeerId] | None:
-        """Between two steps: the move of this period, when it is over and one is called for. The crew is told here; the caller
-        sees to it that the peer comes to hold the new stage (see Host.move).
+    def due(self, holders: Mapping[int, Sequence[PeerId]]) -> Move[PeerId] | None:
+        """Between two steps: the move of this period, when it is over and one is called for; sooner for a stage that has had no
+        holder for a while. `holders`: by stage, who is in reach. The caller sees to it that the peer comes to hold it.
         """
-        if self._now() - self._since < self._period:
+        now, stages = self._now(), sorted(holders)
+        empty = any(not holders[stage] for stage in stages)
+        self._empty = (now if self._empty is None else self._empty) if empty else None
+        hurry = self._empty is not None and now - self._empty >= HURRY * self._period
+        if now - self._since < self._period and not (hurry and now - self._asked_at >= self._period):
             return None
-        self._since, waited = self._now(), self._survey.waited()
-        stages = sorted(crew.holders)
-        here = [[peer for peer in crew.holders[stage] if peer not in crew.lost] for stage in stages]
-        found = move([{peer: waited.get(peer, 0.0) for peer in peers} for peers in here]) if stages else None
+        self._since, waited = now, self._survey.waited()
+        where = {peer: stage for stage in stages for peer in holders[stage]}
+        self._stays |= {(peer, target) for peer, target in self._asked.items() if where.get(peer, target) != target}
+        queues = [{peer: waited.get(peer, 0.0) for peer in holders[stage]} for stage in stages]
+        found = move(queues, lambda peer, to: (peer, stages[to]) not in self._stays) if stages else None
         if found is None:
+            self._asked = {}
             return None
         source, target = stages[found.source], stages[found.target]
-        crew.holders[source].remove(found.peer)
-        crew.holders[target].append(found.peer)
+        self._asked, self._asked_at = {found.peer: target}, now
         return Move(found.peer, source, target)

@@ -58,7 +58,7 @@ class Survey:
     """See the module. `now`: seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+        self.now = now
         self._computed: dict[tuple[PeerId, str], deque[float]] = {}
         self._ways: dict[tuple[PeerId, PeerId], _Way] = {}
         self._words: dict[tuple[int, bool], dict[PeerId, _Word]] = {}
@@ -69,18 +69,18 @@ class Survey:
 
     def own(self, part: str, asked: float) -> None:
         """The origin has just computed `part` ("begin", "turn" or "finish") of a micro-batch that was ready at `asked`."""
-        now = self._now()
+        now = self.now()
         self._add(ME, part, now - max(asked, self._done.get(ME, asked)))
         self._done[ME] = now
 
     def sent(self, micro: int, *, backward: bool) -> None:
         """The origin has just sent a micro-batch on its way, or its gradient back."""
-        now = self._now()
+        now = self.now()
         self._words[micro, backward] = {ME: _Word(now, now, True)}
 
     def passed(self, peer: PeerId, micro: int, seconds: float, *, backward: bool) -> None:
         """A peer has passed on a micro-batch, after `seconds` of computing, as it says."""
-        words, now = self._words.get((micro, backward)), self._now()
+        words, now = self._words.get((micro, backward)), self.now()
         if words is None or peer in words:
             return
         most = now - words[ME].began
@@ -92,7 +92,7 @@ class Survey:
 
     def arrived(self, micro: int, peers: Sequence[PeerId], *, backward: bool) -> None:
         """A micro-batch, or its gradient, has just come to the origin over these peers, in this order."""
-        words, now = self._words.pop((micro, backward), {}), self._now()
+        words, now = self._words.pop((micro, backward), {}), self.now()
         known = [(ME, words.get(ME)), *((peer, words.get(peer)) for peer in peers), (ME, _Word(now, now, True))]
         for (a, before), (b, after) in pairwise(known):
             if before is not None and after is not None:
