@@ -88,6 +88,9 @@ def _own(one: Replica, whole: Replica, number: int) -> str:
 
 def _install(snapshot: Snapshot, whole: Replica, layout: Layout) -> None:
     """Take up all of a snapshot, or nothing of it."""
+    lacking = [number for number, _, _ in whole.each(layout) if number not in snapshot.fragments]
+    if lacking:
+        raise ValueError(f"it has no fragment {lacking[0]}")
     found = [
         (one, _state(snapshot.fragments[number], one, inner), _place(snapshot, None if one is whole else number))
         for number, one, inner in whole.each(layout)
