@@ -72,7 +72,7 @@ class Pilot:
         """Why there was a new plan, and how often: at first, peers, mended, moved (measurements), age."""
         self.newest = ""
         """Why there was the last one."""
-        self._age, self._calm = 0, -math.inf
+        self._age, self._calm, self._failed = 0, -math.inf, ""
         self._planned: _Planned | None = None
 
     @property
@@ -99,9 +99,11 @@ class Pilot:
         try:
             found: _Planned = await work(partial(self._plan, micros, stages, length, began < self._calm))
         except InstanceError as error:
-            self._emit("no plan", {"reason": str(error)})
+            if str(error) != self._failed:
+                self._failed = str(error)
+                self._emit("no plan", {"reason": self._failed})
             return None
-        self._planned = found
+        self._planned, self._failed = found, ""
         if self.plans > plans:
             ended = self.survey.now()
             self._calm = ended + SHARE * (ended - began)

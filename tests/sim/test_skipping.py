@@ -171,7 +171,9 @@ def test_hosts_move_to_the_stage_that_is_waited_for_and_nobody_empties_a_stage(b
             for stage, peers in outcome.counted.items():
                 assert sum(map(len, peers.values())) == 24 and set(peers) <= set(crew.holders[stage])
             flown.append(outcome.flown)
-            found = balance.due({stage: [p for p in peers if p not in crew.lost] for stage, peers in crew.holders.items()})
+            found = balance.due(
+                {stage: [p for p in peers if p not in crew.lost] for stage, peers in crew.holders.items()}
+            )
             if found is not None:
                 crew.move(found.peer, found.source, found.target)
                 moves.append((loop.time(), found.source, found.target))

@@ -531,6 +531,10 @@ def test_a_model_in_stages():
     assert (parse(kept).outer.overlap, parse(kept).outer.alpha) == (12, 0.25)
     assert parse("").canonical() == parse("[pipeline]\nstages = 0").canonical()
     assert parse(STAGED).canonical() != parse(f"{STAGED}window = 1").canonical()
+    planned = parse(f"{STAGED}paths = 'planned'\nskip = 0.34\nswaps = 1\nroom = 4")
+    assert (planned.pipeline.visited, parse(STAGED).pipeline.visited) == (2, 3)
+    assert (planned.room, parse(f"{STAGED}micro = 2").room, parse(f"{STAGED}micro = 8").room) == (4, 2, 3)
+    assert planned.canonical() != parse(STAGED).canonical()
 
 
 @pytest.mark.parametrize(
@@ -545,6 +549,17 @@ def test_a_model_in_stages():
         (STAGED + "codec = 'int8(block=256)'", "crosses"),
         (STAGED + "codec = 'subspace(k=8)'", "crosses"),
         (STAGED + "window = 2", "1 micro-batches"),
+        (STAGED + "skip = 0.34", "pipeline.skip says nothing without plans"),
+        (STAGED + "swaps = 1", "pipeline.swaps says nothing without plans"),
+        (STAGED + "room = 1", "pipeline.room says nothing without plans"),
+        (STAGED + "paths = 'planned'\nrebalance = 5", "rebalance says nothing"),
+        (STAGED + "paths = 'planned'\nskip = 0.1", "0.1 of 3 stages is none"),
+        (STAGED + "paths = 'planned'\nskip = 0.6", "fewer than two"),
+        (STAGED + "paths = 'planned'\nskip = 1.0", "skip"),
+        (STAGED + "paths = 'planned'\nswaps = 3", "swaps"),
+        (STAGED + "paths = 'plan'", "did you mean 'planned'|paths"),
+        (STAGED + "rebalance = -1", "rebalance"),
+        (STAGED + "holders = 0", "holders"),
     ],
 )
 def test_stages_that_cannot_be(toml, said):

@@ -101,6 +101,34 @@ def test_there_is_a_new_plan_when_something_calls_for_one_and_only_then():
     assert log[4:] == [("planned", "peers")] * 2 and pilot.plans == 6
 
 
+def test_measurements_that_never_rest_do_not_make_planning_the_work():
+    """A plan took a second; only who comes or goes calls for another in the next twenty."""
+    pilot, survey, crew, log = scene()
+    now = 0.0
+    survey.now = lambda: now
+
+    async def slow(function):
+        nonlocal now
+        now += 1.0
+        return function()
+
+    def again(seconds, works):
+        nonlocal now
+        now += seconds
+        survey.works = {peer: works for stage in HOSTS.values() for peer in stage} | {b"": works}
+        asyncio.run(pilot.course(12, crew, slow, 0))
+        return [why for _, why in log]
+
+    assert again(0.0, 0.1) == ["first"]
+    assert again(8.0, 0.4) == ["first"]
+    assert again(8.0, 0.8) == ["first"]
+    assert again(8.0, 0.8) == ["first", "moved"]
+    crew.lost.add(HOSTS[1][0])
+    assert again(0.0, 1.6)[2:] in (["mended"], [])
+    crew.lost.clear()
+    assert again(0.0, 1.6)[-1] in ("peers", "moved") and pilot.plans == len(log) == pilot.whys.total()
+
+
 def test_what_is_slow_is_gone_past():
     pilot, survey, crew, _ = scene(room=12, tries=4000)
     slow = HOSTS[2][0]
@@ -150,6 +178,7 @@ def test_a_gap_that_no_path_may_jump_is_said():
     pilot, _, crew, log = scene(holders=far)
     crew.lost.update(peer for stage in range(1, 7) for peer in far[stage])
     assert ask(pilot, crew) is None and log == [("no plan", None)]
+    assert ask(pilot, crew) is None and len(log) == 1, "once"
 
 
 def test_a_plan_that_cannot_be_asked_for():

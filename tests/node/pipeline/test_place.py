@@ -39,6 +39,16 @@ def test_who_is_many_founds_a_group_and_who_is_few_helps():
     assert assign(seats(waiting=IDS[10:11]), 3) == {IDS[10]: Seat(0, IDS[10])}
 
 
+def test_a_group_may_have_several_holders_before_there_is_another():
+    full = {A: {1: (B,), 2: (C,)}}
+    found = assign(seats(full, waiting=IDS[10:13]), 3, holders=2)
+    assert found == {IDS[10]: Seat(2, A), IDS[11]: Seat(1, A), IDS[12]: Seat(2, A)}
+    alone = assign(seats(waiting=IDS[10:18]), 3, holders=2)
+    assert {seat.origin for seat in alone.values()} == {IDS[10], IDS[15]}
+    assert fitting(seats(full, waiting=IDS[10:13]), 3, (0, 1, 2), IDS[10], 2) == Seat(2, A)
+    assert fitting(seats(full, waiting=IDS[10:13]), 3, (0, 1, 2), IDS[10]) == Seat(0, IDS[10])
+
+
 def test_hosts_without_an_origin_get_one():
     assert assign(seats({A: {1: (B,), 2: (C,)}}, {1: (D,)}, [E]), 3) == {E: Seat(0, E)}
     assert home(seats({A: {1: (B,), 2: ()}, E: {1: (), 2: ()}}), 1) == E

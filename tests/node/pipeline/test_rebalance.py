@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.node.pipeline.rebalance import PERIOD, Move, move, newcomer
+from thinwire.node.pipeline.rebalance import HURRY, PERIOD, Balance, Move, move, newcomer
 
 
 def test_the_least_busy_of_the_least_loaded_stage_moves():
@@ -28,6 +28,61 @@ def test_an_empty_stage_comes_first():
     assert newcomer([{1: 50, 2: 50}, {}, {3: 5}]) == 1
     assert newcomer([{1: 5, 2: 5}, {3: 12}]) == 1
     assert newcomer([{1: 5, 2: 5}, {3: 10}]) == 1
+
+
+def test_who_cannot_go_there_is_not_asked():
+    queues = [{1: 3, 2: 1}, {3: 9, 4: 9}, {5: 4, 6: 5}]
+    assert move(queues, lambda peer, stage: peer != 2) == Move(1, 0, 1)
+    assert move(queues, lambda peer, stage: peer > 2) == Move(5, 2, 1)
+    assert move(queues, lambda peer, stage: False) is None
+
+
+class Waits:
+    """Says what it is told of who was waited for."""
+
+    def __init__(self):
+        self.seconds = {}
+
+    def waited(self):
+        return self.seconds
+
+
+def test_one_move_in_a_period_and_nobody_is_asked_twice_for_what_it_did_not_do():
+    now, waits = 0.0, Waits()
+    balance = Balance(waits, lambda: now, period=100.0)
+    waits.seconds = {b"a": 90.0, b"b": 1.0, b"c": 2.0}
+    holders = {1: [b"a"], 2: [b"b", b"c"]}
+    assert balance.due(holders) is None, "the period is not over"
+    now = 100.0
+    assert balance.due(holders) == Move(b"b", 2, 1)
+    now = 150.0
+    assert balance.due(holders) is None
+    now = 200.0
+    assert balance.due(holders) == Move(b"c", 2, 1), "the other one has stayed"
+    now = 300.0
+    assert balance.due(holders) is None
+    now = 400.0
+    assert balance.due({1: [b"a"], 2: [b"c", b"d"]}) == Move(b"d", 2, 1)
+
+
+def test_an_empty_stage_does_not_wait_for_the_end_of_the_period():
+    now = 0.0
+    balance = Balance(Waits(), lambda: now, period=100.0)
+    holders = {1: [], 2: [b"b", b"c"]}
+    assert balance.due(holders) is None
+    now = 100.0 * HURRY - 0.1
+    assert balance.due(holders) is None
+    now = 100.0 * HURRY
+    assert balance.due(holders) == Move(b"b", 2, 1)
+    now = 50.0
+    assert balance.due(holders) is None, "somebody is on its way"
+    assert balance.due({1: [], 2: [b"c"]}) is None
+    balance = Balance(Waits(), lambda: now, period=100.0)
+    assert balance.due(holders) is None
+    now = 55.0
+    assert balance.due({1: [b"a"], 2: [b"b", b"c"]}) is None
+    now = 62.0
+    assert balance.due(holders) is None, "empty again, and not for long"
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 99), st.integers(0, 50), max_size=5), min_size=1, max_size=6))
