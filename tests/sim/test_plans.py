@@ -90,6 +90,23 @@ def test_a_group_that_plans_and_goes_past_a_third_of_its_stages(groups, seen):
     assert checked >= 6
 
 
+@pytest.mark.trial
+def test_a_group_that_goes_past_stages_does_without_one(groups, seen):
+    """Stage 1 loses its only holder: every micro-batch visits stage 2 now, and the others need not wait for the group."""
+    steps, _, _ = seen
+    hosts = [groups.peer(index, stage=index - 1, origin=1, join=0.2, step=0.1) for index in (2, 3)]
+    peers = (groups.peer(0), groups.peer(1, stage=0, origin=1, join=0.2, step=0.1), *hosts)
+    world = groups.world(peers, faults=(Fault(8.0, "kill", (2,)),), pipeline=PLANNED, seconds=20.0)
+    run = simulate(world, preset=PACE, stall=STALL)
+    assert run.violations == ()
+    groups.agreed(run)
+    last = max(event.fields["round"] for event in of(run, "round"))
+    assert steps[0].counted.keys() == {1, 2} and steps[-1].counted.keys() == {2} and not steps[-1].lost
+    by_fragment = {(turn - 1) % 3: groups.together(run, turn) for turn in range(last - 3, last)}
+    assert by_fragment == {0: {2}, 1: {1}, 2: {2}}
+    assert [event.fields["stage"] for event in of(run, "stage without holder")][-1] == 1
+
+
 def weak(groups, *indices, join=0.2):
     return [replace(groups.peer(index, join=join, step=0.1), memory=groups.WEAK) for index in indices]
 
