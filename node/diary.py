@@ -44,8 +44,11 @@ class Diary:
 
     @property
     def end(self) -> Event | None:
-        """What it said last of its replica, when it left."""
-        return next((event for event in self.of("left") if "digest" in event), None)
+        """What it said last of its replica, when it left; None while it lives, as when it has left for another stage."""
+        for event in reversed(self.events):
+            if event["kind"] == "start" or (event["kind"] == "left" and "digest" in event):
+                return event if event["kind"] == "left" else None
+        return None
 
     @property
     def round(self) -> int:

@@ -43,6 +43,17 @@ def test_its_round_is_that_of_its_newest_state():
     assert life("a", 9).round == 9
 
 
+def test_its_end_is_that_of_its_last_life():
+    one = life("a", 3)
+    assert one.end["round"] == 3
+    one.events.append(event("left", 1020.0, peer="cd" * 32, detail=""))
+    assert one.end["round"] == 3
+    one.events += [event("start", 1021.0, peer="ab" * 32, run="cd" * 32), committed(4, 1022.0)]
+    assert one.end is None
+    one.events.append(event("left", 1030.0, round=4, digest="ee" * 32))
+    assert one.end["round"] == 4
+
+
 def test_a_commit_is_when_the_first_peer_had_it():
     slow = diary("b", event("phase", 1001.5, round=1, phase="commit"), event("phase", 1001.0, round=1, phase="open"))
     assert commits([life("a", 2), slow]) == {1: 1001.5, 2: 1004.0}
