@@ -135,7 +135,11 @@ class OriginLearner:
             self._emit("plan", {"why": pilot.newest, **seconds, "detail": detail})
 
     def _rebalance(self) -> None:
-        found = self._balance.due(self.muster.hosts) if self._balance is not None else None
+        if self._balance is None:
+            return
+        muster = self.muster  # nobody is sent to a stage whose state nobody has
+        here = {stage: hosts for stage, hosts in muster.hosts.items() if hosts or muster.source(stage) == "holder"}
+        found = self._balance.due(here)
         if found is not None:
             self._emit("move", {"peer": found.peer.hex(), "detail": f"from stage {found.source} to {found.target}"})
             self._order(found.peer, found.target)
