@@ -160,9 +160,7 @@ def host_learner(manifest: Manifest, vocab: int, stage: int, origin: PeerId, doo
 def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Doorway) -> OriginLearner:
     """What a peer trains that founds a group: it holds stage 0 and the data."""
     holding, pipeline, emit = Holding(manifest, vocab, 0), manifest.pipeline, _quiet(door.emit)
-    survey, planned = Survey(door.now), pipeline.paths == "planned"
-    tries = min(2 * MENDING, MOVES * manifest.micro * pipeline.stages)
-    pilot = Pilot(survey, skip=pipeline.skip, swaps=pipeline.swaps, room=manifest.room, emit=emit, tries=tries)
+    pilot = _pilot(manifest, door.now, emit) if pipeline.paths == "planned" else None
     origin = Origin(
         holding.section,
         Update(holding.section, inner_of(manifest)),
@@ -176,12 +174,12 @@ def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Doorw
         window=pipeline.window or min(pipeline.stages, manifest.micro),
         clip=manifest.inner.clip,
         by_visits=pipeline.gradient == "visits",
-        pilot=pilot if planned else None,
+        pilot=pilot,
     )
     wait = manifest.exchange.grace + GIVE_UP * ROUND_PATIENCE
     spare = pipeline.stages - pipeline.visited
     muster = Muster(door.me, origin, pipeline.stages, now=door.now, wait=wait, emit=emit, spare=spare)
-    moves = pipeline.rebalance and not planned
+    moves = pipeline.rebalance and pilot is None
 
     def order(peer: PeerId, stage: int) -> None:
         door.outbox.control(peer, Post(origin.next_step, origin.next_step, stage))
@@ -193,10 +191,16 @@ def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Doorw
         manifest,
         now=door.now,
         emit=emit,
-        pilot=pilot if planned else None,
+        pilot=pilot,
         balance=Balance(origin.survey, door.now, period=pipeline.rebalance) if moves else None,
         order=order,
     )
+
+
+def _pilot(manifest: Manifest, now: Callable[[], float], emit: Emit) -> Pilot:
+    pipeline, room = manifest.pipeline, manifest.room
+    tries = min(2 * MENDING, MOVES * manifest.micro * pipeline.stages)
+    return Pilot(Survey(now), skip=pipeline.skip, swaps=pipeline.swaps, room=room, emit=emit, tries=tries)
 
 
 def _boundary(manifest: Manifest, vocab: int) -> Boundary:

@@ -104,7 +104,7 @@ class Pilot:
                 self._emit("no plan", {"reason": self._failed})
             return None
         self._planned, self._failed = found, ""
-        if self.plans > plans:
+        if self.plans > max(1, plans):  # the first is made of nothing that is known, and takes compiling, too
             ended = self.survey.now()
             self._calm = ended + SHARE * (ended - began)
         return found.course(micros)

@@ -61,12 +61,12 @@ def test_a_group_that_plans_and_goes_past_a_third_of_its_stages(groups, seen):
     steps, said, weights = seen
     hosts = [groups.peer(index, stage=1 + index % 2, origin=1, join=0.2, step=0.1) for index in range(2, 7)]
     peers = (groups.peer(0), groups.peer(1, stage=0, origin=1, join=0.2, step=0.1), *hosts)
-    world = groups.world(peers, faults=(Fault(9.0, "kill", (3,)),), pipeline=PLANNED, seconds=16.0)
+    world = groups.world(peers, faults=(Fault(7.5, "kill", (3,)),), pipeline=PLANNED, seconds=13.0)
     run = simulate(world, preset=PACE, stall=STALL)
     assert run.violations == ()
     found = groups.agreed(run)
     last = max(map(max, found.values()))
-    assert last >= 12 and all(max(found[index]) > last - 3 for index in (1, 2, 4, 5, 6)) and max(found[3]) < last - 3
+    assert last >= 9 and all(max(found[index]) > last - 3 for index in (1, 2, 4, 5, 6)) and max(found[3]) < last - 3
     whys = [event.fields["why"] for event in of(run, "plan", 1)]
     assert whys[0] == "first" and set(whys[2:]) & {"mended", "peers"}, whys
     assert f"planned {len(whys)} times (first 1" in said[-1] and "by plan" in said[-1]
@@ -87,7 +87,7 @@ def test_a_group_that_plans_and_goes_past_a_third_of_its_stages(groups, seen):
             for peer, count in went.items():
                 assert said_weights.get(peer, TOKENS * count) == TOKENS * count
                 checked += peer in said_weights
-    assert checked >= 6
+    assert checked >= 3
 
 
 @pytest.mark.trial
@@ -95,7 +95,7 @@ def test_a_group_that_goes_past_stages_does_without_one(groups, seen):
     """Stage 1 loses its only holder: every micro-batch visits stage 2 now, and the others need not wait for the group."""
     steps, _, _ = seen
     hosts = [groups.peer(index, stage=index - 1, origin=1, join=0.2, step=0.1) for index in (2, 3)]
-    peers = (groups.peer(0), groups.peer(1, stage=0, origin=1, join=0.2, step=0.1), *hosts)
+    peers = (groups.peer(0, step=0.2), groups.peer(1, stage=0, origin=1, join=0.2, step=0.1), *hosts)
     world = groups.world(peers, faults=(Fault(8.0, "kill", (2,)),), pipeline=PLANNED, seconds=20.0)
     run = simulate(world, preset=PACE, stall=STALL)
     assert run.violations == ()
@@ -116,7 +116,7 @@ def test_a_host_moves_to_the_stage_that_is_waited_for(groups, seen):
     steps, _, _ = seen
     first = weak(groups, 2, 3, 4)
     peers = (groups.peer(0), *weak(groups, 1, join=9.0), replace(first[0], step_seconds=1.0), *first[1:])
-    run = simulate(groups.world(peers, pipeline="rebalance = 8.0\n", seconds=38.0), preset=PACE, stall=STALL)
+    run = simulate(groups.world(peers, pipeline="rebalance = 8.0\n", seconds=36.0), preset=PACE, stall=STALL)
     assert run.violations == ()
     found = groups.agreed(run)
     (moved,) = of(run, "move")
