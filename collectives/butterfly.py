@@ -34,6 +34,7 @@ from thinwire.swarm.protocol import (
     Ready,
     Record,
     Result,
+    Span,
     Subtotal,
 )
 
@@ -44,7 +45,8 @@ class Butterfly:
     Feed it frames with `hear`, time with `tick`, link changes with `lost` and `reach`; `announce` starts our own
     contribution; `wait` returns the Outcome. `attempt` is the number of our last announcement, if there was one in this round
     before; `site`: the network that we share with others. `link` says what our link carries, bytes/s up and down (0:
-    unknown). After the commit it stays as the server of results for those who missed some.
+    unknown), `spans` what those to some others do. After the commit it stays as the server of results for those who missed
+    some.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class Butterfly:
         site: str = "",
         phase: Callable[[int, str], None] = lambda round, name: None,
         link: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        spans: Callable[[], tuple[Span, ...]] = tuple,
     ) -> None:
         self.agreement, self.exchange = agreement, exchange
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
-        self._outbox, self._now, self._phase, self._link = outbox, now, phase, link
+        self._outbox, self._now, self._phase = outbox, now, phase
+        self._link, self._spans = link, spans
         self.attempt = attempt
         self._site = site
         self._repairs = Repair()
@@ -103,6 +107,7 @@ class Butterfly:
             float(speed),
             *self._link(),
             site=self._site,
+            spans=self._spans(),
         )
         self._phase(self.round, "announce")
         self.agreement.announce(ready, self._now())

@@ -16,8 +16,8 @@ from thinwire.collectives.allotment import MOST
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.contributions import Contributions
 from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.placement import loads
 from thinwire.collectives.plane import Plane
-from thinwire.collectives.proposal import loads
 from thinwire.collectives.reducer import Reducer, Reduces
 from thinwire.collectives.results import Results
 from thinwire.collectives.shards import Grid, owners

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from thinwire.collectives.precedence import Precedence
 from thinwire.collectives.transport import Transport
-from thinwire.swarm.frame import Frame
+from thinwire.collectives.ways import Ways
+from thinwire.swarm.frame import Frame, nbytes
 from thinwire.swarm.protocol import (
     MAX_CHUNKS,
     Chunk,
@@ -44,10 +45,11 @@ class Lane:
         ended: Callable[[Lane, BaseException | None], None],
         longest: int,
         precedence: Precedence,
+        sent: Callable[[PeerId, Frame], None] = lambda peer, frame: None,
     ) -> None:
         self.peer = peer
         self._transport, self._unreachable, self._over, self._longest = transport, unreachable, ended, longest
-        self._precedence = precedence
+        self._precedence, self._sent = precedence, sent
         self._urgent: deque[Frame] = deque()
         self._later: deque[Frame] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -97,7 +99,9 @@ class Lane:
                 taken = await self._transport.send(self.peer, frame)
             finally:
                 self._precedence.sent(urgent)
-            if not taken:
+            if taken:
+                self._sent(self.peer, frame)
+            else:
                 self.clear()
                 self._unreachable(self.peer)
 
@@ -131,6 +135,9 @@ class Outbox:
         self._control: dict[PeerId, Lane] = {}
         self._bulk: dict[PeerId, Lane] = {}
         self._precedence, self._words = Precedence(lambda: self.handed()), Precedence()
+        self._now = asyncio.get_running_loop().time
+        self.ways = Ways()
+        """What the ways to others carry."""
 
     def control(self, to: PeerId, message: Message) -> None:
         """Queue a control message."""
@@ -182,6 +189,8 @@ class Outbox:
         for lanes in (self._control, self._bulk):
             if lanes.get(lane.peer) is lane:
                 del lanes[lane.peer]
+                if lanes is self._bulk:
+                    self.ways.over(lane.peer, self._now())
         if error is not None and not self.failure.done():
             self.failure.set_exception(error)
 
@@ -198,7 +207,16 @@ class Outbox:
             if not waits and self._transport.offer(to, frame):
                 if bulk:
                     self.handed()
+                    self._left(to, frame)
                 return
-            among = self._precedence if bulk else self._words
-            lanes[to] = Lane(self._transport, to, self._unreachable, self._ended, longest, among)
+            if bulk:
+                self.ways.wait(to, self._now())
+                lane = Lane(self._transport, to, self._unreachable, self._ended, longest, self._precedence, self._left)
+            else:
+                lane = Lane(self._transport, to, self._unreachable, self._ended, longest, self._words)
+            lanes[to] = lane
         lanes[to].put(frame, later=later)
+
+    def _left(self, to: PeerId, frame: Frame) -> None:
+        """A frame of bulk is on its way."""
+        self.ways.sent(to, nbytes(frame.payload), self._now())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import blake3
 import msgspec
-from thinwire.collectives import clusters
-from thinwire.collectives.allotment import Load, allot
-from thinwire.collectives.bandwidth import CEILING
+from thinwire.collectives import clusters, placement
+from thinwire.collectives.allotment import allot
+from thinwire.collectives.placement import Order
 from thinwire.swarm.protocol import (
     MAX_GROUP,
     Ballot,
@@ -27,9 +26,6 @@ FAULTS = ("chunk missing", "not announced", "hash", "length", "not finite", "enc
 """Reasons of a Blame against a contributor."""
 
 GONE = "gone"
-
-Rate: TypeAlias = Callable[[PeerId, PeerId], float]
-"""Bytes/s of the link from a peer to another; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ class Terms:
     chunks: int = 0
     sited: bool = False
     buffered: bool = False
-    ring: Callable[[Sequence[PeerId], Rate], Sequence[PeerId]] | None = None
+    ring: Order | None = None
 
 
 def name_of(opened: Open) -> Digest:
@@ -174,12 +170,15 @@ def propose(
         return None
     out = _listed({**rejected, **excluded})
     resting = _resting(idle, alive)
-    ring = () if straight else _order(terms, alive, resting, ready)
+    ring = () if straight or terms.ring is None else placement.order(terms.ring, alive, resting, ready)
     if ring:
         shares = ()  # each of a ring has as much to send, whatever it owns
     elif shares is None:
-        shares = allot(terms.chunks, loads(group, willing, resting, ready))
-    sites = clusters.clusters(group, {peer: said.site for peer, said in ready.items()}) if terms.sited else ()
+        shares = allot(terms.chunks, placement.loads(group, willing, resting, ready))
+    sites: tuple[int, ...] = ()
+    if terms.sited:  # results depend on it, so a group that is kept keeps its own
+        kept = before is not None and group is before.group
+        sites = before.sites if before is not None and kept else placement.sites(group, ready)
     return Open(
         terms.round,
         terms.fragment,
@@ -195,42 +194,6 @@ def propose(
         sites=sites,
         order=ring,
     )
-
-
-NEAR = 1e12
-"""Bytes/s between two peers of one site, for the order of a ring: more than any uplink."""
-
-
-def _order(
-    terms: Terms, alive: Sequence[PeerId], idle: Collection[PeerId], ready: Mapping[PeerId, Ready]
-) -> tuple[int, ...]:
-    """Places of a ring; none of one peer, which has nobody to send to. Peers of one site stand side by side.
-
-    What a peer says of its own link does not tell one order from another: each sends once and receives once in all of them.
-    """
-    working = [peer for peer in alive if peer not in idle]
-    if terms.ring is None or len(working) < 2:
-        return ()
-    place = {peer: at for at, peer in enumerate(alive)}
-    sited = any(ready[peer].site for peer in working)
-
-    def rate(sender: PeerId, receiver: PeerId) -> float:
-        if ready[sender].site and ready[sender].site == ready[receiver].site:
-            return NEAR
-        return float(min(ready[sender].up, ready[receiver].down) or sited)
-
-    return tuple(place[peer] for peer in terms.ring(working, rate))
-
-
-def loads(
-    group: Sequence[PeerId], willing: Collection[PeerId], resting: Collection[PeerId], ready: Mapping[PeerId, Ready]
-) -> list[Load]:
-    """What peers say of their links, and what they are there for in a round."""
-    said = [(peer, ready[peer].up if peer in ready else 0, ready[peer].down if peer in ready else 0) for peer in group]
-    return [
-        Load(min(CEILING, up), min(CEILING, down), contributes=peer in willing, owns=peer not in resting)
-        for peer, up, down in said
-    ]
 
 
 def _weight(ready: Ready, peer: PeerId, terms: Terms) -> int:

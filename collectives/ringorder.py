@@ -1,6 +1,8 @@
-"""In which order data goes round a ring: the slowest link as fast as can be, then the sum of all links as large as can be.
+"""In which order data goes round a ring: the slowest link as fast as can be, then round it in the least time.
 
-A ring is as fast as its slowest link, so the mean of all, or of their inverses, is the wrong thing to optimise first. Exact up
+A ring is as fast as its slowest link, so the mean of all, or of their inverses, is the wrong thing to optimise first. What it
+takes to fill and to empty it are the times of all links, one after the other; where these are not known, the sum of all rates
+is to be as large as can be. Exact up
 to EXACT peers, by dynamic programming over subsets (Held and Karp, "A dynamic programming approach to sequencing problems",
 1962), first with links that are fast enough or not, then with those that are. Beyond, local search from the order given:
 segments are turned round (2-opt) or moved (or-opt) as long as that helps. Pure functions: the same figures give the same order.
@@ -8,7 +10,7 @@ segments are turned round (2-opt) or moved (or-opt) as long as that helps. Pure 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -26,17 +28,27 @@ STEEP = 1e-3
 Rates = NDArray[np.float64]
 """rates[i, j]: bytes/s from i to j; 0 or not finite where that is not known. The diagonal says nothing."""
 
+Trips = NDArray[np.float64]
+"""trips[i, j]: seconds from i to j, likewise."""
 
-def best(rates: Rates) -> list[int]:
+CLASSES = 2
+"""Classes of rates in each doubling, where times are known: what rates differ by within one is not worth a longer way."""
+
+
+def best(rates: Rates, trips: Trips | None = None) -> list[int]:
     """An order of 0 … n - 1, beginning with 0, each sending to the next and the last to the first.
 
-    A link that is not known counts as the median of those that are; where none is, the order is the one given. Raises
-    ValueError for figures that are no square matrix.
+    A rate that is not known counts as the median of those that are, a time that is not known as the longest: records tell the
+    nearest first. Where nothing is known, the order is the one given. Raises ValueError for figures that are no square matrix.
     """
-    known = _filled(rates)
-    if known is None:
-        return list(range(len(rates)))
-    return _exact(known) if len(known) <= EXACT else _searched(known)
+    known = _filled(rates, np.median)
+    times = _filled(trips, np.max) if trips is not None else None
+    if times is None:
+        if known is None:
+            return list(range(len(rates)))
+        return _exact(known, known) if len(known) <= EXACT else _searched(known, known, list(range(len(known))))
+    known = np.ones_like(times) if known is None else 2.0 ** (np.floor(CLASSES * np.log2(known)) / CLASSES)
+    return _exact(known, -times) if len(known) <= EXACT else _searched(known, -times, _nearest(times))
 
 
 def score(order: Sequence[int], rates: Rates) -> tuple[float, float]:
@@ -45,7 +57,7 @@ def score(order: Sequence[int], rates: Rates) -> tuple[float, float]:
     return min(links), sum(links)
 
 
-def _filled(rates: Rates) -> Rates | None:
+def _filled(rates: Rates, guess: Callable[[Rates], np.float64]) -> Rates | None:
     """All figures known; None where that would say nothing about any order."""
     found = np.array(rates, np.float64)
     if found.ndim != 2 or found.shape[0] != found.shape[1]:
@@ -54,11 +66,12 @@ def _filled(rates: Rates) -> Rates | None:
     good = np.isfinite(found) & (found > 0)
     if len(found) < 3 or not good.any():
         return None
-    found[~good] = np.median(found[good])
+    found[~good] = guess(found[good])
     return found
 
 
-def _exact(rates: Rates) -> list[int]:
+def _exact(rates: Rates, worth: Rates) -> list[int]:
+    """The slowest link as fast, then the sum of what links are worth as large as they can be."""
     limits = np.unique(rates[~np.eye(len(rates), dtype=bool)])
     low, high = 0, len(limits) - 1  # a ring of the slowest links there are is always one
     while low < high:
@@ -67,7 +80,7 @@ def _exact(rates: Rates) -> list[int]:
             low = middle
         else:
             high = middle - 1
-    return _largest_sum(np.where(rates >= limits[low], rates, -np.inf))
+    return _largest_sum(np.where(rates >= limits[low], worth, -np.inf))
 
 
 def _possible(allowed: NDArray[np.bool_]) -> bool:
@@ -106,16 +119,25 @@ def _largest_sum(rates: Rates) -> list[int]:
     return [0, *reversed(order)]
 
 
-def _searched(rates: Rates) -> list[int]:
+def _nearest(times: Trips) -> list[int]:
+    """From 0 to the nearest one, and from each to the nearest that is left: where the search begins."""
+    order, left = [0], set(range(1, len(times)))
+    while left:
+        order.append(min(left, key=lambda peer: (times[order[-1], peer], peer)))
+        left.remove(order[-1])
+    return order
+
+
+def _searched(rates: Rates, worth: Rates, start: Sequence[int]) -> list[int]:
     """Links as slow as the slowest one are got rid of until that does not help; then, without any slower, the sum grows."""
-    order = np.arange(len(rates))
+    order = np.array(start)
     while True:
         slowest = score(order.tolist(), rates)[0]
         tried = _improved(order, (rates <= slowest) + STEEP * (np.min(rates) / rates) ** 8)
         if score(tried.tolist(), rates)[0] <= slowest:
             break
         order = tried
-    order = _improved(order, np.where(rates >= slowest, -rates, np.sum(rates)))
+    order = _improved(order, np.where(rates >= slowest, -worth, np.sum(np.abs(worth))))
     return [int(peer) for peer in order]
 
 

@@ -21,8 +21,9 @@ from thinwire.collectives.gather import Gather
 from thinwire.collectives.hierarchy import Hierarchy
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.placement import Rate, Trip
 from thinwire.collectives.plane import Plane
-from thinwire.collectives.proposal import Rate, Terms
+from thinwire.collectives.proposal import Terms
 from thinwire.collectives.ring import Ring
 from thinwire.collectives.ringorder import best
 from thinwire.collectives.shards import Grid
@@ -32,7 +33,7 @@ from thinwire.collectives.stash import Stash
 from thinwire.compression.codec import Codec
 from thinwire.swarm.frame import sign_message, verify_message
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import Commit, Digest, Message, PeerId
+from thinwire.swarm.protocol import Commit, Digest, Message, PeerId, Span
 from thinwire.swarm.rendezvous import leader_order, rank
 
 TICK = 0.1
@@ -97,6 +98,8 @@ class Series:
         """Peers that shall own no chunks in rounds that we lead."""
         self.rate: Rate | None = None
         """By which rings are ordered, where more is known than what each peer says of its own link."""
+        self.spans: Callable[[], tuple[Span, ...]] = tuple
+        """What we have measured of our links to others."""
         self._identity, self._run_id = identity, run_id
         self._codec, self._rule, self._outbox, self._now = codec, RULES[rule], outbox, now
         self._live, self._key_of, self._phase, self._collective = live, key_of, phase, collective
@@ -157,6 +160,7 @@ class Series:
             site=self._site,
             phase=self._phase,
             link=self._link,
+            spans=self.spans,
         )
 
     def look(self) -> None:
@@ -249,14 +253,17 @@ class Series:
                 self.patience = max(self.floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
         return outcome
 
-    def _ring(self, seed: Digest, round: int, peers: Sequence[PeerId], announced: Rate) -> tuple[PeerId, ...]:
+    def _ring(
+        self, seed: Digest, round: int, peers: Sequence[PeerId], announced: Rate, trip: Trip
+    ) -> tuple[PeerId, ...]:
         """The order of a ring that we open; empty while rings rest."""
         if round <= self._straight:
             return ()
         rate = self.rate or announced
         ranked = rank(seed, "ring", peers)
         rates = np.array([[rate(sender, receiver) for receiver in ranked] for sender in ranked])
-        return tuple(ranked[at] for at in best(rates))
+        trips = np.array([[trip(sender, receiver) for receiver in ranked] for sender in ranked])
+        return tuple(ranked[at] for at in best(rates, trips))
 
     def _settle(self, fly: Butterfly) -> None:
         """After a ring that came to nothing there is none for 2 rounds, then 4, 8 and so on; each that holds is a step back."""

@@ -30,6 +30,7 @@ from thinwire.swarm.protocol import (
     Post,
     PushPull,
     Route,
+    Span,
     Tally,
 )
 from thinwire.swarm.roster import Roster
@@ -178,6 +179,10 @@ class Presence:
         if self._shown is not self.roster.record:
             self._shown = self.roster.record
             self.transport.learn(self._shown)
+
+    def spans(self) -> tuple[Span, ...]:
+        """What we have measured of our links to others."""
+        return self.roster.distances.spans(self.roster.others, self.outbox.ways.rates(self._now()))
 
     async def leave(self) -> None:
         """Say goodbye to everyone, and give the words a moment to get out."""

@@ -91,6 +91,7 @@ class Session:
             site=presence.site,
             bandwidth=bandwidth,
         )
+        self._series.spans = presence.spans
         if manifest.exchange.sick == "isolate" and presence.watch is not None:
             self._series.sick = presence.watch.slow
         self.behind = self._series.behind

@@ -9,6 +9,13 @@ from msgspec import Meta
 
 from .message import MAX_CHUNKS, MAX_GROUP, U16, U32, U53, Digest, Id, Message, PeerId, Reason, Signature, Site
 
+SPAN_PREFIX = 8
+"""Bytes of an id that name a peer in a Span: to find two that begin alike costs 2**64 tries."""
+
+MAX_SPANS = 24
+
+MAX_STEP = 240
+
 
 class Ballot(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, order=True):
     """Number of a proposal; totally ordered by (term, leader)."""
@@ -32,6 +39,14 @@ class Exclusion(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
     reason: Reason
 
 
+class Span(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """What a peer has measured of its link to another, whose id begins with `peer`, in the steps of measures.py; 0: not known."""
+
+    peer: Annotated[bytes, Meta(min_length=SPAN_PREFIX, max_length=SPAN_PREFIX)]
+    rtt: Annotated[int, Meta(ge=0, le=MAX_STEP)]
+    rate: Annotated[int, Meta(ge=0, le=MAX_STEP)]
+
+
 class Ready(Message, frozen=True):
     """A contributor announces its pseudo-gradient before it sends it (commit, then send).
 
@@ -40,7 +55,8 @@ class Ready(Message, frozen=True):
     `loss` is for display; so is `speed` (tokens per second), but where others choose their inner steps by it. `weight` 0
     means: takes part, contributes nothing. `witness` False means: this process restarted and will not vote in this round,
     count it as gone. `up` and `down`: what its link carries, bytes per second, as far as it knows; 0 = unknown. `site`: the
-    fast network that the peer shares with all that say the same; empty: none.
+    fast network that the peer shares with all that say the same; empty: none. `spans`: what it has measured of its links to
+    some others, the nearest above all.
     """
 
     limit: ClassVar[int] = 34_000
@@ -58,6 +74,7 @@ class Ready(Message, frozen=True):
     up: U53 = 0
     down: U53 = 0
     site: Site = ""
+    spans: Annotated[tuple[Span, ...], Meta(max_length=MAX_SPANS)] = ()
 
 
 class Open(Message, frozen=True):

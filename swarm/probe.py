@@ -53,7 +53,9 @@ class _Relay:
 
 
 class Prober:
-    """Runs probes and relays. `helpers(target)`: peers that may be asked to try; `items(to)`: what to piggyback."""
+    """Runs probes and relays. `helpers(target)`: peers that may be asked to try; `items(to)`: what to piggyback; `took` is told
+    of each round trip.
+    """
 
     def __init__(
         self,
@@ -62,10 +64,11 @@ class Prober:
         awareness: Awareness,
         helpers: Callable[[PeerId], list[PeerId]],
         items: Callable[[PeerId], tuple[bytes, ...]],
+        took: Callable[[PeerId, float], None] = lambda peer, seconds: None,
     ) -> None:
         self.progress = 0
         self._preset, self._rng, self._awareness = preset, rng, awareness
-        self._helpers, self._items = helpers, items
+        self._helpers, self._items, self._took = helpers, items, took
         self._sequence = rng.getrandbits(32)
         self._probes: dict[int, _Probe] = {}
         self._relays: dict[int, _Relay] = {}
@@ -163,6 +166,7 @@ class Prober:
         return most if trip is None else min(most, max(self._preset.ping_min, 3 * trip.mean + 4 * trip.variation))
 
     def _sample(self, peer: PeerId, seconds: float) -> None:
+        self._took(peer, seconds)
         if peer in self._round_trips:
             self._round_trips[peer].add(seconds)
         else:

@@ -17,6 +17,7 @@ from .ballots import (
     Proof,
     Ready,
     Record,
+    Span,
     Vote,
 )
 from .calls import MAX_TENSORS, OPERATIONS, Call, Hour, Over, Plan, Tensor
@@ -94,6 +95,7 @@ __all__ = [
     "Result",
     "Route",
     "Signature",
+    "Span",
     "StateAsk",
     "StateChunk",
     "StateFetch",

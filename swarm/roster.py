@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from . import rumor
 from .broadcast import MAX_ITEMS, Broadcast
+from .distances import Distances
 from .identity import Identity
 from .intake import Intake
 from .member import Event, Member, State
@@ -58,7 +59,9 @@ class Roster:
         self._news = Broadcast()
         self._members = Members(identity, record, preset, self._news, self.awareness, wall)
         self._intake = Intake(self._members, run_id, wall, now)
-        self._prober = Prober(preset, rng, self.awareness, self._helpers, self._items)
+        self.distances = Distances()
+        """How far others are."""
+        self._prober = Prober(preset, rng, self.awareness, self._helpers, self._items, self.distances.add)
         self._rotation = Rotation(rng)
         self._gone = False
         self._answered: dict[PeerId, float] = {}
@@ -257,6 +260,7 @@ class Roster:
         self._intake.forget()
         for peer in self._members.purge(now):
             self._prober.forget(peer)
+            self.distances.forget(peer)
         partner = self._sample(self._members.live(), 1)
         return [(peer, PushPull(False, page)) for peer in partner for page in self._pages(now)]
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from thinwire.collectives.clusters import clusters, kept, sound
+from thinwire.collectives.clusters import NEAR, clusters, kept, near, sound
 from thinwire.collectives.routes import Routes
 from thinwire.swarm.protocol import Ballot, Contribution, Open
 
@@ -138,3 +138,42 @@ def test_a_value_has_the_name_of_what_it_is_of():
     )
     assert whole.clusters[0].name == less.clusters[0].name and whole.clusters[1].name != less.clusters[1].name
     assert whole.clusters[1].sums and not less.clusters[1].sums
+
+
+def trips(*groups, far=0.05):
+    """Seconds between peers, by index: near within a group, far between two."""
+    place = {PEERS[i]: number for number, group in enumerate(groups) for i in group}
+    return lambda one, other: NEAR / 2 if place[one] == place[other] else far
+
+
+def test_who_is_near_is_together():
+    assert near(PEERS[:5], trips({0, 3}, {1, 2}, {4})) == {
+        PEERS[0]: PEERS[0], PEERS[3]: PEERS[0], PEERS[1]: PEERS[1], PEERS[2]: PEERS[1],
+    }  # fmt: skip
+    assert near(PEERS[:3], lambda one, other: 0.0) == {}, "nothing is known"
+    assert near(PEERS[:3], lambda one, other: 0.1) == {}
+    assert near(PEERS[:4], trips({0, 1, 2, 3})) == {}, "no wide area is between them"
+    assert near([], trips()) == near(PEERS[:1], trips({0})) == {}
+
+
+def test_a_row_of_neighbours_is_not_one_place():
+    """Each is near the next, the first far from the last: those that are nearest find each other."""
+    at = dict(zip(PEERS, (0.0, 4e-3, 7e-3, 11e-3), strict=False))
+    assert near(PEERS[:4], lambda one, other: abs(at[one] - at[other])) == {PEERS[1]: PEERS[1], PEERS[2]: PEERS[1]}
+
+
+@given(st.lists(st.floats(0.0, 0.03), min_size=2, max_size=8), st.randoms())
+def test_all_of_a_place_are_near_and_the_order_of_peers_means_nothing(places, random):
+    at = dict(zip(PEERS, places, strict=False))
+    peers = list(at)
+
+    def trip(one, other):
+        return abs(at[one] - at[other])
+
+    found = near(peers, trip)
+    for one in peers:
+        for other in peers:
+            if one != other and found.get(one, one) == found.get(other, other):
+                assert 0 < trip(one, other) <= NEAR
+    random.shuffle(peers)
+    assert near(peers, trip) == found

@@ -94,3 +94,48 @@ def test_the_same_figures_give_the_same_order():
     for count in (9, 33):
         rates = np.random.default_rng(1).uniform(1, 2, (count, count))
         assert best(rates) == best(rates.copy())
+
+
+def length(order, trips):
+    return sum(float(trips[a, b]) for a, b in zip(order, [*order[1:], order[0]], strict=True))
+
+
+def symmetric(n, seed):
+    """Points in a plane, and the times between them."""
+    points = np.random.default_rng(seed).random((n, 2))
+    return np.hypot(*(points[:, None] - points[None]).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("n", [3, 5, 7])
+def test_where_times_are_known_the_shortest_way_round_is_taken(n):
+    trips = symmetric(n, n)
+    found = length(best(np.zeros((n, n)), trips), trips)
+    assert found == pytest.approx(min(length([0, *rest], trips) for rest in permutations(range(1, n))))
+    rates = np.random.default_rng(n).uniform(1.0, 1.4, (n, n)) * 2**20
+    assert length(best(rates, trips), trips) == pytest.approx(found), "rates as good as alike"
+
+
+def test_a_slow_way_is_avoided_whatever_it_takes():
+    trips, rates = symmetric(7, 1), np.full((7, 7), 1e7)
+    short = best(rates, trips)
+    rates[short[0], short[1]] = rates[short[1], short[0]] = 1e6
+    order = best(rates, trips)
+    assert score(order, rates)[0] == 1e7 and length(order, trips) >= length(short, trips)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_beyond_twelve_the_way_round_is_nearly_the_shortest(seed):
+    n = 40
+    trips = symmetric(n, seed)
+    order = best(np.zeros((n, n)), trips)
+    assert sorted(order) == list(range(n)) and order[0] == 0
+    # Beardwood, Halton and Hammersley: 0.7124 times the root of n times the area, and a little more for few points.
+    assert length(order, trips) < 1.25 * 0.7124 * n**0.5 * (1 + 0.33 / n**0.5)
+
+
+def test_a_time_that_is_not_known_counts_as_the_longest():
+    trips = symmetric(6, 4)
+    order = best(np.zeros((6, 6)), trips)
+    for a, b in ((order[0], order[2]), (order[1], order[4])):
+        trips[a, b] = trips[b, a] = 0.0
+    assert best(np.zeros((6, 6)), trips) in (order, [order[0], *reversed(order[1:])])

@@ -14,10 +14,10 @@ from thinwire.node.fragments import Layout, Piece
 from thinwire.node.methods import METHODS
 from thinwire.node.presence import Presence
 from thinwire.sims import clock
-from thinwire.sims.network import SimNet
+from thinwire.sims.network import Latency, SimNet
 from thinwire.swarm import manifest as manifests
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.preset import LOCAL
+from thinwire.swarm.preset import LOCAL, Preset
 from thinwire.swarm.protocol import Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.record import PeerRecord
 from thinwire.swarm.roster import Roster
@@ -65,7 +65,7 @@ class Node:
         )
         self.transport.learn(self.record)
         roster = Roster(
-            self.identity, self.record, run_id=RUN, preset=LOCAL, rng=self.rng, now=loop.time(), wall=swarm.net.wall
+            self.identity, self.record, run_id=RUN, preset=swarm.preset, rng=self.rng, now=loop.time(), wall=swarm.net.wall
         )
         method = METHODS[swarm.manifest.outer.method]
         layout = swarm.layout
@@ -181,7 +181,7 @@ class Swarm:
         patience: float = 1.0,
         grace: float = 2.0,
         bandwidth: float | None = 12.5e6,
-        latency: float = 0.02,
+        latency: float | Latency = 0.02,
         outer: str = "",
         piece: int = 0,
         shards: str = "",
@@ -190,9 +190,10 @@ class Swarm:
         group: int = 0,
         collective: str = "",
         keep: float | None = None,
+        preset: Preset = LOCAL,
     ) -> None:
         self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=0.1)
-        self.piece, self.layout, self.sites = piece, layout_of(size), sites
+        self.piece, self.layout, self.sites, self.preset = piece, layout_of(size), sites, preset
         self.founders, self.rounds, self.size, self.codec, self.patience = founders, rounds, size, codec, patience
         lines = f'codec = "{codec}"\ngrace = {grace}\nmax_weight = 1000\ntopology = "{topology}"\n'
         lines += f'shards = "{shards}"\n' if shards else ""
