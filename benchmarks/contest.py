@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,10 +132,12 @@ def thinwire(
     own: Callable[[int], dict[str, Any]] = lambda rank: {},
     *,
     topology: str = "butterfly",
+    prefix: Callable[[int], Sequence[str]] = lambda rank: (),
 ) -> Contestant:
-    """Ours; `own` gives each rank further options of thinwire_peer.py."""
+    """Ours; `own` gives each rank further options of thinwire_peer.py, `prefix` the words before its command."""
     commands = [
-        _command("thinwire_peer.py", rank=rank, peers=peers, mb=mb, codec=codec, topology=topology, **own(rank))
+        [*prefix(rank)]
+        + _command("thinwire_peer.py", rank=rank, peers=peers, mb=mb, codec=codec, topology=topology, **own(rank))
         for rank in range(peers)
     ]
     way = "" if topology == "butterfly" else f"{topology} "

@@ -26,19 +26,21 @@ up_mbit = {up}
 down_mbit = {down}
 [links]
 rtt_ms = {rtt}
+loss = {loss}
 """
 SAMPLE_SECONDS = 0.1
 PORT = 7500
 
 
 class HomeLinks:
-    """Peers 0…n-1, each with `up` and `down` Mbit/s and `rtt` ms to every other one. Use as a context.
+    """Peers 0…n-1, each with `up` and `down` Mbit/s and `rtt` ms to every other one; `loss`: of packets. Use as a context.
 
     The switch between them runs in a thread of this process, whose CPU seconds are the emulation's (`machine.Load`).
     """
 
-    def __init__(self, peers: int, up: float, down: float, rtt: float) -> None:
-        self._scenario = parse(SCENARIO.format(peers=peers, up=float(up), down=float(down), rtt=float(rtt)))
+    def __init__(self, peers: int, up: float, down: float, rtt: float, loss: float = 0.0) -> None:
+        words = dict(peers=peers, up=float(up), down=float(down), rtt=float(rtt), loss=float(loss))
+        self._scenario = parse(SCENARIO.format(**words))
         self._loop = asyncio.new_event_loop()
         self._done = threading.Event()
         self._samples: list[tuple[float, tuple[int, ...]]] = []

@@ -26,7 +26,8 @@ class Pace:
 
     Of several partners the one in the middle counts: the peer is late when half of them have waited for it.
     Who is late time and again ends its inner steps when they wait; so does who was last time, who has been held up by
-    another, and who is new. So slower machines contribute fewer steps, and a delay goes no further than the next round.
+    another, and who is new. So slower machines contribute fewer steps, and a delay goes no further than the next round. But a
+    round is worth its exchange: nobody ends its steps before it has trained for as long as exchanges take.
     `patience`: seconds for an answer or for progress; adapts to what exchanges take. `hurried`: our steps were ended early.
     """
 
@@ -36,6 +37,7 @@ class Pace:
         self._now, self._began_at = now, now()
         self._trained = self._usually = 0.0
         self._late: deque[float] = deque(maxlen=LATE_ROUNDS)
+        self._took: deque[float] = deque(maxlen=LATE_ROUNDS)
         self._held_up = self._hasty = not entered
 
     def begin(self, *, elsewhere: bool) -> None:
@@ -65,6 +67,7 @@ class Pace:
         self._held_up = "late" in reasons
         if met:
             took = now - circle.together
+            self._took.append(took)
             self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
         if not (met and circle.halfway):
             if "late" in reasons:
@@ -79,6 +82,8 @@ class Pace:
     def keeps_waiting(self, circle: Circle) -> bool:
         """Whether the partners have waited long enough for us to end our steps."""
         if not self._hasty or circle.ours is not None:
+            return False
+        if self._now() < self._began_at + min(self._trained, max(self._took, default=0.0)):
             return False
         waited_for = circle.waited_for
         if waited_for is not None:

@@ -16,6 +16,7 @@ import msgspec
 from thinwire.collectives.allotment import Load, allot
 from thinwire.collectives.shards import MIN_COUNT, Grid, Sized, grid
 from thinwire.compression.codec import Codec
+from thinwire.swarm.ballots import MAX_SPANS, SPAN_PREFIX
 from thinwire.swarm.frame import HEADER_BYTES
 from thinwire.swarm.identity import SIGNATURE_BYTES
 from thinwire.swarm.protocol import (
@@ -31,6 +32,7 @@ from thinwire.swarm.protocol import (
     Ready,
     Record,
     Result,
+    Span,
     Vote,
 )
 
@@ -196,6 +198,7 @@ def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _S
     opened = Open(_NUMBER, 0, ballot, ids, ids, (Contribution(_ID, _NUMBER, _NUMBER),) * peers, (), None, ())
     commit = Commit(opened, _ID, (Proof(_ID, bytes(64)),) * peers)
     vote = wire(Vote(_NUMBER, 0, ballot, _ID, _ID))
+    spans = (Span(bytes(SPAN_PREFIX), 100, 0),) * min(MAX_SPANS, peers - 1)
     mean = most = scatter = last = 0.0
     ready = record = 0
     for cut in fragments:
@@ -208,7 +211,7 @@ def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _S
         most += (count - owned) * chunk + owned * (peers - 1) * result
         scatter += (count - owned) * chunk
         last = (peers - 1) * result
-        ready += wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0))
+        ready += wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0, spans=spans))
         mine = tuple(range(500, 500 + -(-count // peers)))
         record += wire(Record(_NUMBER, 0, ballot, mine, bytes(32 * len(mine))))
     led = len(fragments) * (wire(opened) + wire(commit))

@@ -19,8 +19,8 @@ class Rounds:
         self.time = 0.0
         self.pace = Pace(lambda: self.time, patience=2.0, entered=True)
 
-    def round(self, late=0.0, *, train=10.0, reason="", refused=""):
-        """The deadline of the round, and when its steps were ended early (None: they were not)."""
+    def round(self, late=0.0, *, train=10.0, reason="", refused="", took=0.0):
+        """The deadline of the round, and when its steps were ended early (None: they were not). `took`: the exchange, seconds."""
         pace, began = self.pace, self.time
         pair = SimpleNamespace(theirs=None, theirs_at=0.0, refused="", met=False)
         circle = Circle(TERMS, size=2)
@@ -40,6 +40,7 @@ class Rounds:
             self.time += wait
             pair.theirs_at, reason = (0.0, "late") if wait < -late else (self.time, reason)
         pair.met = not (reason or refused)
+        self.time += took if pair.met else 0.0
         pace.learn(circle, [Meeting(A, (b"x",) if pair.met else (), reason=reason or refused)])
         pace.begin(elsewhere=False)
         return deadline, cut
@@ -59,6 +60,21 @@ def test_who_was_late_ends_its_steps_when_the_partner_waits():
     assert rounds.round(-1.0)[1] is None  # nobody waits: all steps
     slow = [rounds.round(-1.0)[1] for _ in range(4)]
     assert slow == [None] * 4
+
+
+def test_a_round_is_no_shorter_than_what_its_exchange_takes():
+    """On a slow link a round of a few steps costs a whole exchange, and its partner as much."""
+    rounds = Rounds()
+    rounds.round(9.0, took=4.0)
+    assert rounds.round(9.0, took=4.0)[1] == pytest.approx(4.0, abs=0.2)
+    assert rounds.round(5.0, took=0.5)[1] == pytest.approx(6.0, abs=0.4)
+    for _ in range(5):
+        rounds.round(9.0, took=12.0)
+    _, cut = rounds.round(9.0, took=12.0)
+    assert cut is None or cut > 9.9, "all its steps"
+    for _ in range(5):
+        rounds.round(9.0, took=0.5)
+    assert rounds.round(9.0, took=0.5)[1] == pytest.approx(2.0, abs=0.4), "links may have become faster"
 
 
 def test_who_was_held_up_does_not_hold_up_the_next():

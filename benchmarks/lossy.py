@@ -1,0 +1,98 @@
+"""An all-reduce on links that lose packets, in network namespaces with the kernel's own TCP: how near to what they allow?
+
+    python benchmarks/lossy.py                   as root; 4 peers, 20 Mbit/s each way, 80 ms, no loss and 1 %, 20 MB, int8
+
+The least time is that of benchmarks/wan.py: everything a peer has to send by its rate, and two round trips. Of a packet that is
+lost another one has to be sent, so that with loss p a link carries 1 − p of its rate at most; that is in no bound. The links of
+20 Mbit/s are what two cores can emulate packet by packet; the window of a link, its rate by its round trip, is that of 5 ms at
+320 Mbit/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+import contest
+import machine
+from homelinks import HomeLinks
+from thinwire.collectives.shards import grid
+from thinwire.collectives.tcp import CONGESTION, has_congestion_control
+from thinwire.compression.registry import dense
+
+
+def main() -> None:
+    """Parse the options, measure every case, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--mb", type=float, default=20.0, help="MB (10**6 bytes) of fp32 a peer")
+    parser.add_argument("--codec", default="int8")
+    parser.add_argument("--mbit", type=float, default=20.0, help="Mbit/s each way of every peer's link")
+    parser.add_argument("--rtt", type=float, default=80.0, help="round trip in ms")
+    parser.add_argument("--loss", type=float, nargs="+", default=[0.0, 0.01], help="probability that a packet is lost")
+    parser.add_argument("--topology", nargs="+", default=["butterfly", "ring"])
+    parser.add_argument("--streams", type=int, default=2, help="of a link")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument(
+        "--quiet", type=float, default=5.0, help="seconds to wait before a turn for the machine to be quiet"
+    )
+    options = parser.parse_args()
+    rows = []
+    for loss in options.loss:
+        for topology in options.topology:
+            with HomeLinks(options.peers, options.mbit, options.mbit, options.rtt, loss) as links:
+                rows.append(measure(options, loss, topology, links))
+            print(rows[-1], file=sys.stderr, flush=True)
+    print(f"\n{machine.describe()}; congestion control: {CONGESTION if has_congestion_control() else 'the default'}\n")
+    print(
+        "| loss | | links alone, s | median, s | of the bound | all, s | foreign CPU |\n|---|---|---|---|---|---|---|"
+    )
+    for row in rows:
+        every = ", ".join(f"{value:.2f}" for value in row["all"])
+        name = f"{row['loss']:.1%} | {row['topology']}"
+        print(f"| {name} | {row['bound']:.2f} | {row['seconds']:.2f} | {row['part']:.0%} | {every} | {row['foreign']:.0%} |")
+    print("\n" + json.dumps({"machine": machine.describe(), "options": vars(options), "rows": rows}))
+
+
+def measure(options: argparse.Namespace, loss: float, topology: str, links: HomeLinks) -> dict[str, Any]:
+    """Turns of one topology."""
+    codec, total = dense(options.codec), int(options.mb * 1e6) // 4
+    cut = grid(total, codec)
+    encoded = sum(codec.nbytes(cut.size(index)) for index in range(len(cut)))
+    bound = 2 * (1 - 1 / options.peers) * encoded / (options.mbit * 1e6 / 8) + 2 * options.rtt / 1e3
+    ours = contest.thinwire(
+        options.peers,
+        options.mb,
+        options.codec,
+        lambda rank: {"host": links.sites[rank].host, "streams": options.streams},
+        topology=topology,
+        prefix=lambda rank: links.sites[rank].prefix,
+    )
+    ours.helpers = [os.getpid()]
+    try:
+        ours.hear()
+        for number in range(options.turns + 1):
+            machine.wait_until_quiet(0.1, options.quiet, [os.getpid()])
+            turn = ours.turn(counts=number > 0)
+            if not all(answer["whole"] for answer in turn.answers) or len({a["digest"] for a in turn.answers}) > 1:
+                raise RuntimeError(f"not everybody has the same result: {turn.answers}")
+            print(f"{topology}, turn {number}: {turn.seconds:.3f} s, foreign {turn.foreign:.0%}", file=sys.stderr)
+        seconds = ours.median(lambda turn: turn.seconds)
+        return {
+            "loss": loss,
+            "topology": topology,
+            "bound": bound,
+            "seconds": seconds,
+            "part": bound / seconds,
+            "all": [round(turn.seconds, 3) for turn in ours.turns],
+            "foreign": ours.median(lambda turn: turn.foreign),
+        }
+    finally:
+        ours.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Rounds across the world in virtual time, beside what the links alone need: butterfly and ring, by what peers measure.
+
+    python benchmarks/regions.py                    # ten regions, and 4 peers 80 ms apart; 100 Mbit/s, 40 MB of fp32 as int8
+    python benchmarks/regions.py --only regions --parameters 2500000
+
+Every peer is the product's own code on a simulated network. In the ten regions there is a peer in each, with the round trips
+and the rates of one connection of `sims/regions.py`. "blind" rings go in another order in every round; the others follow
+what the peers have measured of each other meanwhile. The bound is 2 · (N − 1) / N of the payload by the rate of a peer's
+link, and two round trips from the leader to who is farthest from it, the mean over leaders: one to agree on who takes part, one
+on the result. What it takes to fill a ring and to empty it is in no bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import mean
+from typing import Any
+
+import machine
+from thinwire.node.presence import Presence
+from thinwire.sims.regions import MBIT, PATHS, REGIONS, Path
+from thinwire.sims.scenario import PeerSpec, Scenario
+from thinwire.sims.world import Run, simulate
+
+STEPS, STEP = 4, 4.0
+MANIFEST = """
+[outer]
+steps = {steps}
+[exchange]
+grace = 300.0
+topology = "{topology}"
+"""
+
+
+def scenario(
+    options: argparse.Namespace, topology: str, where: list[str], paths: dict[tuple[str, str], Path]
+) -> Scenario:
+    """A peer at each of these places."""
+    rate = options.mbit * MBIT
+    return Scenario(
+        "regions",
+        options.seed,
+        options.seconds,
+        MANIFEST.format(steps=STEPS, topology=topology),
+        tuple(
+            PeerSpec(index, f"peer-{index}", place, step_seconds=STEP, up=rate, down=rate)
+            for index, place in enumerate(where)
+        ),
+        parameters=options.parameters,
+        paths=paths,
+    )
+
+
+@contextmanager
+def blind(really: bool) -> Iterator[None]:
+    """Nobody tells what it has measured."""
+    spans = Presence.spans
+    if really:
+        Presence.spans = lambda self: ()  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Presence.spans = spans  # type: ignore[method-assign]
+
+
+def seconds_of(run: Run) -> list[float]:
+    """From the last announcement to the last commit, the last rounds; by then all have measured all."""
+    ends: dict[int, float] = {}
+    for event in run.journal.events:
+        if event.name == "round":
+            number = int(str(event.fields["round"]))
+            ends[number] = max(ends.get(number, 0.0), event.at)
+    numbers = sorted(ends)
+    return [ends[number] - ends[number - 1] - STEPS * STEP for number in numbers[len(numbers) // 2 :]]
+
+
+def places(name: str, options: argparse.Namespace) -> tuple[list[str], dict[tuple[str, str], Path]]:
+    """Where peers are, and what is between them."""
+    if name == "regions":
+        return list(REGIONS), PATHS
+    where = [f"place-{index}" for index in range(options.peers)]
+    return where, {(a, b): Path(options.rtt / 1e3, 0.0) for a in where for b in where}
+
+
+def main() -> None:
+    """Parse the options, play all, print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=("regions", "equal"))
+    parser.add_argument("--peers", type=int, default=4, help="that are equally far from each other")
+    parser.add_argument("--rtt", type=float, default=80.0, help="ms between those")
+    parser.add_argument("--mbit", type=float, default=100.0, help="of a peer's link, each way")
+    parser.add_argument("--parameters", type=int, default=10_000_000)
+    parser.add_argument("--seconds", type=float, default=150.0, help="virtual ones")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name in (options.only,) if options.only else ("equal", "regions"):
+        where, paths = places(name, options)
+        farthest = mean(max(paths[a, b].rtt for b in where if a != b) for a in where)
+        payload = options.parameters * 8.125 / 8
+        bound = 2 * (1 - 1 / len(where)) * payload / (options.mbit * MBIT) + 2 * farthest
+        for topology, nothing in (("butterfly", False), ("ring", True), ("ring", False)):
+            with blind(nothing):
+                run = simulate(scenario(options, topology, where, paths))
+            if run.violations:
+                raise SystemExit(f"{name}, {topology}: {run.violations[0]}")
+            found = seconds_of(run)
+            row = {"links": name, "topology": f"blind {topology}" if nothing else topology, "rounds": len(found)}
+            rows.append(row | {"seconds": mean(found), "bound": bound, "part": bound / mean(found)})
+            print(rows[-1], flush=True)
+    print("\n| links | | rounds | seconds | bound, s | of the bound |\n|---|---|---|---|---|---|")
+    for row in rows:
+        cells = f"{row['rounds']} | {row['seconds']:.3f} | {row['bound']:.3f} | {row['part']:.0%}"
+        print(f"| {row['links']} | {row['topology']} | {cells} |")
+    print(json.dumps({"machine": machine.describe(), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
