@@ -40,7 +40,7 @@ class Exclusion(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What a peer has measured of its link to another, whose id begins with `peer`, in the steps of measures.py; 0: not known."""
+    """What a peer has measured of its link to one whose id begins with `peer`, in the steps of measures.py; 0: not known."""
 
     peer: Annotated[bytes, Meta(min_length=SPAN_PREFIX, max_length=SPAN_PREFIX)]
     rtt: Annotated[int, Meta(ge=0, le=MAX_STEP)]

@@ -402,8 +402,9 @@ class Exchange(Table, frozen=True):
         grow stale: 0.5 was better than 0.8 and 0.95 where it was tried.
     topology: how the data of a butterfly goes. "butterfly": every contribution straight to the owners of its parts; or "ring":
         from peer to peer, each adding its own, so that a peer sends to one neighbour only, whatever the number of peers;
-        or "hierarchy": peers of one site (node.toml: site) average among themselves first, and one value of each site crosses
-        the wide area. For sites of several peers behind one uplink; a codec that loses something loses it once more.
+        or "hierarchy": peers of one site (node.toml: site; else those that are within 5 ms of each other) average among
+        themselves first, and one value of each site crosses the wide area. For sites of several peers behind one uplink; a
+        codec that loses something loses it once more.
     aggregation: "mean", weighted by tokens, after screening; or "rda", also weighted, direction and length averaged apart,
         chunk by chunk: where peers pull different ways the step stays as long as theirs are. Of dense methods but noloco.
     quorum: fraction of the last round's members that must be exceeded; at least 0.5, because below it both halves of a

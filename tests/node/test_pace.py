@@ -20,7 +20,7 @@ class Rounds:
         self.pace = Pace(lambda: self.time, patience=2.0, entered=True)
 
     def round(self, late=0.0, *, train=10.0, reason="", refused="", took=0.0):
-        """The deadline of the round, and when its steps were ended early (None: they were not). `took`: the exchange, seconds."""
+        """The deadline of the round, and when its steps were ended early (None: not). `took`: seconds of the exchange."""
         pace, began = self.pace, self.time
         pair = SimpleNamespace(theirs=None, theirs_at=0.0, refused="", met=False)
         circle = Circle(TERMS, size=2)
