@@ -53,7 +53,9 @@ def main() -> None:
     for row in rows:
         every = ", ".join(f"{value:.2f}" for value in row["all"])
         name = f"{row['loss']:.1%} | {row['topology']}"
-        print(f"| {name} | {row['bound']:.2f} | {row['seconds']:.2f} | {row['part']:.0%} | {every} | {row['foreign']:.0%} |")
+        print(
+            f"| {name} | {row['bound']:.2f} | {row['seconds']:.2f} | {row['part']:.0%} | {every} | {row['foreign']:.0%} |"
+        )
     print("\n" + json.dumps({"machine": machine.describe(), "options": vars(options), "rows": rows}))
 
 

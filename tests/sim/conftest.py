@@ -65,7 +65,13 @@ class Node:
         )
         self.transport.learn(self.record)
         roster = Roster(
-            self.identity, self.record, run_id=RUN, preset=swarm.preset, rng=self.rng, now=loop.time(), wall=swarm.net.wall
+            self.identity,
+            self.record,
+            run_id=RUN,
+            preset=swarm.preset,
+            rng=self.rng,
+            now=loop.time(),
+            wall=swarm.net.wall,
         )
         method = METHODS[swarm.manifest.outer.method]
         layout = swarm.layout
