@@ -27,6 +27,11 @@ class GossipRounds:
         self._session, self._read, self._write, self._work = session, read, write, work
         self._pull = Pull(outer.momentum, outer.lr, outer.gamma)
 
+    @property
+    def turn(self) -> int:
+        """See Rounds."""
+        return self._session.replica.round
+
     def follow(self, told: Callable[[Outcome], None]) -> None:
         """See Rounds: nobody's rounds are followed here, nor by the next two."""
 
