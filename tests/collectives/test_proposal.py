@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from thinwire.collectives.proposal import Choice, Terms, adopt, propose, sound
-from thinwire.swarm.protocol import Ballot, Open, Ready
+from thinwire.swarm.protocol import Ballot, Open, Ready, Span
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))
 BASE, PLAN = bytes(32), bytes(32)
@@ -78,3 +80,30 @@ def test_shares_are_refused_where_all_own_equally_many():
 
 def test_an_absurd_announcement_is_no_error():
     assert sum(opened(said(100, 100, 2**53 - 1, 10)).shares) == 60
+
+
+def near(*groups, rtt=20):
+    """Announcements in which those of a group say that they are near each other."""
+    place = {index: group for group in groups for index in group}
+    return {
+        IDS[one]: msgspec.structs.replace(
+            ready(100), spans=tuple(Span(IDS[other][:8], rtt, 0) for other in sorted(group) if other != one)
+        )
+        for one, group in sorted(place.items())
+    }
+
+
+def test_who_is_near_whom_makes_up_sites_and_a_later_ballot_keeps_them():
+    terms = replace(equal(), sited=True)
+    before = opened(near({0, 2}, {1, 3}), terms=terms)
+    assert before.sites == (0, 1, 0, 1)
+    changed = near({0, 1}, {2, 3})
+    assert opened(changed, terms=terms).sites == (0, 0, 1, 1)
+    assert opened(changed, terms=terms, before=before, ballot=SECOND).sites == before.sites, "results depend on it"
+    assert opened(near({0, 1, 2, 3}), terms=terms).sites == (0, 1, 2, 3), "no wide area is between them"
+    one_sided = near({0, 2}, {1, 3})
+    one_sided[IDS[2]] = ready(100)
+    assert opened(one_sided, terms=terms).sites == (0, 1, 2, 1), "nobody is near by its own word"
+    named = near({0, 2}, {1, 3})
+    named[IDS[2]] = msgspec.structs.replace(named[IDS[2]], site="attic")
+    assert opened(named, terms=terms).sites == (0, 1, 2, 1), "who names a site is there"
