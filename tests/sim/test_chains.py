@@ -12,11 +12,13 @@ from thinwire.node import duties
 from thinwire.node.chainsession import ChainedSession
 from thinwire.node.outer import Replica
 from thinwire.node.turns import ChainedRounds
+from thinwire.sims import liars
 from thinwire.sims.faults import Fault
 from thinwire.sims.scenario import PeerSpec, Scenario
 from thinwire.sims.seeds import PACE, STALL
 from thinwire.sims.world import simulate
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import Ready
 
 TOPK = "topk(k=64,chunk=4096)|2bit|rice"
@@ -151,6 +153,28 @@ def test_a_whole_swarm_comes_back(monkeypatch, fragments, overlap):
     later = [event for event in run.journal.events if event.name == "round" and event.at > 22.0]
     again = {(event.fields["round"] - 1) % fragments for event in later}
     assert again == set(range(fragments))
+
+
+OFTEN = ("flip", "equivocate", "silent")
+SAID = {"hash": ("hash",), "nan": ("not finite", "encoding"), "huge": ("norm",)}
+"""What the others say of a contribution that is put out."""
+
+
+@pytest.mark.parametrize("codec", ["int8(block=256)", TOPK])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in OFTEN else pytest.mark.trial) for kind in sorted(liars.KINDS)]
+)
+def test_a_liar_in_all_chains_breaks_no_promise(kind, codec):
+    scenario = world(3, 6, peers=6, seconds=32.0, codec=codec, faults=(Fault(4.0, "liar", (3,), 20.0, 0.0, kind),))
+    run = simulate(scenario, preset=PACE, stall=STALL)
+    # What a liar makes of its own contribution where it owns the only chunk, nobody computes again.
+    assert {violation.oracle for violation in run.violations} <= ({"bound"} if kind in SAID else set())
+    liar = Identity.generate((3).to_bytes(32, "big")).peer_id.hex()[:8]
+    rounds = [event for event in run.journal.events if event.name == "round" and 5.0 < event.at < 24.0]
+    said = Counter(dict(event.fields["missing"]).get(liar) for event in rounds if event.peer != 3)
+    assert {event.peer for event in rounds} >= {0, 1, 2, 4, 5}
+    if codec == TOPK and kind in SAID:
+        assert any(said[reason] for reason in SAID[kind])
 
 
 def _other_momentum(patch):
