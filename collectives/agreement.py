@@ -73,7 +73,8 @@ class Agreement:
         self.diverged = False
         """The swarm is ahead, or most ready members have another state digest than ours: fetch the state, then come again."""
         self.ready: dict[PeerId, Ready] = {}
-        self.witness = witness
+        self.witness = self.remembers = witness
+        """Whether we vote; and whether we know what we did in this round before, which is what others are told."""
         self._sign = sign
         self._electorate = Electorate(me, terms, live, gone)
         self._candidate = Candidate(self._electorate, self.ready, idle)

@@ -102,7 +102,7 @@ class Butterfly:
             terms.plan,
             weight,
             hashes,
-            self.agreement.witness,
+            self.agreement.remembers,
             float(loss),
             float(speed),
             *self._link(),

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import blake3
 from thinwire.collectives.halves import Halves
 from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.series import GIVE_UP
 from thinwire.collectives.shards import Grid
 from thinwire.compression.codec import Buffer, CodecError
 from thinwire.swarm.frame import Frame
@@ -28,6 +29,11 @@ from thinwire.swarm.protocol import Chunk, Decline, Digest, Fetch, PeerId, Ready
 
 STALL = 5
 """Patiences that a partner may take for one chunk."""
+
+RATE = 32 * 1024
+"""Bytes/s that a partner sends at least where all of it takes longer than GIVE_UP patiences: else many chunks, each of them in
+time, would hold a pair for hours. Patience follows what exchanges take, so that only of the first one so little is known.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,9 @@ class Pair:
         self._missing = 0
         self._deadline = 0.0
         self._answered = self._linked = True
-        self._moved = 0.0
+        self._moved = self._since = 0.0
+        self._came = 0
+        """When both were ready first, and the bytes that are here of what the partner announced last."""
         self._refused = ""
         self._settled = settled
 
@@ -170,12 +178,18 @@ class Pair:
         now = self._now()
         if not self._linked and now > self._moved + self._patience:
             self.fail("unreachable")
-        elif self.theirs is not None and now > self._moved + STALL * self._patience:
+        elif self.theirs is not None and now > self._due:
             self.fail("stalled")
         elif not self._answered and now > self.ours_at + self._patience:
             self.fail("silent")
         elif self.theirs is None and now > self.ours_at + self._deadline:
             self.fail("late")
+
+    @property
+    def _due(self) -> float:
+        """When a partner that is ready has stalled: its next chunk does not come, or all of them come too slowly."""
+        longest = max(GIVE_UP * self._patience, self._came / RATE)
+        return min(self._moved + STALL * self._patience, max(self._since, self.ours_at) + longest)
 
     # --- the partner's side
 
@@ -194,9 +208,9 @@ class Pair:
         if len(ready.hashes) != 32 * len(self._grid) or ready.weight > self._max_weight:
             return self.fail("announcement")
         if self.theirs is None:  # who announces itself anew has not moved
-            self._moved = self._now()
+            self._moved = self._since = self._now()
         self.theirs, self.theirs_at = ready, self._now()
-        self._chunks, self._missing = [None] * len(self._grid), len(self._grid)
+        self._chunks, self._missing, self._came = [None] * len(self._grid), len(self._grid), 0
         self._ask()
 
     def _ask(self) -> None:
@@ -232,6 +246,7 @@ class Pair:
             return self.fail(error.reason)
         self._chunks[index] = payload
         self._missing -= 1
+        self._came += memoryview(payload).nbytes
         self._moved = self._now()
         self._look()
 

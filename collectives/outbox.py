@@ -71,10 +71,9 @@ class Lane:
         if task is self._task or error is not None:
             self._over(self, error)
 
-    @property
-    def later(self) -> int:
-        """How many frames wait that may go later."""
-        return len(self._later)
+    def later(self, kind: type[Message]) -> int:
+        """How many frames of a kind wait that may go later."""
+        return sum(isinstance(frame.message, kind) for frame in self._later)
 
     def keep(self, wanted: Callable[[Frame], bool]) -> None:
         """Forget the urgent frames that are not wanted any more."""
@@ -147,9 +146,9 @@ class Outbox:
         """Queue a frame with a payload; the payload must not change before it is sent."""
         self._put(self._bulk, to, LONGEST, frame, later=later)
 
-    def later(self, to: PeerId) -> int:
-        """How many frames to a peer wait that may go later."""
-        return self._bulk[to].later if to in self._bulk else 0
+    def later(self, to: PeerId, kind: type[Message] = Message) -> int:
+        """How many frames of a kind to a peer wait that may go later."""
+        return self._bulk[to].later(kind) if to in self._bulk else 0
 
     @property
     def idle(self) -> bool:

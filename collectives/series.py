@@ -58,6 +58,12 @@ def round_of(message: Message) -> int:
     return number
 
 
+def fragment_of(message: Message) -> int:
+    """Number of the fragment that a message is about, -1 when it is about none."""
+    number: int = message.opened.fragment if isinstance(message, Commit) else getattr(message, "fragment", -1)
+    return number
+
+
 class Series:
     """What the rounds of one peer have in common.
 
@@ -67,7 +73,8 @@ class Series:
     `collective`: "gather", every payload goes to everybody (and `codec` only says whether it is one); "sparse-butterfly", each
     chunk has an owner that adds up and sends a part of it (see `sieve`); or "butterfly", chunks are averaged by `rule`, with
     `topology` at their owners ("butterfly"), on their way round ("ring"), or in sites first ("hierarchy"). `site`: the network
-    that we share with others. `bandwidth`: what is known of our link, where another series knows it too.
+    that we share with others. `bandwidth`: what is known of our link, and `stash`: what is kept for next rounds, where other
+    series of this peer have the same.
     """
 
     def __init__(
@@ -88,11 +95,12 @@ class Series:
         topology: str = "butterfly",
         site: str = "",
         bandwidth: Bandwidth | None = None,
+        stash: Stash | None = None,
     ) -> None:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
         """Set when the others have gone on so far that we cannot follow."""
-        self.stash = Stash(STASH, STASH_EACH)
+        self.stash = Stash(STASH, STASH_EACH) if stash is None else stash
         """Frames of the next round."""
         self.sick: Callable[[], Collection[PeerId]] = tuple
         """Peers that shall own no chunks in rounds that we lead."""

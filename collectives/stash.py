@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import PeerId
@@ -37,9 +38,12 @@ class Stash:
             if self._nbytes[fullest] <= self._nbytes[sender] + size:
                 return
             self._drop(fullest)
-        mine.append((self._count, frame))
-        self._nbytes[sender] += size
+        self._add(self._count, sender, frame)
         self._count += 1
+
+    def _add(self, at: int, sender: PeerId, frame: Frame) -> None:
+        self._frames.setdefault(sender, deque()).append((at, frame))
+        self._nbytes[sender] += memoryview(frame.payload).nbytes
         self._size += 1
 
     def _drop(self, sender: PeerId) -> None:
@@ -47,11 +51,17 @@ class Stash:
         self._nbytes[sender] -= memoryview(frame.payload).nbytes
         self._size -= 1
 
-    def take(self) -> list[tuple[PeerId, Frame]]:
-        """All of them in the order in which they came; none are kept."""
+    def take(self, wanted: Callable[[Frame], bool] = lambda frame: True) -> list[tuple[PeerId, Frame]]:
+        """All that are wanted, in the order in which they came; the others are kept."""
         found = [(at, sender, frame) for sender, frames in self._frames.items() for at, frame in frames]
         self.clear()
-        return [(sender, frame) for _, sender, frame in sorted(found, key=lambda entry: entry[0])]
+        taken = []
+        for at, sender, frame in sorted(found, key=lambda entry: entry[0]):
+            if wanted(frame):
+                taken.append((sender, frame))
+            else:
+                self._add(at, sender, frame)
+        return taken
 
     def clear(self) -> None:
         """Forget them."""

@@ -101,6 +101,7 @@ async def fetch_state(
     believed: Believed | None = None,
     partial: Partial | None = None,
     fragment: int = 0,
+    turn: asyncio.Semaphore | None = None,
 ) -> Fetched | Foreign | None:
     """The agreed state of the last committed round, or None when nobody offered one that enough agree on (try again).
     Foreign when those who answered agree on the state of another model.
@@ -110,7 +111,8 @@ async def fetch_state(
     `believed` tells whether those who make one offer are enough; offers of no use are no dissent then. Without it, a
     newcomer's way, more than half of those who may have a state must have answered, and agree; after STALL patiences those who
     have answered will do. `partial` is what earlier tries have left, and gets what this one leaves. `inbox` has what is said of
-    this `fragment`.
+    this `fragment`. `turn` is held while chunks travel, so that of several states only some do at a time; who has waited for it
+    asks for offers again, because rounds have gone on.
     """
     partial = Partial() if partial is None else partial
     ours = (layout, nbytes)
@@ -125,16 +127,41 @@ async def fetch_state(
         # Who is silent to the end has no state: it may still look for one, as we do, and must not keep us from ours.
         return _agreed(own or found) if 2 * len(found) > might or late else None
 
-    offers, chosen = await _offers(peers, lambda peer: send(peer, StateAsk(fragment)), inbox, patience, agreed)
-    if not chosen:
-        return None
-    if (offers[chosen[0]][0].layout, offers[chosen[0]][0].nbytes) != ours:
-        return Foreign(offers[chosen[0]][0].nbytes)
-    if offers[chosen[0]][0].round <= newer_than:
-        return None
-    offer, hashes = offers[chosen[0]]
-    needed = [index for index, found in enumerate(hashes) if index >= len(have) or have[index] != found]
+    async def find() -> tuple[Offers, StateOffer] | Foreign | None:
+        offers, chosen = await _offers(peers, lambda peer: send(peer, StateAsk(fragment)), inbox, patience, agreed)
+        offer = offers[chosen[0]][0] if chosen else None
+        if offer is None:
+            return None
+        if (offer.layout, offer.nbytes) != ours:
+            return Foreign(offer.nbytes)
+        return (offers, offer) if offer.round > newer_than else None
+
+    found, turn = await find(), turn or asyncio.Semaphore()
+    if not isinstance(found, tuple):
+        return found
+    waits = turn.locked()
+    async with turn:
+        found = await find() if waits else found
+        if not isinstance(found, tuple):
+            return found
+        return await _fetch(*found, send, inbox, have=have, patience=patience, partial=partial, fragment=fragment)
+
+
+async def _fetch(
+    offers: Offers,
+    offer: StateOffer,
+    send: Callable[[PeerId, Message], None],
+    inbox: asyncio.Queue[tuple[PeerId, Frame]],
+    *,
+    have: Sequence[Digest],
+    patience: float,
+    partial: Partial,
+    fragment: int,
+) -> Fetched | None:
+    """The state of an offer, from all who make it; None when none of them is left to ask."""
     chosen = tuple(sorted(peer for peer, (one, _) in offers.items() if one.digest == offer.digest))
+    hashes, nbytes = offers[chosen[0]][1], offer.nbytes
+    needed = [index for index, found in enumerate(hashes) if index >= len(have) or have[index] != found]
     sources = [peer for peer in chosen if peer not in partial.liars] or list(chosen)
     offered = set(hashes)
     partial.chunks = {one: chunk for one, chunk in partial.chunks.items() if one in offered}
@@ -186,7 +213,7 @@ async def fetch_state(
             if len(frame.payload):  # else its round is over there, and it serves another state by now
                 partial.liars.add(peer)
             give_up(peer)
-    return Fetched(offer, hashes, chunks, tuple(chosen))
+    return Fetched(offer, hashes, chunks, chosen)
 
 
 async def _offers(

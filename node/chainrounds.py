@@ -17,7 +17,7 @@ from thinwire.node.outer import Read, Write
 from thinwire.node.overlap import OverlappedRounds
 from thinwire.node.session import Session
 from thinwire.node.sparse import SparseReplica
-from thinwire.node.waiting import Work
+from thinwire.node.waiting import Work, whole
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import Commit
 
@@ -122,8 +122,31 @@ class ChainRounds(OverlappedRounds):
         """The run is over: the model is the outer parameters."""
         await self._work(lambda: self._write(self.session.replica.theta))
 
+    async def keep_up(self) -> None:
+        """Follow the rounds of others, without a contribution to any, until it is cancelled. Nothing is trained meanwhile."""
+        session = self.session
+        session.take_part()
+        while True:
+            outcome = await session.outcome()
+            if outcome.commit is not None:
+                await whole(self._go_along(outcome, outcome.commit))
+            elif not await self._catch_up():
+                session.again()
+                await session.pause()
+            session.take_part()
+
+    async def _go_along(self, outcome: Outcome, commit: Commit) -> None:
+        await self._apply(outcome, commit)
+        await self._adopt()
+
     async def _adopt(self) -> None:
-        await self._floor.visit(super()._adopt)
+        """See Rounds. The model follows when training rests; the next round does not wait for that."""
+        self.session.advance()
+
+        async def write() -> None:
+            await self._work(lambda: self._write(self.session.replica.theta))
+
+        await self._floor.visit(write)
 
     async def _follow(self) -> None:
         replica = self.session.replica

@@ -12,16 +12,20 @@ from typing import Any
 
 from thinwire.collectives.bandwidth import Bandwidth
 from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.series import STASH, STASH_EACH, fragment_of
 from thinwire.collectives.shards import Grid
-from thinwire.collectives.statesync import Fetched
+from thinwire.collectives.stash import Stash
 from thinwire.node.chains import ChainedReplica, turn_of
 from thinwire.node.presence import Emit, Presence
 from thinwire.node.session import Session
-from thinwire.node.waiting import Work
+from thinwire.node.stateserver import SIDE_BY_SIDE
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.manifest import Manifest
-from thinwire.swarm.protocol import Commit, Digest, PeerId, StateAsk, StateOffer
+from thinwire.swarm.manifest import MAX_CHAINS, Manifest
+from thinwire.swarm.protocol import Digest, PeerId, StateAsk, StateOffer
+
+CHAIN_EACH = 2
+"""Control frames of one peer that are kept for the next round of each chain, beyond what one chain alone has room for."""
 
 
 class ChainSession(Session):
@@ -29,17 +33,10 @@ class ChainSession(Session):
 
     told: Callable[[], None]
     """Called when it has gone on."""
-    fetching: asyncio.Lock
-    """States of one peer's fragments come one after the other."""
 
     def advanced(self) -> None:
         """See Session."""
         self.told()
-
-    async def newer(self, work: Work) -> Fetched | None:
-        """See Session."""
-        async with self.fetching:
-            return await super().newer(work)
 
 
 class ChainedSession:
@@ -67,7 +64,8 @@ class ChainedSession:
         self.on_commit: Callable[[], None] = lambda: None
         """Called when a round of any fragment commits, before it is applied."""
         self._emit, self._strays = emit, 0
-        bandwidth, fetching = Bandwidth(), asyncio.Lock()
+        stash = Stash(STASH, STASH_EACH + CHAIN_EACH * (len(replica.chains) - 1))
+        bandwidth, turn = Bandwidth(), asyncio.Semaphore(SIDE_BY_SIDE)
         self.links: dict[int, ChainSession] = {}
         for number, chain in replica.chains.items():
             self.links[number] = link = ChainSession(
@@ -84,8 +82,9 @@ class ChainedSession:
                 patience=patience,
                 fragment=number,
                 bandwidth=bandwidth,
+                stash=stash,
             )
-            link.told, link.fetching = self._advanced, fetching
+            link.told, link.turn = self._advanced, turn
             link.stats, link.on_commit = self.stats, lambda: self.on_commit()
         self.ahead: Session = next(iter(self.links.values()))
         if presence.watch is not None:
@@ -156,12 +155,12 @@ class ChainedSession:
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""
         message = frame.message
-        number = message.opened.fragment if isinstance(message, Commit) else getattr(message, "fragment", -1)
+        number = fragment_of(message)
         link = self.links.get(number)
         if link is not None:
             link.routed(peer, frame)
         elif isinstance(message, StateAsk):
-            if not self._outbox.later(peer):  # it has read what we have answered before
+            if self._outbox.later(peer, StateOffer) <= MAX_CHAINS:
                 nothing = StateOffer(0, bytes(32), bytes(32), 0, (), number)
                 self._outbox.bulk(peer, Frame(nothing), later=True)
         else:

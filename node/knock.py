@@ -18,12 +18,16 @@ class NoSwarm(HintedError):
     """None of the addresses of the invite answered, or none let us in."""
 
     exit_code: ClassVar[int] = 4
+    nobody = False
+    """Whether there is no peer of the run at any of the addresses, as far as those say that answer there."""
 
 
 class Refused(HintedError):
     """The swarm is there and does not want us: another version or run."""
 
     exit_code: ClassVar[int] = 5
+    nobody = False
+    """See NoSwarm."""
 
 
 async def knock(
@@ -42,7 +46,8 @@ async def knock(
     ManifestMismatch), is not asked again; the last such refusal is given, or NoSwarm.
     """
     until, said = doors.now() + seconds, "nobody answered"
-    last: HintedError | None = None
+    last: NoSwarm | Refused | ManifestMismatch | None = None
+    there = False
     while contacts:
         for contact in contacts:
             answer = await transport.meet(contact, hello)
@@ -57,16 +62,19 @@ async def knock(
                 over = answer.code in ADVICE or answer.code in lasting
                 if answer.code in ADVICE:
                     text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
-                    last = Refused(text, ADVICE[answer.code])
+                    last, there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
             if over:
                 contacts = [other for other in contacts if other is not contact]
         if doors.now() >= until:
             break
         await asyncio.sleep(0.2 + 0.8 * doors.rng.random())
-    return last or NoSwarm(
+    found = last or NoSwarm(
         f"no peer of the swarm could be reached; {said}",
         "check that a peer of the swarm runs and that its address can be dialled from here, or ask for a new invite",
     )
+    if not isinstance(found, ManifestMismatch):
+        found.nobody = not contacts and not there
+    return found
 
 
 ADVICE = {

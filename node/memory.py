@@ -19,31 +19,44 @@ class _Anchor(msgspec.Struct, frozen=True):
     transport_key: bytes
 
 
+class _Known(msgspec.Struct, frozen=True):
+    anchors: tuple[_Anchor, ...]
+    alone: bool
+
+
 class AnchorFile:
-    """Where other peers were reachable when this one last saw them: the way back into a swarm whose seeds are gone."""
+    """Where other peers were reachable when this one last saw them: the way back into a swarm whose seeds are gone. And whether
+    it was without them by common decision (`alone`): then it is the swarm, and they look for it.
+    """
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path, self._disk = path, disk
-        self._saved: tuple[_Anchor, ...] = ()
+        self._saved = _Known((), False)
 
     def load(self) -> tuple[Contact, ...]:
         """What was saved last, most useful first; empty when there is nothing that can be read."""
-        anchors = _read(self._path, self._disk, tuple[_Anchor, ...]) or ()
-        return tuple(Contact(anchor.address, anchor.transport_key) for anchor in anchors)
+        self._saved = _read(self._path, self._disk, _Known) or _Known((), False)
+        return tuple(Contact(anchor.address, anchor.transport_key) for anchor in self._saved.anchors)
 
-    def save(self, contacts: Iterable[Contact]) -> None:
+    @property
+    def alone(self) -> bool:
+        """What was saved, or loaded, last."""
+        return self._saved.alone
+
+    def save(self, contacts: Iterable[Contact], *, alone: bool = False) -> None:
         """Replace the file; a disk that does not take it costs nothing now.
 
-        Without contacts the file stays: who is alone after a split needs those that it knew before.
+        Without contacts those of before stay: who is alone after a split needs those that it knew.
         """
         anchors = tuple(_Anchor(contact.address, contact.transport_key) for contact in contacts)
-        if not anchors or anchors == self._saved:
+        known = _Known(anchors or self._saved.anchors, alone)
+        if not known.anchors or known == self._saved:
             return
         try:
-            replace_file(self._path, self._disk, msgspec.json.encode(anchors))
+            replace_file(self._path, self._disk, msgspec.json.encode(known))
         except OSError:
             return
-        self._saved = anchors
+        self._saved = known
 
 
 def _read(path: Path, disk: Disk, kind: type[T]) -> T | None:

@@ -63,8 +63,10 @@ def _pairs(manifest: Manifest, layout: Layout) -> Any:
     return halves(manifest.exchange.codec, lr=manifest.outer.lr, gamma=manifest.outer.gamma)
 
 
-WIDE = 4
-"""Values that an owner sends of a sum, for each that a contributor sends: with as many it sends too little of it."""
+WIDE = 6
+"""Values that an owner sends of a sum, for each that a contributor sends: with four it sends too little (docs/compression.md).
+Places of many cost less than those of few, so that a result is some four payloads, whatever the number of peers.
+"""
 
 
 def _sparse(manifest: Manifest, layout: Layout) -> SparseCodec:

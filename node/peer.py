@@ -45,7 +45,7 @@ SEARCH_SECONDS = 60.0
 """How long a swarm is looked for before `join` gives up, when it is not told otherwise."""
 
 BACK_SECONDS = 5.0
-"""How long a founder that comes back looks for peers that still run what it founded."""
+"""How long a founder that comes back and was alone looks for peers that still run what it founded."""
 
 PATIENCE = 2.0
 """Least seconds without progress before somebody acts."""
@@ -94,12 +94,29 @@ class Peer:
     # --- the first stage: the run
 
     async def found(self, signed: SignedManifest, open_transport: OpenTransport) -> bool:
-        """Open a run of our own, or come back to it: True when peers of an earlier life still run it."""
+        """Open a run of our own, or come back to it: True when peers of an earlier life still run it.
+
+        Who was in a swarm with others and can reach none of them is cut off, for all it knows, and they go on: it does not
+        begin the run anew beside them. Not so when it was alone before, or when nobody listens at their addresses any more.
+        Raises NoSwarm, Refused.
+        """
         self._take(signed)
         await self._open(open_transport)
-        anchors = self._anchors.load()
+        anchors = list(self._anchors.load())
+        if not anchors:
+            return False
+        self.doors.rng.shuffle(anchors)  # the first may all be gone, and each of them takes its time
         # A machine that answers that nobody listens there any more need not be asked again.
-        return bool(anchors) and await self._knock(anchors, BACK_SECONDS, (REFUSED,)) is None
+        alone = self._anchors.alone
+        refusal = await self._knock(anchors, BACK_SECONDS if alone else SEARCH_SECONDS, (REFUSED,))
+        if refusal is None or alone or (isinstance(refusal, (NoSwarm, Refused)) and refusal.nobody):
+            return refusal is None
+        if isinstance(refusal, Refused):
+            raise refusal
+        raise NoSwarm(
+            f"none of the {len(anchors)} peers that this run had can be reached, and they may go on with it",
+            f"start again when they can; if they are gone for good, remove {self._directory.path / 'anchors.json'} first",
+        )
 
     async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
         """Find the swarm of an invite, within `search` seconds. Raises NoSwarm, Refused, ManifestMismatch."""
@@ -276,10 +293,13 @@ class Peer:
         """Keep on disk where the others are."""
         records = [self.session.roster.record_of(peer) for peer in self.session.roster.view.peers]
         self._anchors.save(
-            Contact(address, record.transport_key)
-            for record in records
-            if record is not None and record.peer_id != self.identity.peer_id
-            for address in record.addresses[:1]
+            (
+                Contact(address, record.transport_key)
+                for record in records
+                if record is not None and record.peer_id != self.identity.peer_id
+                for address in record.addresses[:1]
+            ),
+            alone=self.replica.alike and self.replica.members == (self.identity.peer_id,),
         )
 
     @property

@@ -18,8 +18,9 @@ from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.gather import room
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
-from thinwire.collectives.series import STASH, Series, round_of
+from thinwire.collectives.series import STASH, Series, fragment_of, round_of
 from thinwire.collectives.shards import Grid
+from thinwire.collectives.stash import Stash
 from thinwire.collectives.statesync import Fetched, Foreign
 from thinwire.compression.codec import Buffer
 from thinwire.node.ahead import Ahead
@@ -47,7 +48,7 @@ from thinwire.swarm.protocol import (
 class Session:
     """See the module. The presence's handler; call `advance` after the replica has applied a commit.
 
-    The rounds are those of one `fragment`; `bandwidth`: what sessions of other fragments know of our link, too.
+    The rounds are those of one `fragment`; `bandwidth`, `stash`: see Series, where sessions of other fragments have the same.
 
     `probation`: rounds without a vote, for a process that restarted and may have voted in the round in progress.
     `patience`: seconds without progress before somebody acts; adapts to what rounds take.
@@ -69,6 +70,7 @@ class Session:
         patience: float = 2.0,
         fragment: int = 0,
         bandwidth: Bandwidth | None = None,
+        stash: Stash | None = None,
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
         self.me, self.fragment = identity.peer_id, fragment
@@ -90,6 +92,7 @@ class Session:
             topology=manifest.exchange.topology,
             site=presence.site,
             bandwidth=bandwidth,
+            stash=stash,
         )
         self._series.spans = presence.spans
         if manifest.exchange.sick == "isolate" and presence.watch is not None:
@@ -115,6 +118,8 @@ class Session:
         # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._stash = self._series.stash
+        self.turn: asyncio.Semaphore | None = None
+        """Held while chunks of a state are fetched; sessions of other fragments have the same."""
         self._committed = False
         """Whether a round was committed here in this life."""
         self._history = History(replica.state.nbytes, now)
@@ -214,9 +219,11 @@ class Session:
         self._give_up()
         self.current = self._next_round(attempt)
         self._outbox.begin(self.current.round, self.fragment)
-        for peer in self._ahead.begin(self.current.round):
+        # Those who are beyond it, and who have announced something in it before we began it anew.
+        said = done.agreement.ready.keys() - {self.me} if done.round == self.current.round else set[PeerId]()
+        for peer in sorted(said | set(self._ahead.begin(self.current.round))):
             self._outbox.control(peer, Ask(self.current.round, self.fragment))
-        for peer, frame in self._stash.take():
+        for peer, frame in self._stash.take(lambda frame: fragment_of(frame.message) == self.fragment):
             self.routed(peer, frame)
         self.advanced()
         self._states.resume()
@@ -407,6 +414,7 @@ class Session:
             patience=self.patience,
             newer_than=self.replica.round - (not behind),
             believed=believed if voices else None,
+            turn=self.turn,
         )
         if isinstance(fetched, Foreign):
             self.foreign = fetched

@@ -12,10 +12,14 @@ from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Believed, Fetc
 from thinwire.node.outer import Replica
 from thinwire.node.waiting import Result, Work
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.manifest import MAX_CHAINS
 from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
 STATE = (StateAsk, StateFetch, StateOffer, StateChunk)
 """Types of messages that are about the state."""
+
+SIDE_BY_SIDE = 2
+"""States of which one peer fetches chunks at the same time."""
 
 SNAPSHOT_SECONDS = 15.0
 """How long the state of a round is kept for its readers after the last chunk was asked for."""
@@ -119,6 +123,7 @@ class StateServer:
         patience: float,
         newer_than: int,
         believed: Believed | None = None,
+        turn: asyncio.Semaphore | None = None,
     ) -> Fetched | Foreign | None:
         """The state that these peers agree on, see `fetch_state`."""
         self._mail, self.offered = asyncio.Queue(), False
@@ -135,13 +140,14 @@ class StateServer:
                 believed=believed,
                 partial=self._partial,
                 fragment=self._fragment,
+                turn=turn,
             )
         finally:
             self._mail = None
 
     def _offer(self, peer: PeerId) -> None:
         replica, snapshot = self._replica, self._snapshot
-        if self._outbox.later(peer) > 2 * IN_FLIGHT:
+        if self._outbox.later(peer, StateOffer) > MAX_CHAINS:
             return  # it has not even read what it asked for before
         if not self.entered:
             nothing = StateOffer(
@@ -166,7 +172,7 @@ class StateServer:
         self._outbox.bulk(peer, Frame(snapshot.offer, b"".join(snapshot.hashes)), later=True)
 
     def _serve(self, peer: PeerId, message: StateFetch) -> None:
-        if self._outbox.later(peer) > 2 * IN_FLIGHT:
+        if self._outbox.later(peer, StateChunk) > SIDE_BY_SIDE * IN_FLIGHT:
             return  # nobody honest asks for so many at once, and each may cost a copy
         payload = memoryview(b"")
         for snapshot in (self._snapshot, self._older):

@@ -76,11 +76,29 @@ class ChainedRounds:
         """See Rounds."""
 
     async def enter(self, *, tries: int = 0, alone: int = 0) -> bool:
-        """See Rounds: of all fragments that are held, one after the other."""
-        for link in self.links.values():
+        """See Rounds: of all fragments that are held, side by side. Rounds of those entered are followed meanwhile: who
+        offers an old state keeps others from theirs, and who takes part in a round and goes no further holds it up.
+        """
+        following: list[asyncio.Task[None]] = []
+
+        async def into(link: ChainRounds) -> bool:
             if not await link.enter(tries=tries, alone=alone):
                 return False
-            link.forgoes = False  # nothing was trained yet
+            following.append(asyncio.ensure_future(link.keep_up()))
+            return True
+
+        entering = [asyncio.ensure_future(into(link)) for link in self.links.values()]
+        try:
+            if not all(await asyncio.gather(*entering)):
+                return False
+            for task in following:
+                if task.done():
+                    task.result()
+        finally:
+            for each in (*entering, *following):
+                await cancelled(each)
+        for link in self.links.values():
+            link.owed, link.forgoes = 0, False  # nothing was trained yet
         self._look_ahead()
         return True
 
@@ -185,7 +203,7 @@ class ChainedRounds:
         """Until a flight is over, or others are not to be held up by it any more."""
         flight.link.due.set()
         later = [one.link.moved for one in self._flights.values() if one.turn > flight.turn]
-        if not flight.left:
+        if not (flight.left or flight.link.late):
             await self._first(flight.task, *later)
         if not flight.task.done():
             await asyncio.wait((flight.task,), timeout=flight.link.session.patience)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SPARSE_BITS = {16: 0.0447, 32: 0.0819, 64: 0.1485, 128: 0.266, 256: 0.504}
+SPARSE_BITS = {16: 0.0447, 32: 0.0819, 64: 0.1485, 128: 0.266, 256: 0.504, 384: 0.641}
 """Values kept of 4096 -> bits per parameter of the model: 2-bit values and Rice-coded gaps between their indices."""
 
 

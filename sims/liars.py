@@ -1,23 +1,27 @@
 """Peers that lie. A liar is a real peer whose session is changed in one respect; everything else it does is honest.
 
-In a run of pairs (NoLoCo) each kind is the nearest that there is. A lie that fails is a mistake of ours: the simulation ends.
+In a run of pairs (NoLoCo) each kind is the nearest that there is; where fragments have rounds of their own it lies in all of
+them. A lie that fails is a mistake of ours: the simulation ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.collectives.gather import cut_up
 from thinwire.collectives.gossip import Meeting
 from thinwire.collectives.outcome import Outcome
 from thinwire.compression.portions import layout as runs
+from thinwire.compression.sparse import Sparse
+from thinwire.node.chainsession import ChainedSession
 from thinwire.node.gossipsession import GossipSession
 from thinwire.node.session import Session
-from thinwire.node.sparse import RunCodec
+from thinwire.node.sparse import RunCodec, SparseCodec
 from thinwire.sims.clock import current
 from thinwire.sims.machine import Process
 from thinwire.swarm.errors import HintedError
@@ -62,18 +66,21 @@ def _fail(error: BaseException) -> None:
     current().call_exception_handler({"exception": error})
 
 
-def _session(process: Process) -> Session | GossipSession:
-    session: Session | GossipSession = process.peer.session
-    return session
+def _sessions(process: Process) -> Sequence[Session | GossipSession]:
+    """One; or one for each fragment."""
+    session: Session | GossipSession | ChainedSession = process.peer.session
+    return tuple(session.links.values()) if isinstance(session, ChainedSession) else (session,)
 
 
 def _announce(
-    process: Process, change: Callable[[NDArray[np.uint8]], NDArray[np.uint8] | None], *, openly: bool = True
+    session: Session | GossipSession,
+    change: Callable[[NDArray[np.uint8]], NDArray[np.uint8] | None],
+    *,
+    openly: bool = True,
 ) -> None:
     """Change every encoded chunk before it is announced, or (not `openly`) behind the announcement's back. `change` does so in
     place, or returns another.
     """
-    session = _session(process)
     average = session.average
 
     async def lying(
@@ -89,9 +96,10 @@ def _announce(
     session.average = lying  # type: ignore[method-assign, assignment]
 
 
-def _values(process: Process, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> None:
+def _values(session: Session | GossipSession, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> None:
     """Change the values of an update, honestly encoded and announced."""
-    session = _session(process)
+    if isinstance(session.codec, SparseCodec) and not isinstance(session.codec, RunCodec):
+        return _whole(session, session.codec, change)
     index, announced = 0, (0, 0)
 
     def turn(payload: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
@@ -118,7 +126,26 @@ def _values(process: Process, change: Callable[[NDArray[np.float32]], NDArray[np
         codec.encode(np.ascontiguousarray(change(values - base) + base, np.float32), payload)
         return None
 
-    _announce(process, turn)
+    _announce(session, turn)
+
+
+def _whole(
+    session: Session | GossipSession, codec: SparseCodec, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> None:
+    """The same of a sparse payload, which is one for all parameters and travels in pieces."""
+    average, sparse, chunks = session.average, cast(Sparse, codec.codec), codec.chunks
+
+    async def lying(
+        source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any
+    ) -> Outcome | tuple[Meeting, ...]:
+        if source:
+            values = np.zeros(session.replica.theta.size, np.float32)
+            sparse.decode(b"".join(source), chunks).scatter(values)
+            said = sparse.encode(sparse.select(np.ascontiguousarray(change(values), np.float32), chunks))
+            source = cut_up(said, session.grid)
+        return await average(source, hashes=None, **rest)
+
+    session.average = lying  # type: ignore[method-assign, assignment]
 
 
 def _flip_bits(payload: NDArray[np.uint8]) -> None:
@@ -131,8 +158,7 @@ def _poison(payload: NDArray[np.uint8]) -> None:
     payload[:4] = 255
 
 
-def _boast(process: Process) -> None:
-    session = _session(process)
+def _boast(session: Session | GossipSession) -> None:
     average = session.average
 
     async def lying(source: Sequence[Any], *, weight: int, **rest: Any) -> Outcome | tuple[Meeting, ...]:
@@ -163,7 +189,7 @@ def _other_attempt(to: PeerId, message: Message) -> Message:
 
 
 def _equivocate(process: Process) -> None:
-    if isinstance(_session(process), GossipSession):
+    if isinstance(process.peer.session, GossipSession):
         return _outgoing(process, _other_attempt)
     outbox = process.peer.presence.outbox
     bulk = outbox.bulk
@@ -184,11 +210,11 @@ def _cry(process: Process, words: Callable[[Session | GossipSession], Sequence[M
     async def cry() -> None:
         while process.alive:
             await asyncio.sleep(CRY_SECONDS)
-            session = _session(process)
             try:
-                for message in words(session):
-                    for peer in sorted(session.live):
-                        session.presence.outbox.control(peer, message)
+                for session in _sessions(process):
+                    for message in words(session):
+                        for peer in sorted(session.live):
+                            session.presence.outbox.control(peer, message)
             except Exception as error:
                 _fail(error)
                 raise
@@ -198,6 +224,10 @@ def _cry(process: Process, words: Callable[[Session | GossipSession], Sequence[M
 
 def _round(session: Session | GossipSession) -> int:
     return session.current.round if isinstance(session, GossipSession) else session.current.agreement.terms.round
+
+
+def _fragment(session: Session | GossipSession) -> int:
+    return session.fragment if isinstance(session, Session) else 0
 
 
 def _complaints(session: Session | GossipSession) -> list[Message]:
@@ -216,16 +246,26 @@ def _silence(process: Process) -> None:
     process.peer.presence.outbox.bulk = lambda to, frame, *, later=False: None  # type: ignore[method-assign]
 
 
+def _each(lie: Callable[[Session | GossipSession], None]) -> Callable[[Process], None]:
+    """A lie in all sessions of a peer."""
+
+    def tell(process: Process) -> None:
+        for session in _sessions(process):
+            lie(session)
+
+    return tell
+
+
 _LIES: dict[str, Callable[[Process], None]] = {
-    "hash": lambda process: _announce(process, _flip_bits, openly=False),
-    "nan": lambda process: _announce(process, _poison),
-    "huge": lambda process: _values(process, lambda values: values * np.float32(1e6)),
-    "flip": lambda process: _values(process, lambda values: -values),
-    "zero": lambda process: _values(process, np.zeros_like),
-    "boast": _boast,
+    "hash": _each(lambda session: _announce(session, _flip_bits, openly=False)),
+    "nan": _each(lambda session: _announce(session, _poison)),
+    "huge": _each(lambda session: _values(session, lambda values: values * np.float32(1e6))),
+    "flip": _each(lambda session: _values(session, lambda values: -values)),
+    "zero": _each(lambda session: _values(session, np.zeros_like)),
+    "boast": _each(_boast),
     "base": lambda process: _outgoing(process, _other_base),
     "equivocate": _equivocate,
     "blame": lambda process: _cry(process, _complaints),
-    "behind": lambda process: _cry(process, lambda session: [Behind(_round(session) + 1000)]),
+    "behind": lambda process: _cry(process, lambda session: [Behind(_round(session) + 1000, _fragment(session))]),
     "silent": _silence,
 }

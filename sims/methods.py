@@ -20,7 +20,7 @@ from thinwire.sims.utilisation import FRAGMENT, Schedule, Workload, utilisation
 KEPT = 64
 """Values of 4096 that a sparse exchange sends."""
 
-SUMMED = 256
+SUMMED = 384
 """And where chunks have owners, those that an owner sends of the sum."""
 
 HOPS = 6

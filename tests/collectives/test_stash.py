@@ -17,6 +17,17 @@ def test_order_of_arrival_is_kept():
     assert stash.take() == [] and len(stash) == 0
 
 
+def test_some_are_taken_and_the_others_keep_their_place_and_their_room():
+    stash = Stash(4, 3)
+    for at, peer in enumerate((ANN, BEN, ANN, ANN, ANN)):
+        stash.put(peer, Frame(Behind(at, at % 2), bytes(at)))
+    even = stash.take(lambda frame: not frame.message.fragment)
+    assert [(peer, frame.message.round) for peer, frame in even] == [(ANN, 0), (ANN, 2)] and len(stash) == 2
+    stash.put(BEN, Frame(Behind(9, 1)))
+    stash.put(BEN, Frame(Behind(10, 1)))
+    assert [(peer, frame.message.round) for peer, frame in stash.take()] == [(BEN, 1), (ANN, 3), (BEN, 9), (BEN, 10)]
+
+
 @given(st.lists(st.tuples(st.sampled_from([ANN, BEN, CAT]), st.integers(0, 50))), st.integers(1, 200))
 def test_bytes_are_bounded_too_and_who_sends_little_is_kept(frames, most):
     stash = Stash(1000, 1000, most)

@@ -96,6 +96,43 @@ def test_every_source_serves_a_part():
     assert all(source.asked and source.most <= IN_FLIGHT for source in sources)
 
 
+def test_who_has_waited_for_its_turn_asks_what_is_offered_by_then():
+    """Of several states only some are fetched at a time; rounds go on meanwhile."""
+    source, later = Source(OLD, round=3), Source(NEW, round=4)
+
+    async def main():
+        turn, inbox, loop = asyncio.Semaphore(), asyncio.Queue(), clock.current()
+        await turn.acquire()
+        loop.call_later(30.0, turn.release)
+
+        def send(peer, message):
+            frame = (source if loop.time() < 20.0 else later).answer(message)
+            loop.call_later(0.01, inbox.put_nowait, (peer, frame))
+
+        fetched = await fetch_state(
+            PEERS[:1], send, inbox, layout=LAYOUT, have=(), nbytes=SIZE, patience=PATIENCE, turn=turn
+        )
+        return fetched, loop.time(), turn.locked()
+
+    fetched, seconds, held = clock.run(main(), seed=1)
+    assert fetched.offer.round == 4 and whole(fetched, bytes(SIZE)) == NEW
+    assert 30.0 < seconds < 32.0 and not held and not source.asked
+
+
+def test_what_nobody_offers_waits_for_no_turn():
+    async def main():
+        turn, inbox = asyncio.Semaphore(0), asyncio.Queue()
+
+        def send(peer, message):
+            inbox.put_nowait((peer, Frame(StateOffer(0, bytes(32), LAYOUT, SIZE, ()))))
+
+        return await fetch_state(
+            PEERS[:2], send, inbox, layout=LAYOUT, have=(), nbytes=SIZE, patience=PATIENCE, turn=turn
+        )
+
+    assert clock.run(main(), seed=1) is None
+
+
 def test_equal_states_cost_no_chunk():
     sources = [Source(NEW), Source(NEW)]
     fetched, _ = fetch(sources, NEW)

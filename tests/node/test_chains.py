@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from thinwire.collectives.outcome import Outcome
 from thinwire.node.chainrounds import Floor
 from thinwire.node.chains import ChainedReplica, joined, layout_of_part, rounds_of, turn_of
 from thinwire.node.checkpoint import CheckpointStore
@@ -216,6 +217,28 @@ def test_a_fragment_that_is_late_does_not_hold_the_others(codec):
     assert held[-1][1] < 10
     assert at[-1][0][1] >= 2 and at[-1][0][0] == 8
     assert len({seat.replica.digest for seat in table.seats}) == 1
+
+
+def test_a_fragment_whose_round_others_have_had_does_not_hold_the_others():
+    """Its results do not come: the turns of the others go on after a patience, of a second."""
+    at = []
+
+    def change(table):
+        link = table.seats[0].session.links[1]
+        link.current.agreement.commit = object()
+
+        async def lacking(*, give_up):
+            await asyncio.sleep(give_up)
+            return Outcome()
+
+        link.outcome = lacking
+
+    def look(table, models):
+        rounds = [one.round for _, one, _ in table.seats[0].replica.each(LAYOUT)]
+        at.append((rounds, asyncio.get_running_loop().time()))
+
+    drive(streaming(3, 4), 9, count=1, look=look, change=change)
+    assert at[-1][0] == [3, 0, 3] and at[-1][1] < 8
 
 
 def test_what_goes_wrong_in_a_fragment_is_raised():

@@ -23,6 +23,20 @@ def test_who_is_alone_forgets_nobody(tmp_path):
     assert file.load() == (THERE,)
 
 
+def test_who_was_alone_by_common_decision_is_known_afterwards(tmp_path):
+    path = tmp_path / "anchors.json"
+    file = AnchorFile(path, RealDisk())
+    file.save([HERE])
+    file.save([], alone=True)
+    again = AnchorFile(path, RealDisk())
+    assert again.load() == (HERE,) and again.alone
+    again.save([THERE])
+    last = AnchorFile(path, RealDisk())
+    assert last.load() == (THERE,) and not last.alone
+    last.save([], alone=False)
+    assert last.load() == (THERE,)
+
+
 def test_the_same_again_is_not_written_again(tmp_path):
     file = AnchorFile(tmp_path / "anchors.json", RealDisk())
     file.save([HERE])

@@ -5,15 +5,20 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from thinwire.collectives.transport import Contact
 from thinwire.node.config import load
 from thinwire.node.directories import RunDirectory
 from thinwire.node.disk import RealDisk
 from thinwire.node.doors import Doors
+from thinwire.node.knock import NoSwarm, Refused
+from thinwire.node.memory import AnchorFile
 from thinwire.node.opening import founding
 from thinwire.node.peer import Peer
+from thinwire.sims import clock
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.manifest import ManifestMismatch, parse, sign
 from thinwire.swarm.preset import LOCAL
+from thinwire.swarm.protocol import Refuse, Welcome
 
 ME, OTHER, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
 
@@ -60,6 +65,51 @@ def test_a_run_whose_author_signed_a_codec_that_cannot_be_is_another_version_s(t
     with pytest.raises(ManifestMismatch, match="the swarm's manifest: exchange.codec: ") as error:
         asyncio.run(peer.found(signed, opened))
     assert "another version" in error.value.hint and not hasattr(peer, "manifest")
+
+
+ADDRESSES = [Contact(f"10.0.0.{index}:7000", bytes(32)) for index in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "alone", "seconds", "found"),
+    [
+        ((None, None, "refused"), False, 60.0, NoSwarm),  # they may go on somewhere
+        ((None, None, "refused"), True, 5.0, False),
+        (("refused", "refused", "run"), False, 0.0, False),  # there are none any more
+        (("refused", "refused", "version"), False, 0.0, Refused),
+        ((None, "busy", "welcome"), False, 0.0, True),
+    ],
+)
+def test_a_founder_that_was_in_a_swarm_looks_for_it(tmp_path, answers, alone, seconds, found):
+    """What it finds at the three addresses that it knows; None: no answer within the second that a knock takes here."""
+    said, time = dict(zip(ADDRESSES, answers, strict=True)), [0.0]
+
+    class Transport:
+        async def meet(self, contact, hello):
+            time[0] += 1.0
+            answer = said[contact]
+            if answer == "welcome":
+                return Welcome(b"", b"", bytes(32), bytes(64), (), "", "", bytes(32))
+            return Refuse(answer or "unreachable", "")
+
+    author = Identity.generate(b"1" * 32)
+    signed = sign(b"", author)
+    doors = Doors(lambda: time[0], lambda: 1e9, random.Random(1), RealDisk())
+    peer = Peer(
+        author, signed.verify().run_id(author.public_key), doors, RunDirectory(tmp_path), LOCAL, lambda *said: None
+    )
+    AnchorFile(tmp_path / "anchors.json", RealDisk()).save(ADDRESSES, alone=alone)
+
+    async def opened(open_transport):
+        peer.transport, peer._record = Transport(), SimpleNamespace(wire=b"")
+
+    peer._open, peer._welcome = opened, lambda welcome: None
+    if isinstance(found, bool):
+        assert clock.run(peer.found(signed, None), seed=1) == found
+    else:
+        with pytest.raises(found):
+            clock.run(peer.found(signed, None), seed=1)
+    assert seconds <= time[0] < seconds + 4
 
 
 def working(outer, *, round=4, stats=(), members=(ME, OTHER), alive=()):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from thinwire.collectives.statesync import IN_FLIGHT
 from thinwire.node.outer import Replica
-from thinwire.node.stateserver import SNAPSHOT_SECONDS, StateServer
+from thinwire.node.stateserver import SIDE_BY_SIDE, SNAPSHOT_SECONDS, StateServer
 from thinwire.node.waiting import at_once
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.manifest import MAX_CHAINS
 from thinwire.swarm.protocol import CHUNK_BYTES, StateAsk, StateChunk, StateFetch, StateOffer
 
 ANN, BEN = b"a" * 32, b"b" * 32
@@ -24,7 +25,7 @@ class Outbox:
         assert later
         self.sent.append((to, frame))
 
-    def later(self, to):
+    def later(self, to, kind):
         return self.waiting
 
 
@@ -119,7 +120,7 @@ def test_asking_for_many_chunks_at_once_is_not_answered():
     def work():
         here = Server()
         here.ask(ANN)
-        here.outbox.waiting = 2 * IN_FLIGHT
+        here.outbox.waiting = SIDE_BY_SIDE * IN_FLIGHT
         assert len(here.fetch(ANN, 0)) == CHUNK_BYTES
         here.outbox.waiting += 1
         assert here.fetch(ANN, 0) is None
@@ -157,9 +158,11 @@ def test_who_takes_part_in_a_later_round_has_read_what_it_needs():
 def test_asking_again_and_again_is_not_answered_while_answers_wait():
     def work():
         here = Server()
-        here.outbox.waiting = 2 * IN_FLIGHT + 1
+        here.outbox.waiting = MAX_CHAINS
+        here.ask(ANN)
+        here.outbox.waiting += 1
         here.server.routed(ANN, Frame(StateAsk()))
-        assert not here.outbox.sent
+        assert len(here.outbox.sent) == 1
 
     run(work)
 

@@ -7,12 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from thinwire.collectives.series import STASH_EACH
+from thinwire.node import duties
+from thinwire.node.chainsession import ChainedSession
 from thinwire.node.outer import Replica
 from thinwire.node.turns import ChainedRounds
+from thinwire.sims import liars
 from thinwire.sims.faults import Fault
 from thinwire.sims.scenario import PeerSpec, Scenario
 from thinwire.sims.seeds import PACE, STALL
 from thinwire.sims.world import simulate
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity import Identity
+from thinwire.swarm.protocol import Ready
 
 TOPK = "topk(k=64,chunk=4096)|2bit|rice"
 CHURN = (
@@ -122,12 +129,52 @@ def test_several_under_way_hide_what_few_do_not():
     """Peers far from each other, with inner steps that are short against the way: rounds last longer than a turn."""
     busy = {}
     for overlap in (5, 12):
-        scenario = world(3, overlap, peers=3, seconds=8.0, step=0.05, regions=("Oregon", "Australia", "London"))
+        scenario = world(3, overlap, peers=3, seconds=10.0, step=0.05, regions=("Oregon", "Australia", "London"))
         run = simulate(scenario, preset=PACE, stall=STALL)
         assert run.violations == ()
-        waits = [event.fields["sync_seconds"] for event in run.journal.events if event.name == "round"]
-        busy[overlap] = max(map(max, rounds(run).values())), sum(waits[9:]) / len(waits[9:])
+        late = [event for event in run.journal.events if event.name == "round" and event.at > 5.0]
+        waits = [event.fields["sync_seconds"] for event in late]
+        busy[overlap] = len({event.fields["round"] for event in late}), sum(waits) / len(waits)
     assert busy[12][0] > 1.15 * busy[5][0] and busy[12][1] < 0.25 * busy[5][1], busy
+
+
+@pytest.mark.parametrize(("fragments", "overlap"), [(6, 5), pytest.param(24, 2, marks=pytest.mark.soak)])
+def test_a_whole_swarm_comes_back(monkeypatch, fragments, overlap):
+    """Nobody has a state to give but what each has kept: that is found out of all fragments side by side. Then nobody remembers
+    what it had promised, in any of them.
+    """
+    monkeypatch.setattr(duties, "SAVE_SECONDS", 2.0)
+    faults = tuple(Fault(12.0, "restart", (index,), seconds=1.0) for index in range(4))
+    scenario = world(fragments, overlap, steps=24, peers=4, seconds=40.0 + 3 * fragments, faults=faults)
+    run = simulate(scenario, preset=PACE)
+    assert run.violations == ()
+    back = {event.peer: event.at for event in run.journal.events if event.name == "ready" and event.at > 13.0}
+    assert len(back) == 4 and max(back.values()) < 22.0
+    later = [event for event in run.journal.events if event.name == "round" and event.at > 22.0]
+    again = {(event.fields["round"] - 1) % fragments for event in later}
+    assert again == set(range(fragments))
+
+
+OFTEN = ("flip", "equivocate", "silent")
+SAID = {"hash": ("hash",), "nan": ("not finite", "encoding"), "huge": ("norm",)}
+"""What the others say of a contribution that is put out."""
+
+
+@pytest.mark.parametrize("codec", ["int8(block=256)", TOPK])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in OFTEN else pytest.mark.trial) for kind in sorted(liars.KINDS)]
+)
+def test_a_liar_in_all_chains_breaks_no_promise(kind, codec):
+    scenario = world(3, 6, peers=6, seconds=32.0, codec=codec, faults=(Fault(4.0, "liar", (3,), 20.0, 0.0, kind),))
+    run = simulate(scenario, preset=PACE, stall=STALL)
+    # What a liar makes of its own contribution where it owns the only chunk, nobody computes again.
+    assert {violation.oracle for violation in run.violations} <= ({"bound"} if kind in SAID else set())
+    liar = Identity.generate((3).to_bytes(32, "big")).peer_id.hex()[:8]
+    rounds = [event for event in run.journal.events if event.name == "round" and 5.0 < event.at < 24.0]
+    said = Counter(dict(event.fields["missing"]).get(liar) for event in rounds if event.peer != 3)
+    assert {event.peer for event in rounds} >= {0, 1, 2, 4, 5}
+    if codec == TOPK and kind in SAID:
+        assert any(said[reason] for reason in SAID[kind])
 
 
 def _other_momentum(patch):
@@ -182,3 +229,23 @@ def test_the_last_round_leaves_all_with_one_state():
 def test_a_rerun_has_the_same_trace():
     scenario = world(3, 8, faults=CHURN[:2], peers=5, seconds=12.0)
     assert simulate(scenario, preset=PACE).trace == simulate(scenario, preset=PACE).trace
+
+
+def test_what_one_peer_says_of_rounds_to_come_has_the_same_room_however_many_chains_there_are(monkeypatch):
+    """Frames for the next round of each of 12 chains, from one that floods them all."""
+    kept, ticked = [], ChainedSession.ticked
+
+    def flood(self):
+        ticked(self)
+        if not kept and self.live and self.replica.round > 12:
+            liar = min(self.live)
+            for attempt in range(40):
+                for number, link in self.links.items():
+                    ready = Ready(link.current.round + 1, number, attempt, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0)
+                    self.routed(liar, Frame(ready, b"", bytes(64)))
+            stashes = {id(link._series.stash): link._series.stash for link in self.links.values()}
+            kept.append(sum(map(len, stashes.values())))
+
+    monkeypatch.setattr(ChainedSession, "ticked", flood)
+    simulate(world(12, 4, steps=12, peers=2, seconds=12.0), preset=PACE)
+    assert 0 < kept[0] <= STASH_EACH + 2 * 11

@@ -376,7 +376,9 @@ def test_an_error_in_a_lie_is_a_violation(monkeypatch):
     """Lies are our own code: one that fails does not go for one that is told."""
     monkeypatch.setattr(liars, "_complaints", lambda session: session.nothing)
     monkeypatch.setitem(liars._LIES, "blame", lambda process: liars._cry(process, liars._complaints))
-    monkeypatch.setitem(liars._LIES, "flip", lambda process: liars._values(process, lambda values: values.nothing))
+    monkeypatch.setitem(
+        liars._LIES, "flip", liars._each(lambda session: liars._values(session, lambda values: values.nothing))
+    )
     for kind in ("blame", "flip"):
         run = play(pairs("fp32", peers=6, faults=(Fault(4.0, "liar", (3,), 14.0, 0.0, kind),)))
         assert [violation.oracle for violation in run.violations] == ["crash"] and "nothing" in run.violations[0].detail

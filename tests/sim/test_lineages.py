@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import blake3
 import numpy as np
 import pytest
 from thinwire.collectives.statesync import state_digest
 from thinwire.sims import clock
+from thinwire.sims.faults import Fault
+from thinwire.sims.seeds import PACE, STALL, trial
+from thinwire.sims.world import simulate
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import (
     CHUNK_BYTES,
@@ -163,3 +167,17 @@ def test_who_takes_the_state_of_the_round_before_has_no_say_in_the_one_it_was_in
         assert {node.replica.digest for node in s.nodes.values()} == {wrong.replica.digest}
 
     clock.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("cut", ["isolate", "partition"])
+def test_a_founder_that_comes_back_cut_off_does_not_begin_anew_beside_the_others(cut):
+    faults = (Fault(6.0, cut, (0,), seconds=24.0), Fault(7.0, "restart", (0,), seconds=2.0))
+    run = simulate(replace(trial(1, 6), faults=faults, duration=50.0), preset=PACE, stall=STALL)
+    assert run.violations == ()
+    back = [
+        event.fields["round"]
+        for event in run.journal.events
+        if event.peer == 0 and event.at > 30.0 and event.name == "round"
+    ]
+    there = [event.fields["round"] for event in run.journal.events if event.peer == 1 and event.name == "round"]
+    assert back and back[-1] >= there[-1] - 1

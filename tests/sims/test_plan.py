@@ -78,10 +78,10 @@ def test_more_of_anything_good_is_never_worse(peers, layers, down, up, rtt, ever
 
 
 def test_sparse_is_gathered_while_that_is_cheaper():
-    few, many = (named(methods(asked(links=[f"{n}x50/50"])), "sparse") for n in (4, 5))
+    few, many = (named(methods(asked(links=[f"{n}x50/50"])), "sparse") for n in (5, 6))
     assert "everyone's to everyone" in few.about and "owners" in many.about
-    assert few.moved == pytest.approx(3 * 1e8 * 0.1485 / 8)
-    assert many.moved == pytest.approx(4 / 5 * 1e8 * (0.1485 + 0.504) / 8)
+    assert few.moved == pytest.approx(4 * 1e8 * 0.1485 / 8)
+    assert many.moved == pytest.approx(5 / 6 * 1e8 * (0.1485 + 0.641) / 8)
 
 
 def test_gossip_waits_for_one():
@@ -222,7 +222,7 @@ def test_bandwidth_tables_have_every_method():
         reached = [value for value in need.mbits if value is not None]
         assert reached == sorted(reached)
     dense, sparse = (next(n for n in needs if n.method == name).mbits[0] for name in ("DiLoCo", "sparse"))
-    assert dense / sparse == pytest.approx(2 * 8.0625 / (0.1485 + 0.504), rel=0.15)
+    assert dense / sparse == pytest.approx(2 * 8.0625 / (0.1485 + 0.641), rel=0.15)
 
 
 def run(capsys, *arguments):
