@@ -221,11 +221,11 @@ class Link:
         if kind.payload and not kind.signed:
             return await self.bundle.send(frame)
         if kind in WORDS and self._speaks:
-            return await self.bundle.say(frames.encode(frame, self._station.identity, self._station.run_id))
+            return await self.bundle.say(self._station.head(frame))
         control = self._control
         if self.reason or control is None:
             return False
-        head = frames.encode(frame, self._station.identity, self._station.run_id)
+        head = self._station.head(frame)
         parts = [head, bytes(memoryview(frame.payload))] if len(frame.payload) else [head]
         if not control.post(parts):
             await control.flushed()
@@ -240,7 +240,7 @@ class Link:
             return self.bundle.offer(frame)
         if kind not in WORDS or not self._speaks:
             return False
-        return self.bundle.post(frames.encode(frame, self._station.identity, self._station.run_id))
+        return self.bundle.post(self._station.head(frame))
 
     def show(self, record: PeerRecord | None) -> None:
         """Send the peer a record in its own name that may be news to it, as a last word: nothing waits for it."""
