@@ -112,7 +112,8 @@ class Stage:
         die = statistics.median(self._normal) * self._rng.uniform(*MOMENTS)
         moment, answers = program.step(victim, die)
         program.actors.remove(victim)
-        died = victim.hear()["dies"]
+        said = victim.hear()
+        died = (said if "dies" in said else victim.hear())["dies"]  # it may have ended the step before
         victim.close()
         commit = max(answer["end"] for answer in answers) - died
         newcomer.say(invite=program.invite)

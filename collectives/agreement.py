@@ -144,6 +144,10 @@ class Agreement:
             self._electorate.gone.add(peer)
         if self.commit is None and self.opened is not None and peer in self.opened.alive:
             self._candidate.urged |= self._candidate.leads(self.opened)
+        if self.commit is not None and peer == self.commit.opened.ballot.leader:
+            if self._electorate.order(peer)[:1] == [self.me]:
+                # It may not have told all, and those it has not told wait for us to begin anew.
+                self._out.append((None, self.commit))
         self.tick(now)
 
     def passed(self, peer: PeerId) -> None:
@@ -267,7 +271,10 @@ class Agreement:
 
     def tick(self, now: float) -> None:
         """Let time pass: open when everyone is ready or grace is over, replace a leader that is gone or stuck."""
-        self.commit = self.commit or self._proofs.believed(self._electorate)
+        if self.commit is None and (verdict := self._proofs.believed(self._electorate)) is not None:
+            self.commit = verdict
+            if self._candidate.ballot is not None:
+                self._out.append((None, verdict))  # those we have asked wait for us now
         if self.commit is not None or self.diverged or not (self.witness or self._orphaned(now)):
             return
         if self._candidate.preparing:

@@ -239,8 +239,9 @@ class Averager:
         if gone:
             self._gone.add(peer)
         self._outbox.drop(peer)
-        if self._current is not None:
-            self._current.lost(peer, gone=gone)
+        for butterfly in (self._current, self._past):
+            if butterfly is not None:
+                butterfly.lost(peer, gone=gone)
 
     async def _keep_time(self) -> None:
         while True:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import zmq
+from thinwire.swarm.frame import Frame, encode, nbytes
 from thinwire.swarm.identity import Identity
+from thinwire.swarm.protocol import Message
 
 from .buffers import Pool
 from .channel import Channel, Gatekeeper, Parts, as_client, as_server, bind, bounded, speaker
@@ -38,6 +40,16 @@ class Station:
     inbox: Inbox
     pool: Pool = field(default_factory=Pool)
     pacer: Pacer = field(default_factory=Pacer)
+    _last: tuple[Message, bytes] | None = None
+
+    def head(self, frame: Frame) -> bytes:
+        """A control frame without its payload, signed. What all are told is signed once."""
+        if self._last is not None and self._last[0] is frame.message and not nbytes(frame.payload):
+            return self._last[1]
+        head = encode(frame, self.identity, self.run_id)
+        if not nbytes(frame.payload):
+            self._last = frame.message, head
+        return head
 
 
 @dataclass(frozen=True, slots=True)

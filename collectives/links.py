@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count
 from typing import TypeAlias
 
 from thinwire.swarm import frame as frames
-from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType
-from thinwire.swarm.protocol import CHUNK_BYTES, TYPES, Gossip, Hello, PeerId, Refuse, Welcome
+from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType, verify_message
+from thinwire.swarm.protocol import CHUNK_BYTES, TYPES, Gossip, Hello, Message, PeerId, Refuse, Vote, Welcome
 from thinwire.swarm.record import PeerRecord
 from thinwire.swarm.rumor import announce
 
 from .bundle import Bundle
 from .control import Bounds, Control, Station
 from .ports import HalfOpen, listen
-from .sealing import session_of
+from .sealing import WORDS, session_of
 from .transport import Arrival
 
 BOUNDS = Bounds(messages=64, size=CHUNK_BYTES + 4096, window=4 << 20)
 READY = b""
 """First message each way: the handshake is over."""
+SWITCH = b"\1"
+"""From here on the words of rounds come by the sealed stream for them: they are not read there before, so all stay in order."""
+
 BYE = b"\0"
 """First byte of the last message, a reason follows: whoever closes in order says so, a dead process does not."""
 
@@ -62,7 +65,15 @@ class Link:
         self._candidates: set[Control] = set()
         self._domain = b"link %d" % next(_domains)
         self._server: asyncio.Server | None = None
-        self.bundle = Bundle(station, secret, self._deliver_bulk, self.close)
+        self.bundle = Bundle(
+            station,
+            secret,
+            deliver=self._deliver_bulk,
+            heard=self._hear_word,
+            express=self._switch,
+            broken=self.close,
+        )
+        self._speaks = self._listens = False  # by the stream for words
         self._bye = ""
         self._task: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(station.limits.handshake, self.close, "not taken in time")
@@ -136,10 +147,18 @@ class Link:
         self._timer = self._loop.call_later(self._station.limits.handshake, self.bundle.give_up)
         if not self.dialled:
             control.post([READY])
+        self._switch()
         self.heard = self.since = self._loop.time()
         self._tell_up(self)
         if not self.ready.done():
             self.ready.set_result(True)
+
+    def _switch(self) -> None:
+        """Words go by their stream as soon as there is one, and no sooner than what was said before it."""
+        if self._control is not None and self.bundle.express is not None and not self._speaks:
+            self._control.post([SWITCH])
+            self._speaks = True
+            self.bundle.listen(self._listens and not self._station.inbox.control.full)
 
     def _dismiss(self, reason: str) -> None:
         if self._server is not None:
@@ -201,14 +220,27 @@ class Link:
         kind = type(frame.message)
         if kind.payload and not kind.signed:
             return await self.bundle.send(frame)
+        if kind in WORDS and self._speaks:
+            return await self.bundle.say(self._station.head(frame))
         control = self._control
         if self.reason or control is None:
             return False
-        head = frames.encode(frame, self._station.identity, self._station.run_id)
+        head = self._station.head(frame)
         parts = [head, bytes(memoryview(frame.payload))] if len(frame.payload) else [head]
         if not control.post(parts):
             await control.flushed()
         return not self.reason
+
+    def send_now(self, frame: Frame) -> bool:
+        """`send` without waiting: False when that cannot be."""
+        kind = type(frame.message)
+        if self.reason:
+            return False
+        if kind.payload and not kind.signed:
+            return self.bundle.offer(frame)
+        if kind not in WORDS or not self._speaks:
+            return False
+        return self.bundle.post(self._station.head(frame))
 
     def show(self, record: PeerRecord | None) -> None:
         """Send the peer a record in its own name that may be news to it, as a last word: nothing waits for it."""
@@ -226,28 +258,59 @@ class Link:
             self._up(control)
         if control is not self._control or self.reason or len(parts[0]) == 0:
             return
+        if parts[0] == SWITCH and not self._listens:
+            self._listens = True
+            self.bundle.listen(not self._station.inbox.control.full)
+            return
         if parts[0][:1] == BYE:
             text = bytes(parts[0][1:65]).decode("utf-8", "replace")
             self._bye = f"closed by the peer: {text}" if text.isprintable() else "closed by the peer"
             return
+        self._take(parts[0], parts[1] if len(parts) == 2 else memoryview(b""), len(parts) < 3, _CONTROL)
+
+    def _hear_word(self, head: bytes) -> None:
+        """A word of rounds. That the peer has said it its stream proves. A signature is there to be shown to others, which is
+        done with votes alone; with the others it is checked when what waits for the word has been done.
+        """
+        frame = self._take(memoryview(head), memoryview(b""), True, WORDS, later=True)
+        if frame is not None:
+            self._loop.call_soon(self._check, frame)
+
+    def _check(self, frame: Frame) -> None:
+        public_key, run_id = self._record.public_key, self._station.run_id
+        if not verify_message(frame.message, frame.signature, public_key, run_id):
+            self.close(f"bad signature of {type(frame.message).__name__}")
+
+    def _take(
+        self,
+        data: memoryview,
+        payload: memoryview,
+        whole: bool,
+        kinds: Collection[type[Message]],
+        *,
+        later: bool = False,
+    ) -> Frame | None:
+        """Check a control frame, one of these `kinds`, and pass it on; the frame if its signature is to be checked `later`."""
+        if self.reason:
+            return None
         try:
-            frame = self._parse(parts)
+            header = frames.parse_header(data[:HEADER_BYTES])
+            if header.kind not in kinds or not whole:
+                raise FrameError(f"{header.kind.__name__} does not belong on this channel")
+            public_key, run_id = self._record.public_key, self._station.run_id
+            later = later and header.kind is not Vote
+            frame = frames.decode(
+                header, data[HEADER_BYTES:], payload, public_key=public_key, run_id=run_id, later=later
+            )
         except UnknownType as error:
             if not error.optional:
                 self.close(str(error))
         except FrameError as error:
             self.close(str(error))
         else:
-            self._deliver(frame, sum(part.nbytes for part in parts), bulk=False)
-
-    def _parse(self, parts: list[memoryview]) -> Frame:
-        data, payload = parts[0], parts[1] if len(parts) > 1 else memoryview(b"")
-        header = frames.parse_header(data[:HEADER_BYTES])
-        if header.kind not in _CONTROL or len(parts) > 2:
-            raise FrameError(f"{header.kind.__name__} does not belong on a control channel")
-        return frames.decode(
-            header, data[HEADER_BYTES:], payload, public_key=self._record.public_key, run_id=self._station.run_id
-        )
+            self._deliver(frame, data.nbytes + payload.nbytes, bulk=False)
+            return frame if later else None
+        return None
 
     def _deliver(self, frame: Frame, size: int, *, bulk: bool) -> None:
         self.heard = self._loop.time()
@@ -262,12 +325,15 @@ class Link:
         """Stop or resume reading control."""
         if self._control is not None:
             self._control.pause(paused)
+        self.bundle.listen(self._listens and not paused)
 
     def traffic(self) -> tuple[int, int, int, int]:
         """Bytes on the wire so far: control up, control down, bulk up, bulk down."""
-        passage = self._control.passage if self._control else None
-        control = (passage.up, passage.down) if passage else (0, 0)
-        return (*control, *self.bundle.traffic())
+        passage, express = self._control.passage if self._control else None, self.bundle.express
+        up, down = (passage.up, passage.down) if passage else (0, 0)
+        if express is not None:
+            up, down = up + express.up, down + express.down
+        return (up, down, *self.bundle.traffic())
 
     @property
     def rtt(self) -> float | None:

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import cast
 
 import blake3
@@ -366,6 +367,11 @@ class Operation:
 
 def key_of(name: str, number: int) -> tuple[int, int]:
     """Round and fragment by which the messages of an average are known: 47 bits of the hash of its name, and its number."""
+    first, fragment = _first_key(name)
+    return (first + number) % 2**32, fragment
+
+
+@lru_cache(maxsize=4096)  # asked of every operation that is kept, for every frame
+def _first_key(name: str) -> tuple[int, int]:
     digest = blake3.blake3(name.encode()).digest()
-    fragment = OPERATIONS | int.from_bytes(digest[:2], "big") % OPERATIONS
-    return (int.from_bytes(digest[2:6], "big") + number) % 2**32, fragment
+    return int.from_bytes(digest[2:6], "big"), OPERATIONS | int.from_bytes(digest[:2], "big") % OPERATIONS

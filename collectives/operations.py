@@ -135,7 +135,7 @@ class Operations:
         else:
             opened = message.opened if isinstance(message, Commit) else message
             key = getattr(opened, "round", 0), getattr(opened, "fragment", 0)
-            for operation in self._known.values():
+            for operation in reversed(self._known.values()):  # the last ones are what is most often talked about
                 if operation.key == key:
                     _alone(operation, operation.hear, peer, frame)
                     break

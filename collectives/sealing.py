@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from thinwire.swarm.frame import HEADER_BYTES
-from thinwire.swarm.protocol import TYPES
+from thinwire.swarm.identity import SIGNATURE_BYTES
+from thinwire.swarm.protocol import TYPES, Ack, Gossip, Hour, Nack, Ping, PingRequest, PushPull
 
 if TYPE_CHECKING:
     from thinwire.swarm.frame import Buffer
@@ -25,8 +26,18 @@ OPENING = struct.Struct("!16sB")
 """Session id and stream number, with which a dialler begins; the proof, TAG bytes, follows."""
 
 _BULK = [kind for kind in TYPES.values() if kind.payload and not kind.signed]
-MAX_HEAD = HEADER_BYTES + max(kind.limit for kind in _BULK)
-MAX_PAYLOAD = max(kind.payload for kind in _BULK)
+MAX_BULK = HEADER_BYTES + max(kind.limit for kind in _BULK), max(kind.payload for kind in _BULK)
+"""Bytes of head and payload of a record at most, on most streams."""
+
+MAX_STREAMS = 16
+EXPRESS = MAX_STREAMS
+"""Number of the stream that has `WORDS`, and nothing else."""
+
+_MEMBERSHIP = (Ping, PingRequest, Ack, Nack, Gossip, PushPull, Hour)
+WORDS = frozenset(kind for kind in TYPES.values() if kind.signed and not kind.payload and kind not in _MEMBERSHIP)
+"""Control messages that rounds wait for, one after the other: CURVE and its threads would be most of a small round's time."""
+
+MAX_WORD = HEADER_BYTES + max(kind.limit for kind in WORDS) + SIGNATURE_BYTES, 0
 MAX_SEALS = 1 << 32
 """Most seals with one key; a stream that reaches it ends, and the link is dialled anew with new keys."""
 
@@ -46,10 +57,10 @@ def stream_keys(secret: bytes, number: int) -> tuple[Direction, Direction]:
     return Direction(data[:32]), Direction(data[32:])
 
 
-def parse_lengths(data: Buffer) -> tuple[int, int]:
-    """Lengths of head and payload. Raises ValueError when they are over the limits."""
+def parse_lengths(data: Buffer, most: tuple[int, int] = MAX_BULK) -> tuple[int, int]:
+    """Lengths of head and payload. Raises ValueError when they are over `most`."""
     head, payload = LENGTHS.unpack(data)
-    if not HEADER_BYTES < head <= MAX_HEAD or payload > MAX_PAYLOAD:
+    if not HEADER_BYTES < head <= most[0] or payload > most[1]:
         raise ValueError(f"record of {head} + {payload} bytes is over the limits")
     return head, payload
 

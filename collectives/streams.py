@@ -18,12 +18,27 @@ from thinwire.swarm.frame import nbytes
 from .buffers import Pool
 from .limits import Limits
 from .ports import HalfOpen
-from .sealing import LENGTHS, OPENING, TAG, Direction, parse_lengths, record_size, session_of, stream_keys
+from .sealing import (
+    EXPRESS,
+    LENGTHS,
+    MAX_BULK,
+    MAX_WORD,
+    OPENING,
+    TAG,
+    Direction,
+    parse_lengths,
+    record_size,
+    session_of,
+    stream_keys,
+)
 from .tcp import confirmed, pace, round_trip, tune
 
 if TYPE_CHECKING:
     from thinwire.swarm.frame import Buffer
 
+
+BACKLOG = 1 << 18
+"""Bytes of small frames that may wait for a stream to take them."""
 
 ALIGNED = 64
 """Bytes of a line of the cache."""
@@ -36,7 +51,7 @@ class Owner(Protocol):
         """A stream whose proof is right. Raises ValueError when the number was used before."""
         ...
 
-    def arrived(self, head: bytes, payload: memoryview) -> None:
+    def arrived(self, stream: Stream, head: bytes, payload: memoryview) -> None:
         """A record that was opened. Raises ValueError when it holds no valid frame."""
         ...
 
@@ -81,6 +96,7 @@ class Stream(asyncio.BufferedProtocol):
         self._have, self._need = 0, OPENING.size + TAG if claim else LENGTHS.size
         self._room = self._need
         self._head = self._payload = self._first = 0
+        self._most = MAX_BULK
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -119,15 +135,16 @@ class Stream(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         return False
 
-    def fail(self, reason: str) -> None:
-        """Close at once, dropping what is not yet written."""
+    def fail(self, reason: str, *, flush: bool = False) -> None:
+        """Close, dropping what is not yet written unless `flush` says that it still goes; nothing is read any more."""
         transport = self._transport
         self._end(reason)
         if transport is not None and not transport.is_closing():
-            transport.abort()
+            transport.close() if flush else transport.abort()
 
     def _start(self, owner: Owner, number: int) -> None:
         owner.joined(self, number)
+        self._most = MAX_WORD if number == EXPRESS else MAX_BULK
         self.idle = True
         owner.flushed(self)
 
@@ -196,11 +213,32 @@ class Stream(asyncio.BufferedProtocol):
         elif not self.reason:
             self._stall = self._loop.call_later(self._limits.stall, self._check_stall, size)
 
+    def post(self, head: bytes) -> None:
+        """Seal a frame without payload behind what is on its way. Whoever posts looks at `crowded` first."""
+        assert self._sealer is not None and self._transport is not None
+        record = bytearray(record_size(len(head), 0))
+        try:
+            self._sealer.seal(head, b"", memoryview(record))
+        except ValueError as error:
+            self.fail(str(error))
+            return
+        self.up += len(record)
+        self._transport.write(record)
+        if left := self._transport.get_write_buffer_size():
+            self.idle = False
+            if self._stall is None:
+                self._stall = self._loop.call_later(self._limits.stall, self._check_stall, left)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much is on its way that nothing more should be posted before it is `idle`."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > BACKLOG
+
     def pause_writing(self) -> None:
-        """`write` asks for the size of the buffer itself."""
+        """Whoever writes asks for the size of the buffer itself."""
 
     def resume_writing(self) -> None:
-        if not self.idle and self._outgoing is not None:
+        if not self.idle and not self.reason:
             self._flushed()
 
     def _flushed(self) -> None:
@@ -272,7 +310,7 @@ class Stream(asyncio.BufferedProtocol):
         self._owner = owner
 
     def _begin(self) -> None:
-        self._head, self._payload = parse_lengths(self._small[: LENGTHS.size])
+        self._head, self._payload = parse_lengths(self._small[: LENGTHS.size], self._most)
         self._need = record_size(self._head, self._payload)
         # One read takes the record and the lengths of the next. The payload lies on a boundary of the cache's lines.
         self._room = self._need + LENGTHS.size
@@ -294,7 +332,7 @@ class Stream(asyncio.BufferedProtocol):
         payload = self._pool.part(self._incoming, stop - self._payload, stop)
         self._incoming, self._view = None, self._small
         self._have, self._need, self._room = surplus, LENGTHS.size, LENGTHS.size
-        self._owner.arrived(head, payload)
+        self._owner.arrived(self, head, payload)
 
     def _check_rate(self) -> None:
         self._timer = None

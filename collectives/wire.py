@@ -113,8 +113,9 @@ class ZmqTransport:
         return link is not None and await link.send(frame)
 
     def offer(self, to: PeerId, frame: Frame) -> bool:
-        """See `Transport.offer`. Sockets may always want to be waited for."""
-        return False
+        """See `Transport.offer`."""
+        link = self._peering.links.get(to)
+        return link is not None and link.send_now(frame)
 
     async def recv(self) -> Arrival:
         """See `Transport.recv`. Raises RuntimeError when the transport is closed."""

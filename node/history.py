@@ -75,6 +75,11 @@ class History:
         """A peer is where we are, or gone."""
         self._followers.pop(peer, None)
 
+    def lost(self, peer: PeerId, *, gone: bool) -> None:
+        """The link to `peer` broke: how a round ended that it led, not all may have heard."""
+        for one in self._rounds.values():
+            one.lost(peer, gone=gone)
+
     def pump(self) -> None:
         """Let the rounds say what they have to say."""
         for one in self._rounds.values():

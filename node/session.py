@@ -291,6 +291,7 @@ class Session:
         if gone:
             self._gone[peer] = self.current.round
         self.current.lost(peer, gone=gone)
+        self._history.lost(peer, gone=gone)
 
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""

@@ -24,6 +24,7 @@ def main() -> None:
     inner = torch.optim.SGD(model.parameters(), lr=0.0)
     noise = torch.Generator().manual_seed(options["rank"])
     warm_up()
+    assert callable(thinwire.join)  # which loads what is behind it
     say(loaded=True)
     told = listen()
     began = time.monotonic()

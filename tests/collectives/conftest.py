@@ -98,6 +98,14 @@ class Wire:
         assert isinstance(answer, Welcome), answer
         return first, second
 
+    async def settled(self, first, second):
+        """Return when words of rounds go by their stream both ways."""
+        ends = [one.transport._peering.links[other.id] for one, other in ((first, second), (second, first))]
+        async with asyncio.timeout(20):
+            while not all(end._speaks and end._listens for end in ends):
+                await asyncio.sleep(0.001)
+        return ends
+
     def short(self, **changes):
         """Limits with deadlines that a test can wait for."""
         quick = {"handshake": 0.5, "rate_window": 0.3, "young": 0.0, "retry_first": 0.01}

@@ -359,6 +359,22 @@ def test_members_are_part_of_what_is_decided():
 # --- ballot after ballot
 
 
+@pytest.mark.parametrize("told", [1, 2])
+def test_verdict_of_a_leader_that_dies_in_telling_it_reaches_all_at_once(told):
+    """Whoever is next in line knows it and says it, or asks, hears it, and tells those whom it has asked."""
+    world = Script(5)
+    leader = world.ids[0]
+    for me in world.ids:
+        world.complete(me)
+    world.flow(lambda sender, to, message: isinstance(message, Vote))
+    world.flow(lambda sender, to, message: to == world.ids[told])
+    assert set(world.committed()) == {leader, world.ids[told]}
+    world.kill(leader)
+    world.flow()
+    assert set(world.committed()) == set(world.ids[1:])
+    world.check()
+
+
 def _ballots(world, seconds, trouble):
     """How many ballots begin in so many seconds of `trouble`, which is called ten times a second."""
     begun = set()

@@ -10,9 +10,24 @@ import msgspec
 import psutil
 import pytest
 import uvloop
+from thinwire.collectives import streams
 from thinwire.collectives.ports import PortTaken
+from thinwire.collectives.sealing import WORDS
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import CHUNK_BYTES, TYPES, Chunk, Gossip, Hello, Ping, Refuse, Welcome
+from thinwire.swarm.protocol import (
+    CHUNK_BYTES,
+    TYPES,
+    Ask,
+    Ballot,
+    Chunk,
+    Gossip,
+    Hello,
+    Ping,
+    Record,
+    Refuse,
+    Vote,
+    Welcome,
+)
 from thinwire.swarm.rumor import announce
 
 
@@ -321,5 +336,102 @@ def test_close_leaves_no_task_and_no_descriptor(wire):
         assert asyncio.all_tasks() == {asyncio.current_task()}
         # The first time, the event loop keeps a descriptor in reserve for itself.
         assert open_files[2] == open_files[1] == process.num_fds()
+
+    wire.run(work)
+
+
+# --- the stream for words of rounds
+
+
+def test_words_of_rounds_go_by_a_stream_of_their_own(wire):
+    """Bulk and news of members do not."""
+
+    async def work():
+        first, second = await wire.pair()
+        here, there = await wire.settled(first, second)
+        for message in MESSAGES:
+            before = here.bundle.express.up, there.bundle.express.down
+            frame = Frame(message, b"x" * min(1, type(message).payload))
+            sent = first.transport.offer(second.id, frame)
+            assert sent or await first.transport.send(second.id, frame)
+            assert (await second.recv()).frame.message == message
+            used = (here.bundle.express.up, there.bundle.express.down) != before
+            assert used == (type(message) in WORDS), message
+            assert sent or type(message) not in WORDS, "a word does not wait"
+        assert {Ask, Vote, Record} < WORDS and not {Ping, Gossip, Chunk} & WORDS
+        totals = [peer.transport.totals() for peer in (first, second)]
+        assert totals[0] == totals[1][::-1], "bytes by that stream are counted"
+
+    wire.run(work)
+
+
+@pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
+def test_words_keep_their_order_while_their_stream_is_opened(wire, loop):
+    async def work():
+        first, second = await wire.pair()
+        ends = [peer.transport._peering.links[other.id] for peer, other in ((first, second), (second, first))]
+        said, by_stream = 0, 0
+        async with asyncio.timeout(20):
+            while by_stream < 50:
+                for source, sink in ((first, second), (second, first)):
+                    assert await source.transport.send(sink.id, Frame(Ask(said, 0)))
+                said, by_stream = said + 1, by_stream + all(end._speaks for end in ends)
+                await asyncio.sleep(0)
+        for sink in (first, second):
+            assert [(await sink.recv()).frame.message.round for _ in range(said)] == list(range(said))
+
+    wire.run(work, loop=loop)
+
+
+@pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
+def test_more_words_than_a_stream_takes_wait(wire, loop, monkeypatch):
+    """They are held back by a reader that does not read, wait in order, and arrive."""
+    monkeypatch.setattr(streams, "BACKLOG", 1 << 12)
+
+    async def work():
+        first, second = await wire.pair(limits=wire.short(inbox=1 << 16))
+        await wire.settled(first, second)
+        said, word = 0, bytes(30_000)
+
+        def frame(number):
+            return Frame(Record(number, 0, Ballot(1, bytes(32)), (0,), word))
+
+        while first.transport.offer(second.id, frame(said)):
+            said += 1
+            await asyncio.sleep(0)
+            assert said < 5000
+        late = [asyncio.create_task(first.transport.send(second.id, frame(said + at))) for at in range(3)]
+        assert [(await second.recv()).frame.message.round for _ in range(said)] == list(range(said))
+        assert sorted([(await second.recv()).frame.message.round for _ in range(3)]) == [said, said + 1, said + 2]
+        assert all(await asyncio.gather(*late))
+
+    wire.run(work, loop=loop)
+
+
+def test_who_waits_to_say_a_word_hears_that_the_link_is_gone(wire, monkeypatch):
+    monkeypatch.setattr(streams, "BACKLOG", -1)
+
+    async def work():
+        first, second = await wire.pair()
+        await wire.settled(first, second)
+        late = asyncio.create_task(first.transport.send(second.id, Frame(Ask(1, 0))))
+        await asyncio.sleep(0.05)
+        assert not late.done()
+        await second.transport.close()
+        assert await late is False
+
+    wire.run(work)
+
+
+def test_what_was_said_last_arrives(wire):
+    """A word that is on its way when the link is closed in order."""
+
+    async def work():
+        first, second = await wire.pair()
+        await wire.settled(first, second)
+        assert first.transport.offer(second.id, Frame(Ask(7, 0)))
+        await first.transport.close()
+        assert (await second.recv()).frame.message == Ask(7, 0)
+        assert (await second.recv()).frame is None
 
     wire.run(work)

@@ -10,12 +10,12 @@ import zmq
 from thinwire.collectives.channel import as_client
 from thinwire.collectives.gate import knock
 from thinwire.collectives.links import Link, port_of
-from thinwire.collectives.sealing import LENGTHS, OPENING, session_of, stream_keys
+from thinwire.collectives.sealing import LENGTHS, MAX_WORD, OPENING, session_of, stream_keys
 from thinwire.collectives.transport import Contact
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import VERSION, Chunk, Hello, Ping, Refuse, Vote, Welcome
+from thinwire.swarm.protocol import VERSION, Ask, Ballot, Chunk, Hello, Ping, Refuse, Vote, Welcome
 
 
 def nothing(*_):
@@ -327,6 +327,62 @@ def test_control_that_no_member_sends_costs_the_link(wire, parts):
         first.transport._peering.links[second.id]._control.post(parts)
         arrival = await second.recv()
         assert arrival.peer == first.id and arrival.frame is None and arrival.reason
+
+    wire.run(work)
+
+
+@pytest.mark.parametrize("parts", [[b"\x01"], [b"\x01more"]])
+def test_the_switch_is_said_once_and_alone(wire, parts):
+    async def work():
+        first, second = await wire.pair()
+        link, _ = await wire.settled(first, second)
+        link._control.post(parts)
+        arrival = await second.recv()
+        assert arrival.peer == first.id and arrival.frame is None and arrival.reason
+
+    wire.run(work)
+
+
+def signed(message, seed=1, run_id=b"r" * 32):
+    return frames.encode(Frame(message), Identity.generate(bytes([seed]) * 32), run_id)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        signed(Vote(1, 1, Ballot(1, bytes(32)), bytes(32), bytes(32)), seed=3),
+        signed(Ping(1, 2, ())),
+        frames.encode(Frame(Chunk(1, 1, 1, 1)), None, bytes(32)),
+        os.urandom(100),
+        bytes(MAX_WORD[0] + 1),
+    ],
+    ids=["a vote that is forged", "no word", "bulk", "noise", "too long"],
+)
+def test_words_that_no_member_says_cost_the_link(wire, head):
+    async def work():
+        first, second = await wire.pair()
+        link, _ = await wire.settled(first, second)
+        link.bundle.express.post(head)
+        arrival = await second.recv()
+        assert arrival.peer == first.id and arrival.frame is None and arrival.reason
+
+    wire.run(work)
+
+
+@pytest.mark.parametrize("run_id", [b"r" * 32, b"s" * 32])
+def test_a_word_with_a_bad_signature_costs_the_link(wire, run_id):
+    """It is heeded, because the stream proves who says it; and it is the last one."""
+
+    async def work():
+        first, second = await wire.pair()
+        link, _ = await wire.settled(first, second)
+        link.bundle.express.post(signed(Ask(1, 0), 3 if run_id == b"r" * 32 else 1, run_id))
+        link.bundle.express.post(signed(Ask(2, 0)))
+        arrivals = []
+        while not arrivals or arrivals[-1].frame is not None:
+            arrivals.append(await second.recv())
+        assert arrivals[-1].reason == "bad signature of Ask"
+        assert [arrival.frame.message for arrival in arrivals[:-1]] in ([], [Ask(1, 0)], [Ask(1, 0), Ask(2, 0)])
 
     wire.run(work)
 
