@@ -154,7 +154,7 @@ def host_learner(manifest: Manifest, vocab: int, stage: int, origin: PeerId, doo
         context=manifest.model.context,
         room=2 * max(manifest.room, manifest.pipeline.window or micro),
     )
-    return HostLearner(holding, host, outbox=door.outbox, now=door.now)
+    return HostLearner(holding, host, outbox=door.outbox, work=door.work, now=door.now)
 
 
 def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Doorway) -> OriginLearner:
@@ -179,7 +179,10 @@ def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Doorw
     )
     wait = manifest.exchange.grace + GIVE_UP * ROUND_PATIENCE
     spare = pipeline.stages - pipeline.visited
-    muster = Muster(door.me, origin, pipeline.stages, now=door.now, wait=wait, emit=emit, spare=spare)
+    muster = Muster(
+        door.me, origin, pipeline.stages, outbox=door.outbox, now=door.now, wait=wait, emit=emit, spare=spare
+    )
+    muster.frozen = lambda: holding.frozen
     moves = pipeline.rebalance and pilot is None
 
     def order(peer: PeerId, stage: int) -> None:

@@ -10,6 +10,8 @@ from ..fragments import layout_of
 from ..model import ModelConfig, Transformer
 from ..parts import fragments_of, shares
 from .boundary import Boundary
+from .frozen import Frozen, nbytes
+from .parcel import Parcel
 from .projection import Projection
 from .section import ENDS, Section, cut, fragment_of
 
@@ -32,8 +34,12 @@ class Holding:
         self._part = fragments_of(manifest, self.layout)[stage]
         self.boundary = Boundary(manifest.pipeline.codec, shape.width, vocab, manifest.run.seed)
         self._projection: Projection | None = None
+        self.frozen = Frozen()
+        """The frozen part of the embedding, as this stage knows it."""
+        self._table = vocab, shape.width
         if self.boundary.confined:
             self._projection = Projection(self.section, self.layout, self.boundary.confined, manifest.run.seed)
+            self._refreeze()
 
     def parameters(self) -> Floats:
         """A copy of the stage's parameters, at their places in the whole vector; zeros elsewhere."""
@@ -55,3 +61,20 @@ class Holding:
             self.layout.write(self.section, theta, start, keep)
         else:
             self._projection.write(theta, start, keep)
+            self._refreeze()
+
+    def _refreeze(self) -> None:
+        """The embedding may be another one."""
+        if self._projection is not None and self._projection.frozen.tag:
+            self.freeze(self._projection.frozen)
+
+    def freeze(self, frozen: Frozen) -> None:
+        """From now on add these to what comes to the stage. Raises CodecError, with nothing changed, when they do not fit."""
+        if frozen != self.frozen:
+            self.boundary.freeze(frozen.rows(*self._table))
+            self.frozen = frozen
+
+    @property
+    def parcel(self) -> Parcel:
+        """For frozen rows that are to come."""
+        return Parcel(nbytes(*self._table))

@@ -3,12 +3,12 @@
 What the swarm exchanges, and every peer keeps of a fragment, is the unconfined parameter W. A confined stage trains Z in its
 place: after W was set, Z is its projection UᵀW, and what W has beside U·Z is not in this stage's model. For the others W
 has become W + U·(Z − UᵀW): so a stage's own pseudo-gradient is that from its projected start, and what it does not see stays
-as it is. The embedding likewise, W being the frozen table + Z·Uᵀ and what is beside them.
+as it is. The embedding is all there: what of it lies outside of the subspace is frozen anew whenever it was set.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..fragments import Layout
 from .confined import Confined, ConfinedEmbedding, confine
+from .frozen import Frozen
 from .section import Section
 
 
@@ -27,6 +28,7 @@ class _Lift:
     module: Confined | ConfinedEmbedding
     whole: Tensor
     start: Tensor
+    frozen: Frozen = field(default_factory=Frozen)
 
     def rows(self, low: int, high: int) -> Tensor:
         """Rows [low, high) of the parameter as the whole model has it."""
@@ -43,7 +45,12 @@ class _Lift:
         else:
             self.whole.copy_(values.view(self.whole.shape))
         module, u = self.module, self.module.u
-        self.start = u.mT @ self.whole if isinstance(module, Confined) else (self.whole - module.fixed) @ u
+        if isinstance(module, Confined):
+            self.start = u.mT @ self.whole
+        else:
+            self.frozen = Frozen.encode(self.whole - self.whole @ u @ u.mT)
+            module.fixed.copy_(self.frozen.rows(*self.whole.shape))
+            self.start = (self.whole - module.fixed) @ u
         module.weight.detach().copy_(self.start)
 
 
@@ -62,6 +69,11 @@ class Projection:
                 whole = wholes[f"{name}.weight"]
                 self._lifts[f"{name}.weight"] = lift = _Lift(module, whole, module.weight.detach())
                 lift.set(whole, slice(None), 0.0)
+
+    @property
+    def frozen(self) -> Frozen:
+        """The frozen part of the embedding; none where that is not the section's."""
+        return next((lift.frozen for lift in self._lifts.values() if lift.frozen.tag), Frozen())
 
     def read(self, start: int, stop: int, out: Floats) -> None:
         """Copy parameters [start, stop) of the whole model, which are the section's; before a step they are what was set."""
