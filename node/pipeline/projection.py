@@ -30,6 +30,12 @@ class _Lift:
     start: Tensor
     frozen: Frozen = field(default_factory=Frozen)
 
+    @property
+    def projected(self) -> Tensor:
+        """What the section has of what was set."""
+        module, u = self.module, self.module.u
+        return u @ self.start if isinstance(module, Confined) else module.fixed + self.start @ u.mT
+
     def rows(self, low: int, high: int) -> Tensor:
         """Rows [low, high) of the parameter as the whole model has it."""
         moved, u = self.module.weight.detach() - self.start, self.module.u
