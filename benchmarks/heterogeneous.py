@@ -1,13 +1,13 @@
 """What weak peers that compress what crosses between them do to a swarm's model: perplexity beside that of full replicas only.
 
     python benchmarks/heterogeneous.py                 # an hour on one core
-    python benchmarks/heterogeneous.py --rounds 20 --seeds 1 --only "all full" "subspace 8x"
+    python benchmarks/heterogeneous.py --rounds 20 --seeds 1 --only "one group: subspace 8x"
 
-A byte model of four layers on the source of Python's standard library, trained by four replicas, each with its own shards, in
-outer rounds of one fragment at a time (a layer each; plain averages, the best outer step on this toy). Some of them are
-groups that hold the model in four stages: what crosses between these is encoded and decoded as between peers. All make
-equally many steps of equally many tokens. "wrong start": the pseudo-gradient of a group is taken from what all have agreed
-on, as though the projection were its work. What is measured is the held-out loss (nats per byte) of the whole model, at the end.
+A byte model on the source of Python's standard library, trained by four replicas, each with its own shards, in outer rounds
+of one fragment at a time (a layer each; plain averages, the best outer step on this toy). Some of the replicas are groups that
+hold the model in stages of a layer each: what crosses between these is encoded and decoded as between peers. All make equally
+many steps of equally many tokens. "wrong start": the pseudo-gradient of a group is taken from what all have agreed on, as
+though the projection were its work. What is measured is the held-out loss (nats per byte) of the whole model at the end.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from thinwire.node.pipeline.projection import Projection
 from thinwire.node.pipeline.section import Section
 from thinwire.node.trainer import Trainer
 
-STAGES = 4
-
 
 class Full:
     """A replica that holds the whole model."""
@@ -50,7 +48,7 @@ class Full:
         return self._trainer(toy, peer, Boundary("fp32", toy.width, 256, toy.seed))
 
     def _trainer(self, toy: Toy, peer: bytes, boundary: Boundary) -> Trainer:
-        staged = Staged(self.module, (1,) * STAGES, boundary)
+        staged = Staged(self.module, (1,) * toy.layers, boundary)
         return Trainer(staged, toy.config(), toy.batches(peer), clock=time.perf_counter)
 
     def read(self, start: int, stop: int, out: Floats) -> None:
@@ -147,9 +145,9 @@ def train(toy: Toy, kinds: tuple[str, ...]) -> float:
     for one in replicas:
         one.write(theta, 0)
     for _ in range(toy.rounds):
-        for part in stages_of(layout, STAGES):
+        for part in stages_of(layout, toy.layers):
             for one in replicas:
-                one.trainer.run_steps(toy.steps // STAGES)
+                one.trainer.run_steps(toy.steps // toy.layers)
             for start, stop in part.spans:
                 found = np.empty((len(replicas), stop - start), np.float32)
                 for one, out in zip(replicas, found, strict=True):
@@ -166,6 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))
@@ -180,7 +179,7 @@ def main() -> None:
             losses = []
             for seed in range(1, told.seeds + 1):
                 inner = InnerConfig(lr=4e-3, warmup=30, schedule="cosine")
-                sizes = {"layers": STAGES, "width": told.width, "batch": told.batch}
+                sizes = {"layers": told.stages, "width": told.width, "batch": told.batch}
                 toy = Toy(text(told.cache or Path(folder), seed), seed, told.rounds, 12, inner, **sizes)
                 losses.append(train(toy, RUNS[name]))
                 print(f"{name}, seed {seed}: {losses[-1]:.3f}", file=sys.stderr, flush=True)
