@@ -44,9 +44,10 @@ def peer(index, *, stage=None, join=0.0, step=0.5):
 PEERS = (*map(peer, FULL), *(peer(one, stage=stage, join=0.2, step=0.1) for one, stage in WEAK.items()))
 
 
-def world(*others, seed=3, seconds, faults=()):
+def world(*others, seed=3, seconds, faults=(), codec="int8(block=256)"):
+    toml = f'{TOML}codec = "{codec}"\n'
     return Scenario(
-        "projected", seed, seconds, TOML, (*PEERS, *others), compute="torch", faults=faults, interval=seconds
+        "projected", seed, seconds, toml, (*PEERS, *others), compute="torch", faults=faults, interval=seconds
     )
 
 
@@ -61,9 +62,12 @@ def rounds(run):
     return found
 
 
-def test_a_group_that_trains_a_projection_beside_full_replicas():
+@pytest.mark.parametrize(
+    "codec", ["int8(block=256)", pytest.param("topk(k=64,chunk=4096)|2bit|rice", marks=pytest.mark.trial)]
+)
+def test_a_group_that_trains_a_projection_beside_full_replicas(codec):
     """Without the rows that were frozen after the newest outer step no host would be ready, and the group in no round."""
-    run = simulate(world(seconds=11.0), preset=PACE, stall=STALL)
+    run = simulate(world(seconds=11.0, codec=codec), preset=PACE, stall=STALL)
     assert run.violations == ()
     found = rounds(run)
     assert max(found) >= 9
