@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from thinwire.collectives.outbox import Outbox
 from thinwire.compression.codec import CodecError, Floats
@@ -22,6 +23,7 @@ from ..waiting import Work, cancelled
 from .frozen import Frozen
 from .holding import Holding
 from .host import Host
+from .parcel import Parcel
 
 AGAIN_SECONDS = 2.0
 """How long an origin is silent before it is told again that we are ready."""
@@ -99,7 +101,8 @@ class HostLearner:
             while not over():
                 await host.run(lambda: over() or self._arrived)
                 if self._arrived:
-                    await self._work(self._freeze)
+                    found, self._coming = self._parcel, 0
+                    await self._work(partial(self._freeze, found))
                     self._post()
         finally:
             self._until = 0
@@ -116,12 +119,10 @@ class HostLearner:
         """Whether there are other frozen rows to be taken up."""
         return bool(self._coming) and self._parcel.whole
 
-    def _freeze(self) -> None:
-        """Take up what has come; what is not what it was called, or does not decode, will be sent again."""
-        found, self._coming = Frozen.of(self._parcel.payload()), 0
-        self._parcel = self._holding.parcel
+    def _freeze(self, found: Parcel) -> None:
+        """Take up what has come; with what is no such rows, or not those that it was called, we are not ready."""
         with suppress(CodecError):
-            self._holding.freeze(found)
+            self._holding.freeze(Frozen.of(found.payload()))
 
     def _piece(self, message: FrozenRows, frame: Frame) -> None:
         if message.tag != self._coming:
