@@ -90,11 +90,12 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--only", nargs="*", default=list(BOUNDARIES), choices=BOUNDARIES)
     parser.add_argument("--unit", type=float, default=0.025, help="seconds of a forward pass at a stage")
+    parser.add_argument("--mbit", type=float, default=100.0, help="of every link, each way")
     parser.add_argument("--cache", type=Path, help="where the tokens are kept [nowhere]")
     told = parser.parse_args()
     torch.set_num_threads(1)
     print(machine.describe(), file=sys.stderr)
-    seconds = {row["boundary"]: row for row in links(1024, 256, told.unit)}
+    seconds = {row["boundary"]: row for row in links(1024, 256, told.unit, told.mbit * 125_000)}
     counts: dict[str, list[float]] = {}
     with TemporaryDirectory() as folder:
         text = open_corpus(None, load_tokenizer("bytes", Path()), told.cache or Path(folder))
