@@ -14,8 +14,8 @@ from thinwire.swarm.manifest import parse
 from thinwire.swarm.protocol import FrozenRows, Post
 
 MANIFEST = parse(
-    "[model]\nlayers = 2\nwidth = 8\nheads = 2\ncontext = 8\n[outer]\nmethod = 'streaming'\n"
-    "[pipeline]\nstages = 2\ncodec = 'subspace(k=2)'\n"
+    "[model]\nlayers = 3\nwidth = 8\nheads = 2\ncontext = 8\n[outer]\nmethod = 'streaming'\n"
+    "[pipeline]\nstages = 3\ncodec = 'subspace(k=2)'\n"
 )
 VOCAB, ORIGIN, HOST, STRANGER = 11, b"o" * 32, b"h" * 32, b"s" * 32
 
@@ -97,22 +97,26 @@ def test_an_origin_hands_them_out_once_over_each_link_and_counts_nobody_ready_wi
     tag = muster.frozen().tag
     assert tag
 
-    def post(frozen):
-        muster.routed(HOST, Frame(Post(0, 6, 1, frozen)))
+    def post(frozen, stage=1):
+        muster.routed(HOST, Frame(Post(0, 6, stage, frozen)))
 
     post(0)
     post(0)
     assert [(peer, frame.message) for peer, frame in outbox.sent] == [(HOST, FrozenRows(tag, 0))]
     assert Frozen.of(b"".join(bytes(frame.payload) for _, frame in outbox.sent)) == muster.frozen()
-    assert muster._ready() == {1: []}
+    assert muster._ready() == {1: [], 2: []}
     muster.lost(HOST, gone=False)
     post(0)
     assert len(outbox.sent) == 2
     post(tag)
-    assert muster._ready() == {1: [HOST]} and len(outbox.sent) == 2
+    assert muster._ready() == {1: [HOST], 2: []} and len(outbox.sent) == 2
+    post(0, stage=2)  # it has moved, and begins there with nothing
+    assert len(outbox.sent) == 3
+    post(tag, stage=2)
+    assert muster._ready() == {1: [], 2: [HOST]} and len(outbox.sent) == 3
     theta = np.random.default_rng(1).normal(0, 0.1, learner.layout.total).astype(np.float32)
     piece = next(one for one in learner.layout.pieces if one.name == "embedding.weight")
     learner.write(theta[piece.start : piece.stop], piece.start)
-    assert muster.frozen().tag != tag and muster._ready() == {1: []}  # after the embedding's outer step
-    post(tag)
-    assert [frame.message.tag for _, frame in outbox.sent[2:]] == [muster.frozen().tag]
+    assert muster.frozen().tag != tag and muster._ready() == {1: [], 2: []}  # after the embedding's outer step
+    post(tag, stage=2)
+    assert [frame.message.tag for _, frame in outbox.sent[3:]] == [muster.frozen().tag]
