@@ -152,13 +152,13 @@ def play(*arguments: Any, **options: Any) -> tuple[float, float, int]:
     return clock.run(step(*arguments, **options), seed=1, limit=1e6)
 
 
-def links(width: int, length: int, unit: float) -> list[dict[str, Any]]:
-    """Every boundary on the same links, beside links that cost nothing."""
+def links(width: int, length: int, unit: float, rate: float = 12.5e6) -> list[dict[str, Any]]:
+    """Every boundary on the same links of `rate` bytes/s, beside links that cost nothing."""
     hollow = partial(play, [Hollow(width) for _ in range(STAGES)])
     ideal = hollow("fp32", width, length, 1, rate=None, latency=0.0, unit=unit, window=MICROS)[0]
     found = []
     for spec in ("fp32", "bf16", "rows(bits=8)", "tah", f"subspace(k={width // 8})", f"subspace(k={width // 32})"):
-        seconds, _, sent = hollow(spec, width, length, 1, rate=12.5e6, latency=0.025, unit=unit, window=MICROS)
+        seconds, _, sent = hollow(spec, width, length, 1, rate=rate, latency=0.025, unit=unit, window=MICROS)
         tokens = MICROS * length
         found.append(
             {

@@ -84,11 +84,11 @@ class Layout:
         """One vector of tensors by parameter name, the inverse of `split`. Raises KeyError when one is missing."""
         return np.concatenate([np.asarray(tensors[piece.name], np.float32).reshape(-1) for piece in self.pieces])
 
-    def _parts(self, module: nn.Module, start: int, array: Floats) -> Iterator[tuple[Tensor, slice, slice]]:
-        """For each parameter that the range touches: the parameter, the range within it, the range within `array`."""
-        stop = start + array.size
-        if array.dtype != np.float32 or array.ndim != 1 or not array.flags.c_contiguous:
-            raise ValueError(f"expected flat float32, not {array.dtype} {array.shape}")
+    def touched(self, start: int, stop: int) -> Iterator[tuple[Piece, slice, slice]]:
+        """The parameters that elements [start, stop) touch: which elements of each, and where these are in the range.
+
+        Raises ValueError when the range does not lie in the vector.
+        """
         if not 0 <= start <= stop <= self.total:
             raise ValueError(f"elements {start}…{stop} of a vector of {self.total}")
         first = bisect_right(self.pieces, start, key=lambda piece: piece.stop)
@@ -96,12 +96,18 @@ class Layout:
             if piece.start >= stop:
                 return
             low, high = max(start, piece.start), min(stop, piece.stop)
-            if low == high:
-                continue
+            if low < high:
+                yield piece, slice(low - piece.start, high - piece.start), slice(low - start, high - start)
+
+    def _parts(self, module: nn.Module, start: int, array: Floats) -> Iterator[tuple[Tensor, slice, slice]]:
+        """For each parameter that the range touches: the parameter, the range within it, the range within `array`."""
+        if array.dtype != np.float32 or array.ndim != 1 or not array.flags.c_contiguous:
+            raise ValueError(f"expected flat float32, not {array.dtype} {array.shape}")
+        for piece, inner, outer in self.touched(start, start + array.size):
             parameter = module.get_parameter(piece.name).detach()
             if tuple(parameter.shape) != piece.shape:
                 raise ValueError(f"{piece.name} is {tuple(parameter.shape)} now, it was {piece.shape}")
-            yield parameter, slice(low - piece.start, high - piece.start), slice(low - start, high - start)
+            yield parameter, inner, outer
 
 
 def layout_of(module: nn.Module, held: Callable[[str], bool] = lambda name: True) -> Layout:

@@ -20,6 +20,7 @@ from thinwire.swarm.protocol import (
     Activation,
     Apply,
     Close,
+    FrozenRows,
     Gossip,
     Message,
     Nack,
@@ -36,7 +37,7 @@ from thinwire.swarm.protocol import (
 from thinwire.swarm.roster import Roster
 
 MEMBERSHIP = frozenset((Ping, PingRequest, Ack, Nack, Gossip, PushPull))
-STAGES = frozenset((Route, Activation, Passed, Close, Tally, Apply, Post))
+STAGES = frozenset((Route, Activation, Passed, Close, Tally, Apply, Post, FrozenRows))
 TICK = 0.1
 """Seconds that a moment takes: well below every patience."""
 

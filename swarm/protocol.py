@@ -38,7 +38,7 @@ from .message import (
     Signature,
     Text,
 )
-from .stages import MAX_HOPS, MAX_MICROS, Activation, Apply, Close, Hop, Passed, Post, Route, Tally
+from .stages import MAX_HOPS, MAX_MICROS, Activation, Apply, Close, FrozenRows, Hop, Passed, Post, Route, Tally
 from .transfers import Chunk, Fetch, Partial, Result, StateAsk, StateChunk, StateFetch, StateOffer, Subtotal
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "Digest",
     "Exclusion",
     "Fetch",
+    "FrozenRows",
     "Gossip",
     "Hello",
     "Hop",
@@ -158,6 +159,7 @@ TYPES: dict[int, type[Message]] = dict(
             Tally,
             Apply,
             Post,
+            FrozenRows,
         ],
         start=1,
     )

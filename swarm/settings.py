@@ -343,7 +343,9 @@ class Pipeline(Table, frozen=True):
     stages: parts of consecutive layers that the model is cut into, each a fragment with rounds of its own; 0 = nobody holds
         a part only. As many as the smallest peers need to hold one; each costs two crossings of a slow link per micro-batch.
     codec: of what crosses from stage to stage: "fp32", "bf16", "rows(bits=8)" (a quarter of fp32, the gradients too) or "tah"
-        (an eighth forward). Coarser ones suit slower links.
+        (an eighth forward); or "subspace(k=…)", k of model.width numbers per token: a group then trains a projection of the
+        model, whose writes into the residual stream stay in a subspace drawn from run.seed; who holds all of it trains all of
+        it. Coarser ones suit slower links.
     micro: micro-batches that a group makes of one inner step, each of inner.batch sequences; 0 = inner.accumulate. More keep
         the stages busy.
     window: of these, how many are under way at a time; 0 = as many as stages (1F1B); as many as `micro` is GPipe, which
@@ -384,7 +386,7 @@ class Pipeline(Table, frozen=True):
 PIPELINE: dict[str, float] = {"overlap": 0, "alpha": 0.0}
 """Defaults of [outer] that a model in stages changes, beside as many fragments as stages: a round is waited for."""
 
-BOUNDARIES = ("fp32", "bf16", "fp16", "rows", "tah")
+BOUNDARIES = ("fp32", "bf16", "fp16", "rows", "tah", "subspace")
 """Codecs of what crosses between stages, by the first word of their names."""
 
 

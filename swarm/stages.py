@@ -106,9 +106,22 @@ class Apply(Message, frozen=True):
 class Post(Message, frozen=True):
     """Stage → origin: I hold stage `stage`, follow all rounds that I wait for, and am ready for inner steps [step, until).
 
-    From the origin: when these steps are over, go and hold stage `stage`.
+    From the origin: when these steps are over, go and hold stage `stage`. `frozen`: the tag of the frozen rows that the
+    sender has, 0: none.
     """
 
     step: U32
     until: U32
     stage: U16
+    frozen: U53 = 0
+
+
+class FrozenRows(Message, frozen=True):
+    """Piece `piece` of the frozen part of a confined embedding, origin → stage; `tag` is of the whole payload."""
+
+    limit: ClassVar[int] = 128
+    payload: ClassVar[int] = CHUNK_BYTES
+    signed: ClassVar[bool] = False
+
+    tag: U53
+    piece: U16

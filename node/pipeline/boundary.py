@@ -38,6 +38,10 @@ class Boundary:
             self._u = torch.from_numpy(subspace.basis(width, forward.k, seed))
             self._table = torch.from_numpy(subspace.table(vocabulary, width, seed))
 
+    def freeze(self, rows: Tensor) -> None:
+        """From now on these are the frozen rows [vocab, width] of the embedding, where the model is confined."""
+        self._table = rows
+
     @property
     def confined(self) -> int:
         """The k of the subspace that models must be confined to (see confined.py); 0: none."""

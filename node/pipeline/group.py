@@ -17,7 +17,6 @@ from ..presence import Emit
 from ..rounds import GIVE_UP
 from ..training import inner_of
 from ..waiting import Work
-from .boundary import Boundary
 from .crew import Crew
 from .holding import Holding
 from .host import Host
@@ -140,13 +139,14 @@ def host_learner(manifest: Manifest, vocab: int, stage: int, origin: PeerId, doo
     """What a peer trains that holds stage `stage` of the group of `origin`."""
     holding = Holding(manifest, vocab, stage)
     section, micro = holding.section, manifest.micro
+    holding.boundary.warm_up()
     host = Host(
         door.me,
         origin,
         stage,
         Stage(section),
         Update(section, inner_of(manifest)),
-        _boundary(manifest, vocab),
+        holding.boundary,
         outbox=door.outbox,
         work=door.work,
         now=door.now,
@@ -154,17 +154,18 @@ def host_learner(manifest: Manifest, vocab: int, stage: int, origin: PeerId, doo
         context=manifest.model.context,
         room=2 * max(manifest.room, manifest.pipeline.window or micro),
     )
-    return HostLearner(holding, host, outbox=door.outbox, now=door.now)
+    return HostLearner(holding, host, outbox=door.outbox, work=door.work, now=door.now)
 
 
 def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Doorway) -> OriginLearner:
     """What a peer trains that founds a group: it holds stage 0 and the data."""
     holding, pipeline, emit = Holding(manifest, vocab, 0), manifest.pipeline, _quiet(door.emit)
     pilot = _pilot(manifest, door.now, emit) if pipeline.paths == "planned" else None
+    holding.boundary.warm_up()
     origin = Origin(
         holding.section,
         Update(holding.section, inner_of(manifest)),
-        _boundary(manifest, vocab),
+        holding.boundary,
         Crew({}),
         outbox=door.outbox,
         work=door.work,
@@ -178,7 +179,10 @@ def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Doorw
     )
     wait = manifest.exchange.grace + GIVE_UP * ROUND_PATIENCE
     spare = pipeline.stages - pipeline.visited
-    muster = Muster(door.me, origin, pipeline.stages, now=door.now, wait=wait, emit=emit, spare=spare)
+    muster = Muster(
+        door.me, origin, pipeline.stages, outbox=door.outbox, now=door.now, wait=wait, emit=emit, spare=spare
+    )
+    muster.frozen = lambda: holding.frozen
     moves = pipeline.rebalance and pilot is None
 
     def order(peer: PeerId, stage: int) -> None:
@@ -201,12 +205,6 @@ def _pilot(manifest: Manifest, now: Callable[[], float], emit: Emit) -> Pilot:
     pipeline, room = manifest.pipeline, manifest.room
     tries = min(2 * MENDING, MOVES * manifest.micro * pipeline.stages)
     return Pilot(Survey(now), skip=pipeline.skip, swaps=pipeline.swaps, room=room, emit=emit, tries=tries)
-
-
-def _boundary(manifest: Manifest, vocab: int) -> Boundary:
-    boundary = Boundary(manifest.pipeline.codec, manifest.model.width, vocab, manifest.run.seed)
-    boundary.warm_up()
-    return boundary
 
 
 def _quiet(emit: Emit) -> Emit:

@@ -6,21 +6,24 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from thinwire.collectives.outbox import Outbox
-from thinwire.compression.codec import Floats
+from thinwire.compression.codec import CodecError, Floats
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import short
-from thinwire.swarm.protocol import PeerId, Post
+from thinwire.swarm.protocol import FrozenRows, PeerId, Post
 from thinwire.swarm.seat import Seat
 
 from ..fragments import Layout
 from ..inner import load_optimizer, save_optimizer
 from ..learner import NOTHING, Share, StepReport
 from ..snapshot import PrivateState
-from ..waiting import cancelled
+from ..waiting import Work, cancelled
+from .frozen import Frozen
 from .holding import Holding
 from .host import Host
+from .parcel import Parcel
 
 AGAIN_SECONDS = 2.0
 """How long an origin is silent before it is told again that we are ready."""
@@ -32,10 +35,12 @@ class HostLearner:
     Its steps are counted as the origin's are, by the turns of the swarm's rounds; so all of a group end them together.
     """
 
-    def __init__(self, holding: Holding, host: Host, *, outbox: Outbox, now: Callable[[], float]) -> None:
+    def __init__(self, holding: Holding, host: Host, *, outbox: Outbox, work: Work, now: Callable[[], float]) -> None:
         self.held = (holding.stage,)
         self.host = host
-        self._holding, self._outbox, self._now = holding, outbox, now
+        self._holding, self._outbox, self._work, self._now = holding, outbox, work, now
+        self._coming, self._parcel = 0, holding.parcel
+        """Tag of the frozen rows that are on their way to us, and what has come of them."""
         self._at, self._until, self._heard, self._lone = 0, 0, 0.0, False
         self.lacking: Callable[[], bool] = lambda: False
         """Called before steps, and while the origin is silent: whether it is out of reach, and nobody in its place. See
@@ -88,8 +93,17 @@ class HostLearner:
         if not self._lone:
             self._post()
         waking = asyncio.ensure_future(self._wake(stop))
+
+        def over() -> bool:
+            return stop.is_set() or self._lone or host.step >= target or host.ordered >= target
+
         try:
-            await host.run(lambda: stop.is_set() or self._lone or host.step >= target or host.ordered >= target)
+            while not over():
+                await host.run(lambda: over() or self._arrived)
+                if self._arrived:
+                    found, self._coming = self._parcel, 0
+                    await self._work(partial(self._freeze, found))
+                    self._post()
         finally:
             self._until = 0
             await cancelled(waking)
@@ -99,6 +113,23 @@ class HostLearner:
         tokens, made = host.update.take_tokens(), min(n, max(0, host.step - first))
         loss = host.loss if made else math.nan
         return StepReport(made, loss, loss, tokens, self._now() - began) if made or tokens else NOTHING
+
+    @property
+    def _arrived(self) -> bool:
+        """Whether there are other frozen rows to be taken up."""
+        return bool(self._coming) and self._parcel.whole
+
+    def _freeze(self, found: Parcel) -> None:
+        """Take up what has come; with what is no such rows, or not those that it was called, we are not ready."""
+        with suppress(CodecError):
+            self._holding.freeze(Frozen.of(found.payload()))
+
+    def _piece(self, message: FrozenRows, frame: Frame) -> None:
+        if message.tag != self._coming:
+            self._coming, self._parcel = message.tag, self._holding.parcel
+        self._parcel.add(message.piece, frame.payload)
+        if self._parcel.whole:
+            self.host.wake()
 
     async def _wake(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -129,6 +160,8 @@ class HostLearner:
             self._heard, message = self._now(), frame.message
             if isinstance(message, Post) and message.stage != self._holding.stage and self.able(message.stage):
                 self._next = message.stage
+            if isinstance(message, FrozenRows):
+                return self._piece(message, frame)
         self.host.routed(peer, frame)
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
@@ -161,4 +194,5 @@ class HostLearner:
 
     def _post(self) -> None:
         self._heard = self._now()
-        self._outbox.control(self.host.origin, Post(self.host.step, self._until, self._holding.stage))
+        post = Post(self.host.step, self._until, self._holding.stage, self._holding.frozen.tag)
+        self._outbox.control(self.host.origin, post)

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
+from thinwire.collectives.outbox import Outbox
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import short
-from thinwire.swarm.protocol import PeerId, Post
+from thinwire.swarm.protocol import FrozenRows, PeerId, Post
 
 from ..presence import Emit
+from .frozen import Frozen
 from .origin import Origin
+from .parcel import pieces
 from .rescue import Source
 
 MOMENT = 1.0
@@ -32,13 +35,18 @@ class Muster:
         origin: Origin,
         stages: int,
         *,
+        outbox: Outbox,
         now: Callable[[], float],
         wait: float,
         emit: Emit,
         spare: int = 0,
     ) -> None:
-        self.origin, self._me, self._stages, self._spare = origin, me, stages, spare
+        self.origin, self._me, self._stages, self._spare, self._outbox = origin, me, stages, spare, outbox
         self._now, self._wait, self._emit = now, wait, emit
+        self.frozen: Callable[[], Frozen] = Frozen
+        """What every host has to have before it is ready."""
+        self._handed: dict[PeerId, int] = {}
+        """Tags of what has been sent to whom over a link that is still up."""
         self.source: Callable[[int], Source] = lambda stage: "holder"
         """Where the parameters of a stage come from that no host holds."""
         self._posts: dict[PeerId, Post] = {}
@@ -61,11 +69,13 @@ class Muster:
         self._here.add(peer)
         if message.step < self.origin.next_step:
             self.origin.catch_up(peer)
+        self._hand_out(peer)
         self._news.set()
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
         self._here.discard(peer)
+        self._handed.pop(peer, None)
         if peer in self._posts and gone:
             self._dismiss(peer)
         self.origin.lost(peer, gone=gone)
@@ -110,6 +120,8 @@ class Muster:
         gets one in a moment: the others need not wait for a group that can do nothing.
         """
         until = self._now() + self._wait
+        for peer in sorted(self._here):
+            self._hand_out(peer)
         while not stop.is_set():
             if self.lame:
                 await self._change(stop, MOMENT)
@@ -128,6 +140,14 @@ class Muster:
                 self.origin.crew.holders = ready
                 return True
         return False
+
+    def _hand_out(self, peer: PeerId) -> None:
+        """Send a host the frozen rows that it lacks; it posts again when it has them."""
+        frozen = self.frozen()
+        if self._posts[peer].frozen != frozen.tag != self._handed.get(peer, 0):
+            self._handed[peer] = frozen.tag
+            for number, piece in enumerate(pieces(frozen.payload)):
+                self._outbox.bulk(peer, Frame(FrozenRows(frozen.tag, number), piece))
 
     def _tell_missing(self) -> None:
         for stage in self.missing:
@@ -150,15 +170,16 @@ class Muster:
             known += [peer for peer in peers if peer not in known]
 
     def _ready(self) -> dict[int, list[PeerId]]:
-        step = self.origin.next_step
+        step, frozen = self.origin.next_step, self.frozen().tag
         posts = self._posts
         return {
-            stage: [peer for peer in peers if posts[peer].step <= step < posts[peer].until]
+            stage: [p for p in peers if posts[p].step <= step < posts[p].until and posts[p].frozen == frozen]
             for stage, peers in self.hosts.items()
         }
 
     def _dismiss(self, peer: PeerId) -> None:
         stage = self._posts.pop(peer).stage
+        self._handed.pop(peer, None)  # at another stage it begins without them
         holders = self.origin.crew.holders.get(stage, [])
         if peer in holders:
             holders.remove(peer)

@@ -41,7 +41,9 @@ def memory(manifest: Manifest, vocab: int, stage: int | None) -> int:
     tokens = manifest.inner.batch * shape.context
     values = tokens * (34 * shape.width + 5 * shape.heads * shape.context) * layers * under_way
     logits = 3 * 4 * tokens * vocab if not stage else 0
-    return PER_PARAMETER * parameters(config, layers, ends=not stage) + 2 * values + logits
+    # What every stage of a confined model adds to what comes to it.
+    frozen = 4 * vocab * shape.width if stage and pipeline.codec.startswith("subspace") else 0
+    return PER_PARAMETER * parameters(config, layers, ends=not stage) + 2 * values + logits + frozen
 
 
 def assign(seats: Seating, stages: int, holders: int = 1) -> Mapping[PeerId, Seat]:

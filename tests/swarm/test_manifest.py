@@ -547,7 +547,6 @@ def test_a_model_in_stages():
         (STAGED + "[model]\nkind = 'custom'", "cannot be cut"),
         (STAGED.replace("[pipeline]", "fragments = 5\n[pipeline]"), "as many fragments"),
         (STAGED + "codec = 'int8(block=256)'", "crosses"),
-        (STAGED + "codec = 'subspace(k=8)'", "crosses"),
         (STAGED + "window = 2", "1 micro-batches"),
         (STAGED + "skip = 0.34", "pipeline.skip says nothing without plans"),
         (STAGED + "swaps = 1", "pipeline.swaps says nothing without plans"),

@@ -11,12 +11,16 @@ def staged(codec, width):
     )
 
 
-@pytest.mark.parametrize(("codec", "width"), [("rows(bits=8)", 32), ("fp32", 8), ("bf16", 8), ("tah", 64)])
+@pytest.mark.parametrize(
+    ("codec", "width"), [("rows(bits=8)", 32), ("fp32", 8), ("bf16", 8), ("tah", 64), ("subspace(k=8)", 8)]
+)
 def test_codecs_that_suit(codec, width):
     check_codec(staged(codec, width), "run.toml")
 
 
-@pytest.mark.parametrize(("codec", "width"), [("rows(bits=8)", 8), ("rows(bits=9)", 32), ("tah(x=1)", 64)])
+@pytest.mark.parametrize(
+    ("codec", "width"), [("rows(bits=8)", 8), ("rows(bits=9)", 32), ("tah(x=1)", 64), ("subspace(k=9)", 8)]
+)
 def test_codecs_that_cannot_be(codec, width):
     with pytest.raises(ManifestError, match=r"run\.toml: pipeline\.codec"):
         check_codec(staged(codec, width), "run.toml")

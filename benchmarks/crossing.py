@@ -1,0 +1,48 @@
+"""A replica in stages in one process: what crosses its boundaries, there and back, is encoded and decoded as between peers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from thinwire.node.pipeline.boundary import Boundary
+from thinwire.node.pipeline.section import Section
+from torch import Tensor, nn
+
+
+class Crossing(torch.autograd.Function):
+    """A boundary: payload and back."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, tokens: Tensor, boundary: Boundary) -> Tensor:
+        context.boundary = boundary
+        payload = boundary.pack(x, tokens, backward=False)
+        return boundary.unpack(payload, *x.shape[:2], backward=False)[0]
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        boundary, (gradient,) = context.boundary, gradients
+        payload = boundary.pack(gradient, None, backward=True)
+        return boundary.unpack(payload, *gradient.shape[:2], backward=True)[0], None, None
+
+
+class Staged(nn.Module):
+    """A whole model, as a Section with its ends, in stages of so many layers each. Called as a Transformer with targets is; in
+    place of the logits it gives what came to the head. In evaluation nothing is encoded.
+    """
+
+    def __init__(self, section: Section, shares: Sequence[int], boundary: Boundary) -> None:
+        super().__init__()
+        self.section, self.boundary = section, boundary
+        self._last = {layers - 1 for layers in accumulate(shares)}
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        section, length = self.section, tokens.shape[1]
+        x, cos, sin = section.embedding(tokens), section.cos[:length], section.sin[:length]
+        for layer, block in enumerate(section.blocks.values()):
+            x = block(x, cos, sin)
+            if layer in self._last and self.training:
+                x = Crossing.apply(x, tokens, self.boundary)  # type: ignore[no-untyped-call]
+        return x, section.loss(x, targets)

@@ -1,0 +1,95 @@
+"""Swarms in which some train a projection of the model: as good as full replicas, and worse from a wrong start."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from thinwire.node.model import ModelConfig, Transformer
+from thinwire.node.pipeline.boundary import Boundary
+from thinwire.node.pipeline.section import Section
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SIZE = ModelConfig(256, layers=2, width=32, heads=2, context=16)
+
+
+@pytest.fixture(scope="module")
+def load():
+    threads, modules = torch.get_num_threads(), set(sys.modules)
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(FOLDER))
+    yield importlib.import_module
+    sys.path.remove(str(FOLDER))
+    for name in set(sys.modules) - modules:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == FOLDER:
+            del sys.modules[name]
+    torch.set_num_threads(threads)
+
+
+def batch():
+    rows = torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(1))
+    return rows[:, :-1], rows[:, 1:]
+
+
+def gradients(module, loss):
+    module.zero_grad()
+    loss.backward()
+    return torch.cat([parameter.grad.flatten() for _, parameter in sorted(module.named_parameters())])
+
+
+def test_exact_boundaries_change_nothing_and_coarse_ones_do(load):
+    staged, model = load("crossing").Staged, Transformer(SIZE, 1)
+    whole = Section(model, range(2), ends=True)
+    exact = gradients(whole, model(*batch())[1])
+    errors = []
+    for spec in ("fp32", "rows(bits=8)", "rows(bits=4)"):
+        found = gradients(whole, staged(whole, (1, 1), Boundary(spec, 32, 256, 1))(*batch())[1])
+        errors.append(float((found - exact).norm() / exact.norm()))
+    assert errors[0] < 1e-6 < 1e-3 < errors[1] < errors[2] / 2 < 0.1
+
+
+def test_a_projection_loses_nothing_at_its_boundaries_whatever_was_set(load):
+    bench, crossing = load("heterogeneous"), load("crossing")
+    toy = type("Small", (), {"width": 32, "seed": 1, "layers": 2, "model": lambda self: Transformer(SIZE, 1)})()
+
+    class Group(bench.Projected):
+        def _trainer(self, toy, peer, boundary):
+            self.staged = crossing.Staged(self.module, (1, 1), boundary)
+
+    group = Group(8, toy, b"")
+    theta = torch.randn(group.layout.total, generator=torch.Generator().manual_seed(2)).mul(0.1).numpy()
+    group.write(theta, 0)
+    through = gradients(group.module, group.staged(*batch())[1])
+    group.staged.eval()
+    straight = gradients(group.module, group.staged(*batch())[1])
+    assert float((through - straight).norm() / straight.norm()) < 0.02
+
+
+def test_steps_to_a_loss(load):
+    bench = load("timetoloss")
+    found = [(25, 3.0), (50, 2.0), (75, 2.5), (100, 1.0)]
+    assert bench.steps_to(found, 2.5) == 37.5 and bench.steps_to(found, 0.5) == math.inf
+    assert bench.steps_to(found, 3.5) == 25 and bench.steps_to(found, 1.75) == 87.5
+    seconds = {name: {"seconds": 2.0, "tokens_per_second": 7} for name in ("fp32", "subspace(k=32)")}
+    said = bench.table({"fp32": [10.0, 10.0], "subspace 32x": [20.0, math.inf]}, seconds)
+    assert "| subspace 32x | 7 | 2.0 | 20, inf | 40, inf | inf |" in said.splitlines()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_a_swarm_with_a_compressed_group_is_as_good_as_full_replicas(load, tmp_path):
+    """Perplexity within 3 % of all-full, over two seeds; from the wrong start it is worse."""
+    bench = load("heterogeneous")
+    inner = bench.InnerConfig(lr=4e-3, warmup=30, schedule="cosine")
+    losses = {}
+    for seed in (1, 2):
+        toy = bench.Toy(bench.text(tmp_path, seed), seed, 40, 12, inner, layers=2)
+        for name in ("all full", "one group: int8 rows", "one group: subspace 8x", "one group: 8x, wrong start"):
+            losses.setdefault(name, []).append(bench.train(toy, bench.RUNS[name]))
+    full, rows, subspace, wrong = (sum(found) / 2 for found in losses.values())
+    assert rows < full + math.log(1.03) and subspace < full + math.log(1.03), losses
+    assert wrong > subspace + 0.02, losses
