@@ -39,7 +39,7 @@ from .update import Update
 FIRST, LEAST = 60.0, 5.0
 """Seconds that a host may take for a micro-batch: of one that nobody has measured, and of any."""
 
-UNLED = 20.0
+UNLED = 10.0
 """Seconds that an origin which says that it is none is waited for: it may have begun anew, and look for its place."""
 
 ROUND_PATIENCE = 2.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from thinwire.swarm.frame import Frame
@@ -16,6 +16,9 @@ from .rescue import Source
 
 MOMENT = 1.0
 """Seconds for which a host is waited for that holds a stage which nobody else does."""
+
+EXCUSED = 5
+"""A host that was late is not waited for in the next 2, then 4, … turns (two to this power), if others have its stage."""
 
 
 class Muster:
@@ -45,6 +48,9 @@ class Muster:
         self._told: tuple[int, ...] = ()
         self._here: set[PeerId] = set()
         self._news = asyncio.Event()
+        self._strikes: dict[PeerId, int] = {}
+        self._excused: dict[PeerId, int] = {}
+        """Turns for which a host is not waited for any more."""
 
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """A checked frame."""
@@ -110,6 +116,7 @@ class Muster:
         gets one in a moment: the others need not wait for a group that can do nothing.
         """
         until = self._now() + self._wait
+        self._excused = {peer: turns - 1 for peer, turns in self._excused.items() if turns > 1}
         while not stop.is_set():
             if self.lame:
                 await self._change(stop, MOMENT)
@@ -117,17 +124,37 @@ class Muster:
             if self.lame:
                 return False
             ready = self._ready()
-            late = self._here - {peer for peers in ready.values() for peer in peers}
-            left = until - self._now()
+            late, left = self._late(ready), until - self._now()
             if left <= 0:
                 self._here -= late  # until they say again that they are ready: they may be elsewhere by now
+                self._strike(late)
             elif late:
                 await self._change(stop, left)
                 continue
             if sum(not peers for peers in ready.values()) <= self._spare:
+                for peer in [peer for peers in ready.values() for peer in peers if peer in self._strikes]:
+                    self._forgive(peer)
                 self.origin.crew.holders = ready
                 return True
+            if not late:
+                return False  # who holds a stage is past our step, and cannot go back
         return False
+
+    def _late(self, ready: Mapping[int, Sequence[PeerId]]) -> set[PeerId]:
+        """Who is waited for: those that are not ready yet, but who were late before where others are ready."""
+        found = self._here - {peer for peers in ready.values() for peer in peers}
+        behind = {peer for peer in found if self._posts[peer].step <= self.origin.next_step}
+        return {peer for peer in behind if peer not in self._excused or not ready[self._posts[peer].stage]}
+
+    def _strike(self, late: Collection[PeerId]) -> None:
+        for peer in late:
+            self._strikes[peer] = min(EXCUSED, self._strikes.get(peer, 0) + 1)
+            self._excused[peer] = 1 + 2 ** self._strikes[peer]
+
+    def _forgive(self, peer: PeerId) -> None:
+        self._strikes[peer] -= 1
+        if not self._strikes[peer]:
+            del self._strikes[peer]
 
     def _tell_missing(self) -> None:
         for stage in self.missing:
