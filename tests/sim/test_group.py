@@ -166,11 +166,11 @@ def test_hosts_leave_an_origin_that_comes_back_as_something_else():
     driver = replace(peer(2, join=0.2, step=0.1), memory=WEAK)
     others = (peer(5, stage=0, origin=5, join=5.0, step=0.1), peer(6, stage=2, origin=5, join=5.0, step=0.1))
     restart = Fault(8.0, "restart", (2,), seconds=1.0)
-    scenario = world((*FULL, driver, *GROUP[1:], *others), seconds=27.0, faults=(restart,))
+    scenario = world((*FULL, driver, *GROUP[1:], *others), seconds=30.0, faults=(restart,))
     run = simulate(scenario, preset=PACE, stall=STALL)
     assert run.violations == ()
     agreed(run)
     hosts = [event.peer for event in run.journal.events if event.name == "group"]
     assert sorted(hosts) == [3, 4]
     for one in (3, 4):
-        assert any(e.name == "round" and e.peer == one and e.at > 23 and e.fields["tokens"] for e in run.journal.events)
+        assert any(e.name == "round" and e.peer == one and e.at > 25 and e.fields["tokens"] for e in run.journal.events)
