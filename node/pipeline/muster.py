@@ -17,6 +17,9 @@ from .rescue import Source
 MOMENT = 1.0
 """Seconds for which a host is waited for that holds a stage which nobody else does."""
 
+SETTLED = 2.0
+"""Seconds for which a host cannot say that it holds another stage: each time is written down."""
+
 EXCUSED = 5
 """A host that was late is not waited for in the next 2, then 4, … turns (two to this power), if others have its stage."""
 
@@ -48,6 +51,8 @@ class Muster:
         self._told: tuple[int, ...] = ()
         self._here: set[PeerId] = set()
         self._news = asyncio.Event()
+        self._came: dict[PeerId, float] = {}
+        """When a host took its stage."""
         self._strikes: dict[PeerId, int] = {}
         self._excused: dict[PeerId, int] = {}
         """Turns for which a host is not waited for any more."""
@@ -61,7 +66,10 @@ class Muster:
             return
         if peer not in self._posts or self._posts[peer].stage != message.stage:
             if peer in self._posts:
+                if self._now() < self._came[peer] + SETTLED:
+                    return
                 self._dismiss(peer)
+            self._came[peer] = self._now()
             self._emit("host", {"peer": peer.hex(), "detail": f"stage {message.stage}"})
         self._posts[peer] = message
         self._here.add(peer)

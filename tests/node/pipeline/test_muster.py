@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from thinwire.node.pipeline.crew import Crew
-from thinwire.node.pipeline.muster import MOMENT, Muster
+from thinwire.node.pipeline.muster import MOMENT, SETTLED, Muster
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Post
@@ -19,7 +19,7 @@ class Origin:
     """What a muster needs of an origin."""
 
     def __init__(self):
-        self.next_step, self.crew = 0, Crew({})
+        self.next_step, self.crew, self.told = 0, Crew({}), []
 
     def catch_up(self, peer):
         """Tell it where the others are."""
@@ -31,7 +31,9 @@ class Origin:
 def play(work):
     async def main():
         origin = Origin()
-        muster = Muster(ME, origin, 3, now=clock.current().time, wait=WAIT, emit=lambda name, fields: None)
+        muster = Muster(
+            ME, origin, 3, now=clock.current().time, wait=WAIT, emit=lambda name, _: origin.told.append(name)
+        )
         await work(muster, origin)
 
     clock.run(main(), seed=1)
@@ -89,5 +91,21 @@ def test_who_is_past_our_step_is_not_waited_for():
         post(muster, SECOND, origin.next_step, origin.next_step + 4, 2)
         began = clock.current().time()
         assert not await muster.gather(asyncio.Event()) and clock.current().time() - began <= MOMENT
+
+    play(work)
+
+
+def test_who_says_now_this_stage_now_that_is_heard_once_in_a_while():
+    async def work(muster, origin):
+        post(muster, FIRST, 0, 4, 1)
+        for number in range(100):
+            post(muster, FIRST, 0, 4, 2 - number % 2)
+        assert muster.hosts == {1: [FIRST], 2: []} and origin.told == ["host"]
+        await asyncio.sleep(SETTLED)
+        post(muster, FIRST, 0, 4, 2)
+        assert muster.hosts == {1: [], 2: [FIRST]} and origin.told == ["host", "host lost", "host"]
+        muster.lost(FIRST, gone=True)
+        post(muster, FIRST, 0, 4, 1)
+        assert muster.hosts == {1: [FIRST], 2: []}
 
     play(work)
