@@ -40,7 +40,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What inner steps came to: their number, mean and last loss (nats per token; NaN without a step), tokens, seconds."""
+    """What inner steps came to: their number, mean and last loss (nats per token; NaN: not known), tokens, seconds."""
 
     steps: int
     loss: float
@@ -58,8 +58,11 @@ def together(first: StepReport, second: StepReport) -> StepReport:
     if not (first.steps and second.steps):
         return second if second.steps else first
     steps = first.steps + second.steps
-    mean = (first.loss * first.steps + second.loss * second.steps) / steps
-    return StepReport(steps, mean, second.last, first.tokens + second.tokens, first.seconds + second.seconds)
+    heard = [one for one in (first, second) if not math.isnan(one.loss)]
+    seen = sum(one.steps for one in heard)
+    mean = sum(one.loss * one.steps for one in heard) / seen if seen else math.nan
+    last = heard[-1].last if heard else math.nan
+    return StepReport(steps, mean, last, first.tokens + second.tokens, first.seconds + second.seconds)
 
 
 class Learner(Protocol):

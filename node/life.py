@@ -15,6 +15,7 @@ ends it as a kill does: nothing is saved and nobody is told.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Collection
 
 from thinwire.swarm.manifest import Manifest
@@ -195,7 +196,7 @@ class Life:
             report.speed = done.tokens / done.seconds
         if self.stopping and lead.steps < count:
             return False
-        loss, before = done.loss if done.steps else report.loss, peer.replica.digest
+        loss, before = done.loss if done.steps and not math.isnan(done.loss) else report.loss, peer.replica.digest
         weight = self._tokens or peer.idle_weight
         outcome, _ = await self._duties.exchange(steps=tail.steps + count, weight=weight, loss=loss)
         moved = peer.replica.digest != before and not peer.manifest.asynchronous  # there it may be by rounds of others
@@ -224,7 +225,10 @@ class Life:
         while tail.steps < wanted and not (self.stopping or self._interrupt.is_set()):
             # One by one, so that the outer step can be made between two; then the rest at once.
             settled = self.peer.replica.round > number
-            tail = together(tail, await learner.steps(wanted - tail.steps if settled else 1, self._interrupt))
+            made = await learner.steps(wanted - tail.steps if settled else 1, self._interrupt)
+            if not made.steps:
+                break  # a host without an origin makes none, for as long as it has none
+            tail = together(tail, made)
         self._tail = tail
 
     async def _save(self, learner: Learner) -> None:

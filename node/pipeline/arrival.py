@@ -25,11 +25,16 @@ async def seat(peer: Peer, manifest: Manifest, vocab: int, *, limit: float, stag
     """Take a place in the swarm for one that has `limit` bytes for training; None: the whole model fits. `stage`: this one.
 
     The peer's record says it from now on. Raises ManifestError when nothing fits, or there are no stages; NoSwarm when there
-    is no group for `stage`.
+    is no group for `stage`. What a model of someone's own takes nobody knows: it is taken to fit.
     """
-    stages = manifest.pipeline.stages
-    if stage is None and (not stages or limit >= memory(manifest, vocab, None)):
+    stages, known = manifest.pipeline.stages, manifest.model.kind == "transformer"
+    if stage is None and (not known or limit >= (needed := memory(manifest, vocab, None))):
         return None
+    if not stages and stage is None:
+        raise ManifestError(
+            f"to train this model takes about {needed / 2**20:.0f} MiB, more than the {limit / 2**20:.0f} MiB of --memory",
+            "raise --memory; in a run with [pipeline] this peer could hold a stage of the model",
+        )
     if not stages:
         raise ManifestError("nobody holds a stage of this run's model", "the run has no [pipeline]; leave --stage out")
     if stage is not None:

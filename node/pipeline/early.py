@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Activation, PeerId
@@ -13,19 +13,29 @@ BYTES = 32 << 20
 FRAMES = 4096
 """Most frames of one peer that wait."""
 
+TOTAL = 4 * BYTES
+"""Most bytes of all peers together; of whoever has most the oldest give way."""
+
 
 class Early:
     """What waits, by the peer that sent it."""
 
     def __init__(self) -> None:
         self._waiting: dict[PeerId, deque[Frame]] = {}
+        self._bytes: Counter[PeerId] = Counter()
 
     def put(self, peer: PeerId, frame: Frame) -> None:
         """Let an Activation wait."""
-        waiting = self._waiting.setdefault(peer, deque())
+        waiting, sizes = self._waiting.setdefault(peer, deque()), self._bytes
         waiting.append(frame)
-        while len(waiting) > FRAMES or sum(len(one.payload) for one in waiting) > BYTES:
-            waiting.popleft()
+        sizes[peer] += len(frame.payload)
+        while len(waiting) > FRAMES or sizes[peer] > BYTES:
+            self._give_way(peer)
+        while sizes.total() > TOTAL:
+            self._give_way(sizes.most_common(1)[0][0])
+
+    def _give_way(self, peer: PeerId) -> None:
+        self._bytes[peer] -= len(self._waiting[peer].popleft().payload)
 
     def take(self, step: int, micro: int, attempt: int) -> list[tuple[PeerId, Frame]]:
         """All that belongs to a micro-batch's attempt, in the order of its arrival from each peer."""
@@ -45,12 +55,14 @@ class Early:
     def forget(self, peer: PeerId) -> None:
         """Forget what a peer sent."""
         self._waiting.pop(peer, None)
+        self._bytes.pop(peer, None)
 
     def _keep(self, peer: PeerId, frames: list[Frame]) -> None:
         if frames:
             self._waiting[peer] = deque(frames)
+            self._bytes[peer] = sum(len(frame.payload) for frame in frames)
         else:
-            del self._waiting[peer]
+            self.forget(peer)
 
 
 def _key(frame: Frame) -> tuple[int, int, int]:

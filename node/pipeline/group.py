@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -37,6 +38,9 @@ from .update import Update
 FIRST, LEAST = 60.0, 5.0
 """Seconds that a host may take for a micro-batch: of one that nobody has measured, and of any."""
 
+UNLED = 10.0
+"""Seconds that an origin which says that it is none is waited for: it may have begun anew, and look for its place."""
+
 ROUND_PATIENCE = 2.0
 """Seconds without progress that a round has patience for; see GIVE_UP."""
 
@@ -62,8 +66,9 @@ def learner(
 ) -> HostLearner | OriginLearner:
     """What a peer trains that has this seat, and its Handler: the peer hears of the group from now on. `batches`: of an origin.
 
-    A host whose origin is out of reach makes no steps; when it is no member any more, the host goes over to another group,
-    with the stage that it has. `fits`: stages that it can hold instead, when its origin wants it to (HostLearner.next).
+    A host whose origin is out of reach makes no steps; when it is no member any more, or has come back as something else, the
+    host goes over to another group, with the stage that it has. `fits`: stages that it can hold instead, when its origin wants
+    it to (HostLearner.next).
     """
     me, roster = peer.identity.peer_id, peer.presence.roster
     door = Doorway(me, peer.presence.outbox, peer.doors.now, work, peer.emit)
@@ -75,10 +80,15 @@ def learner(
         return origin
     host = host_learner(manifest, vocab, seat.stage, seat.origin, door)
 
+    since = math.inf
+
     def look() -> bool:
-        if host.host.origin in peer.presence.live:
+        nonlocal since
+        now, leads = peer.doors.now(), host.host.origin in peer.seats().groups
+        since = math.inf if leads else min(since, now)
+        if leads and host.host.origin in peer.presence.live:
             return False
-        if roster.alive(host.host.origin):
+        if roster.alive(host.host.origin) and now < since + UNLED:
             return True
         found = home(peer.seats(), seat.stage)
         if found is None or found == host.host.origin:
@@ -152,6 +162,7 @@ def host_learner(manifest: Manifest, vocab: int, stage: int, origin: PeerId, doo
         now=door.now,
         emit=_quiet(door.emit),
         context=manifest.model.context,
+        batch=manifest.inner.batch,
         room=2 * max(manifest.room, manifest.pipeline.window or micro),
     )
     return HostLearner(holding, host, outbox=door.outbox, work=door.work, now=door.now)

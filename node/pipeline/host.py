@@ -58,9 +58,9 @@ class Host:
     """See the module. A Handler of Presence; let `run` work until cancelled.
 
     `stage` is the number of the stage, `layers` what it computes, `update` the inner optimizer of its parameters. `room`:
-    micro-batches that it holds at a time. `step`: the inner step that is next; `loss`: what the origin says of the last one.
-    `work` runs what computes; `now`: seconds. `after` each step it may change the parameters: what comes meanwhile waits
-    until it is done.
+    micro-batches that it holds at a time, each of `batch` sequences at most. `step`: the inner step that is next; `loss`:
+    what the origin says of the last one. `work` runs what computes; `now`: seconds. `after` each step it may change the
+    parameters: what comes meanwhile waits until it is done.
     """
 
     def __init__(
@@ -78,13 +78,14 @@ class Host:
         emit: Emit,
         context: int,
         room: int = 16,
+        batch: int = 1 << 16,
         step: int = 0,
         after: After = nothing,
     ) -> None:
         self.step, self.loss = step, math.nan
         self.me, self.origin, self.stage, self.layers, self.update = me, origin, stage, layers, update
         self._boundary, self._outbox, self._work, self._now, self._emit = boundary, outbox, work, now, emit
-        self._context, self._room, self._after = context, room, after
+        self._context, self._room, self._batch, self._after = context, room, batch, after
         self._ways: dict[int, Way] = {}
         self._busy: Way | None = None
         self._attempts: dict[int, int] = {}
@@ -149,6 +150,12 @@ class Host:
         self._sizes.clear()
         self._tokens = 0
 
+    def follow(self, origin: PeerId) -> None:
+        """From now on work for another origin: what the one before ordered is not about its steps."""
+        self.abandon()
+        self.origin, self._closed = origin, False
+        self._orders.clear()
+
     async def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Work until cancelled, or until `until` holds between two tasks. Raises what goes wrong here."""
         while not until():
@@ -194,7 +201,7 @@ class Host:
         distinct = len({hop.peer for hop in route.path}) == len({hop.stage for hop in route.path}) == len(route.path)
         if not distinct or len(mine) != 1 or mine[0].stage != self.stage:
             return self._answer(route, "path")
-        fits = route.batch and 0 < route.length <= self._context
+        fits = 0 < route.batch <= self._batch and 0 < route.length <= self._context
         if not fits or self._boundary.nbytes(route.batch, route.length, backward=False) > LARGEST:
             return self._answer(route, "shape")
         old = self._ways.get(route.micro)
@@ -240,7 +247,8 @@ class Host:
     async def _apply(self, message: Apply) -> None:
         if message.step != self.step or not self._closed:
             return
-        if self._tokens and message.divisor > 0 and 0 <= message.factor <= 1:
+        # A divisor counts micro-batches, and is one at least but for rounding: a tiny one makes what is finite infinite.
+        if self._tokens and message.divisor > 0.5 and 0 <= message.factor <= 1:
             apply = partial(self.update.apply, self.step, message.divisor, message.factor, self._tokens)
             await self._work(apply)
         self.update.drop()

@@ -187,8 +187,7 @@ class HostLearner:
     def follow(self, origin: PeerId) -> None:
         """From now on work for another origin."""
         self._next = None
-        self.host.abandon()
-        self.host.origin = origin
+        self.host.follow(origin)
         if self._until:
             self._post()
 

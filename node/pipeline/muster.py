@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from thinwire.collectives.outbox import Outbox
@@ -19,6 +19,12 @@ from .rescue import Source
 
 MOMENT = 1.0
 """Seconds for which a host is waited for that holds a stage which nobody else does."""
+
+SETTLED = 2.0
+"""Seconds for which a host cannot say that it holds another stage: each time is written down."""
+
+EXCUSED = 5
+"""A host that was late is not waited for in the next 2, then 4, … turns (two to this power), if others have its stage."""
 
 
 class Muster:
@@ -53,6 +59,11 @@ class Muster:
         self._told: tuple[int, ...] = ()
         self._here: set[PeerId] = set()
         self._news = asyncio.Event()
+        self._came: dict[PeerId, float] = {}
+        """When a host took its stage."""
+        self._strikes: dict[PeerId, int] = {}
+        self._excused: dict[PeerId, int] = {}
+        """Turns for which a host is not waited for any more."""
 
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """A checked frame."""
@@ -63,7 +74,10 @@ class Muster:
             return
         if peer not in self._posts or self._posts[peer].stage != message.stage:
             if peer in self._posts:
+                if self._now() < self._came[peer] + SETTLED:
+                    return
                 self._dismiss(peer)
+            self._came[peer] = self._now()
             self._emit("host", {"peer": peer.hex(), "detail": f"stage {message.stage}"})
         self._posts[peer] = message
         self._here.add(peer)
@@ -122,6 +136,7 @@ class Muster:
         until = self._now() + self._wait
         for peer in sorted(self._here):
             self._hand_out(peer)
+        self._excused = {peer: turns - 1 for peer, turns in self._excused.items() if turns > 1}
         while not stop.is_set():
             if self.lame:
                 await self._change(stop, MOMENT)
@@ -129,16 +144,20 @@ class Muster:
             if self.lame:
                 return False
             ready = self._ready()
-            late = self._here - {peer for peers in ready.values() for peer in peers}
-            left = until - self._now()
+            late, left = self._late(ready), until - self._now()
             if left <= 0:
                 self._here -= late  # until they say again that they are ready: they may be elsewhere by now
+                self._strike(late)
             elif late:
                 await self._change(stop, left)
                 continue
             if sum(not peers for peers in ready.values()) <= self._spare:
+                for peer in [peer for peers in ready.values() for peer in peers if peer in self._strikes]:
+                    self._forgive(peer)
                 self.origin.crew.holders = ready
                 return True
+            if not late:
+                return False  # who holds a stage is past our step, and cannot go back
         return False
 
     def _hand_out(self, peer: PeerId) -> None:
@@ -148,6 +167,22 @@ class Muster:
             self._handed[peer] = frozen.tag
             for number, piece in enumerate(pieces(frozen.payload)):
                 self._outbox.bulk(peer, Frame(FrozenRows(frozen.tag, number), piece))
+
+    def _late(self, ready: Mapping[int, Sequence[PeerId]]) -> set[PeerId]:
+        """Who is waited for: those that are not ready yet, but who were late before where others are ready."""
+        found = self._here - {peer for peers in ready.values() for peer in peers}
+        behind = {peer for peer in found if self._posts[peer].step <= self.origin.next_step}
+        return {peer for peer in behind if peer not in self._excused or not ready[self._posts[peer].stage]}
+
+    def _strike(self, late: Collection[PeerId]) -> None:
+        for peer in late:
+            self._strikes[peer] = min(EXCUSED, self._strikes.get(peer, 0) + 1)
+            self._excused[peer] = 1 + 2 ** self._strikes[peer]
+
+    def _forgive(self, peer: PeerId) -> None:
+        self._strikes[peer] -= 1
+        if not self._strikes[peer]:
+            del self._strikes[peer]
 
     def _tell_missing(self) -> None:
         for stage in self.missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -121,9 +122,10 @@ class OriginLearner:
             self.muster.jump(end)
         self._rebalance()
         tokens = origin.update.take_tokens()
+        over = made if stop.is_set() else n  # those that we did not make are over for the whole group, too
         if not losses:
-            return NOTHING
-        return StepReport(made, sum(losses) / len(losses), losses[-1], tokens, self._now() - began)
+            return StepReport(over, math.nan, math.nan, tokens, 0.0) if over else NOTHING
+        return StepReport(over, sum(losses) / len(losses), losses[-1], tokens, self._now() - began)
 
     def _see(self, outcome: Outcome) -> None:
         """Whether the step took what was planned; a new plan is told with that."""

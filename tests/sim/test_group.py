@@ -146,3 +146,31 @@ def test_everything_that_can_go_wrong(seed):
     run = simulate(scenario, preset=PACE, stall=STALL)
     assert run.violations == ()
     agreed(run)
+
+
+@pytest.mark.trial
+def test_with_overlap_too_a_group_without_a_stage_holds_nobody_up_and_goes_on():
+    """Training on while a round is under way is over at once when there can be none."""
+    late, kill = peer(5, stage=2, join=8.0, step=0.1), Fault(5.0, "kill", (4,))
+    scenario = world((*FULL, *GROUP, late), outer="overlap = 1\n", seconds=18.0, faults=(kill,))
+    run = simulate(scenario, preset=PACE, stall=STALL)
+    assert run.violations == ()
+    agreed(run)
+    for one in (2, 3, 5):
+        assert any(e.name == "round" and e.peer == one and e.at > 10 and e.fields["tokens"] for e in run.journal.events)
+
+
+@pytest.mark.trial
+def test_hosts_leave_an_origin_that_comes_back_as_something_else():
+    """It takes what another group lacks; after a while its own hosts follow it there."""
+    driver = replace(peer(2, join=0.2, step=0.1), memory=WEAK)
+    others = (peer(5, stage=0, origin=5, join=5.0, step=0.1), peer(6, stage=2, origin=5, join=5.0, step=0.1))
+    restart = Fault(8.0, "restart", (2,), seconds=1.0)
+    scenario = world((*FULL, driver, *GROUP[1:], *others), seconds=30.0, faults=(restart,))
+    run = simulate(scenario, preset=PACE, stall=STALL)
+    assert run.violations == ()
+    agreed(run)
+    hosts = [event.peer for event in run.journal.events if event.name == "group"]
+    assert sorted(hosts) == [3, 4]
+    for one in (3, 4):
+        assert any(e.name == "round" and e.peer == one and e.at > 25 and e.fields["tokens"] for e in run.journal.events)

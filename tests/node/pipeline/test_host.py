@@ -147,6 +147,7 @@ def test_only_the_origin_gives_orders(message):
         ({"path": (Hop(2, ME, True), Hop(3, ME, True))}, "path"),
         ({"path": (Hop(2, ME, True), Hop(2, AFTER, True))}, "path"),
         ({"batch": 0}, "shape"),
+        ({"batch": 65535}, "shape"),
         ({"length": 0}, "shape"),
         ({"length": 9}, "shape"),
     ],
@@ -157,6 +158,38 @@ def test_a_route_that_cannot_be_is_refused(route, reason):
         assert scene.reasons == [reason]
         await scene.activation()
         assert not scene.bulk_sent
+
+    play(work, batch=2)
+
+
+@pytest.mark.parametrize("divisor", [0.0, -1.0, 1e-40])
+def test_a_divisor_that_counts_nothing_gives_the_gradient_up(divisor):
+    async def work(scene):
+        await scene.route()
+        await scene.activation()
+        await scene.activation(AFTER, backward=True)
+        before = [p.detach().clone() for p in scene.section.parameters()]
+        await scene.tell(ORIGIN, Close(0, (0,)))
+        await scene.tell(ORIGIN, Apply(0, divisor, 1.0))
+        assert all(torch.equal(a, b) for a, b in zip(before, scene.section.parameters(), strict=True))
+        assert scene.host.step == 1 and not scene.update.take_tokens()
+
+    play(work)
+
+
+def test_what_one_origin_ordered_does_not_hold_up_another():
+    async def work(scene):
+        scene.task.cancel()  # between two turns orders wait
+        await asyncio.sleep(0)
+        for message in (Close(2**32 - 1, ()), Apply(2**32 - 1, 0.0, 1.0)):
+            scene.host.routed(ORIGIN, Frame(message))
+        assert scene.host.ordered == 2**32 - 1
+        scene.host.follow(STRANGER)
+        assert scene.host.ordered == 0
+        scene.task = asyncio.get_running_loop().create_task(scene.host.run())
+        await scene.tell(STRANGER, Close(0, ()))
+        await scene.tell(STRANGER, Apply(0, 0.0, 1.0))
+        assert scene.host.step == 1
 
     play(work)
 
@@ -300,6 +333,16 @@ def test_what_waits_for_a_route_is_bounded_for_each_peer():
     early.put(AFTER, kept)
     early.forget(AFTER)
     assert not early.take(3, 0, 0)
+
+
+def test_what_waits_for_a_route_is_bounded_for_all_together():
+    early, crowd = Early(), [bytes([i]) * 32 for i in range(10, 40)]
+    early.put(BEFORE, Frame(Activation(3, 0, 0, False, 0), bytes(10)))
+    for number in range(20):
+        for peer in crowd:
+            early.put(peer, Frame(Activation(3, 0, 0, False, number), bytes(CHUNK_BYTES)))
+    found = early.take(3, 0, 0)
+    assert len(found) == 128 and found[0][0] == BEFORE  # the crowd pays, not who sent little
 
 
 def test_what_comes_while_the_fragments_are_averaged_waits():

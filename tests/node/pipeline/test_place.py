@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.node.fragments import layout_of
 from thinwire.node.model import ModelConfig, Transformer
 from thinwire.node.pipeline.arrival import anew, crowded
+from thinwire.node.pipeline.arrival import seat as take
 from thinwire.node.pipeline.holding import Holding
 from thinwire.node.pipeline.place import assign, fitting, gaps, home, memory, parameters, share
-from thinwire.swarm.manifest import parse
+from thinwire.swarm.manifest import ManifestError, parse
 from thinwire.swarm.seat import Seat, Seating
 
 IDS = [bytes([i]) * 32 for i in range(40)]
@@ -133,3 +136,12 @@ def test_a_stage_has_its_part_of_the_whole_and_nothing_else(stage):
     for start, stop in part.spans:
         holding.write(2 * holding.parameters()[start:stop], start)
     assert (holding.parameters() == 2 * layout.flat(theta)).all()
+
+
+def test_what_is_too_small_for_the_model_is_told_so_where_there_are_no_stages():
+    whole, needed = parse("[model]\nlayers = 5\nwidth = 16\nheads = 2\ncontext = 8\n"), memory(RUN, 100, None)
+    assert asyncio.run(take(None, whole, 100, limit=needed)) is None
+    with pytest.raises(ManifestError, match="MiB"):
+        asyncio.run(take(None, whole, 100, limit=needed / 2))
+    with pytest.raises(ManifestError, match="holds a stage"):
+        asyncio.run(take(None, whole, 100, limit=needed, stage=1))
