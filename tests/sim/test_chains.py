@@ -155,14 +155,15 @@ def test_a_whole_swarm_comes_back(monkeypatch, fragments, overlap):
     assert again == set(range(fragments))
 
 
-OFTEN = ("flip", "equivocate", "silent")
 SAID = {"hash": ("hash",), "nan": ("not finite", "encoding"), "huge": ("norm",)}
 """What the others say of a contribution that is put out."""
 
+LIES = [(kind, codec) for codec in (TOPK, "int8(block=256)") for kind in sorted(liars.KINDS)]
+OFTEN = {("flip", TOPK): (), ("huge", TOPK): pytest.mark.trial, ("equivocate", TOPK): pytest.mark.trial}
 
-@pytest.mark.parametrize("codec", ["int8(block=256)", TOPK])
+
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind in OFTEN else pytest.mark.trial) for kind in sorted(liars.KINDS)]
+    ("kind", "codec"), [pytest.param(*lie, marks=OFTEN.get(lie, pytest.mark.soak)) for lie in LIES]
 )
 def test_a_liar_in_all_chains_breaks_no_promise(kind, codec):
     scenario = world(3, 6, peers=6, seconds=32.0, codec=codec, faults=(Fault(4.0, "liar", (3,), 20.0, 0.0, kind),))

@@ -169,7 +169,7 @@ def test_who_takes_the_state_of_the_round_before_has_no_say_in_the_one_it_was_in
     clock.run(main(), seed=1)
 
 
-@pytest.mark.parametrize("cut", ["isolate", "partition"])
+@pytest.mark.parametrize("cut", ["isolate", pytest.param("partition", marks=pytest.mark.trial)])
 def test_a_founder_that_comes_back_cut_off_does_not_begin_anew_beside_the_others(cut):
     faults = (Fault(6.0, cut, (0,), seconds=24.0), Fault(7.0, "restart", (0,), seconds=2.0))
     run = simulate(replace(trial(1, 6), faults=faults, duration=50.0), preset=PACE, stall=STALL)
