@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from thinwire.node.pipeline.frozen import Frozen
 from thinwire.node.pipeline.group import Doorway, host_learner, origin_learner
+from thinwire.node.pipeline.muster import SETTLED
 from thinwire.node.pipeline.parcel import pieces
 from thinwire.node.waiting import at_once
 from thinwire.swarm.frame import Frame
@@ -37,8 +38,8 @@ class Outbox:
         return [message.frozen for _, message in self.said if isinstance(message, Post)]
 
 
-def door(me):
-    return Doorway(me, Outbox(), lambda: 0.0, at_once, lambda name, fields: None)
+def door(me, now=lambda: 0.0):
+    return Doorway(me, Outbox(), now, at_once, lambda name, fields: None)
 
 
 def rows(seed):
@@ -90,7 +91,8 @@ def test_a_host_takes_up_what_its_origin_sends_and_says_so():
 
 
 def test_an_origin_hands_them_out_once_over_each_link_and_counts_nobody_ready_without():
-    here = door(ORIGIN)
+    clock = SimpleNamespace(now=0.0)
+    here = door(ORIGIN, lambda: clock.now)
     batches = SimpleNamespace(cursor=None)
     learner = origin_learner(MANIFEST, VOCAB, batches, here)
     muster, outbox = learner.muster, here.outbox
@@ -110,6 +112,7 @@ def test_an_origin_hands_them_out_once_over_each_link_and_counts_nobody_ready_wi
     assert len(outbox.sent) == 2
     post(tag)
     assert muster._ready() == {1: [HOST], 2: []} and len(outbox.sent) == 2
+    clock.now = SETTLED
     post(0, stage=2)  # it has moved, and begins there with nothing
     assert len(outbox.sent) == 3
     post(tag, stage=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aids.tray import Tray
 from thinwire.node.pipeline.crew import Crew
 from thinwire.node.pipeline.muster import MOMENT, SETTLED, Muster
 from thinwire.sims import clock
@@ -32,7 +33,13 @@ def play(work):
     async def main():
         origin = Origin()
         muster = Muster(
-            ME, origin, 3, now=clock.current().time, wait=WAIT, emit=lambda name, _: origin.told.append(name)
+            ME,
+            origin,
+            3,
+            outbox=Tray(),
+            now=clock.current().time,
+            wait=WAIT,
+            emit=lambda name, _: origin.told.append(name),
         )
         await work(muster, origin)
 
