@@ -15,8 +15,10 @@ from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched
 from thinwire.node.chains import ChainedReplica, turn_of
+from thinwire.node.copies import Copy
 from thinwire.node.presence import Emit, Presence
 from thinwire.node.session import Session
+from thinwire.node.stateserver import STATE
 from thinwire.node.waiting import Work
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
@@ -69,6 +71,8 @@ class ChainedSession:
         self._emit, self._strays = emit, 0
         bandwidth, fetching = Bandwidth(), asyncio.Lock()
         self.links: dict[int, ChainSession] = {}
+        self.copies: dict[int, Copy] = {}
+        """States of fragments that are not held, by number."""
         for number, chain in replica.chains.items():
             self.links[number] = link = ChainSession(
                 identity,
@@ -152,14 +156,18 @@ class ChainedSession:
         """See Handler."""
         for link in self.links.values():
             link.lost(peer, gone=gone)
+        for copy in self.copies.values():
+            copy.lost(peer)
 
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""
         message = frame.message
         number = message.opened.fragment if isinstance(message, Commit) else getattr(message, "fragment", -1)
-        link = self.links.get(number)
+        link, copy = self.links.get(number), self.copies.get(number)
         if link is not None:
             link.routed(peer, frame)
+        elif copy is not None and (message.copy if isinstance(message, StateAsk) else isinstance(message, STATE)):
+            copy.routed(peer, frame)
         elif isinstance(message, StateAsk):
             if not self._outbox.later(peer):  # it has read what we have answered before
                 nothing = StateOffer(0, bytes(32), bytes(32), 0, (), number)
@@ -171,3 +179,5 @@ class ChainedSession:
         """See Handler."""
         for link in self.links.values():
             link.ticked()
+        for copy in self.copies.values():
+            copy.ticked()

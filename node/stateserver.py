@@ -53,6 +53,8 @@ class StateServer:
         self._mail: asyncio.Queue[tuple[PeerId, Frame]] | None = None
         self.offered = False
         """Whether the last `fetch` found anybody who has a state, whatever it was worth."""
+        self.without: set[PeerId] = set()
+        """Who answered the last `fetch` that it has none."""
 
     async def change(self, work: Work, how: Callable[[], Result]) -> Result:
         """Let `how` change the replica where `work` computes: nothing is offered until `resume`.
@@ -102,7 +104,10 @@ class StateServer:
         elif isinstance(message, StateFetch):
             self._serve(peer, message)
         elif self._mail is not None:
-            self.offered |= isinstance(message, StateOffer) and bool(message.members)
+            if isinstance(message, StateOffer) and message.members:
+                self.offered = True
+            elif isinstance(message, StateOffer):
+                self.without.add(peer)
             self._mail.put_nowait((peer, frame))
 
     def ticked(self) -> None:
@@ -119,9 +124,11 @@ class StateServer:
         patience: float,
         newer_than: int,
         believed: Believed | None = None,
+        copy_below: int | None = None,
     ) -> Fetched | Foreign | None:
         """The state that these peers agree on, see `fetch_state`."""
         self._mail, self.offered = asyncio.Queue(), False
+        self.without.clear()
         try:
             return await fetch_state(
                 sorted(peers),
@@ -135,6 +142,7 @@ class StateServer:
                 believed=believed,
                 partial=self._partial,
                 fragment=self._fragment,
+                copy_below=copy_below,
             )
         finally:
             self._mail = None

@@ -37,7 +37,21 @@ from .message import (
     Signature,
     Text,
 )
-from .stages import MAX_HOPS, MAX_MICROS, Activation, Apply, Close, Hop, Passed, Post, Route, Tally
+from .stages import (
+    MAX_HOPS,
+    MAX_MICROS,
+    Activation,
+    Apply,
+    Bequest,
+    Bereft,
+    Close,
+    Hop,
+    Outdated,
+    Passed,
+    Post,
+    Route,
+    Tally,
+)
 from .transfers import Chunk, Fetch, Partial, Result, StateAsk, StateChunk, StateFetch, StateOffer, Subtotal
 
 __all__ = [
@@ -46,6 +60,8 @@ __all__ = [
     "Apply",
     "Ask",
     "Ballot",
+    "Bequest",
+    "Bereft",
     "Behind",
     "Blame",
     "Blob",
@@ -75,6 +91,7 @@ __all__ = [
     "Nack",
     "OPERATIONS",
     "Open",
+    "Outdated",
     "Over",
     "Partial",
     "Passed",
@@ -156,6 +173,9 @@ TYPES: dict[int, type[Message]] = dict(
             Tally,
             Apply,
             Post,
+            Bereft,
+            Bequest,
+            Outdated,
         ],
         start=1,
     )
