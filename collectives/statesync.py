@@ -102,6 +102,7 @@ async def fetch_state(
     partial: Partial | None = None,
     fragment: int = 0,
     turn: asyncio.Semaphore | None = None,
+    copy_below: int | None = None,
 ) -> Fetched | Foreign | None:
     """The agreed state of the last committed round, or None when nobody offered one that enough agree on (try again).
     Foreign when those who answered agree on the state of another model.
@@ -112,7 +113,8 @@ async def fetch_state(
     newcomer's way, more than half of those who may have a state must have answered, and agree; after STALL patiences those who
     have answered will do. `partial` is what earlier tries have left, and gets what this one leaves. `inbox` has what is said of
     this `fragment`. `turn` is held while chunks travel, so that of several states only some do at a time; who has waited for it
-    asks for offers again, because rounds have gone on.
+    asks for offers again, because rounds have gone on. With `copy_below` what is looked for is a copy of a state whose holders
+    are all gone: the newest one of a round below that, by whomever it was kept.
     """
     partial = Partial() if partial is None else partial
     ours = (layout, nbytes)
@@ -122,13 +124,17 @@ async def fetch_state(
     ) -> tuple[PeerId, ...] | None:
         if believed is not None:
             return _believed(found, newer_than, believed, ours) or None
+        if copy_below is not None:
+            return _newest(found, copy_below, ours) if late or set(peers) <= set(answered) else None
         might = len(peers) - (len(answered) - len(found))
         own = {peer: offer for peer, offer in found.items() if (offer.layout, offer.nbytes) == ours}
         # Who is silent to the end has no state: it may still look for one, as we do, and must not keep us from ours.
         return _agreed(own or found) if 2 * len(found) > might or late else None
 
+    question = StateAsk(fragment, copy_below is not None)
+
     async def find() -> tuple[Offers, StateOffer] | Foreign | None:
-        offers, chosen = await _offers(peers, lambda peer: send(peer, StateAsk(fragment)), inbox, patience, agreed)
+        offers, chosen = await _offers(peers, lambda peer: send(peer, question), inbox, patience, agreed)
         offer = offers[chosen[0]][0] if chosen else None
         if offer is None:
             return None
@@ -280,4 +286,19 @@ def _agreed(offers: Mapping[PeerId, StateOffer]) -> tuple[PeerId, ...]:
     few = 2 * count > len(offers) and count == same_round
     if not (3 * count >= 2 * len(offers) if len(offers) >= AGED else few):
         return ()
+    return tuple(sorted(peer for peer, offer in offers.items() if offer.digest == digest))
+
+
+def _newest(offers: Mapping[PeerId, StateOffer], below: int, ours: tuple[Digest, int]) -> tuple[PeerId, ...]:
+    """Peers that keep the newest copy of a state like `ours` of a round below `below`, sorted; of two of one round, the one
+    that more have.
+    """
+    copies = Counter(
+        (offer.round, offer.digest)
+        for offer in offers.values()
+        if offer.round < below and (offer.layout, offer.nbytes) == ours
+    )
+    if not copies:
+        return ()
+    _, digest = max(copies, key=lambda one: (one[0], copies[one], one[1]))
     return tuple(sorted(peer for peer, offer in offers.items() if offer.digest == digest))

@@ -68,12 +68,14 @@ class ChainRounds(OverlappedRounds):
         self._overlaps = manifest.overlap > 0
         self.aired, self.due, self.moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.meanwhile = self._until_due
-        self.late = self.forgoes = self._unsent = False
-        """Whether the others have had the round without us; and whether what was trained up to now will be in no round."""
+        self.late = self.forgoes = self.fetched = self._unsent = False
+        """Whether the others have had the round without us; whether what was trained up to now will be in no round; and whether
+        the state was fetched since `begin`.
+        """
 
     def begin(self) -> None:
         """Before `sync`."""
-        self.late = self._unsent = False
+        self.late = self.fetched = self._unsent = False
         for event in (self.aired, self.due, self.moved):
             event.clear()
 
@@ -106,6 +108,7 @@ class ChainRounds(OverlappedRounds):
 
     async def _take_over(self, fetched: Fetched) -> None:
         await super()._take_over(fetched)
+        self.fetched = True
         self._start_over()
 
     def _start_over(self) -> None:

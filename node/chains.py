@@ -116,6 +116,20 @@ class Chain:
         return within
 
 
+def chain_of(
+    manifest: Manifest, layout: Layout, codec: Any, theta: Floats, number: int, members: Sequence[PeerId]
+) -> Chain:
+    """Fragment `number` of a model with these parameters (of which it takes its own); `codec`: of the whole model's rounds."""
+    part = fragments_of(manifest, layout)[number]
+    inner = layout_of_part(layout, part, number, manifest.outer.fragments)
+    kind, own, cut = Replica, codec, grid(part.size, codec) if not manifest.sparse else None
+    if cut is None:
+        kind, own = SparseReplica, SparseCodec(codec.codec, chunks_of(inner, codec.codec.chunk))
+        cut = pieces(own.bound)
+    replica = kind.begin(manifest, inner, own, part.take(theta), members)
+    return Chain(number, part, inner, replica, own, cut)
+
+
 class ChainedReplica:
     """The chains of one peer: what `Replica` is where a round is about the whole model. Made by `begin`.
 
@@ -142,16 +156,8 @@ class ChainedReplica:
     ) -> Self:
         """See Replica. `held`: numbers of the fragments that this peer holds; None: all."""
         count = manifest.outer.fragments
-        parts, chains = fragments_of(manifest, layout), {}
-        for number in range(count) if held is None else sorted(held):
-            part = parts[number]
-            inner = layout_of_part(layout, part, number, count)
-            kind, own, cut = Replica, codec, grid(part.size, codec) if not manifest.sparse else None
-            if cut is None:
-                kind, own = SparseReplica, SparseCodec(codec.codec, chunks_of(inner, codec.codec.chunk))
-                cut = pieces(own.bound)
-            replica = kind.begin(manifest, inner, own, part.take(theta), members)
-            chains[number] = Chain(number, part, inner, replica, own, cut)
+        numbers = range(count) if held is None else sorted(held)
+        chains = {number: chain_of(manifest, layout, codec, theta, number, members) for number in numbers}
         return cls(layout, chains, count, theta)
 
     @property

@@ -16,9 +16,10 @@ from thinwire.collectives.series import STASH, STASH_EACH, fragment_of
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.stash import Stash
 from thinwire.node.chains import ChainedReplica, turn_of
+from thinwire.node.copies import Copy
 from thinwire.node.presence import Emit, Presence
 from thinwire.node.session import Session
-from thinwire.node.stateserver import SIDE_BY_SIDE
+from thinwire.node.stateserver import SIDE_BY_SIDE, STATE
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.manifest import MAX_CHAINS, Manifest
@@ -67,6 +68,8 @@ class ChainedSession:
         stash = Stash(STASH, STASH_EACH + CHAIN_EACH * (len(replica.chains) - 1))
         bandwidth, turn = Bandwidth(), asyncio.Semaphore(SIDE_BY_SIDE)
         self.links: dict[int, ChainSession] = {}
+        self.copies: dict[int, Copy] = {}
+        """States of fragments that are not held, by number."""
         for number, chain in replica.chains.items():
             self.links[number] = link = ChainSession(
                 identity,
@@ -151,14 +154,18 @@ class ChainedSession:
         """See Handler."""
         for link in self.links.values():
             link.lost(peer, gone=gone)
+        for copy in self.copies.values():
+            copy.lost(peer)
 
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""
         message = frame.message
         number = fragment_of(message)
-        link = self.links.get(number)
+        link, copy = self.links.get(number), self.copies.get(number)
         if link is not None:
             link.routed(peer, frame)
+        elif copy is not None and (message.copy if isinstance(message, StateAsk) else isinstance(message, STATE)):
+            copy.routed(peer, frame)
         elif isinstance(message, StateAsk):
             if self._outbox.later(peer, StateOffer) <= MAX_CHAINS:
                 nothing = StateOffer(0, bytes(32), bytes(32), 0, (), number)
@@ -170,3 +177,5 @@ class ChainedSession:
         """See Handler."""
         for link in self.links.values():
             link.ticked()
+        for copy in self.copies.values():
+            copy.ticked()

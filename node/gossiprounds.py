@@ -13,7 +13,7 @@ from thinwire.collectives.statesync import Fetched
 from thinwire.node.gossipsession import GossipSession
 from thinwire.node.outer import Read, Write
 from thinwire.node.paired import Pull
-from thinwire.node.rounds import mismatch
+from thinwire.node.rounds import Lost, mismatch
 from thinwire.node.waiting import Work, whole
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import Ballot, Commit, Contribution, Exclusion, Open
@@ -41,7 +41,7 @@ class GossipRounds:
     def go_on(self) -> None:
         """See Rounds."""
 
-    async def enter(self, *, tries: int = 0, alone: int = 0) -> bool:
+    async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """Become part of a running swarm with the state of one of its peers, see `Rounds.enter`. Raises ManifestMismatch."""
         session, tried, lonely = self._session, 0, 0
         while not await self._catch_up():

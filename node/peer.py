@@ -7,8 +7,9 @@ gets the model's parameters and makes the peer a member.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
+from typing import Any
 
 from thinwire.collectives.transport import REFUSED, Contact, Transport
 from thinwire.compression.codec import Floats
@@ -35,7 +36,7 @@ from .methods import check_codec, fitted, method_of
 from .outer import Read, Replica, Write
 from .power import FRESH, steps_by_power
 from .presence import Emit, Presence
-from .rounds import Rounds
+from .rounds import Lost, Rounds
 from .session import Session
 from .snapshot import PrivateState
 from .waiting import Work
@@ -84,6 +85,10 @@ class Peer:
         self.private: PrivateState | None = None
         """Private state of the checkpoint that `take_up` found, for the inner optimizer and the data."""
         self.doors, self._directory, self._preset, self.emit, self._site = doors, directory, preset, emit, site
+        self.lost: Lost | None = None
+        """Brings back a fragment that nobody here has, where that can be."""
+        self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """What is done from `take_up` on, for as long as we are there."""
         self.ready = False
         """Whether the session has begun: there are rounds, a replica and a roster to ask about."""
         self._running: asyncio.Task[None] | None = None
@@ -266,12 +271,15 @@ class Peer:
         self.ready = True
         if joins:
             alone = int(SEARCH_SECONDS / PATIENCE)
-            if not await self.rounds.enter(tries=OWN_STATE if self.replica.round else 0, alone=alone):
+            tries = OWN_STATE if self.replica.round else 0
+            if not await self.rounds.enter(tries=tries, alone=alone, lost=self.lost):
                 raise NoSwarm("the swarm went away before it could give us its state", "ask for a new invite")
         else:
             await work(lambda: write(self.replica.theta))
             if self.manifest.asynchronous:
                 self.session.take_part()
+        for one in self.beside:
+            self.presence.attend(one())
 
     def save(self, private: PrivateState | None) -> SaveOutcome:
         """Write a checkpoint, see `Keep.save`."""

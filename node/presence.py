@@ -7,8 +7,8 @@ a peer that still builds its model already answers probes, or the others would t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
 from thinwire.collectives.operations import is_ours
 from thinwire.collectives.outbox import Outbox
@@ -19,11 +19,14 @@ from thinwire.swarm.protocol import (
     Ack,
     Activation,
     Apply,
+    Bequest,
+    Bereft,
     Close,
     FrozenRows,
     Gossip,
     Message,
     Nack,
+    Outdated,
     Passed,
     PeerId,
     Ping,
@@ -37,7 +40,7 @@ from thinwire.swarm.protocol import (
 from thinwire.swarm.roster import Roster
 
 MEMBERSHIP = frozenset((Ping, PingRequest, Ack, Nack, Gossip, PushPull))
-STAGES = frozenset((Route, Activation, Passed, Close, Tally, Apply, Post, FrozenRows))
+STAGES = frozenset((Route, Activation, Passed, Close, Tally, Apply, Post, FrozenRows, Bereft, Bequest, Outdated))
 TICK = 0.1
 """Seconds that a moment takes: well below every patience."""
 
@@ -87,13 +90,20 @@ class Presence:
         """Who notices how others do."""
         self._now, self._emit = now, emit
         self._shown = roster.record
+        self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
         """Receive and keep time until cancelled."""
         async with asyncio.TaskGroup() as group:
+            self._tasks = group
             group.create_task(self._receive())
             group.create_task(self._keep_time())
             group.create_task(self._watch())
+
+    def attend(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this too for as long as we are there. What it raises ends `run`."""
+        assert self._tasks is not None
+        self._tasks.create_task(work)
 
     async def _watch(self) -> None:
         await self.outbox.failure

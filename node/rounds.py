@@ -16,8 +16,15 @@ from thinwire.node.waiting import Work, whole
 from thinwire.swarm.manifest import Manifest, ManifestMismatch
 from thinwire.swarm.protocol import Commit
 
+LONELY = 2
+"""Times in a row that nobody in reach had a state, after which it counts as lost, where there are other ways to it."""
+
 GIVE_UP = 10
 """A round that neither commits nor fails within grace plus this many patiences is left; training goes on with its delta."""
+
+
+Lost = Callable[[int], Awaitable[bool]]
+"""Brings back the state of a fragment that nobody in reach has: True when it is in the replica."""
 
 
 class Rounds:
@@ -48,22 +55,26 @@ class Rounds:
     def go_on(self) -> None:
         """Follow again, if `follow` was called."""
 
-    async def enter(self, *, tries: int = 0, alone: int = 0) -> bool:
+    async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """Become part of a running swarm: fetch its state, write it into the model, take part in the round in progress.
 
         Waits for as long as nobody offers a state that is as new as ours; with `tries`, for so many patiences only, and
         then goes on with what is here. False after `alone` times in a row that nobody in reach had a state at all (0: never).
+        `lost`: tried, where nobody has one; it is given twice the `tries`.
         Raises ManifestMismatch when the swarm trains another model than this one.
         """
         session, tried, lonely = self._session, 0, 0
         while not await self._catch_up():
             if session.foreign is not None:
                 raise mismatch(session.replica, session.foreign)
-            tried += 1
-            if tries and tried >= tries:
+            lonely = lonely + 1 if session.alone else 0
+            if lost is not None and lonely >= LONELY and await lost(session.fragment):
                 await self._adopt()
                 return True
-            lonely = lonely + 1 if session.alone else 0
+            tried += 1
+            if tries and tried >= tries * (1 if lost is None else 2):
+                await self._adopt()
+                return True
             if alone and lonely >= alone:
                 return False
             await session.pause()

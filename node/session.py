@@ -122,6 +122,8 @@ class Session:
         """Held while chunks of a state are fetched; sessions of other fragments have the same."""
         self._committed = False
         """Whether a round was committed here in this life."""
+        self._outdated = False
+        """Whether others have brought our state back while we were away."""
         self._history = History(replica.state.nbytes, now)
         self._plan = blake3.blake3(
             msgspec.msgpack.encode([replica.layout, codec.spec, grid.total, grid.chunk, manifest.exchange.aggregation])
@@ -216,6 +218,7 @@ class Session:
             self._probation, attempt, lost = max(1, self._probation), done.attempt, done.lost_after_open
         self._gone = {peer: number for peer, number in self._gone.items() if peer in lost and number == done.round}
         self.behind.clear()
+        self._outdated = False
         self._give_up()
         self.current = self._next_round(attempt)
         self._outbox.begin(self.current.round, self.fragment)
@@ -390,7 +393,47 @@ class Session:
 
         Not so what a checkpoint brought: the swarm may have gone on without us, and all who were there then may be gone.
         """
-        return self._committed and self.me in self.replica.members
+        return self._committed and self.me in self.replica.members and not self._outdated
+
+    @property
+    def without(self) -> Collection[PeerId]:
+        """Who answered, when a state was last looked for, that it has none."""
+        return self._states.without
+
+    @property
+    def entered(self) -> bool:
+        """Whether this peer is part of the swarm, and gives its state to who asks."""
+        return self._states.entered
+
+    @property
+    def lone(self) -> bool:
+        """Whether nobody else takes part in the round in progress, or could: nothing comes of it without our contribution."""
+        fly = self.current
+        over = fly.agreement.commit is not None or self.behind.is_set()
+        return not over and not self._voices() and not (self.live & {*fly.agreement.ready})
+
+    def outdated(self) -> bool:
+        """While we were away the state was brought back by others, says who may: theirs is to be fetched. False, and nothing
+        happens, where other members of our last round are here: their word is the better one.
+        """
+        fly = self.current
+        known = self._outdated and self.behind.is_set()
+        if known or self._voices() or fly.agreement.commit is not None:
+            return False
+        self._outdated = True
+        self.behind.set()
+        fly.agreement.overtaken()
+        fly.pump()
+        return True
+
+    def brought_back(self) -> None:
+        """The state that comes next was made here, after all who had one were gone: nothing that was promised binds us."""
+        self._probation, self._outdated = 0, False
+
+    async def copy(self, work: Work, below: int) -> Fetched | None:
+        """Fetch the newest copy of a state of a round before `below` that anybody keeps."""
+        fetched = await self._states.fetch(self.live, patience=self.patience, newer_than=-1, copy_below=below)
+        return fetched if isinstance(fetched, Fetched) and await work(lambda: finite(fetched)) else None
 
     @property
     def alone(self) -> bool:

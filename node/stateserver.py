@@ -57,6 +57,8 @@ class StateServer:
         self._mail: asyncio.Queue[tuple[PeerId, Frame]] | None = None
         self.offered = False
         """Whether the last `fetch` found anybody who has a state, whatever it was worth."""
+        self.without: set[PeerId] = set()
+        """Who answered the last `fetch` that it has none."""
 
     async def change(self, work: Work, how: Callable[[], Result]) -> Result:
         """Let `how` change the replica where `work` computes: nothing is offered until `resume`.
@@ -106,7 +108,10 @@ class StateServer:
         elif isinstance(message, StateFetch):
             self._serve(peer, message)
         elif self._mail is not None:
-            self.offered |= isinstance(message, StateOffer) and bool(message.members)
+            if isinstance(message, StateOffer) and message.members:
+                self.offered = True
+            elif isinstance(message, StateOffer):
+                self.without.add(peer)
             self._mail.put_nowait((peer, frame))
 
     def ticked(self) -> None:
@@ -124,9 +129,11 @@ class StateServer:
         newer_than: int,
         believed: Believed | None = None,
         turn: asyncio.Semaphore | None = None,
+        copy_below: int | None = None,
     ) -> Fetched | Foreign | None:
         """The state that these peers agree on, see `fetch_state`."""
         self._mail, self.offered = asyncio.Queue(), False
+        self.without.clear()
         try:
             return await fetch_state(
                 sorted(peers),
@@ -141,6 +148,7 @@ class StateServer:
                 partial=self._partial,
                 fragment=self._fragment,
                 turn=turn,
+                copy_below=copy_below,
             )
         finally:
             self._mail = None

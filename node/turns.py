@@ -17,6 +17,8 @@ from thinwire.node.chainrounds import ChainRounds, Floor, SparseChainRounds
 from thinwire.node.chains import rounds_of, turn_of
 from thinwire.node.chainsession import ChainedSession
 from thinwire.node.outer import Read, Write
+from thinwire.node.presence import TICK
+from thinwire.node.rounds import Lost
 from thinwire.node.waiting import Work, cancelled
 from thinwire.swarm.identity import short
 from thinwire.swarm.manifest import Manifest
@@ -75,14 +77,14 @@ class ChainedRounds:
     def go_on(self) -> None:
         """See Rounds."""
 
-    async def enter(self, *, tries: int = 0, alone: int = 0) -> bool:
+    async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """See Rounds: of all fragments that are held, side by side. Rounds of those entered are followed meanwhile: who
         offers an old state keeps others from theirs, and who takes part in a round and goes no further holds it up.
         """
         following: list[asyncio.Task[None]] = []
 
         async def into(link: ChainRounds) -> bool:
-            if not await link.enter(tries=tries, alone=alone):
+            if not await link.enter(tries=tries, alone=alone, lost=lost):
                 return False
             following.append(asyncio.ensure_future(link.keep_up()))
             return True
@@ -118,7 +120,7 @@ class ChainedRounds:
                 await self.meanwhile()
                 self._floor.leave()
             outcome = await self._settle(turn)
-            self._turn = turn + 1
+            self._turn = turn + (not self._is_still(turn))
         finally:
             self._look_ahead()
             await self._floor.take()
@@ -153,6 +155,16 @@ class ChainedRounds:
             turn += 1
         return turn
 
+    def _is_still(self, turn: int) -> bool:
+        """Whether a turn was spent on fetching the state that it begins with. Who holds one fragment has it then as the others
+        do; who holds more would be late with those.
+        """
+        link, number = self.links.get(turn % self._count), turn % self._count
+        if link is None or len(self.links) > 1 or not link.fetched:
+            return False
+        link.fetched = False
+        return turn_of(number, link.session.replica.round, self._count) == turn
+
     def _look_ahead(self) -> None:
         number = self._clock() % self._count
         if number in self.links:
@@ -168,6 +180,9 @@ class ChainedRounds:
         if link is None or number in self._flights or self._is_over(number):
             await asyncio.sleep(0)  # for who waits to touch the model
             return not all(self._is_over(one) for one in self.links)
+        if not link.owed and link.session.lone:
+            await asyncio.sleep(TICK)
+            return True
         link.begin()
         link.sent = link.owed
         task = asyncio.ensure_future(link.sync(weight=link.owed, loss=loss, speed=speed))

@@ -38,7 +38,22 @@ from .message import (
     Signature,
     Text,
 )
-from .stages import MAX_HOPS, MAX_MICROS, Activation, Apply, Close, FrozenRows, Hop, Passed, Post, Route, Tally
+from .stages import (
+    MAX_HOPS,
+    MAX_MICROS,
+    Activation,
+    Apply,
+    Bequest,
+    Bereft,
+    Close,
+    FrozenRows,
+    Hop,
+    Outdated,
+    Passed,
+    Post,
+    Route,
+    Tally,
+)
 from .transfers import Chunk, Fetch, Partial, Result, StateAsk, StateChunk, StateFetch, StateOffer, Subtotal
 
 __all__ = [
@@ -47,6 +62,8 @@ __all__ = [
     "Apply",
     "Ask",
     "Ballot",
+    "Bequest",
+    "Bereft",
     "Behind",
     "Blame",
     "Blob",
@@ -77,6 +94,7 @@ __all__ = [
     "Nack",
     "OPERATIONS",
     "Open",
+    "Outdated",
     "Over",
     "Partial",
     "Passed",
@@ -160,6 +178,9 @@ TYPES: dict[int, type[Message]] = dict(
             Apply,
             Post,
             FrozenRows,
+            Bereft,
+            Bequest,
+            Outdated,
         ],
         start=1,
     )

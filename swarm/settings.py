@@ -363,6 +363,10 @@ class Pipeline(Table, frozen=True):
         there are enough for one. More make a group survive its hosts, and give plans something to choose from.
     rebalance: seconds between two moves of hosts to the stage that is waited for most; 0 = nobody moves. Of "even" paths: plans
         go past who is slow.
+    buddy: rounds after which a peer fetches a copy of the stage after its own, for the day when all are gone who hold that; 0 =
+        nobody does. Only while two peers at most hold it.
+    recent: rounds: an older copy or checkpoint of a stage that nobody holds any more is worth less than the mean of the stages
+        beside it.
     """
 
     stages: Annotated[int, Meta(ge=0, le=MAX_HOPS)] = 0
@@ -381,6 +385,9 @@ class Pipeline(Table, frozen=True):
     def visited(self) -> int:
         """Stages that a micro-batch visits by a plan, the first among them."""
         return round((1 - self.skip) * self.stages)
+
+    buddy: Annotated[int, Meta(ge=0, le=1000)] = 8
+    recent: Annotated[int, Meta(ge=0, le=100_000)] = 50
 
 
 PIPELINE: dict[str, float] = {"overlap": 0, "alpha": 0.0}

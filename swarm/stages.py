@@ -107,13 +107,16 @@ class Post(Message, frozen=True):
     """Stage → origin: I hold stage `stage`, follow all rounds that I wait for, and am ready for inner steps [step, until).
 
     From the origin: when these steps are over, go and hold stage `stage`. `frozen`: the tag of the frozen rows that the
-    sender has, 0: none.
+    sender has, 0: none. `round`: the last one in its outer state; `source`: where it had that from, if all its holders were
+    lost.
     """
 
     step: U32
     until: U32
     stage: U16
     frozen: U53 = 0
+    round: U32 = 0
+    source: Reason = ""
 
 
 class FrozenRows(Message, frozen=True):
@@ -125,3 +128,31 @@ class FrozenRows(Message, frozen=True):
 
     tag: U53
     piece: U16
+
+
+class Bereft(Message, frozen=True):
+    """Who is to hold stage `stage` → who decides: nobody here has its state. May I bring it back?"""
+
+    stage: U16
+
+
+class Bequest(Message, frozen=True):
+    """The answer, to one peer at a time: you bring it back, as the state after round `round`.
+
+    `norms`: of every stage's last gradient, before it was clipped; 0 where it is not known. `others`: who may hold it, as far
+    as the sender knows.
+    """
+
+    limit: ClassVar[int] = 4096
+
+    stage: U16
+    round: U32
+    norms: Annotated[tuple[float, ...], Meta(max_length=MAX_HOPS)] = ()
+    others: Annotated[tuple[Id, ...], Meta(max_length=MAX_HOPS)] = ()
+
+
+class Outdated(Message, frozen=True):
+    """Origin → stage: while you were away your stage was brought back; another holds its state after round `round`."""
+
+    stage: U16
+    round: U32

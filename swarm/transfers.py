@@ -82,9 +82,12 @@ class Fetch(Message, frozen=True):
 
 
 class StateAsk(Message, frozen=True):
-    """Ask for an offer of the state of one fragment after its last committed round."""
+    """Ask for an offer of the state of one fragment after its last committed round; of a `copy` of it, where all are gone who
+    held it.
+    """
 
     fragment: U16 = 0
+    copy: bool = False
 
 
 class StateOffer(Message, frozen=True):

@@ -6,19 +6,26 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import numpy as np
 from thinwire.collectives.outbox import Outbox
+from thinwire.node.chainsession import ChainedSession, ChainSession
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import PeerId, Post
 from thinwire.swarm.seat import Seat
 
+from ..chains import chain_of
+from ..copies import Copy
 from ..data import Batches
+from ..methods import fitted
 from ..peer import Peer
 from ..power import FRESH
 from ..presence import Emit
 from ..rounds import GIVE_UP
 from ..training import inner_of
 from ..waiting import Work
+from .buddy import Buddy
 from .crew import Crew
+from .holders import holders
 from .holding import Holding
 from .host import Host
 from .hostlearner import HostLearner
@@ -29,9 +36,11 @@ from .patience import Patience
 from .pilot import Pilot
 from .place import home
 from .rebalance import Balance
-from .rescue import Source, rescue
+from .rescue import FASTER, Source, rescue
+from .salvage import Salvage
 from .search import MENDING
 from .stage import Stage
+from .steward import Steward
 from .survey import Survey
 from .update import Update
 
@@ -74,11 +83,24 @@ def learner(
     door = Doorway(me, peer.presence.outbox, peer.doors.now, work, peer.emit)
     if not seat.stage:
         origin = origin_learner(manifest, vocab, batches(), door)
-        origin.muster.source = lambda stage: _source(peer, manifest.pipeline.stages, stage, origin.muster.missing)
+        buddy = keep(peer, manifest, origin, Steward(peer, origin.muster, lambda: origin.drives.norms), work)
+        origin.muster.source = lambda stage: _source(peer, manifest, stage, origin.muster, buddy)
+        origin.muster.alone = lambda: _alone(peer)
         origin.others = lambda: _speeds(peer)
-        peer.presence.stages = origin.muster
         return origin
     host = host_learner(manifest, vocab, seat.stage, seat.origin, door)
+    steward = Steward(peer, host)
+    keep(peer, manifest, host, steward, work)
+    host.round = lambda: _chain(peer, seat.stage).replica.round if peer.ready else 0
+
+    def outdated(origin: PeerId, stage: int) -> None:
+        if peer.ready and (origin, stage) == (host.host.origin, seat.stage) and _chain(peer, stage).outdated():
+            peer.emit(
+                "outdated", {"peer": origin.hex(), "detail": f"stage {stage} was brought back while we were away"}
+            )
+            host.rest()
+
+    steward.outdated = outdated
 
     since = math.inf
 
@@ -89,10 +111,10 @@ def learner(
         if leads and host.host.origin in peer.presence.live:
             return False
         if roster.alive(host.host.origin) and now < since + UNLED:
-            return True
+            return not _alone(peer)
         found = home(peer.seats(), seat.stage)
         if found is None or found == host.host.origin:
-            return True
+            return not _alone(peer)
         peer.announce(Seat(seat.stage, found).code())
         peer.emit("group", {"peer": found.hex(), "detail": f"stage {seat.stage} goes over to another group"})
         host.follow(found)
@@ -103,8 +125,53 @@ def learner(
         return stage in fits and stage > 0 and any(one != me for one in others)
 
     host.lacking, host.able = look, able
-    peer.presence.stages = host
     return host
+
+
+def keep(
+    peer: Peer, manifest: Manifest, learner: HostLearner | OriginLearner, steward: Steward, work: Work
+) -> Buddy | None:
+    """What this peer does against the loss of a stage: its own is brought back, if nobody has it; of the next one it keeps a
+    copy. From now on it hears of the group.
+    """
+    (stage,), pipeline, layout = learner.held, manifest.pipeline, learner.layout
+
+    def make(number: int) -> Copy:
+        codec, _ = fitted(manifest, layout)
+        # Only the stage's own elements of the zeros are ever touched.
+        chain = chain_of(manifest, layout, codec, np.zeros(layout.total, np.float32), number, ())
+        return Copy(chain, peer.presence.outbox, peer.doors.now)
+
+    def brought(source: str, anew: bool) -> None:
+        learner.source = source
+        if anew:
+            peer.private = None  # the moments are those of other parameters
+            learner.update.faster = FASTER
+
+    peer.presence.stages = steward
+    peer.lost = Salvage(peer, pipeline, steward, make, work, brought)
+    if not pipeline.buddy:
+        return None
+    buddy = Buddy(peer, stage, pipeline.stages, pipeline.buddy, make, work)
+    peer.beside.append(buddy.run)
+    return buddy
+
+
+def _chain(peer: Peer, stage: int) -> ChainSession:
+    assert isinstance(peer.session, ChainedSession)
+    return peer.session.links[stage]
+
+
+def _alone(peer: Peer) -> bool:
+    """Whether nobody trains who has told us of it, all of the model or in a group that lacks nothing."""
+    roster, groups = peer.presence.roster, peer.seats(linked=True).groups.items()
+    able = {origin for origin, held in groups if all(held.values())}
+    able |= {one for origin, held in groups if origin in able for peers in held.values() for one in peers}
+    for one in peer.session.stats if peer.ready else ():
+        record = roster.record_of(one)
+        if roster.alive(one) and record is not None and (not record.capabilities or one in able):
+            return False
+    return True
 
 
 def _speeds(peer: Peer) -> list[float]:
@@ -116,12 +183,16 @@ def _speeds(peer: Peer) -> list[float]:
     return [speed for one, speed, round in said if speed > 0 and round > newest - FRESH and alive(one)]
 
 
-def _source(peer: Peer, stages: int, stage: int, lost: Collection[int]) -> Source:
-    """Where the parameters of a stage are that no host of ours holds: full replicas and other groups have them too."""
-    roster, seats = peer.presence.roster, peer.seats()
-    full = [one for one in roster.others if (record := roster.record_of(one)) is not None and not record.capabilities]
-    held = [one for group in seats.groups.values() for one in group.get(stage, ())] + list(seats.orphans.get(stage, ()))
-    return rescue(stage, stages, lost=lost, holders=len(full) + len(held), recent=0).source
+def _source(peer: Peer, manifest: Manifest, stage: int, muster: Muster, buddy: Buddy | None) -> Source:
+    """Where the parameters of a stage are that no host of ours holds: full replicas and other groups have them too, and the
+    peers of the stage before it may have a copy.
+    """
+    held, pipeline = holders(peer, stage) & peer.presence.live, manifest.pipeline
+    copied = buddy is not None and (buddy.held if stage == 1 else bool(muster.hosts[stage - 1]))
+    age = 0 if copied else None
+    return rescue(
+        stage, pipeline.stages, lost=muster.missing, holders=len(held), copy=age, recent=pipeline.recent
+    ).source
 
 
 def next_of(learner: object) -> Seat | None:

@@ -24,6 +24,7 @@ from .frozen import Frozen
 from .holding import Holding
 from .host import Host
 from .parcel import Parcel
+from .update import Update
 
 AGAIN_SECONDS = 2.0
 """How long an origin is silent before it is told again that we are ready."""
@@ -42,6 +43,10 @@ class HostLearner:
         self._coming, self._parcel = 0, holding.parcel
         """Tag of the frozen rows that are on their way to us, and what has come of them."""
         self._at, self._until, self._heard, self._lone = 0, 0, 0.0, False
+        self.round: Callable[[], int] = int
+        """The last round in the stage's outer state."""
+        self.source = ""
+        """Where that came from, if all its holders were lost."""
         self.lacking: Callable[[], bool] = lambda: False
         """Called before steps, and while the origin is silent: whether it is out of reach, and nobody in its place. See
         `follow`.
@@ -53,8 +58,9 @@ class HostLearner:
     @property
     def said(self) -> str:
         """How we do in our group, for people."""
+        brought = f"; the stage was brought back, from: {self.source}" if self.source else ""
         going = f"; goes to stage {self._next}" if self._next is not None else ""
-        return f"inner step {self.host.step} of the group of {short(self.host.origin)}{going}"
+        return f"inner step {self.host.step} of the group of {short(self.host.origin)}{brought}{going}"
 
     @property
     def next(self) -> Seat | None:
@@ -62,6 +68,11 @@ class HostLearner:
         if self._next is not None and not self.able(self._next):
             self._next = None
         return Seat(self._next, self.host.origin) if self._next is not None else None
+
+    @property
+    def update(self) -> Update:
+        """The stage's inner optimizer."""
+        return self.host.update
 
     # --- as in Learner
 
@@ -191,7 +202,14 @@ class HostLearner:
         if self._until:
             self._post()
 
+    def rest(self) -> None:
+        """End the steps in progress: the stage's state is to be another one."""
+        self._lone = True
+        self.host.wake()
+
     def _post(self) -> None:
         self._heard = self._now()
-        post = Post(self.host.step, self._until, self._holding.stage, self._holding.frozen.tag)
+        post = Post(
+            self.host.step, self._until, self._holding.stage, self._holding.frozen.tag, self.round(), self.source
+        )
         self._outbox.control(self.host.origin, post)

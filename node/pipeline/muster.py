@@ -55,6 +55,8 @@ class Muster:
         """Tags of what has been sent to whom over a link that is still up."""
         self.source: Callable[[int], Source] = lambda stage: "holder"
         """Where the parameters of a stage come from that no host holds."""
+        self.alone: Callable[[], bool] = lambda: False
+        """Whether nobody else trains who would have to wait for this group."""
         self._posts: dict[PeerId, Post] = {}
         self._told: tuple[int, ...] = ()
         self._here: set[PeerId] = set()
@@ -76,9 +78,15 @@ class Muster:
             if peer in self._posts:
                 if self._now() < self._came[peer] + SETTLED:
                     return
+                self._here.discard(peer)
                 self._dismiss(peer)
             self._came[peer] = self._now()
-            self._emit("host", {"peer": peer.hex(), "detail": f"stage {message.stage}"})
+            told = f"stage {message.stage}" + (f", from: {message.source}" if message.source else "")
+            self._emit("host", {"peer": peer.hex(), "detail": told})
+        others = [self._posts[one].round for one in self._here if self._posts[one].stage == message.stage]
+        newest = max(others, default=0)
+        if message.round < newest:
+            self.origin.outdated(peer, message.stage, newest)  # it knows whether it only follows, or has been away
         self._posts[peer] = message
         self._here.add(peer)
         if message.step < self.origin.next_step:
@@ -131,7 +139,8 @@ class Muster:
         """Wait until all hosts are ready for the origin's next step, or for `wait` seconds until one of each stage is.
 
         The origin's crew is then those that are ready. False when `stop` is set before, or when a stage has no holder, nor
-        gets one in a moment: the others need not wait for a group that can do nothing.
+        gets one in a moment: the others need not wait for a group that can do nothing. Where there are no others, time stands
+        still until it has one.
         """
         until = self._now() + self._wait
         for peer in sorted(self._here):
@@ -142,7 +151,10 @@ class Muster:
                 await self._change(stop, MOMENT)
             self._tell_missing()
             if self.lame:
-                return False
+                if not self.alone():
+                    return False
+                until = self._now() + self._wait
+                continue
             ready = self._ready()
             late, left = self._late(ready), until - self._now()
             if left <= 0:

@@ -19,6 +19,7 @@ micro-batch that failed on its way back. What a dead peer had added up is lost, 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ from typing import Any
 from thinwire.collectives.outbox import Outbox
 from thinwire.compression.codec import CodecError
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import MAX_MICROS, Activation, Apply, Close, Hop, Passed, PeerId, Route, Tally
+from thinwire.swarm.protocol import MAX_MICROS, Activation, Apply, Close, Hop, Outdated, Passed, PeerId, Route, Tally
 
 from ..data import Batch
 from ..presence import Emit
@@ -77,6 +78,8 @@ class Origin:
         step: int = 0,
     ) -> None:
         self.crew, self.update, self.next_step = crew, update, step
+        self.norms: dict[int, float] = {}
+        """By stage, the norm of its last gradient, before it was clipped."""
         self._ends = Ends(section, boundary, recompute=recompute)
         self._boundary, self._outbox, self._work, self._now, self._emit = boundary, outbox, work, now, emit
         self._patience, self._window, self._clip, self._by_visits = patience, window, clip, by_visits
@@ -277,6 +280,10 @@ class Origin:
             self._outbox.control(peer, Close(self.next_step - 1, ()))
             self._outbox.control(peer, Apply(self.next_step - 1, 0.0, 1.0))
 
+    def outdated(self, peer: PeerId, stage: int, round: int) -> None:
+        """A peer holds an older state of its stage than another who is here."""
+        self._outbox.control(peer, Outdated(stage, round))
+
     async def _settle(self, tokens: int) -> None:
         """Close the step everywhere and apply it. `tokens` of one micro-batch."""
         account, step = self._account, self.next_step
@@ -288,6 +295,7 @@ class Origin:
         seen = len(account.losses)
         ours = squares < float("inf") and seen > 0
         scaled = squares / seen**2 if ours else 0.0
+        norms = {0: math.sqrt(scaled)} if ours else {}
         for peer in asked:
             tally = account.tallies.get(peer)
             if tally is None or tally.reason or tally.squares < 0:
@@ -295,8 +303,11 @@ class Origin:
         divisors = {peer: account.divisor(peer, by_visits=self._by_visits) for peer in asked}
         for peer, divisor in divisors.items():
             if divisor:
-                scaled += account.tallies[peer].squares / divisor**2
+                part, (stage, _) = account.tallies[peer].squares / divisor**2, account.of(peer)
+                scaled += part
+                norms[stage] = max(norms.get(stage, 0.0), math.sqrt(part))
                 self.crew.did_well(peer)
+        self.norms.update(norms)
         factor = clipping(scaled, self._clip)
         account.settle()
         for peer, divisor in divisors.items():

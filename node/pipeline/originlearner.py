@@ -22,8 +22,10 @@ from ..training import own_shards
 from .account import Outcome
 from .holding import Holding
 from .muster import Muster
+from .origin import Origin
 from .pilot import Pilot
 from .rebalance import Balance
+from .update import Update
 
 Order = Callable[[PeerId, int], None]
 """Tells a host which stage it shall hold from the next turn on."""
@@ -56,6 +58,8 @@ class OriginLearner:
         self._flown, self._planned, self._plans = 0.0, 0.0, 0
         self.muster, self.batches = muster, batches
         self._origin, self._holding, self._manifest, self._now = muster.origin, holding, manifest, now
+        self.source = ""
+        """Where our stage's outer state came from, if all its holders were lost."""
         self.totals: Mapping[str, int] = {"retried": 0, "skipped": 0, "lost": 0}
         """Micro-batches that were sent once more, that went past a stage, and whose gradient some stage has lost."""
         self.others: Callable[[], list[float]] = list
@@ -66,7 +70,8 @@ class OriginLearner:
     def said(self) -> str:
         """How the group does, for people."""
         counts = ", ".join(f"{count} micro-batches {what}" for what, count in self.totals.items())
-        return f"{self.muster.said}; {counts}; {self._speed:.0f} tokens/s in steps{self._plan}"
+        brought = f"; stage 0 was brought back, from: {self.source}" if self.source else ""
+        return f"{self.muster.said}; {counts}; {self._speed:.0f} tokens/s in steps{self._plan}{brought}"
 
     @property
     def _plan(self) -> str:
@@ -76,6 +81,16 @@ class OriginLearner:
         whys = ", ".join(f"{why} {count}" for why, count in pilot.whys.items())
         times = f"{self._flown:.2f} s, {self._planned:.2f} s by plan" if self._planned else "without a plan"
         return f"; {pilot.paths} paths: last step {times}; planned {pilot.plans} times ({whys})"
+
+    @property
+    def drives(self) -> Origin:
+        """What drives the group."""
+        return self._origin
+
+    @property
+    def update(self) -> Update:
+        """The inner optimizer of our own stage."""
+        return self._origin.update
 
     @property
     def layout(self) -> Layout:

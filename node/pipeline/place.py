@@ -17,6 +17,9 @@ from ..parts import shares
 PER_PARAMETER = 4 * 8
 """Bytes: a parameter, its gradient, AdamW's two moments, outer parameters and momentum, what is sent and what comes back."""
 
+PER_COPY = 4 * 4
+"""Bytes of the stage that a copy is kept of: outer parameters and momentum, and those that are to replace them."""
+
 
 def parameters(config: ModelConfig, layers: int, *, ends: bool) -> int:
     """Parameters of so many layers of a Transformer, and of what belongs to no layer where there are `ends`."""
@@ -27,7 +30,7 @@ def parameters(config: ModelConfig, layers: int, *, ends: bool) -> int:
 
 
 def memory(manifest: Manifest, vocab: int, stage: int | None) -> int:
-    """Bytes that a peer needs for training a stage, about; None: all of the model.
+    """Bytes that a peer needs for training a stage, about, with a copy of the next one; None: all of the model.
 
     Activations of a layer are s·b·h·(34 + 5·a·s / h) values of two bytes (Korthikanti et al., arXiv 2205.05198, eq. 1), here of
     four; a stage holds those of as many micro-batches as are under way.
@@ -43,7 +46,11 @@ def memory(manifest: Manifest, vocab: int, stage: int | None) -> int:
     logits = 3 * 4 * tokens * vocab if not stage else 0
     # What every stage of a confined model adds to what comes to it.
     frozen = 4 * vocab * shape.width if stage and pipeline.codec.startswith("subspace") else 0
-    return PER_PARAMETER * parameters(config, layers, ends=not stage) + 2 * values + logits + frozen
+    copied = 0
+    if stage is not None and pipeline.buddy:
+        kept = (stage + 1) % pipeline.stages
+        copied = PER_COPY * parameters(config, shares(shape.layers, pipeline.stages)[kept], ends=not kept)
+    return PER_PARAMETER * parameters(config, layers, ends=not stage) + copied + 2 * values + logits + frozen
 
 
 def assign(seats: Seating, stages: int, holders: int = 1) -> Mapping[PeerId, Seat]:

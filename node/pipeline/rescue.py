@@ -7,20 +7,28 @@ last two stages after the origin in the other order, so each of those can stand 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.compression.codec import Floats
 
-Source: TypeAlias = Literal["holder", "checkpoint", "twin", "average", "old checkpoint", "nothing"]
+from ..fragments import Layout, Piece
+
+Source: TypeAlias = Literal["holder", "copy", "checkpoint", "twin", "average", "old copy", "old checkpoint", "nothing"]
+"""Where a stage can be had from; a copy is what somebody keeps for the day when it is needed, see `Buddy`."""
 
 LEAST = 1e-4
 """Added to both weights, so that there is a mean where neither neighbour has a gradient."""
 
 FASTER = 1.1
 """What the learning rate of a stage that was made up is multiplied by; its optimizer begins anew."""
+
+
+_LAYER = re.compile(r"blocks\.([0-9]+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class Rescue:
     @property
     def anew(self) -> bool:
         """Whether the parameters are made up: a fresh optimizer, and a learning rate `FASTER` times as high."""
-        return self.source in ("twin", "average")
+        return self.source in ("twin", "average", "nothing")
 
 
 def rescue(
@@ -42,27 +50,33 @@ def rescue(
     *,
     lost: Collection[int],
     holders: int = 0,
+    copy: int | None = None,
     checkpoint: int | None = None,
     recent: int,
     swapped: bool = False,
 ) -> Rescue:
-    """The best source there is. In order: another holder; a checkpoint no older than `recent` rounds; made up; any checkpoint.
+    """The best source there is. In order: another holder; the newer one of a copy and a checkpoint, if no older than `recent`
+    rounds; made up; the newer one whatever its age; "nothing": the stage begins anew as it was at first.
 
-    `lost`: all stages without a holder, this one among them; `holders`: peers that have it in full, replicas and buddies too;
-    `checkpoint`: age in rounds of the newest one, None for none; `swapped`: every other micro-batch went by `plus`.
+    `lost`: all stages without a holder, this one among them; `holders`: peers that train it, full replicas too; `copy` and
+    `checkpoint`: ages in rounds of the newest ones, None for none; `swapped`: every other micro-batch went by `plus`.
     """
     if not 0 <= stage < stages:
         raise ValueError(f"stage {stage} of {stages}")
     if holders > 0:
         return Rescue("holder")
-    if checkpoint is not None and checkpoint <= recent:
-        return Rescue("checkpoint")
+    kept: Source | None = None if copy is None else "copy"
+    if checkpoint is not None and (copy is None or checkpoint < copy):
+        kept = "checkpoint"
+    age = min(found for found in (copy, checkpoint, recent + 1) if found is not None)
+    if kept is not None and age <= recent:
+        return Rescue(kept)
     twin = _twin(stage, stages)
     if swapped and twin is not None and twin not in lost:
         return Rescue("twin", (twin,))
     if 0 < stage < stages - 1 and stage - 1 not in lost and stage + 1 not in lost:
         return Rescue("average", (stage - 1, stage + 1))
-    return Rescue("old checkpoint" if checkpoint is not None else "nothing")
+    return Rescue("nothing" if kept is None else "old copy" if kept == "copy" else "old checkpoint")
 
 
 def _twin(stage: int, stages: int) -> int | None:
@@ -98,3 +112,37 @@ def average(
     one, two = before_norm + LEAST, after_norm + LEAST
     mean = (one * before.astype(np.float64) + two * after.astype(np.float64)) / (one + two)
     return mean.astype(np.float32)
+
+
+def between(
+    layout: Layout, before: tuple[Layout, Floats], after: tuple[Layout, Floats], before_norm: float, after_norm: float
+) -> Floats:
+    """The parameters of a stage with this layout as the `average` of its neighbours', each given as layout and vector.
+
+    Layer by layer: the i-th of n is made of the one at the same place of each neighbour's m, the i·m/n-th, rounded down. Raises
+    ValueError when a neighbour has no layers, or other ones.
+    """
+    theta = np.empty(layout.total, np.float32)
+    own, sides = _layers(layout), [(_layers(side), vector) for side, vector in (before, after)]
+    if not all(layers for layers, _ in sides):
+        raise ValueError("a neighbour has no layers")
+    for place, layer in enumerate(own):
+        ones, twos = (
+            {name: vector[piece.start : piece.stop] for name, piece in side[place * len(side) // len(own)].items()}
+            for side, vector in sides
+        )
+        for name, piece in layer.items():
+            if name not in ones or name not in twos:
+                raise ValueError(f"a neighbour has no {name}")
+            theta[piece.start : piece.stop] = average(ones[name], twos[name], before_norm, after_norm)
+    return theta
+
+
+def _layers(layout: Layout) -> list[dict[str, Piece]]:
+    """A stage's layers in order, as their parameters by the names that they have in a layer; without what is of no layer."""
+    found: dict[int, dict[str, Piece]] = {}
+    for piece in layout.pieces:
+        match = _LAYER.match(piece.name)
+        if match:
+            found.setdefault(int(match[1]), {})[piece.name[match.end() :]] = piece
+    return [found[layer] for layer in sorted(found)]

@@ -14,11 +14,11 @@ class Update:
     """The inner optimizer of one section. `accumulate` and `clip` of the configuration are the origin's business.
 
     tokens: how many the gradients were of that have been applied since `take_tokens`: what a fragment's outer step is
-    weighted by.
+    weighted by. faster: what the learning rate is multiplied by.
     """
 
     def __init__(self, module: nn.Module, config: InnerConfig) -> None:
-        self.tokens = 0
+        self.tokens, self.faster = 0, 1.0
         self.optimizer = make_optimizer(module, config)
         self._module, self._config = module, config
 
@@ -40,7 +40,7 @@ class Update:
                     parameter.grad.mul_(factor)
         rate = learning_rate(self._config, step)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("share", 1.0)
+            group["lr"] = rate * self.faster * group.get("share", 1.0)
         self.optimizer.step()
         self.tokens += tokens
         self.drop()

@@ -25,7 +25,7 @@ class Source:
         return Frame(StateChunk(message.round, message.index), self.raw)
 
 
-def fetch(sources, have):
+def fetch(sources, have, **more):
     async def run():
         inbox = asyncio.Queue()
 
@@ -34,7 +34,9 @@ def fetch(sources, have):
 
         hashes = [blake3.blake3(have).digest()]
         # Everybody answers at once, so the patience is never waited for.
-        return await fetch_state(sources, send, inbox, layout=LAYOUT, have=hashes, nbytes=len(have), patience=60.0)
+        return await fetch_state(
+            sources, send, inbox, layout=LAYOUT, have=hashes, nbytes=len(have), patience=60.0, **more
+        )
 
     return asyncio.run(run())
 
@@ -101,3 +103,39 @@ def test_who_has_not_answered_or_has_gone_on_meanwhile_is_asked_again():
 
     fetched, took = clock.run(main(), seed=1)
     assert fetched.offer.round == 6 and fetched.sources == (FOUNDER, SECOND) and took < 2.1
+
+
+def test_the_newest_copy_counts_whoever_keeps_it():
+    """Copies are of different rounds, which is no dissent; one of a round that there cannot be is believed by nobody."""
+    sources = {
+        FOUNDER: Source(b"old.", round=3, members=(THIRD,)),
+        SECOND: Source(b"new!", round=7, members=(THIRD,)),
+        THIRD: Source(b"lie!", round=90, members=(THIRD,)),
+    }
+    assert fetch(sources, b"none") is None
+    fetched = fetch(sources, b"none", copy_below=8)
+    assert fetched.offer.round == 7 and fetched.chunks == {0: b"new!"} and fetched.sources == (SECOND,)
+    assert fetch(sources, b"none", copy_below=7).offer.round == 3
+    assert fetch(sources, b"none", copy_below=3) is None
+
+
+def test_of_two_copies_of_one_round_that_counts_which_more_keep():
+    one, two = Source(b"one.", round=5, members=(FOUNDER,)), Source(b"two.", round=5, members=(FOUNDER,))
+    assert fetch({FOUNDER: one, SECOND: two, THIRD: two}, b"none", copy_below=9).chunks == {0: b"two."}
+    assert fetch({FOUNDER: one, SECOND: one, THIRD: two}, b"none", copy_below=9).chunks == {0: b"one."}
+    other = Source(b"else", round=6, members=(FOUNDER,), layout=OTHER)
+    assert fetch({FOUNDER: one, SECOND: other}, b"none", copy_below=9).chunks == {0: b"one."}
+
+
+def test_who_asks_for_the_state_does_not_ask_for_copies():
+    asked = []
+
+    class Noted(Source):
+        def answer(self, message):
+            asked.append(message)
+            return super().answer(message)
+
+    source = Noted(b"same", round=1, members=(FOUNDER,))
+    fetch({FOUNDER: source}, b"same")
+    fetch({FOUNDER: source}, b"same", copy_below=2)
+    assert [message.copy for message in asked] == [False, True]

@@ -116,7 +116,7 @@ def test_a_host_moves_to_the_stage_that_is_waited_for(groups, seen):
     steps, _, _ = seen
     first = weak(groups, 2, 3, 4)
     peers = (groups.peer(0), *weak(groups, 1, join=9.0), replace(first[0], step_seconds=1.0), *first[1:])
-    run = simulate(groups.world(peers, pipeline="rebalance = 8.0\n", seconds=36.0), preset=PACE, stall=STALL)
+    run = simulate(groups.world(peers, pipeline="rebalance = 8.0\nbuddy = 0\n", seconds=36.0), preset=PACE, stall=STALL)
     assert run.violations == ()
     found = groups.agreed(run)
     (moved,) = of(run, "move")

@@ -2,7 +2,15 @@
 
 import numpy as np
 import pytest
-from thinwire.node.pipeline.rescue import Rescue, average, plus, rescue
+import torch
+from thinwire.node.fragments import layout_of
+from thinwire.node.inner import InnerConfig, learning_rate
+from thinwire.node.model import ModelConfig, Transformer
+from thinwire.node.pipeline.rescue import FASTER, Rescue, average, between, plus, rescue
+from thinwire.node.pipeline.section import fragment_of
+from thinwire.node.pipeline.steward import judge_of
+from thinwire.node.pipeline.update import Update
+from thinwire.swarm.seat import Seating
 
 
 def lost(stage, *others, **more):
@@ -16,6 +24,15 @@ def test_sources_come_in_order():
     assert lost(2) == Rescue("average", (1, 3))
     assert lost(1, checkpoint=3, swapped=True) == Rescue("twin", (2,))
     assert [source.anew for source in (lost(2), lost(2, checkpoint=1))] == [True, False]
+
+
+def test_of_a_copy_and_a_checkpoint_the_newer_one():
+    assert lost(2, copy=2, checkpoint=2) == Rescue("copy") == lost(2, copy=1, checkpoint=9)
+    assert lost(2, copy=2, checkpoint=1) == Rescue("checkpoint") == lost(2, copy=9, checkpoint=0)
+    assert lost(2, copy=3) == lost(2, copy=4, checkpoint=3) == Rescue("average", (1, 3))
+    assert lost(5, copy=3) == lost(5, copy=3, checkpoint=3) == Rescue("old copy")
+    assert lost(5, copy=4, checkpoint=3) == Rescue("old checkpoint")
+    assert lost(5).anew and not lost(5, copy=3).anew
 
 
 @pytest.mark.parametrize(("stage", "others"), [(0, ()), (5, ()), (2, (3,)), (2, (1,))])
@@ -49,3 +66,61 @@ def test_who_still_learns_counts_more():
 def test_what_cannot_be_averaged_is_an_error(size, norm):
     with pytest.raises(ValueError):
         average(np.ones(5, np.float32), np.ones(size, np.float32), norm, 1.0)
+
+
+def stages_of(model, *stages):
+    """Layouts of runs of layers, and their parameters."""
+    found = []
+    for layers in stages:
+        held = {f"blocks.{layer}" if isinstance(layer, int) else layer for layer in layers}
+        layout = layout_of(model, lambda name, held=held: fragment_of(name) in held)
+        theta = np.empty(layout.total, np.float32)
+        with torch.no_grad():
+            layout.read(model, theta)
+        found.append((layout, theta))
+    return found
+
+
+def test_a_stage_between_two_others_is_made_layer_by_layer():
+    """The origin has an embedding that no other has, and stages differ in their number of layers."""
+    model = Transformer(ModelConfig(20, 6, 8, 2, 8), 3)
+    (before, low), (lost, _), (after, high) = stages_of(model, (0, "ends"), (1, 2), (3, 4, 5))
+    made = between(lost, (before, low), (after, high), 1.0, 1.0)
+    weights = dict(model.named_parameters())
+    for piece in lost.pieces:
+        first, name = int(piece.name.split(".")[1]) == 1, piece.name.split(".", 2)[2]
+        pair = (f"blocks.0.{name}", f"blocks.{3 if first else 4}.{name}")
+        mean = sum(weights[one].detach().numpy() for one in pair) / 2
+        np.testing.assert_allclose(made[piece.start : piece.stop], mean.reshape(-1), atol=1e-6)
+    tilted = between(lost, (before, low), (after, high), 3.0, 1.0)
+    assert not np.array_equal(tilted, made) and np.array_equal(
+        tilted, between(lost, (before, low), (after, high), 3.0, 1.0)
+    )
+
+
+def test_neighbours_without_layers_are_an_error():
+    model = Transformer(ModelConfig(20, 2, 8, 2, 8), 3)
+    ends, lost, after = stages_of(model, ("ends",), (0,), (1,))
+    with pytest.raises(ValueError, match="no layers"):
+        between(lost[0], ends, after, 1.0, 1.0)
+
+
+def test_a_stage_that_was_made_up_learns_faster():
+    config = InnerConfig(lr=0.01, warmup=0)
+    update = Update(torch.nn.Linear(2, 2), config)
+    rates = []
+    for update.faster in (1.0, FASTER):
+        update.apply(4, 1.0, 1.0, 0)
+        rates.append(update.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([learning_rate(config, 4), 1.1 * learning_rate(config, 4)])
+
+
+def test_whose_word_counts_on_a_lost_stage():
+    """The first origin's; of a lost first stage, or where there is no origin, the first host's of another stage."""
+    a, b, c, d, e = (bytes([one]) * 32 for one in range(5))
+    seats = Seating({d: {1: (a,), 2: ()}, c: {1: (), 2: (b,)}})
+    assert judge_of(seats, 1, e) == c and judge_of(seats, 1, c) == d
+    assert judge_of(seats, 0, e) == a
+    orphans = Seating({}, {1: (a,), 2: (b,)})
+    assert judge_of(orphans, 1, e) == b and judge_of(orphans, 0, e) == a
+    assert judge_of(Seating({}, {1: (a,)}), 1, e) is None

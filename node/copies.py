@@ -1,0 +1,57 @@
+"""The outer state of a fragment that is not trained here: a copy for the day when all who hold it are gone, or to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.statesync import Fetched
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.protocol import PeerId
+
+from .chains import Chain
+from .session import finite
+from .stateserver import StateServer
+from .waiting import Work
+
+
+class Copy:
+    """A state that moves only when it is fetched anew. Who asks for a copy gets it as any state. Who asks for the state does
+    not: what is older than what holders have must not speak beside them.
+    """
+
+    def __init__(self, chain: Chain, outbox: Outbox, now: Callable[[], float]) -> None:
+        self.chain = chain
+        self._server = StateServer(chain.replica, outbox, now, entered=False, fragment=chain.number)
+
+    @property
+    def held(self) -> bool:
+        """Whether there is one."""
+        return self._server.entered
+
+    @property
+    def round(self) -> int:
+        """The last one in it."""
+        return self.chain.replica.round
+
+    async def fetch(self, peers: Collection[PeerId], work: Work, patience: float) -> bool:
+        """Take over the state of these peers where they agree on one that is newer; whether they did."""
+        older = self.round if self.held else -1
+        fetched = await self._server.fetch(peers, patience=patience, newer_than=older)
+        if not isinstance(fetched, Fetched) or not await work(lambda: finite(fetched)):
+            return False
+        await self._server.change(work, lambda: self.chain.replica.install(fetched))
+        self._server.resume()
+        return True
+
+    def routed(self, peer: PeerId, frame: Frame) -> None:
+        """A frame about the state."""
+        self._server.routed(peer, frame)
+
+    def lost(self, peer: PeerId) -> None:
+        """The link to a peer broke."""
+        self._server.done(peer)
+
+    def ticked(self) -> None:
+        """Time passes."""
+        self._server.ticked()
