@@ -20,9 +20,10 @@ from thinwire.node.copies import Copy
 from thinwire.node.presence import Emit, Presence
 from thinwire.node.session import Session
 from thinwire.node.stateserver import SIDE_BY_SIDE, STATE
+from thinwire.swarm.contradictions import MAX_CHAINS
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.manifest import MAX_CHAINS, Manifest
+from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import Digest, PeerId, StateAsk, StateOffer
 
 CHAIN_EACH = 2

@@ -11,8 +11,8 @@ from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Believed, Fetched, Foreign, Partial, fetch_state
 from thinwire.node.outer import Replica
 from thinwire.node.waiting import Result, Work
+from thinwire.swarm.contradictions import MAX_CHAINS
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.manifest import MAX_CHAINS
 from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
 STATE = (StateAsk, StateFetch, StateOffer, StateChunk)

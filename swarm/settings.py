@@ -325,7 +325,7 @@ ONLY_MUON = ("adam_lr", "momentum")
 """Keys of [inner] that other optimizers have no use for; younger than the first runs, whose ids must stay."""
 
 
-def steady(momentum: float, peers: int | None = None, group: int = 2) -> float:
+def gamma_limit(momentum: float, peers: int | None = None, group: int = 2) -> float:
     """The gamma from which on replicas that train nothing drift apart for ever, with random groups of `group` among `peers`
     (None: many, where it is lowest).
 

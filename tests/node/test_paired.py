@@ -7,7 +7,7 @@ from thinwire.collectives.halves import halves
 from thinwire.collectives.pairing import others
 from thinwire.collectives.shards import Grid, grid
 from thinwire.node.paired import PairedReplica, Pull
-from thinwire.swarm.settings import steady
+from thinwire.swarm.settings import gamma_limit
 
 ALPHA, BETA, GAMMA = 0.5, 0.7, 0.7
 PULL = Pull(ALPHA, BETA, GAMMA)
@@ -236,7 +236,7 @@ def test_the_theory_gives_the_reference_values():
 
 def test_the_limit_of_gamma_is_where_the_moments_begin_to_grow():
     for n, size, alpha in [(8, 2, 0.5), (9, 4, 0.5), (64, 4, 0.9), (30, 8, 0.3), (7, 3, 0.0), (8, 8, 0.5)]:
-        limit = steady(alpha, n, size)
+        limit = gamma_limit(alpha, n, size)
 
         def growth(gamma, n=n, size=size, alpha=alpha):
             return float(np.abs(np.linalg.eigvals(moments(n, size, 0.0, gamma, alpha))).max())
@@ -298,6 +298,6 @@ def test_the_limit_of_gamma():
 
 
 def test_the_limit_of_gamma_in_groups_of_four():
-    assert steady(ALPHA, 16, 4) == pytest.approx(2.14, abs=0.01)
+    assert gamma_limit(ALPHA, 16, 4) == pytest.approx(2.14, abs=0.01)
     assert largest(1, 0.0, 1.8, 16, 100, size=4) < 10
     assert largest(1, 0.0, 2.6, 16, 100, size=4) > 1e3

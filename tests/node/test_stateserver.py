@@ -8,8 +8,8 @@ from thinwire.collectives.statesync import IN_FLIGHT
 from thinwire.node.outer import Replica
 from thinwire.node.stateserver import SIDE_BY_SIDE, SNAPSHOT_SECONDS, StateServer
 from thinwire.node.waiting import at_once
+from thinwire.swarm.contradictions import MAX_CHAINS
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.manifest import MAX_CHAINS
 from thinwire.swarm.protocol import CHUNK_BYTES, StateAsk, StateChunk, StateFetch, StateOffer
 
 ANN, BEN = b"a" * 32, b"b" * 32

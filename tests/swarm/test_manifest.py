@@ -13,7 +13,7 @@ from thinwire.swarm.manifest import (
     parse,
     sign,
 )
-from thinwire.swarm.settings import CODECS, FOREIGN, Exchange, Inner, Model, Outer, Pipeline, steady
+from thinwire.swarm.settings import CODECS, FOREIGN, Exchange, Inner, Model, Outer, Pipeline, gamma_limit
 
 AUTHOR = Identity.generate(b"1" * 32)
 FULL = """
@@ -336,16 +336,16 @@ def test_noloco_has_defaults_and_a_warning_of_its_own():
 
 
 def test_what_keeps_replicas_together_in_groups_of_two():
-    assert steady(0.5) == pytest.approx(1.5) and steady(0.9) < 1
-    assert steady(0.5, 2) == pytest.approx(2 * 1.5)  # with two each pair is everybody: 2 (1 + α)
-    assert steady(0.5, 64) == pytest.approx(1.5 / (1 - 0.5 / 63))
+    assert gamma_limit(0.5) == pytest.approx(1.5) and gamma_limit(0.9) < 1
+    assert gamma_limit(0.5, 2) == pytest.approx(2 * 1.5)  # with two each pair is everybody: 2 (1 + α)
+    assert gamma_limit(0.5, 64) == pytest.approx(1.5 / (1 - 0.5 / 63))
 
 
 def test_larger_groups_stay_together_more_easily():
-    assert steady(0.5, group=4) == pytest.approx(2.0) and steady(0.5, 8, 8) == pytest.approx(3.0)
-    assert steady(0.5, 9, 4) == pytest.approx(1.5 / (0.5 + 2 / 8))  # three groups
+    assert gamma_limit(0.5, group=4) == pytest.approx(2.0) and gamma_limit(0.5, 8, 8) == pytest.approx(3.0)
+    assert gamma_limit(0.5, 9, 4) == pytest.approx(1.5 / (0.5 + 2 / 8))  # three groups
     for group in range(2, 9):
-        assert all(steady(0.5, peers, group) >= steady(0.5, group=group) - 1e-12 for peers in range(2, 60))
+        assert all(gamma_limit(0.5, peers, group) >= gamma_limit(0.5, group=group) - 1e-12 for peers in range(2, 60))
 
 
 def test_a_group_is_part_of_the_run_where_it_is_not_a_pair():
