@@ -132,10 +132,7 @@ class Candidate:
         present, late = set(self._ready), False
         if ballot.term > 1:
             # After a loss even those who are not ready are asked: the swarm may have gone on without us, and they would know.
-            # Not so when more than half of all members know of nothing: then a newcomer without a state holds nobody up.
             awaited = (self._asked & electorate.live) - electorate.gone
-            if electorate.enough(promises, ()):
-                awaited &= present.union(self._terms.members)
             late = now >= self._since + self._terms.patience
             if awaited and not late:
                 return None

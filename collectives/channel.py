@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import zmq
 from thinwire.swarm.identity import Identity
@@ -67,7 +68,8 @@ class Channel:
     def finish(self, last: bytes, linger: int) -> None:
         """Close after a last message, which has `linger` milliseconds to leave. Nothing is read any more."""
         if not self._closed and self._events() & zmq.POLLOUT:
-            self._sock.send(last, zmq.NOBLOCK)
+            with suppress(zmq.Again):  # in the middle of a message of many parts there may be no room for one more
+                self._sock.send(last, zmq.NOBLOCK)
         self.close(linger=linger)
 
     def close(self, *, linger: int = 0) -> None:

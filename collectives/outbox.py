@@ -71,9 +71,10 @@ class Lane:
         if task is self._task or error is not None:
             self._over(self, error)
 
-    def later(self, kind: type[Message]) -> int:
-        """How many frames of a kind wait that may go later."""
-        return sum(isinstance(frame.message, kind) for frame in self._later)
+    def later(self, kind: type[Message], fragment: int | None) -> int:
+        """How many frames of a kind wait that may go later, of one fragment where it is given."""
+        found = (frame.message for frame in self._later if isinstance(frame.message, kind))
+        return sum(fragment is None or getattr(message, "fragment", None) == fragment for message in found)
 
     def keep(self, wanted: Callable[[Frame], bool]) -> None:
         """Forget the urgent frames that are not wanted any more."""
@@ -146,9 +147,9 @@ class Outbox:
         """Queue a frame with a payload; the payload must not change before it is sent."""
         self._put(self._bulk, to, LONGEST, frame, later=later)
 
-    def later(self, to: PeerId, kind: type[Message] = Message) -> int:
-        """How many frames of a kind to a peer wait that may go later."""
-        return self._bulk[to].later(kind) if to in self._bulk else 0
+    def later(self, to: PeerId, kind: type[Message] = Message, fragment: int | None = None) -> int:
+        """How many frames of a kind to a peer wait that may go later, of one fragment where it is given."""
+        return self._bulk[to].later(kind, fragment) if to in self._bulk else 0
 
     @property
     def idle(self) -> bool:

@@ -11,7 +11,6 @@ from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Believed, Fetched, Foreign, Partial, fetch_state
 from thinwire.node.outer import Replica
 from thinwire.node.waiting import Result, Work
-from thinwire.swarm.contradictions import MAX_CHAINS
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
@@ -155,7 +154,7 @@ class StateServer:
 
     def _offer(self, peer: PeerId) -> None:
         replica, snapshot = self._replica, self._snapshot
-        if self._outbox.later(peer, StateOffer) > MAX_CHAINS:
+        if self._outbox.later(peer, StateOffer, self._fragment) > 2 * IN_FLIGHT:
             return  # it has not even read what it asked for before
         if not self.entered:
             nothing = StateOffer(

@@ -33,29 +33,3 @@ def test_two_of_five_go_on_without_the_third_unless_it_is_here_and_past_the_roun
     assert (opened is None) == (linked and past)
     if opened is not None:
         assert opened.alive == (ME, IDS[4]) and patiences >= FORSAKEN - 2
-
-
-@pytest.mark.parametrize("announced", [True, False])
-@pytest.mark.parametrize("gone", [1, 2])
-def test_newcomer_without_a_state_holds_nobody_up_once_most_members_have_answered(gone, announced):
-    """One of five is dead, and all others promise; with two dead one of them, too, has not answered yet. A newcomer is here.
-
-    What it has announced is worth waiting for; else it is asked only as long as it may know of a verdict that we do not.
-    """
-    guest, alive = bytes([9]) * 32, [peer for peer in IDS if peer not in IDS[:gone]]
-    answering = [peer for peer in alive if peer != ME][: 4 - 2 * gone + 1]
-    ready = {peer: Ready(5, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0) for peer in alive}
-    if announced:
-        ready[guest] = Ready(5, 0, 1, bytes(32), bytes(32), 0, b"", True, 0.0, 0.0)
-    candidate = Candidate(Electorate(ME, TERMS, {*alive, guest}, IDS[:gone]), ready)
-    promise = Promise(5, 0, Ballot(2, ME), None, None)
-    candidate.prepare(promise, 0.0)
-    for peer in answering:
-        candidate.hear_promise(peer, promise, counts=True)
-    opened = candidate.propose(None, 0.1)
-    assert (opened is not None) == (gone == 1 and not announced)
-    candidate.hear_promise(guest, promise, counts=False)
-    opened = opened or candidate.propose(None, 0.2)
-    assert (opened is not None) == (gone == 1)
-    if opened is not None:
-        assert (guest in opened.alive) == announced

@@ -8,7 +8,6 @@ from thinwire.collectives.statesync import IN_FLIGHT
 from thinwire.node.outer import Replica
 from thinwire.node.stateserver import SIDE_BY_SIDE, SNAPSHOT_SECONDS, StateServer
 from thinwire.node.waiting import at_once
-from thinwire.swarm.contradictions import MAX_CHAINS
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import CHUNK_BYTES, StateAsk, StateChunk, StateFetch, StateOffer
 
@@ -25,7 +24,7 @@ class Outbox:
         assert later
         self.sent.append((to, frame))
 
-    def later(self, to, kind):
+    def later(self, to, kind, fragment=None):
         return self.waiting
 
 
@@ -158,7 +157,7 @@ def test_who_takes_part_in_a_later_round_has_read_what_it_needs():
 def test_asking_again_and_again_is_not_answered_while_answers_wait():
     def work():
         here = Server()
-        here.outbox.waiting = MAX_CHAINS
+        here.outbox.waiting = 2 * IN_FLIGHT
         here.ask(ANN)
         here.outbox.waiting += 1
         here.server.routed(ANN, Frame(StateAsk()))

@@ -97,9 +97,9 @@ def test_a_host_is_killed_and_another_takes_its_stage():
     found = agreed(run)
     assert [event.fields["stage"] for event in run.journal.events if event.name == "host lost"] == [2]
     assert max(found[4]) == 6 and {(turn - 1) % 3 for turn in found[5]} == {2} and len(found[5]) >= 2
-    assert all(together(run, turn) == {3} for turn in range(17, 20))
+    assert all(together(run, turn) == {3} for turn in range(14, 18))
     waits = [event.fields["sync_seconds"] for event in run.journal.events if event.name == "round" and event.peer < 2]
-    assert all(wait < 0.5 for wait in waits)  # neither for the one that is dead, nor for a group that lacks a stage
+    assert sum(wait > 0.5 for wait in waits) == 2  # for the one that is dead, and nobody for a group that lacks a stage
 
 
 @pytest.mark.parametrize("killed", [2, pytest.param(4, marks=pytest.mark.trial)])
