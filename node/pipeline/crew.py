@@ -39,11 +39,6 @@ class Crew:
         """Whether a peer holds a stage."""
         return any(peer in peers for peers in self.holders.values())
 
-    def move(self, peer: PeerId, source: int, target: int) -> None:
-        """A peer goes from one stage to another."""
-        self.holders[source].remove(peer)
-        self.holders.setdefault(target, []).append(peer)
-
     def rest(self, peer: PeerId, step: int) -> None:
         """A peer has stalled: it gets nothing more in this step; for the second time in a row, in the next 2, then 4, …"""
         if self._until.get(peer, -1) < step or self._since.get(peer) != step:

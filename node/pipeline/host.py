@@ -46,10 +46,6 @@ async def nothing(step: int) -> None:
     """Nothing."""
 
 
-Fetch = Callable[[int], Awaitable[tuple[Stage, Update]]]
-"""Brings the layers of a stage, with the parameters that its holders have, and their inner optimizer."""
-
-
 class Refused(Exception):
     """A micro-batch that cannot be passed on: the reason for the origin."""
 
@@ -97,14 +93,6 @@ class Host:
         self._back: deque[Way] = deque()
         self._there: deque[Way] = deque()
         self._awake = asyncio.Event()
-        self._move: tuple[int, Fetch] | None = None
-
-    def move(self, stage: int, fetch: Fetch) -> None:
-        """Take another stage: when the step in progress is over here, fetch it and go on with it. Until then no
-        micro-batch is begun.
-        """
-        self._move = stage, fetch
-        self._awake.set()
 
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """A checked frame; what is not of a pipeline, or not for us to hear, is ignored."""
@@ -159,12 +147,7 @@ class Host:
     async def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Work until cancelled, or until `until` holds between two tasks. Raises what goes wrong here."""
         while not until():
-            if self._move is not None and not (self._ways or self._closed or self.layers.counted):
-                stage, fetch = self._move
-                self.layers, self.update = await fetch(stage)
-                self.stage, self._move = stage, None
-                self._emit("moved", {"stage": stage})
-            elif self._orders:
+            if self._orders:
                 await self._obey(self._orders.popleft())
             elif self._back:
                 await self._pass(self._back.popleft(), backward=True)
@@ -193,8 +176,6 @@ class Host:
         """Take up a route, or say why not."""
         if route.step != self.step or self._closed:
             return self._answer(route, "step")
-        if self._move is not None:
-            return self._answer(route, "moving")
         if route.attempt <= self._attempts.get(route.micro, -1):
             return  # we know a later one
         mine = [hop for hop in route.path if hop.peer == self.me]

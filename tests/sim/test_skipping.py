@@ -160,10 +160,13 @@ def test_hosts_move_to_the_stage_that_is_waited_for_and_nobody_empties_a_stage(b
         balance = Balance(replica.origin.survey, loop.time, period=60.0)
         flown, moves, sizes = [], [], []
 
-        async def fetch(stage):
+        async def move(peer, source, target):
+            """Between two steps, as a host that ends its life and begins another."""
+            crew.holders[source].remove(peer)
             await asyncio.sleep(3.0)
-            own = bench.Hollow()
-            return Stage(own), Update(own, bench.INNER)
+            host, own = next(host for host in replica.hosts if host.me == peer), bench.Hollow()
+            host.stage, host.layers, host.update = target, Stage(own), Update(own, bench.INNER)
+            crew.holders[target].append(peer)
 
         while loop.time() < 250:
             outcome = await replica.step()
@@ -175,9 +178,8 @@ def test_hosts_move_to_the_stage_that_is_waited_for_and_nobody_empties_a_stage(b
                 {stage: [p for p in peers if p not in crew.lost] for stage, peers in crew.holders.items()}
             )
             if found is not None:
-                crew.move(found.peer, found.source, found.target)
                 moves.append((loop.time(), found.source, found.target))
-                next(host for host in replica.hosts if host.me == found.peer).move(found.target, fetch)
+                await move(found.peer, found.source, found.target)
             sizes.append([len(crew.holders[stage]) for stage in (1, 2)])
         assert [move[1:] for move in moves] == [(2, 1)] * len(moves) and 1 <= len(moves) <= 2, moves
         assert all(later[0] - earlier[0] >= 60 for earlier, later in pairwise(moves))
