@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 from thinwire.collectives.outbox import Outbox
@@ -38,13 +38,6 @@ ORDERS = 8192
 LARGEST = 1 << 32
 """Most bytes of a micro-batch."""
 
-After = Callable[[int], Awaitable[None]]
-"""What else there is to do after an inner step, by its number: outer rounds of the stage's fragments."""
-
-
-async def nothing(step: int) -> None:
-    """Nothing."""
-
 
 class Refused(Exception):
     """A micro-batch that cannot be passed on: the reason for the origin."""
@@ -55,8 +48,7 @@ class Host:
 
     `stage` is the number of the stage, `layers` what it computes, `update` the inner optimizer of its parameters. `room`:
     micro-batches that it holds at a time, each of `batch` sequences at most. `step`: the inner step that is next; `loss`:
-    what the origin says of the last one. `work` runs what computes; `now`: seconds. `after` each step it may change the
-    parameters: what comes meanwhile waits until it is done.
+    what the origin says of the last one. `work` runs what computes; `now`: seconds.
     """
 
     def __init__(
@@ -76,12 +68,11 @@ class Host:
         room: int = 16,
         batch: int = 1 << 16,
         step: int = 0,
-        after: After = nothing,
     ) -> None:
         self.step, self.loss = step, math.nan
         self.me, self.origin, self.stage, self.layers, self.update = me, origin, stage, layers, update
         self._boundary, self._outbox, self._work, self._now, self._emit = boundary, outbox, work, now, emit
-        self._context, self._room, self._batch, self._after = context, room, batch, after
+        self._context, self._room, self._batch = context, room, batch
         self._ways: dict[int, Way] = {}
         self._busy: Way | None = None
         self._attempts: dict[int, int] = {}
@@ -239,7 +230,6 @@ class Host:
         self._closed, self._tokens = False, 0
         self._early.older(self.step)
         self._emit("applied", {"step": message.step})
-        await self._after(message.step)
 
     # --- micro-batches
 

@@ -9,44 +9,40 @@ from contextlib import suppress
 from functools import partial
 
 from thinwire.collectives.outbox import Outbox
-from thinwire.compression.codec import CodecError, Floats
+from thinwire.compression.codec import CodecError
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import short
 from thinwire.swarm.protocol import FrozenRows, PeerId, Post
 from thinwire.swarm.seat import Seat
 
-from ..fragments import Layout
-from ..inner import load_optimizer, save_optimizer
 from ..learner import NOTHING, Share, StepReport
-from ..snapshot import PrivateState
 from ..waiting import Work, cancelled
 from .frozen import Frozen
 from .holding import Holding
 from .host import Host
 from .parcel import Parcel
+from .stagelearner import StageLearner
 from .update import Update
 
 AGAIN_SECONDS = 2.0
 """How long an origin is silent before it is told again that we are ready."""
 
 
-class HostLearner:
+class HostLearner(StageLearner):
     """A Learner, and a Handler of Presence: it works for its origin while it makes inner steps, and at no other time.
 
     Its steps are counted as the origin's are, by the turns of the swarm's rounds; so all of a group end them together.
     """
 
     def __init__(self, holding: Holding, host: Host, *, outbox: Outbox, work: Work, now: Callable[[], float]) -> None:
-        self.held = (holding.stage,)
+        super().__init__(holding)
         self.host = host
-        self._holding, self._outbox, self._work, self._now = holding, outbox, work, now
+        self._outbox, self._work, self._now = outbox, work, now
         self._coming, self._parcel = 0, holding.parcel
         """Tag of the frozen rows that are on their way to us, and what has come of them."""
         self._at, self._until, self._heard, self._lone = 0, 0, 0.0, False
         self.round: Callable[[], int] = int
         """The last round in the stage's outer state."""
-        self.source = ""
-        """Where that came from, if all its holders were lost."""
         self.lacking: Callable[[], bool] = lambda: False
         """Called before steps, and while the origin is silent: whether it is out of reach, and nobody in its place. See
         `follow`.
@@ -75,19 +71,6 @@ class HostLearner:
         return self.host.update
 
     # --- as in Learner
-
-    @property
-    def layout(self) -> Layout:
-        return self._holding.layout
-
-    def parameters(self) -> Floats:
-        return self._holding.parameters()
-
-    def read(self, start: int, stop: int, out: Floats) -> None:
-        self._holding.read(start, stop, out)
-
-    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
-        self._holding.write(theta, start, keep)
 
     def assign(self, share: Share) -> None:
         """The data is the origin's business."""
@@ -145,20 +128,6 @@ class HostLearner:
     async def _wake(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self.host.wake()
-
-    def private(self) -> PrivateState:
-        """See Learner."""
-        tensors = save_optimizer(self._holding.section, self.host.update.optimizer, copy=False)
-        return PrivateState(tensors, {"stage": self._holding.stage})
-
-    def restore(self, private: PrivateState) -> bool:
-        """See Learner."""
-        if private.values.get("stage") != self._holding.stage:
-            return False
-        with suppress(ValueError):
-            load_optimizer(self._holding.section, self.host.update.optimizer, private.tensors)
-            return True
-        return False
 
     def skip_to(self, round: int, peers: int) -> None:
         """The origin says which step is next."""

@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
-from thinwire.compression.codec import Floats
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import PeerId
 
 from ..data import Batches, Cursor, cursor_after
-from ..fragments import Layout
-from ..inner import load_optimizer, save_optimizer
 from ..learner import NOTHING, Share, StepReport
 from ..power import steps_by_power
 from ..presence import Emit
@@ -25,6 +21,7 @@ from .muster import Muster
 from .origin import Origin
 from .pilot import Pilot
 from .rebalance import Balance
+from .stagelearner import StageLearner
 from .update import Update
 
 Order = Callable[[PeerId, int], None]
@@ -34,7 +31,7 @@ SMOOTHING = 0.3
 """Weight of the last step in the mean of our speed."""
 
 
-class OriginLearner:
+class OriginLearner(StageLearner):
     """A Learner whose inner steps are those of its group (see Origin); `muster` is its Handler of Presence.
 
     `pilot`: the origin's, where paths are planned; `balance`: says which host moves, and `order` tells it.
@@ -53,13 +50,11 @@ class OriginLearner:
         balance: Balance | None = None,
         order: Order = lambda peer, stage: None,
     ) -> None:
-        self.held = (0,)
+        super().__init__(holding)
         self._emit, self._pilot, self._balance, self._order = emit, pilot, balance, order
         self._flown, self._planned, self._plans = 0.0, 0.0, 0
         self.muster, self.batches = muster, batches
-        self._origin, self._holding, self._manifest, self._now = muster.origin, holding, manifest, now
-        self.source = ""
-        """Where our stage's outer state came from, if all its holders were lost."""
+        self._origin, self._manifest, self._now = muster.origin, manifest, now
         self.totals: Mapping[str, int] = {"retried": 0, "skipped": 0, "lost": 0}
         """Micro-batches that were sent once more, that went past a stage, and whose gradient some stage has lost."""
         self.others: Callable[[], list[float]] = list
@@ -91,19 +86,6 @@ class OriginLearner:
     def update(self) -> Update:
         """The inner optimizer of our own stage."""
         return self._origin.update
-
-    @property
-    def layout(self) -> Layout:
-        return self._holding.layout
-
-    def parameters(self) -> Floats:
-        return self._holding.parameters()
-
-    def read(self, start: int, stop: int, out: Floats) -> None:
-        self._holding.read(start, stop, out)
-
-    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
-        self._holding.write(theta, start, keep)
 
     def assign(self, share: Share) -> None:
         """Take this peer's shards; the steps are counted by the turns of the swarm's rounds."""
@@ -175,21 +157,19 @@ class OriginLearner:
         return now if not self._speed else self._speed + SMOOTHING * (now - self._speed)
 
     def private(self) -> PrivateState:
-        """See Learner."""
-        cursor = self.batches.cursor
-        tensors = save_optimizer(self._holding.section, self._origin.update.optimizer, copy=False)
-        return PrivateState(tensors, {"stage": 0, "epoch": cursor.epoch, "position": cursor.position})
+        """See Learner: the place in the data, too."""
+        found, cursor = super().private(), self.batches.cursor
+        return PrivateState(found.tensors, {**found.values, "epoch": cursor.epoch, "position": cursor.position})
 
     def restore(self, private: PrivateState) -> bool:
         """See Learner."""
-        stage, epoch, place = (private.values.get(name) for name in ("stage", "epoch", "position"))
-        if stage != 0 or not (isinstance(epoch, int) and isinstance(place, int)) or min(epoch, place) < 0:
+        epoch, place = private.values.get("epoch"), private.values.get("position")
+        if not (isinstance(epoch, int) and isinstance(place, int)) or min(epoch, place) < 0:
             return False
-        with suppress(ValueError):
-            load_optimizer(self._holding.section, self._origin.update.optimizer, private.tensors)
-            self.batches.cursor = Cursor(epoch, place)
-            return True
-        return False
+        if not super().restore(private):
+            return False
+        self.batches.cursor = Cursor(epoch, place)
+        return True
 
     def skip_to(self, round: int, peers: int) -> None:
         """See Learner."""

@@ -346,20 +346,22 @@ def test_what_waits_for_a_route_is_bounded_for_all_together():
 
 
 def test_what_comes_while_the_fragments_are_averaged_waits():
-    gate, steps = asyncio.Event(), []
-
-    async def after(step):
-        steps.append(step)
-        await gate.wait()
+    """That is between two calls of `run`, the first of which ends with the turn."""
 
     async def work(scene):
+        loop = asyncio.get_running_loop()
+        scene.task.cancel()
+        scene.task = resting = loop.create_task(asyncio.Event().wait())
+        turn = loop.create_task(scene.host.run(lambda: scene.host.step > 0))
         await scene.tell(ORIGIN, Close(0, ()))
         await scene.tell(ORIGIN, Apply(0, 0.0, 1.0))
+        assert turn.done() and scene.host.step == 1
         await scene.route(step=1)
         await scene.activation(step=1)
-        assert steps == [0] and not scene.bulk_sent and not scene.reasons
-        gate.set()
+        assert not scene.bulk_sent and not scene.reasons
+        resting.cancel()
+        scene.task = loop.create_task(scene.host.run())
         await scene.route(1, step=1)
         assert len(scene.bulk_sent) == 1 and scene.reasons == [""]
 
-    play(work, after=after)
+    play(work)
