@@ -20,10 +20,11 @@ from statistics import mean
 from typing import Any
 
 import machine
+from sites import seconds_of
 from thinwire.node.presence import Presence
 from thinwire.sims.regions import MBIT, PATHS, REGIONS, Path
 from thinwire.sims.scenario import PeerSpec, Scenario
-from thinwire.sims.world import Run, simulate
+from thinwire.sims.world import simulate
 
 STEPS, STEP = 4, 4.0
 MANIFEST = """
@@ -66,17 +67,6 @@ def blind(really: bool) -> Iterator[None]:
         Presence.spans = spans  # type: ignore[method-assign]
 
 
-def seconds_of(run: Run) -> list[float]:
-    """From the last announcement to the last commit, the last rounds; by then all have measured all."""
-    ends: dict[int, float] = {}
-    for event in run.journal.events:
-        if event.name == "round":
-            number = int(str(event.fields["round"]))
-            ends[number] = max(ends.get(number, 0.0), event.at)
-    numbers = sorted(ends)
-    return [ends[number] - ends[number - 1] - STEPS * STEP for number in numbers[len(numbers) // 2 :]]
-
-
 def places(name: str, options: argparse.Namespace) -> tuple[list[str], dict[tuple[str, str], Path]]:
     """Where peers are, and what is between them."""
     if name == "regions":
@@ -107,7 +97,8 @@ def main() -> None:
                 run = simulate(scenario(options, topology, where, paths))
             if run.violations:
                 raise SystemExit(f"{name}, {topology}: {run.violations[0]}")
-            found = seconds_of(run)
+            ends = seconds_of(run, STEPS * STEP)
+            found = ends[(len(ends) - 1) // 2 :]  # by then all have measured all
             row = {"links": name, "topology": f"blind {topology}" if nothing else topology, "rounds": len(found)}
             rows.append(row | {"seconds": mean(found), "bound": bound, "part": bound / mean(found)})
             print(rows[-1], flush=True)

@@ -16,7 +16,7 @@ from thinwire.sims.regions import ACCESS, MBIT
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.manifest import parse as parse_manifest
-from thinwire.swarm.settings import NOLOCO
+from thinwire.swarm.methods import NOLOCO
 
 MAX_PEERS = 10_000
 """Most peers of a plan."""

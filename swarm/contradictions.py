@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .settings import (
+from .methods import (
     BOUNDARIES,
     CODECS,
     DENSE,
     EXCHANGE,
-    MAX_WEIGHT,
     UNBOOKED,
-    Exchange,
-    Outer,
-    Pipeline,
     gamma_limit,
 )
+from .settings import MAX_WEIGHT, Exchange, Outer, Pipeline
 
 if TYPE_CHECKING:
     from .manifest import Manifest

@@ -17,7 +17,7 @@ from msgspec import Meta
 from .contradictions import contradictions, nearest
 from .errors import HintedError
 from .identity import SIGNATURE_BYTES, Identity, verify
-from .settings import (
+from .methods import (
     ASYNCHRONOUS,
     DATA,
     EXCHANGE,
@@ -29,16 +29,9 @@ from .settings import (
     PIPELINE,
     RUN,
     SPARSE_STREAMING,
-    Data,
-    Exchange,
-    Inner,
-    Model,
-    Outer,
-    Pipeline,
-    Run,
-    Table,
     gamma_limit,
 )
+from .settings import Data, Exchange, Inner, Model, Outer, Pipeline, Run, Table
 
 MAX_TOML = 32_768
 """Largest manifest in bytes: what a Welcome can carry."""

@@ -7,7 +7,7 @@ from thinwire.collectives.halves import halves
 from thinwire.collectives.pairing import others
 from thinwire.collectives.shards import Grid, grid
 from thinwire.node.paired import PairedReplica, Pull
-from thinwire.swarm.settings import gamma_limit
+from thinwire.swarm.methods import gamma_limit
 
 ALPHA, BETA, GAMMA = 0.5, 0.7, 0.7
 PULL = Pull(ALPHA, BETA, GAMMA)

@@ -13,7 +13,8 @@ from thinwire.swarm.manifest import (
     parse,
     sign,
 )
-from thinwire.swarm.settings import CODECS, FOREIGN, Exchange, Inner, Model, Outer, Pipeline, gamma_limit
+from thinwire.swarm.methods import CODECS, FOREIGN, gamma_limit
+from thinwire.swarm.settings import Exchange, Inner, Model, Outer, Pipeline
 
 AUTHOR = Identity.generate(b"1" * 32)
 FULL = """
