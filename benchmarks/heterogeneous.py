@@ -24,7 +24,6 @@ import machine
 import numpy as np
 import torch
 from crossing import Staged
-from quality import Toy, text
 from thinwire.compression.codec import Floats
 from thinwire.node.fragments import Layout, layout_of
 from thinwire.node.inner import InnerConfig
@@ -33,6 +32,7 @@ from thinwire.node.pipeline.boundary import Boundary
 from thinwire.node.pipeline.projection import Projection
 from thinwire.node.pipeline.section import Section
 from thinwire.node.trainer import Trainer
+from toy import Toy, text
 
 
 class Full:

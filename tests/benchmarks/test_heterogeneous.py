@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,21 +10,7 @@ from thinwire.node.model import ModelConfig, Transformer
 from thinwire.node.pipeline.boundary import Boundary
 from thinwire.node.pipeline.section import Section
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 SIZE = ModelConfig(256, layers=2, width=32, heads=2, context=16)
-
-
-@pytest.fixture(scope="module")
-def load():
-    threads, modules = torch.get_num_threads(), set(sys.modules)
-    torch.set_num_threads(1)
-    sys.path.insert(0, str(FOLDER))
-    yield importlib.import_module
-    sys.path.remove(str(FOLDER))
-    for name in set(sys.modules) - modules:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == FOLDER:
-            del sys.modules[name]
-    torch.set_num_threads(threads)
 
 
 def batch():

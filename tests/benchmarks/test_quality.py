@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
-from thinwire.node.inner import InnerConfig
-
-FILE = Path(__file__).parents[2] / "benchmarks" / "quality.py"
+from thinwire.node.inner import InnerConfig, learning_rate
 
 
 @pytest.fixture(scope="module")
-def quality():
-    spec = importlib.util.spec_from_file_location("benchmarks_quality", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    spec.loader.exec_module(module)
-    yield module
-    torch.set_num_threads(before)
-    del sys.modules[spec.name]
+def quality(load):
+    return load("quality")
 
 
 @pytest.mark.trial
@@ -96,7 +81,7 @@ def test_pairs_are_between_one_swarm_and_none(quality, tmp_path):
 
     # How far replicas are from each other follows the learning rate, once the first rounds have parted them: chance, which
     # draws the pairs, evens out over five rounds and two seeds.
-    rate = np.array([quality.learning_rate(toys[0].config(), 10 * number + 5) for number in range(60)])
+    rate = np.array([learning_rate(toys[0].config(), 10 * number + 5) for number in range(60)])
     distance = np.mean(np.reshape(apart, (2, 60)), axis=0)
     assert np.corrcoef(*(each[20:].reshape(-1, 5).mean(1) for each in (rate, distance)))[0, 1] > 0.9
 

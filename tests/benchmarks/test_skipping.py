@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 from thinwire.node.corpus import open_corpus
 from thinwire.node.data import split
 from thinwire.node.inner import InnerConfig
 from thinwire.node.model import ModelConfig, Transformer
 from thinwire.node.tokenizer import load_tokenizer
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "skipping.py"
-
 
 @pytest.fixture(scope="module")
-def bench():
-    spec = importlib.util.spec_from_file_location("benchmarks_skipping", FILE)
-    module = importlib.util.module_from_spec(spec)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    sys.path.insert(0, str(FILE.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
-    yield module
-    torch.set_num_threads(before)
+def bench(load):
+    return load("skipping")
 
 
 def test_plans_skip_as_told_and_change(bench):
