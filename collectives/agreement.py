@@ -13,6 +13,7 @@ many ballots are heeded (`acceptor`), and when no verdict is possible on what wa
     Commit     leader -> everyone      D, with the votes that prove it
     Prepare    candidate -> everyone   the leader is gone or stuck, or a peer must be left out: what did you vote for?
     Promise    everyone -> candidate   this, and nothing older from now on
+    Decline    newcomer -> candidate   I have no state yet, so I know of no verdict
     Blame      participant -> leader   I cannot get on because of that peer
     Ask        anyone -> anyone        I came late: what have you announced, or how did it end?
 
@@ -36,6 +37,7 @@ from thinwire.swarm.protocol import (
     Ballot,
     Blame,
     Commit,
+    Decline,
     Digest,
     Message,
     Open,
@@ -154,6 +156,11 @@ class Agreement:
         """A peer says that it has gone on to a later round."""
         self._candidate.past.add(peer)
 
+    @property
+    def past(self) -> set[PeerId]:
+        """Who says that it has gone on to a later round."""
+        return self._candidate.past
+
     def overtaken(self) -> None:
         """The swarm has left this round behind: have no more part in it."""
         self.diverged = True
@@ -200,6 +207,8 @@ class Agreement:
             self._hear_prepare(sender, message, now)
         elif isinstance(message, Promise):
             self._candidate.hear_promise(sender, message, counts=counts)
+        elif isinstance(message, Decline):
+            self._candidate.excuse(sender)
         elif isinstance(message, Vote):
             self._hear_vote(sender, message, signature, now)
         elif isinstance(message, Blame) and self.opened is not None:

@@ -218,7 +218,9 @@ class Butterfly:
                 self._repair()
         if opened is not None and not committed and results.missing:
             exchange.nudge()
-        if committed and results.missing and now >= exchange.moved + ORPHANED * patience and not self.sources:
+        # Who only says that it has gone on may lie, or have nothing any more: it is asked for as long again.
+        orphaned = now >= exchange.moved + ORPHANED * patience * (1 + bool(self.sources))
+        if committed and results.missing and orphaned and not self._voters:
             self._void()
         elif opened is not None and not committed and results.missing and now >= exchange.moved + patience:
             if self.me in opened.alive and self._accused != opened.ballot:
@@ -268,7 +270,13 @@ class Butterfly:
 
     @property
     def sources(self) -> list[PeerId]:
-        """Reachable peers that hold every result."""
+        """Reachable peers that hold every result: those who voted for them; of a verdict, when none of these is left, those who
+        say that they have gone on.
+        """
+        return self._voters or (sorted(self.agreement.past & self.agreement.reachable) if self.agreement.commit else [])
+
+    @property
+    def _voters(self) -> list[PeerId]:
         commit, opened = self.agreement.commit, self.exchange.opened
         voters = [proof.peer for proof in commit.votes] if commit else list(opened.sources) if opened else []
         return [peer for peer in voters if peer != self.me and peer in self.agreement.reachable]

@@ -96,6 +96,13 @@ class Candidate:
         elif sender in self._ready:
             self._guests.add(sender)
 
+    def excuse(self, peer: PeerId) -> None:
+        """Wait no longer for a peer that knows nothing of this round. Not so for a member, which may have forgotten, in a life
+        before, what it voted.
+        """
+        if peer not in self._terms.members:
+            self._asked.discard(peer)
+
     def hear_vote(self, sender: PeerId, message: Vote, signature: bytes, opened: Open) -> tuple[bool, Commit | None]:
         """Count a vote for the open ballot: whether it is a new one, and the verdict when a quorum agrees."""
         if self.ballot != message.ballot or opened.ballot != message.ballot:

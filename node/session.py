@@ -37,6 +37,7 @@ from thinwire.swarm.protocol import (
     Ask,
     Behind,
     Commit,
+    Decline,
     Digest,
     Fetch,
     PeerId,
@@ -341,6 +342,10 @@ class Session:
             if number == current + 1 and not memoryview(frame.payload).nbytes:
                 self._stash.put(peer, frame)
             self.strays += number > current + 1
+            if isinstance(message, Prepare) and not self.replica.members:
+                self._outbox.control(peer, Decline(number, self.fragment, "no state yet"))
+            if isinstance(message, Ready):
+                self.current.agreement.passed(peer)
             lacking = frame.signature and self.current.agreement.commit is None
             if lacking and self._ahead.seen(peer, number, self.patience):
                 self._outbox.control(peer, Ask(current, self.fragment))

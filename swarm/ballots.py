@@ -205,7 +205,9 @@ class Behind(Message, frozen=True):
 
 
 class Decline(Message, frozen=True):
-    """In rounds of pairs: the sender will not average with the receiver in this round, or not any more, and why."""
+    """The sender has no part in this round, and why. In rounds of pairs: not with the receiver, or not any more; else an answer
+    to a Prepare, by who has no state yet, so that it knows of no verdict.
+    """
 
     round: U32
     fragment: U16

@@ -9,6 +9,7 @@ from aids.tray import Tray, hashes_of, signature
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.electorate import ORPHANED
 from thinwire.collectives.exchange import Exchange
 from thinwire.collectives.proposal import Terms, name_of
 from thinwire.collectives.results import digest_of
@@ -411,6 +412,38 @@ def test_who_keeps_nothing_any_more_is_not_waited_for():
     assert not seat.tray.of(Fetch) and seat.fly.forsaken
     seat.hear(LEADER, _commit(seat.fly.agreement.commit.opened, seat))
     assert not seat.fly.forsaken, "what it had said was about another round"
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_when_all_voters_are_dead_those_who_have_gone_on_are_asked(honest):
+    """A newcomer has followed the round and is in the next: it has the results too, or lies until the verdict is void."""
+    seat, guest = Seat(), bytes([9]) * 32
+    seat.fly.reach(guest)
+    group = (LEADER, OTHER)
+    entries = tuple(Contribution(peer, 1, 10) for peer in group)
+    opened = Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ())
+    seat.hear(LEADER, _commit(opened, seat))
+    for peer in group:
+        seat.fly.lost(peer, gone=True)
+    seat.tray.sent.clear()
+    seat.fly.agreement.passed(guest)
+    patience = seat.fly.agreement.terms.patience
+    for _ in range(2 * ORPHANED):
+        seat.now += 0.99 * patience
+        seat.fly.tick()
+    asked = seat.tray.of(Fetch)
+    assert {to for to, _, _ in asked} == {guest} and {i for _, message, _ in asked for i in message.indices} == {
+        *range(6)
+    }
+    assert seat.fly.agreement.commit is not None
+    if honest:
+        hashes = b"".join(blake3.blake3(seat.mean(i)).digest() for i in range(6))
+        seat.hear(guest, Record(1, 0, opened.ballot, tuple(range(6)), hashes))
+        for index in range(6):
+            seat.hear(guest, Result(1, 0, opened.ballot, index), seat.mean(index))
+    seat.now += patience
+    seat.fly.tick()
+    assert seat.fly.complete == honest == (seat.fly.agreement.commit is not None)
 
 
 def test_results_that_overtake_the_record_which_vouches_for_them_are_kept(seat):

@@ -33,3 +33,19 @@ def test_two_of_five_go_on_without_the_third_unless_it_is_here_and_past_the_roun
     assert (opened is None) == (linked and past)
     if opened is not None:
         assert opened.alive == (ME, IDS[4]) and patiences >= FORSAKEN - 2
+
+
+def test_who_knows_of_nothing_is_not_waited_for_unless_it_is_a_member():
+    """One of five is dead; a newcomer and a member have no state. What the member may have voted, in a life before, counts."""
+    guest, alive = bytes([9]) * 32, [peer for peer in IDS if peer != IDS[0]]
+    ready = {peer: Ready(5, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0) for peer in alive}
+    candidate = Candidate(Electorate(ME, TERMS, {*alive, guest}, IDS[:1]), ready)
+    promise = Promise(5, 0, Ballot(2, ME), None, None)
+    candidate.prepare(promise, 0.0)
+    for peer in (IDS[1], IDS[2]):
+        candidate.hear_promise(peer, promise, counts=True)
+    candidate.excuse(guest)
+    candidate.excuse(IDS[4])
+    assert candidate.propose(None, 0.1) is None
+    candidate.hear_promise(IDS[4], promise, counts=True)
+    assert candidate.propose(None, 0.2) is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from thinwire.sims import clock
@@ -61,6 +63,34 @@ def test_kill_two_of_six(swarm, seed):
             assert max(times[4] - times[3], times[3] - times[2]) < 3 * normal
 
     clock.run(main(), seed=seed)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_who_has_no_state_yet_holds_up_no_ballot(swarm, phase):
+    """One of four dies while a newcomer loads: who begins a ballot asks that one too, and hears that it knows of nothing."""
+
+    async def main():
+        s = swarm(4, patience=5.0)
+        s.start()
+        loading = s.join(7)
+        loading.tasks.pop().cancel()
+
+        def doom(node):
+            first = node.session.current.agreement.terms.members[0]
+            leads.append(next(other for other in s.nodes.values() if other.id == first))
+            s.fail_at(leads[0].index, 3, phase)
+
+        leads = []
+        s.fail_at(0, 2, "applied", doom)
+        await asyncio.sleep(6.0)
+        rest = [i for i in range(4) if i != leads[0].index]
+        await s.finish(rest)
+        s.check(rest)
+        times = s.nodes[rest[0]].committed_at
+        assert loading.id in s.nodes[rest[0]].session.live and not leads[0].transport.alive
+        assert max(times[r] - times[r - 1] for r in (3, 4)) < times[2] - times[1] + 2.0
+
+    clock.run(main(), seed=3)
 
 
 @pytest.mark.parametrize("phase", PHASES)
