@@ -5,7 +5,8 @@
 Every peer is a process that makes outer steps without pause. One of them, any, kills itself at a random moment of a step; time
 counts from then to the last survivor's next commit. Then a new process joins while the others step on; time counts from its
 knock to the end of the first step that its contribution is in. torchft's replicas have a heartbeat time-out of 5 s, as in
-their usual settings, and get a virtual environment at the path given.
+their usual settings, and get a virtual environment at the path given. After each kill they are founded anew: a newcomer of
+theirs found no quorum with the five that were left within two minutes.
 """
 
 from __future__ import annotations
@@ -51,11 +52,10 @@ def main() -> None:
             python = torchft_python(options.torchft)
             lighthouse = stack.enter_context(Lighthouse(python, heartbeat=options.heartbeat))
             plans.append((outersteps.torchft(python, lighthouse, options.mb), options.their_kills))
-        stages = [(Stage(program, random.Random(options.seed)), kills) for program, kills in plans]
+        stages = [(Stage(program, options.peers, random.Random(options.seed)), kills) for program, kills in plans]
         for stage, _ in stages:
             stack.callback(stage.program.close)
-            stage.program.open(options.peers)
-            stage.warm_up()
+            stage.open()
         for number in range(max(kills for _, kills in stages)):
             for stage, kills in stages:
                 # Both in the same stretch of time: theirs are spread over all of ours.
@@ -79,16 +79,19 @@ def main() -> None:
 class Stage:
     """One program's peers, killed and replaced one by one."""
 
-    def __init__(self, program: outersteps.Steps, rng: random.Random) -> None:
-        self.program, self._rng = program, rng
+    def __init__(self, program: outersteps.Steps, peers: int, rng: random.Random) -> None:
+        self.program, self._peers, self._rng = program, peers, rng
         self._normal: list[float] = []
-        self._kills: list[dict[str, float]] = []
+        self._commits: list[float] = []
+        self._joins: list[float] = []
 
-    def warm_up(self) -> None:
-        """Until memory is there and all are in every step."""
+    def open(self) -> None:
+        """Found it, and step until memory is there and all are in every step."""
+        self.program.open(self._peers)
+        known = len(self._normal)
         for _ in range(2 * NORMAL):
             self._step()
-        self._normal.clear()
+        del self._normal[known:]
 
     def _step(self, newcomer: Actor | None = None) -> tuple[float, int]:
         """When a step of those who are members ended, and how many were in it."""
@@ -99,13 +102,14 @@ class Stage:
             self._normal.append(end - moment)
         return end, count
 
-    def kill(self) -> dict[str, float]:
-        """Some steps, one that kills, and a newcomer."""
-        program = self.program
-        newcomer = program.load()  # it takes seconds of a core, so it is over before we measure
-        program.actors.append(newcomer)  # where it is closed, whatever happens
-        newcomer.hear()
-        program.actors.remove(newcomer)
+    def kill(self) -> str:
+        """Some steps, one that kills, and a newcomer, or a new beginning."""
+        program, newcomer = self.program, None
+        if program.place is not None:
+            newcomer = program.load()  # it takes seconds of a core, so it is over before we measure
+            program.actors.append(newcomer)  # where it is closed, whatever happens
+            newcomer.hear()
+            program.actors.remove(newcomer)
         for _ in range(NORMAL):
             self._step()
         victim = self._rng.choice(program.actors)
@@ -115,37 +119,37 @@ class Stage:
         said = victim.hear()
         died = (said if "dies" in said else victim.hear())["dies"]  # it may have ended the step before
         victim.close()
-        commit = max(answer["end"] for answer in answers) - died
+        self._commits.append(max(answer["end"] for answer in answers) - died)
+        told = f"killed after {died - moment:.3f} s, commit after {self._commits[-1]:.3f} s"
+        if newcomer is None:
+            program.close()
+            self.open()
+            return told
         newcomer.say(invite=program.invite)
         newcomer.hear()
-        if program.place is None:
-            # torchft's join with the first step, for which the others wait.
-            began = newcomer.hear()["began"]
-        else:
-            while not newcomer.speaks:
-                self._step(newcomer)
-            began = newcomer.hear()["began"]
+        while not newcomer.speaks:
+            self._step(newcomer)
+        began = newcomer.hear()["began"]
         program.actors.append(newcomer)
         end, count = self._step(newcomer)
         while count < len(program.actors):
             end, count = self._step(newcomer)
-        self._kills.append({"die": died - moment, "commit": commit, "join": end - began})
-        return self._kills[-1]
+        self._joins.append(end - began)
+        return f"{told}, in a step after {self._joins[-1]:.3f} s"
 
     def summary(self) -> dict[str, Any]:
         """Medians, and the worst."""
-        normal = statistics.median(self._normal)
-        commit, join = ([kill[key] for kill in self._kills] for key in ("commit", "join"))
+        normal, commit = statistics.median(self._normal), statistics.median(self._commits)
         return {
             "program": self.program.name,
-            "kills": len(self._kills),
+            "kills": len(self._commits),
             "normal": round(normal, 3),
-            "commit": round(statistics.median(commit), 3),
-            "commit_worst": round(max(commit), 3),
-            "beyond": round(statistics.median(commit) - normal, 3),
-            "join": round(statistics.median(join), 3),
-            "join_worst": round(max(join), 3),
-            "all": self._kills,
+            "commit": round(commit, 3),
+            "commit_worst": round(max(self._commits), 3),
+            "beyond": round(commit - normal, 3),
+            "join": round(statistics.median(self._joins), 3) if self._joins else "-",
+            "join_worst": round(max(self._joins), 3) if self._joins else "-",
+            "all": {"commits": self._commits, "joins": self._joins},
         }
 
 

@@ -49,7 +49,8 @@ class Steps:
         return Actor(self.script, python=self.python, **self.options, **own)
 
     def open(self, count: int) -> None:
-        """Found it with so many peers."""
+        """Found it with so many peers, which know nothing of those before."""
+        self.invite, self.round = "", 0
         loading = [self.load() for _ in range(count)]
         self.actors = loading
         for actor in loading:

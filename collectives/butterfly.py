@@ -38,6 +38,9 @@ from thinwire.swarm.protocol import (
     Subtotal,
 )
 
+TRICKLE = 2048
+"""Bytes/s that count as progress; streams on which a frame comes more slowly are closed (see limits)."""
+
 
 class Butterfly:
     """One peer's part in averaging one fragment in one round; `exchange` is what moves the data.
@@ -79,6 +82,8 @@ class Butterfly:
         self._gone: set[PeerId] = set()
         self._spent: set[PeerId] = set()
         self._settled = asyncio.Event()
+        self._came: tuple[float, int] = (now(), 0)
+        """When bytes that others send were counted last, and how many there were."""
 
     # --- our own contribution
 
@@ -208,6 +213,7 @@ class Butterfly:
     def tick(self) -> None:
         """Let time pass: see agreement.tick; say who holds us up; ask again for what a repair still lacks."""
         now, patience = self._now(), self.agreement.terms.patience
+        self._listen(now)
         self.agreement.tick(now)
         exchange, committed = self.exchange, self.agreement.commit is not None
         opened, results = exchange.opened, exchange.results
@@ -231,6 +237,18 @@ class Butterfly:
                 if found is not None and not early:
                     self.agreement.accuse(found[0], found[1], now)
         self.pump()
+
+    def _listen(self, now: float) -> None:
+        """Bytes of a frame that is on its way are progress, so that slow links are not taken for stuck peers: on an uplink
+        that is shared by what is owed to all, the first whole chunk takes as long as nearly everything.
+        """
+        opened, (then, before) = self.exchange.opened, self._came
+        if opened is None or not self.exchange.results.missing or now < then + self.agreement.terms.patience / 8:
+            return
+        came = sum(self._outbox.came(peer) for peer in opened.group if peer != self.me)
+        self._came = (now, came)
+        if came - before >= TRICKLE * (now - then):
+            self.exchange.stirs()
 
     def pump(self) -> None:
         """Act on what the agreement has come to and send what it has to say."""

@@ -27,7 +27,7 @@ class Limits:
     heartbeat: float = 10.0
     silence: float = 30.0
     stall: float = 30.0
-    rate: int = 16 * 1024
+    rate: int = 2048
     rate_window: float = 5.0
     visits: int = 128
     half_open: int = 128

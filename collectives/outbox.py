@@ -147,6 +147,10 @@ class Outbox:
         """Queue a frame with a payload; the payload must not change before it is sent."""
         self._put(self._bulk, to, LONGEST, frame, later=later)
 
+    def came(self, peer: PeerId) -> int:
+        """See `Transport.came`."""
+        return self._transport.came(peer)
+
     def later(self, to: PeerId, kind: type[Message] = Message, fragment: int | None = None) -> int:
         """How many frames of a kind to a peer wait that may go later, of one fragment where it is given."""
         return self._bulk[to].later(kind, fragment) if to in self._bulk else 0

@@ -225,6 +225,10 @@ class Plane(ABC):
             for sender, frame in self._early.take():
                 self.take(sender, frame)
 
+    def stirs(self) -> None:
+        """Something is on its way here, though it is not whole."""
+        self._progress()
+
     def _progress(self) -> None:
         self.moved = self._now()
         self.agreement.progress(self.moved)

@@ -103,6 +103,10 @@ class Transport(Protocol):
         """Bytes sent and received on all links since the transport was opened, as they were on the wire."""
         ...
 
+    def came(self, peer: PeerId) -> int:
+        """Bytes of bulk that have come over the link to a peer, those of a frame that is not whole yet among them."""
+        ...
+
     async def close(self) -> None:
         """Close every link and socket. What was accepted by `send` may be lost."""
         ...

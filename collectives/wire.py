@@ -168,6 +168,11 @@ class ZmqTransport:
             sum(traffic.control_down + traffic.bulk_down for traffic in found),
         )
 
+    def came(self, peer: PeerId) -> int:
+        """See `Transport.came`."""
+        link = self._peering.links.get(peer)
+        return link.bundle.traffic()[1] if link is not None else 0
+
     def refusals(self) -> dict[str, int]:
         """Visits to the gate that led to nothing, by reason."""
         return dict(self._gate.refused)

@@ -145,6 +145,11 @@ class Uplink:
         self._flows: deque[Pipe] = deque()
         self._pumping = False
 
+    @property
+    def flows(self) -> int:
+        """Pipes that bulk waits in."""
+        return len(self._flows)
+
     def send(self, pipe: Pipe, packet: Packet) -> None:
         if pipe.bulk:
             pipe.queue.append(packet)

@@ -55,6 +55,7 @@ class SimTransport:
         self.banned: dict[PeerId, str] = {}
         self._opening: dict[PeerId, asyncio.Future[None]] = {}
         self._closed = False
+        self._came: dict[PeerId, tuple[float, float]] = {}
         self._mail: asyncio.Future[None] | None = None
         self._packer = Packer(identity, run_id, encode=net.encode)
         self._control: deque[tuple[Arrival, Pipe | None]] = deque()
@@ -131,6 +132,19 @@ class SimTransport:
     def totals(self) -> tuple[int, int]:
         traffic = self.traffic
         return traffic.control_up + traffic.bulk_up, traffic.control_down + traffic.bulk_down
+
+    def came(self, peer: PeerId) -> int:
+        link = self.links.get(peer)
+        if link is None:
+            return 0
+        # Packets are whole when they come; of one on its way so much is here as its share of the uplink may have brought.
+        pipe, now = link.pipe(link.other(self), bulk=True), self._net.loop.now
+        came, then = self._came.get(peer, (0.0, now))
+        busy = (pipe.queue or pipe.flying or pipe.waiting) and not self._net.holds.held(peer, self.peer_id)
+        if busy and pipe.uplink.rate:
+            came += (now - then) * pipe.uplink.rate / max(1, pipe.uplink.flows)
+        self._came[peer] = (came, now)
+        return int(came)
 
     async def close(self) -> None:
         if self.alive:

@@ -12,6 +12,10 @@ class Tray:
 
     def __init__(self):
         self.sent, self.waiting, self.recalled = [], 0, 0
+        self.stirring = {}
+
+    def came(self, peer):
+        return self.stirring.get(peer, 0)
 
     def later(self, to):
         return self.waiting

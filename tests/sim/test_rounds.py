@@ -65,6 +65,23 @@ def test_kill_two_of_six(swarm, seed):
     clock.run(main(), seed=seed)
 
 
+def test_slow_links_are_not_taken_for_stuck_peers(swarm):
+    """What eight peers owe each other shares their uplinks: for three patiences no chunk is whole. In the first round it is not
+    known yet how long one takes.
+    """
+
+    async def main():
+        s = swarm(8, bandwidth=30e3, patience=1.0, rounds=3)
+        s.start()
+        await s.finish()
+        s.check()
+        for node in s.nodes.values():
+            assert not any(node.missing.values()) and {len(some) for some in node.contributors.values()} == {8}
+            assert node.committed_at[1] < 10.0  # 5.9 s of link, and 1.9 of training
+
+    clock.run(main(), seed=1)
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_who_has_no_state_yet_holds_up_no_ballot(swarm, phase):
     """One of four dies while a newcomer loads: who begins a ballot asks that one too, and hears that it knows of nothing."""
