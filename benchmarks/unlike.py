@@ -51,7 +51,10 @@ def paired(
         for number in range(toy.rounds):
             for trainer in trainers:
                 trainer.run_steps(toy.steps)
-            sent = [list(one.offer(read(t), cut, how)) for one, t in zip(replicas, trainers, strict=True)]
+            sent = [
+                [*one.offer(read(t), cut, how), *one.base(cut, how)]
+                for one, t in zip(replicas, trainers, strict=True)
+            ]
             for index, (one, trainer) in enumerate(zip(replicas, trainers, strict=True)):
                 drawn = others(bytes(32), number, view, toy.peers[index], group)
                 came, place = [sent[toy.peers.index(peer)] for peer in drawn], sum(p < toy.peers[index] for p in drawn)
