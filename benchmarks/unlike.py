@@ -32,6 +32,7 @@ def paired(
     lr: float = 0.7,
     momentum: float = 0.5,
     group: int = 2,
+    codec: str = "fp32",
     seen: Callable[[int, Sequence[PairedReplica]], None] = lambda number, replicas: None,
 ) -> Callable[[Toy], float]:
     """NoLoCo: in every round each replica averages with one partner, or some, drawn as the product draws them. `seen` is called
@@ -39,7 +40,7 @@ def paired(
     """
 
     def run(toy: Toy) -> float:
-        trainers, view, how = toy.trainers(), sorted(toy.peers), halves("fp32", lr=lr, gamma=gamma)
+        trainers, view, how = toy.trainers(), sorted(toy.peers), halves(codec, lr=lr, gamma=gamma)
         layout = layout_of(trainers[0].model)
         cut, theta = grid(layout.total, how), np.empty(layout.total, np.float32)
         layout.read(trainers[0].model, theta)
