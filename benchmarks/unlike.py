@@ -53,8 +53,7 @@ def paired(
             for trainer in trainers:
                 trainer.run_steps(toy.steps)
             sent = [
-                [*one.offer(read(t), cut, how), *one.base(cut, how)]
-                for one, t in zip(replicas, trainers, strict=True)
+                [*one.offer(read(t), cut, how), *one.base(cut, how)] for one, t in zip(replicas, trainers, strict=True)
             ]
             for index, (one, trainer) in enumerate(zip(replicas, trainers, strict=True)):
                 drawn = others(bytes(32), number, view, toy.peers[index], group)

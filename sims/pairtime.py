@@ -3,7 +3,8 @@
 The sizes are those of the product: both vectors of a payload, chunks and messages. Nobody waits for others than its group: a
 round takes what the slowest of the group computes, then Ready -> Fetch -> Chunk, and the bytes through the slowest link between
 them; slow weights have gone through it meanwhile, or as much of them as it passes in that time. Partners that are late time
-and again end their inner steps early and so contribute fewer, which is not in it: unequal machines wait less than it says. tests/sim/test_plan.py holds it against whole swarms in virtual time.
+and again end their inner steps early and so contribute fewer, which is not in it: unequal machines wait less than it says.
+tests/sim/test_plan.py holds it against whole swarms in virtual time.
 """
 
 from __future__ import annotations
