@@ -24,6 +24,7 @@ from thinwire.collectives.halves import Halves
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched, Foreign
 from thinwire.compression.codec import Buffer
+from thinwire.node.early import Early
 from thinwire.node.inquiry import ASKED, Inquiry
 from thinwire.node.pace import Pace
 from thinwire.node.paired import PairedReplica
@@ -42,13 +43,12 @@ from thinwire.swarm.protocol import (
     Decline,
     Digest,
     Fetch,
-    Message,
     PeerId,
     Ready,
 )
 
 EARLY = 64
-"""Peers whose announcements are kept for rounds to come, the newest of each kind."""
+"""Peers whose announcements are kept for rounds to come."""
 
 GREETED = 64
 """Peers that are told when we have a state: those who wait for others to begin with."""
@@ -106,7 +106,7 @@ class GossipSession:
         ).digest()
         # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
         self._life = presence.roster.record.sequence // 1000 % 2**31
-        self._early: dict[PeerId, dict[type[Message], Frame]] = {}
+        self._early = Early(EARLY)
         self._drawn: tuple[bytes, int, tuple[PeerId, ...]] = (b"", -1, ())
         self._pace = Pace(now, patience=patience, entered=self._entered)
         self._inquiry = Inquiry(now)
@@ -162,7 +162,7 @@ class GossipSession:
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """What is held for later, and how much it may be."""
-        return {"early": (sum(map(len, self._early.values())), 2 * EARLY)}
+        return {"early": (len(self._early), self._early.most)}
 
     async def pause(self) -> None:
         """Wait before something is tried again: a patience, less when nobody was here to try it with and somebody comes."""
@@ -196,7 +196,7 @@ class GossipSession:
         self._outbox.begin(self.current.round)
         self.roster.progress = self.replica.round
         self._states.resume()
-        for peer in tuple(self._early):
+        for peer in self._early.peers:
             self._bring(peer)
 
     def _next_round(self, attempt: int) -> Circle:
@@ -225,18 +225,10 @@ class GossipSession:
         for peer in [peer for peer in self.current.pairs if peer not in known]:
             self._bring(peer)
 
-    def _keep(self, peer: PeerId, frame: Frame) -> None:
-        """Keep an announcement that is early: its round is to come, or we do not know yet that it is our partner."""
-        if peer in self._early or len(self._early) < EARLY:
-            self._early.setdefault(peer, {})[type(frame.message)] = frame
-
     def _bring(self, peer: PeerId) -> None:
         """Hear what was kept of a peer, if its round has come."""
-        for frame in self._early.pop(peer, {}).values():
-            if _round_of(frame) > self.current.round:
-                self._keep(peer, frame)
-            else:
-                self.routed(peer, frame)
+        for frame in self._early.take(peer, self.current.round):
+            self.routed(peer, frame)
 
     # --- what presence tells
 
@@ -249,7 +241,7 @@ class GossipSession:
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
         self._states.done(peer)
-        self._early.pop(peer, None)
+        self._early.drop(peer)
         self._inquiry.lost(peer)
         self._present.discard(peer)
         self.stats.pop(peer, None)
@@ -295,18 +287,18 @@ class GossipSession:
             if not self._entered:
                 return self._outbox.control(peer, Decline(number, 0, "no state yet"))
         if isinstance(message, Base) and not self._entered:
-            self._keep(peer, frame)
+            self._early.keep(peer, frame)
         elif number == current.round:
             if isinstance(message, (Base, Ready)) and current.ours is None and peer not in current.pairs:
                 self._choose()
             if isinstance(message, Base) and peer not in current.pairs:
-                self._keep(peer, frame)
+                self._early.keep(peer, frame)
             current.hear(peer, frame)
         elif self._past is not None and number == self._past.round and self._past.met(peer):
             self._past.hear(peer, frame)
         elif isinstance(message, (Base, Ready)):
             if number > current.round:
-                self._keep(peer, frame)
+                self._early.keep(peer, frame)
             if isinstance(message, Base):
                 return
             # Where we are: behind it, so that it waits, or beyond it, so that it does not.
@@ -390,7 +382,3 @@ class GossipSession:
                 "digest": fetched.offer.digest.hex(),
             },
         )
-
-
-def _round_of(frame: Frame) -> int:
-    return frame.message.round if isinstance(frame.message, (Base, Ready)) else 0
