@@ -57,6 +57,8 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "powersgd rank 8": rounds_of(low_rank(8)),
     "diloco .7/.5": rounds_of(dense("fp32", 0.7, 0.5)),
     "noloco": paired(0.7),
+    "noloco int8": paired(0.7, codec="int8(block=256)"),
+    "noloco int4": paired(0.7, codec="int4(block=256)"),
     "noloco gamma 0": paired(0.0),
     "noloco, fours": paired(0.7, group=4),
     "diloco .4/.9": rounds_of(dense("fp32", 0.4, 0.9)),

@@ -32,6 +32,7 @@ def paired(
     lr: float = 0.7,
     momentum: float = 0.5,
     group: int = 2,
+    codec: str = "fp32",
     seen: Callable[[int, Sequence[PairedReplica]], None] = lambda number, replicas: None,
 ) -> Callable[[Toy], float]:
     """NoLoCo: in every round each replica averages with one partner, or some, drawn as the product draws them. `seen` is called
@@ -39,7 +40,7 @@ def paired(
     """
 
     def run(toy: Toy) -> float:
-        trainers, view, how = toy.trainers(), sorted(toy.peers), halves("fp32", lr=lr, gamma=gamma)
+        trainers, view, how = toy.trainers(), sorted(toy.peers), halves(codec, lr=lr, gamma=gamma)
         layout = layout_of(trainers[0].model)
         cut, theta = grid(layout.total, how), np.empty(layout.total, np.float32)
         layout.read(trainers[0].model, theta)
@@ -51,7 +52,9 @@ def paired(
         for number in range(toy.rounds):
             for trainer in trainers:
                 trainer.run_steps(toy.steps)
-            sent = [list(one.offer(read(t), cut, how)) for one, t in zip(replicas, trainers, strict=True)]
+            sent = [
+                [*one.offer(read(t), cut, how), *one.base(cut, how)] for one, t in zip(replicas, trainers, strict=True)
+            ]
             for index, (one, trainer) in enumerate(zip(replicas, trainers, strict=True)):
                 drawn = others(bytes(32), number, view, toy.peers[index], group)
                 came, place = [sent[toy.peers.index(peer)] for peer in drawn], sum(p < toy.peers[index] for p in drawn)

@@ -12,18 +12,20 @@ import asyncio
 from collections.abc import Container, Sequence
 
 from thinwire.collectives.gossip import Meeting, Pair, Terms
+from thinwire.collectives.parcels import digest_of
 from thinwire.collectives.series import GIVE_UP
 from thinwire.compression.codec import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Decline, PeerId, Ready
+from thinwire.swarm.protocol import Base, Decline, PeerId, Ready
 
 
 class Circle:
-    """See the module. Made when a round begins; `choose` names the others, `announce` is for when the inner steps are
-    done.
+    """See the module. Made when a round begins; `post` is for the slow weights, `choose` names the others, `announce` is for
+    when the inner steps are done.
 
     Feed it frames of its round with `hear`, time with `tick`, link changes with `lost` and `reach`. `size`: most peers of a
-    group. `attempt`: what the last announcement had. Holds at most one contribution of each of the others.
+    group. `attempt`: what the last announcement had. Holds at most one contribution of each of the others. `base`: our encoded
+    slow weights, where they travel.
     """
 
     def __init__(self, terms: Terms, *, size: int, attempt: int = 0) -> None:
@@ -31,6 +33,8 @@ class Circle:
         self.pairs: dict[PeerId, Pair] = {}
         self.ours: Ready | None = None
         self.ours_at = 0.0
+        self.base: Sequence[Buffer] = ()
+        self._posted: Base | None = None
         self._terms, self._others = terms, size - 1
         self._done = asyncio.Event()
         self._met, self._met_at = 0, 0.0  # how many of the others we have met, and when the last of them
@@ -38,12 +42,33 @@ class Circle:
     # --- our side
 
     def choose(self, drawn: Sequence[PeerId], here: Container[PeerId]) -> None:
-        """Settle the others, as drawn; again when views have changed. Who has announced itself and is still `here` stays."""
+        """Settle the others, as drawn; again when views have changed. Who is ready and still `here` stays."""
         if self.ours is not None:
             return
         stay = [peer for peer, pair in self.pairs.items() if pair.theirs is not None and peer in here]
         chosen = [*stay, *(peer for peer in drawn if peer not in stay)][: self._others]
-        self.pairs = {peer: self.pairs.get(peer) or Pair(peer, self._terms, self._look) for peer in sorted(chosen)}
+        for peer, pair in self.pairs.items():
+            if peer not in chosen:
+                pair.part()
+        self.pairs = {peer: self.pairs.get(peer) or self._pair(peer) for peer in sorted(chosen)}
+
+    def _pair(self, peer: PeerId) -> Pair:
+        pair = Pair(peer, self._terms, self._look)
+        if self._posted is not None:
+            pair.post(self._posted, self.base)
+        return pair
+
+    def post(self, base: Sequence[Buffer], hashes: bytes) -> None:
+        """Tell the others, now and as they are chosen, what our slow weights are, encoded (not to be changed any more)."""
+        terms = self._terms
+        self.base, self._posted = base, Base(terms.round, terms.fragment, self.attempt, terms.plan, hashes)
+        for pair in self.pairs.values():
+            pair.post(self._posted, base)
+
+    @property
+    def posted(self) -> bool:
+        """Whether `post` was called, which has to be before `announce` where slow weights travel."""
+        return self._posted is not None
 
     def announce(
         self, source: Sequence[Buffer], hashes: bytes, *, weight: int, loss: float, speed: float, deadline: float
@@ -59,7 +84,7 @@ class Circle:
             self.round,
             terms.fragment,
             self.attempt,
-            bytes(32),
+            bytes(32) if self._posted is None else digest_of(self._posted.hashes, len(terms.grid)),
             terms.plan,
             weight,
             hashes,
@@ -80,6 +105,7 @@ class Circle:
         """A peer is gone: go on without it; before we are ready the next `choose` may name another."""
         pair = self.pairs.get(peer)
         if pair is not None and self.ours is None:
+            pair.part()
             del self.pairs[peer]
         elif pair is not None:
             pair.fail(reason, tell=False)

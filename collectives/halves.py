@@ -1,8 +1,9 @@
-"""What one side of a pair sends, chunk by chunk: one vector when it is enough, else two, each with a codec of its own.
+"""What one side of a pair sends: one vector when it is enough, else two, each with a codec of its own.
 
 A pair needs of each side the pseudo-gradient Δ = θ − φ and the slow weights φ (NoLoCo, arXiv 2506.10911). With γ = β the step
 is a function of θ alone, so exact codecs send θ. A codec that loses something is for Δ, which gets error feedback; φ then
-travels at 8 bits, both sides using the decoded values, so that what one is drawn by the other is drawn back by.
+travels at 8 bits, both sides using the decoded values, so that what one is drawn by the other is drawn back by. φ is known
+when a round begins and travels while both train; Δ follows. A payload is the chunks of Δ, then those of φ, on one grid.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.compression import registry
-from thinwire.compression.codec import Buffer, Codec
+from thinwire.compression.codec import Codec
 
 SLOW = "int8(block=256)"
 """Codec of the slow weights, unless that of the pseudo-gradient is exact."""
@@ -34,20 +35,8 @@ class Halves:
         return self.fast.plain
 
     def nbytes(self, n: int) -> int:
-        """Exact size in bytes of the payload of n elements."""
+        """Exact size in bytes of n elements of both."""
         return self.fast.nbytes(n) + (self.slow.nbytes(n) if self.slow is not None else 0)
-
-    def split(self, payload: Buffer, n: int) -> tuple[memoryview, memoryview]:
-        """The two parts of a payload of n elements; the second may be empty."""
-        view = memoryview(payload)
-        return view[: self.fast.nbytes(n)], view[self.fast.nbytes(n) :]
-
-    def check(self, payload: Buffer, n: int) -> None:
-        """Raises CodecError for a wrong length or anything that is not finite."""
-        fast, slow = self.split(payload, n)
-        self.fast.check(fast, n)
-        if self.slow is not None or len(slow):
-            (self.slow or self.fast).check(slow, n)
 
 
 def halves(spec: str, *, lr: float, gamma: float) -> Halves:

@@ -182,6 +182,16 @@ class Outbox:
         for lane in self._bulk.values():
             lane.keep(wanted)
 
+    def withdraw(self, peer: PeerId, round: int, fragment: int) -> None:
+        """What waits for a peer of our own contribution to a round is of no use to it: another partner was drawn."""
+
+        def wanted(frame: Frame) -> bool:
+            message = frame.message
+            return not isinstance(message, Chunk) or (message.round, message.fragment) != (round, fragment)
+
+        if peer in self._bulk:
+            self._bulk[peer].keep(wanted)
+
     def drop(self, peer: PeerId) -> None:
         """Forget everything queued for a peer whose link broke."""
         for lanes in (self._control, self._bulk):

@@ -10,6 +10,7 @@ from thinwire.collectives.aggregate import outliers
 from thinwire.collectives.gossip import Meeting
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.statesync import Fetched
+from thinwire.compression.codec import Buffer
 from thinwire.node.gossipsession import GossipSession
 from thinwire.node.outer import Read, Write
 from thinwire.node.paired import Pull
@@ -25,7 +26,7 @@ class GossipRounds:
     def __init__(self, session: GossipSession, manifest: Manifest, *, read: Read, write: Write, work: Work) -> None:
         outer = manifest.outer
         self._session, self._read, self._write, self._work = session, read, write, work
-        self._pull = Pull(outer.momentum, outer.lr, outer.gamma)
+        self._pull, self._rounds = Pull(outer.momentum, outer.lr, outer.gamma), manifest.run.rounds
 
     @property
     def turn(self) -> int:
@@ -67,6 +68,8 @@ class GossipRounds:
         if session.behind.is_set() and await self._catch_up():
             return Outcome()
         read = self._read
+        if self._travels and not session.current.posted:  # of the first round: nobody has told us that it begins
+            session.post(*await self._work(self._base))
         try:
             payloads = await self._work(lambda: self._encode(read))
         except FloatingPointError as error:
@@ -76,11 +79,12 @@ class GossipRounds:
             payloads = await self._work(lambda: self._encode(read))
         hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)
         meetings = await session.average(payloads, hashes=hashes, weight=weight, loss=loss, speed=speed)
+        mine = [*payloads, *session.current.base]
         if any(meeting.theirs for meeting in meetings):
-            meetings = await self._screen(payloads, meetings)
-        return await whole(self._commit(read, payloads, meetings, weight))
+            meetings = await self._screen(mine, meetings)
+        return await whole(self._commit(read, mine, meetings, weight))
 
-    async def _screen(self, mine: list[memoryview], meetings: Sequence[Meeting]) -> tuple[Meeting, ...]:
+    async def _screen(self, mine: list[Buffer], meetings: Sequence[Meeting]) -> tuple[Meeting, ...]:
         """Leave out what is absurdly long, beside our own or what was usual; who has neither, beside its momentum.
 
         Each partner is held against ourselves alone, so that it does not matter how many of them lie.
@@ -110,7 +114,7 @@ class GossipRounds:
             for meeting in meetings
         )
 
-    async def _commit(self, read: Read, mine: list[memoryview], meetings: Sequence[Meeting], weight: int) -> Outcome:
+    async def _commit(self, read: Read, mine: list[Buffer], meetings: Sequence[Meeting], weight: int) -> Outcome:
         """Make the step, whole: whoever cancels `sync` on the way waits for it."""
         session, replica, circle = self._session, self._session.replica, self._session.current
         me, came = session.me, [meeting for meeting in meetings if meeting.theirs]
@@ -152,8 +156,27 @@ class GossipRounds:
         await self._adopt()
 
     async def _adopt(self) -> None:
-        await self._work(lambda: self._write(self._session.replica.theta))
-        self._session.advance()
+        session = self._session
+
+        def begin() -> tuple[list[memoryview], bytes] | None:
+            self._write(session.replica.theta)
+            over = 0 < self._rounds <= session.replica.round
+            return self._base() if self._travels and not over else None
+
+        base = await self._work(begin)
+        session.advance()
+        if base is not None:
+            session.post(*base)
+
+    @property
+    def _travels(self) -> bool:
+        return self._session.codec.slow is not None
+
+    def _base(self) -> tuple[list[memoryview], bytes]:
+        """The slow weights, encoded, and the hashes of their chunks."""
+        session = self._session
+        payloads = list(session.replica.base(session.grid, session.codec))
+        return payloads, b"".join(blake3.blake3(payload).digest() for payload in payloads)
 
     def _encode(self, read: Read) -> list[memoryview]:
         session = self._session

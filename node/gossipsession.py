@@ -5,6 +5,7 @@ counts its own outer steps, and peers drift apart by as much as they wait for ea
 the same round; whoever is ready first waits for it, a multiple of what our own inner steps take. Who is late time and again
 stops its inner steps when its partner waits (`overtaken`), so that slower machines contribute fewer steps instead of
 none. Whose partner says that it is past this round asks some others, and when most are, takes the state of one of them.
+Partners are drawn when a round begins, and again until we are ready when the view changes: so they have our slow weights early.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from thinwire.collectives.halves import Halves
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched, Foreign
 from thinwire.compression.codec import Buffer
+from thinwire.node.early import Early
 from thinwire.node.inquiry import ASKED, Inquiry
 from thinwire.node.pace import Pace
 from thinwire.node.paired import PairedReplica
@@ -35,6 +37,7 @@ from thinwire.swarm.identity import Identity, short
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import (
     Ask,
+    Base,
     Behind,
     Chunk,
     Decline,
@@ -45,7 +48,7 @@ from thinwire.swarm.protocol import (
 )
 
 EARLY = 64
-"""Announcements kept for rounds to come, one of each peer."""
+"""Peers whose announcements are kept for rounds to come."""
 
 GREETED = 64
 """Peers that are told when we have a state: those who wait for others to begin with."""
@@ -103,13 +106,13 @@ class GossipSession:
         ).digest()
         # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
         self._life = presence.roster.record.sequence // 1000 % 2**31
-        self._early: dict[PeerId, Frame] = {}
+        self._early = Early(EARLY)
         self._drawn: tuple[bytes, int, tuple[PeerId, ...]] = (b"", -1, ())
         self._pace = Pace(now, patience=patience, entered=self._entered)
         self._inquiry = Inquiry(now)
         self._past: Circle | None = None
         self._present: set[PeerId] = set()
-        self.current = self._next_round()
+        self.current = self._next_round(self._life)
         presence.handler = self
 
     # --- rounds
@@ -122,8 +125,6 @@ class GossipSession:
             hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
         circle, deadline = self.current, self._pace.train()
         self._choose()
-        for peer in [peer for peer in circle.pairs if peer in self._early]:
-            self.routed(peer, self._early.pop(peer))
         self._phase("announce")
         circle.announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
         meetings = await circle.wait()
@@ -134,6 +135,12 @@ class GossipSession:
     def patience(self) -> float:
         """Seconds for an answer or for progress."""
         return self._pace.patience
+
+    def post(self, base: Sequence[Buffer], hashes: bytes) -> None:
+        """Let the partners of the round in progress have these encoded slow weights, the replica's, while we train."""
+        self.current.post(base, hashes)
+        if self._entered:
+            self._choose()
 
     def refuse(self, peer: PeerId, reason: str) -> None:
         """Nothing of this partner's in this round: what it sent is not to be used."""
@@ -155,7 +162,7 @@ class GossipSession:
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """What is held for later, and how much it may be."""
-        return {"early": (len(self._early), EARLY)}
+        return {"early": (len(self._early), self._early.most)}
 
     async def pause(self) -> None:
         """Wait before something is tried again: a patience, less when nobody was here to try it with and somebody comes."""
@@ -172,7 +179,7 @@ class GossipSession:
         return await self._states.change(work, how)
 
     def advance(self) -> None:
-        """The replica has a new state: begin the next round."""
+        """The replica has a new state: begin the next round. Then comes `post`, where slow weights travel."""
         done = self.current
         done.release()
         self._past = done if self.replica.round == done.round else None
@@ -183,16 +190,16 @@ class GossipSession:
             self._outbox.control(peer, Behind(self.replica.round))
         self._entered = True
         self.behind.clear()
-        self.current = self._next_round()
+        # Where the state of another takes the place of ours, what we announced before is not what counts.
+        again = self.replica.round + 1 == done.round
+        self.current = self._next_round(done.attempt + 1 if again else self._life)
         self._outbox.begin(self.current.round)
         self.roster.progress = self.replica.round
         self._states.resume()
-        due = {peer: frame for peer, frame in self._early.items() if _round_of(frame) <= self.current.round}
-        for peer, frame in due.items():
-            del self._early[peer]
-            self.routed(peer, frame)
+        for peer in self._early.peers:
+            self._bring(peer)
 
-    def _next_round(self) -> Circle:
+    def _next_round(self, attempt: int) -> Circle:
         terms = Terms(
             self.replica.round + 1,
             self._plan,
@@ -203,7 +210,7 @@ class GossipSession:
             self._now,
             self.patience,
         )
-        return Circle(terms, size=self.manifest.exchange.group, attempt=self._life)
+        return Circle(terms, size=self.manifest.exchange.group, attempt=attempt)
 
     def _phase(self, name: str) -> None:
         self._emit("phase", {"round": self.current.round, "phase": name})
@@ -213,7 +220,15 @@ class GossipSession:
         view, round, size = self.roster.view, self.current.round, self.manifest.exchange.group
         if self._drawn[:2] != (view.digest, round):
             self._drawn = (view.digest, round, pairing.others(self.run_id, round, view.peers, self.me, size))
+        known = self.current.pairs
         self.current.choose(self._drawn[2], view)
+        for peer in [peer for peer in self.current.pairs if peer not in known]:
+            self._bring(peer)
+
+    def _bring(self, peer: PeerId) -> None:
+        """Hear what was kept of a peer, if its round has come."""
+        for frame in self._early.take(peer, self.current.round):
+            self.routed(peer, frame)
 
     # --- what presence tells
 
@@ -226,7 +241,7 @@ class GossipSession:
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
         self._states.done(peer)
-        self._early.pop(peer, None)
+        self._early.drop(peer)
         self._inquiry.lost(peer)
         self._present.discard(peer)
         self.stats.pop(peer, None)
@@ -246,7 +261,7 @@ class GossipSession:
         elif isinstance(message, Ask):
             if self._entered:
                 self._outbox.control(peer, Behind(self.replica.round))
-        elif isinstance(message, (Ready, Fetch, Chunk, Decline)):
+        elif isinstance(message, (Base, Ready, Fetch, Chunk, Decline)):
             self._route_round(peer, frame, message.round)
         else:
             self.strays += 1
@@ -254,6 +269,8 @@ class GossipSession:
     def ticked(self) -> None:
         """See Handler."""
         self.current.tick()
+        if self.current.posted and self._entered:
+            self._choose()
         self._states.ticked()
         if self._inquiry.due:
             self._judge()
@@ -269,15 +286,21 @@ class GossipSession:
             self._states.done(peer, number)
             if not self._entered:
                 return self._outbox.control(peer, Decline(number, 0, "no state yet"))
-        if number == current.round:
-            if isinstance(message, Ready) and current.ours is None and peer not in current.pairs:
+        if isinstance(message, Base) and not self._entered:
+            self._early.keep(peer, frame)
+        elif number == current.round:
+            if isinstance(message, (Base, Ready)) and current.ours is None and peer not in current.pairs:
                 self._choose()
+            if isinstance(message, Base) and peer not in current.pairs:
+                self._early.keep(peer, frame)
             current.hear(peer, frame)
         elif self._past is not None and number == self._past.round and self._past.met(peer):
             self._past.hear(peer, frame)
-        elif isinstance(message, Ready):
-            if number > current.round and (peer in self._early or len(self._early) < EARLY):
-                self._early[peer] = frame
+        elif isinstance(message, (Base, Ready)):
+            if number > current.round:
+                self._early.keep(peer, frame)
+            if isinstance(message, Base):
+                return
             # Where we are: behind it, so that it waits, or beyond it, so that it does not.
             self._outbox.control(peer, Behind(self.replica.round))
         elif isinstance(message, Fetch):
@@ -359,7 +382,3 @@ class GossipSession:
                 "digest": fetched.offer.digest.hex(),
             },
         )
-
-
-def _round_of(frame: Frame) -> int:
-    return frame.message.round if isinstance(frame.message, Ready) else 0

@@ -42,8 +42,17 @@ class PairedReplica(Replica):
     alike: ClassVar[bool] = False
     residual: Floats = np.empty(0, np.float32)
 
+    def base(self, grid: Grid, halves: Halves) -> Iterator[memoryview]:
+        """The slow weights, chunk by chunk, where they travel: known as soon as the round before is made."""
+        for index in range(len(grid) if halves.slow is not None else 0):
+            start, stop = grid.span(index)
+            assert halves.slow is not None
+            payload = np.empty(halves.slow.nbytes(stop - start), np.uint8)
+            halves.slow.encode(self.theta[start:stop], payload)
+            yield payload.data
+
     def offer(self, read: Read, grid: Grid, halves: Halves) -> Iterator[memoryview]:
-        """What is sent to the partner, chunk by chunk: never a whole copy of it.
+        """What is sent to the partner after the inner steps, chunk by chunk: never a whole copy of it.
 
         Raises FloatingPointError when a parameter is not finite: such a contribution must not be sent.
         """
@@ -53,16 +62,12 @@ class PairedReplica(Replica):
             read(start, stop, fast)
             if not np.isfinite(np.dot(fast, fast)):
                 raise FloatingPointError(f"the parameters are not finite in elements {start} to {stop}")
-            payload = np.empty(halves.nbytes(stop - start), np.uint8)
-            if halves.slow is None:
-                encode(halves.fast, fast, payload)
-            else:
+            if halves.slow is not None:
                 fast -= self.theta[start:stop]
                 if self.residual.size:
                     fast += self.residual[start:stop]
-                edge = halves.fast.nbytes(stop - start)
-                encode(halves.fast, fast, payload[:edge])
-                halves.slow.encode(self.theta[start:stop], payload[edge:])
+            payload = np.empty(halves.fast.nbytes(stop - start), np.uint8)
+            encode(halves.fast, fast, payload)
             yield payload.data
 
     def install(self, fetched: Fetched) -> int:
@@ -81,14 +86,13 @@ class PairedReplica(Replica):
         for index in range(len(grid)):
             start, stop = grid.span(index)
             for which, payload in enumerate(payloads):
-                fast, slow = halves.split(payload[index], stop - start)
                 out = scratch[: stop - start]
-                halves.fast.decode(fast, out)
+                halves.fast.decode(payload[index], out)
                 if halves.slow is None:
                     out -= self.theta[start:stop]
                 squares[which] += float(np.dot(out, out))
                 if halves.slow is not None:
-                    halves.slow.decode(slow, out)
+                    halves.slow.decode(payload[len(grid) + index], out)
                     out -= self.theta[start:stop]
                     squares[which] += float(np.dot(out, out))
         return [float(np.sqrt(square)) if np.isfinite(square) else float("inf") for square in squares]
@@ -105,7 +109,8 @@ class PairedReplica(Replica):
         pull: Pull,
         place: int = 0,
     ) -> None:
-        """Commit the next round with what `mine` sent and `others` did; with nobody else it is exact and keeps the residual.
+        """Commit the next round with what `mine` sent and `others` did (what `offer` gave, then what `base` did); with nobody
+        else it is exact and keeps the residual.
 
         `others` are in peer-id order, `place` of them before us: all of a group add up in the same order, so that replicas
         that were equal stay equal while the group is everybody. Cannot fail half-way: the payloads have been checked. `read`
@@ -130,8 +135,7 @@ class PairedReplica(Replica):
                 continue
             fast[:], slow[:] = 0.0, 0.0
             for turn, payload in enumerate((*others[:place], mine, *others[place:])):
-                sent_fast, sent_slow = halves.split(payload[index], stop - start)
-                halves.fast.decode(sent_fast, one)
+                halves.fast.decode(payload[index], one)
                 fast += one
                 if turn == place and not halves.exact:
                     read(start, stop, away)
@@ -139,7 +143,7 @@ class PairedReplica(Replica):
                     self.residual[start:stop] += away
                     self.residual[start:stop] -= one
                 if halves.slow is not None:
-                    halves.slow.decode(sent_slow, one)
+                    halves.slow.decode(payload[len(grid) + index], one)
                     slow += one
                     if turn == place:
                         away[:] = one

@@ -115,9 +115,8 @@ def _values(session: Session | GossipSession, change: Callable[[NDArray[np.float
             sparse.decode(payload.data, chunks).scatter(values)
             return np.frombuffer(sparse.encode(sparse.select(change(values), chunks)), np.uint8)
         if isinstance(session, GossipSession):
-            # Of the two halves the update; where one is enough it is the parameters, not how far they have moved.
+            # Of the two vectors the update; where one is enough it is the parameters, not how far they have moved.
             codec = session.codec.fast
-            payload = payload[: codec.nbytes(values.size)]
             if session.codec.slow is None:
                 base[:] = session.replica.theta[start:stop]
         else:
@@ -174,9 +173,11 @@ def _outgoing(process: Process, change: Callable[[PeerId, Message], Message]) ->
     outbox.control = lambda to, message: control(to, change(to, message))  # type: ignore[method-assign]
 
 
+def _other_plan(to: PeerId, message: Message) -> Message:
+    return msgspec.structs.replace(message, plan=bytes(32)) if isinstance(message, Ready) else message
+
+
 def _other_base(to: PeerId, message: Message) -> Message:
-    if isinstance(message, Ready) and not any(message.base):  # as in pairs, where it means nothing
-        return msgspec.structs.replace(message, plan=bytes(32))
     if isinstance(message, Ready):
         return msgspec.structs.replace(message, base=bytes(32))
     return message
@@ -263,7 +264,9 @@ _LIES: dict[str, Callable[[Process], None]] = {
     "flip": _each(lambda session: _values(session, lambda values: -values)),
     "zero": _each(lambda session: _values(session, np.zeros_like)),
     "boast": _each(_boast),
-    "base": lambda process: _outgoing(process, _other_base),
+    "base": lambda process: _outgoing(
+        process, _other_plan if isinstance(process.peer.session, GossipSession) else _other_base
+    ),
     "equivocate": _equivocate,
     "blame": lambda process: _cry(process, _complaints),
     "behind": lambda process: _cry(process, lambda session: [Behind(_round(session) + 1000, _fragment(session))]),

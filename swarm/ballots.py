@@ -50,8 +50,9 @@ class Span(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 class Ready(Message, frozen=True):
     """A contributor announces its pseudo-gradient before it sends it (commit, then send).
 
-    `attempt` counts its announcements for this round; `base` is its state digest after the round before; `plan` is the
-    digest of layout, codec, chunk grid and aggregation; `hashes` is the concatenated blake3 of each encoded chunk.
+    `attempt` counts its announcements for this round; `base` is its state digest after the round before, in pairs the name of
+    its slow weights there (see `Base`); `plan` is the digest of layout, codec, chunk grid and aggregation; `hashes` is the
+    concatenated blake3 of each encoded chunk.
     `loss` is for display; so is `speed` (tokens per second), but where others choose their inner steps by it. `weight` 0
     means: takes part, contributes nothing. `witness` False means: this process restarted and will not vote in this round,
     count it as gone. `up` and `down`: what its link carries, bytes per second, as far as it knows; 0 = unknown. `site`: the
@@ -75,6 +76,21 @@ class Ready(Message, frozen=True):
     down: U53 = 0
     site: Site = ""
     spans: Annotated[tuple[Span, ...], Meta(max_length=MAX_SPANS)] = ()
+
+
+class Base(Message, frozen=True):
+    """One of a pair announces the slow weights that it has at the beginning of a round, before it trains.
+
+    `attempt` and `plan` as in Ready, whose `base` names them; `hashes` is the concatenated blake3 of each encoded chunk.
+    """
+
+    limit: ClassVar[int] = 34_000
+
+    round: U32
+    fragment: U16
+    attempt: U32
+    plan: Digest
+    hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
 
 
 class Open(Message, frozen=True):

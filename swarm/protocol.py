@@ -5,6 +5,7 @@ from __future__ import annotations
 from .ballots import (
     Ask,
     Ballot,
+    Base,
     Behind,
     Blame,
     Commit,
@@ -62,6 +63,7 @@ __all__ = [
     "Apply",
     "Ask",
     "Ballot",
+    "Base",
     "Bequest",
     "Bereft",
     "Behind",
@@ -181,6 +183,7 @@ TYPES: dict[int, type[Message]] = dict(
             Bereft,
             Bequest,
             Outdated,
+            Base,
         ],
         start=1,
     )

@@ -28,7 +28,9 @@ class Table:
         cut = Grid(total, total // chunks) if chunks > 1 else grid(total, codec)
         self.chunk = np.ones(codec.nbytes(cut.size(0)) // 4, np.float32).tobytes()
         self.hashes = blake3.blake3(self.chunk).digest() * chunks
-        outbox = SimpleNamespace(control=lambda to, message: None, bulk=lambda to, frame: None)
+        outbox = SimpleNamespace(
+            control=lambda to, message: None, bulk=lambda to, frame: None, withdraw=lambda *of: None
+        )
         self.circle = Circle(Terms(1, PLAN, cut, codec, 10**9, outbox, lambda: self.now, PATIENCE), size=size)
         self.circle.choose(OTHERS, OTHERS)
         self.circle.announce([self.chunk] * chunks, self.hashes, weight=1, loss=0.0, speed=0.0, deadline=10.0)

@@ -23,13 +23,18 @@ def reader(theta):
     return read
 
 
+def sent(one, theta, cut, how):
+    """Both vectors that a replica sends."""
+    return [*one.offer(reader(theta), cut, how), *one.base(cut, how)]
+
+
 def swarm_of(n, theta):
     return [PairedReplica(bytes(32), np.asarray(theta, np.float32).reshape(-1), ()) for _ in range(n)]
 
 
 def meet(replicas, thetas, group, cut, how, pull=PULL):
     """One round of a group: everyone offers, then everyone steps with what the others offered."""
-    payloads = {i: list(replicas[i].offer(reader(thetas[i]), cut, how)) for i in group}
+    payloads = {i: sent(replicas[i], thetas[i], cut, how) for i in group}
     for i in group:
         others, place = [payloads[j] for j in sorted(group) if j != i], sorted(group).index(i)
         replicas[i].step(reader(thetas[i]), payloads[i], others, cut, how, members=(), pull=pull, place=place)
@@ -112,7 +117,7 @@ def test_who_is_left_out_by_one_moves_the_mean_a_little():
     thetas = [replica.theta + rng.standard_normal(total).astype(np.float32) for replica in replicas]
     cut, phi = Grid(total, 4096), [replica.theta.astype(np.float64) for replica in replicas]
     moved = [theta - before for theta, before in zip(thetas, phi, strict=True)]
-    payloads = [list(one.offer(reader(t), cut, TWO)) for one, t in zip(replicas, thetas, strict=True)]
+    payloads = [sent(one, t, cut, TWO) for one, t in zip(replicas, thetas, strict=True)]
     for i, replica in enumerate(replicas):
         came = [payloads[j] for j in range(n) if j != i and (i, j) != (0, 3)]
         pull = Pull(ALPHA, BETA, 0.5)
@@ -193,7 +198,7 @@ def test_how_far_a_contribution_is(how):
     mine, other = swarm_of(2, np.ones(size))
     other.theta[:] += 3.0 if how.slow else 0.0  # its slow weights are elsewhere too, where they are sent
     cut = grid(size, how)
-    near, far = (list(one.offer(reader(one.theta + np.float32(d)), cut, how)) for one, d in ((mine, 0.1), (other, 4.0)))
+    near, far = (sent(one, one.theta + np.float32(d), cut, how) for one, d in ((mine, 0.1), (other, 4.0)))
     lengths = mine.lengths([near, far], cut, how)
     assert lengths[0] == pytest.approx(0.1 * size**0.5, rel=0.15)
     assert lengths[1] == pytest.approx((5.0 if how.slow else 4.0) * size**0.5, rel=0.02)

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 
+import blake3
 import numpy as np
 import pytest
 from aids import planted
@@ -18,7 +19,7 @@ from thinwire.sims.seeds import PACE, STALL
 from thinwire.sims.world import simulate
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import Behind, Chunk, Decline, Fetch
+from thinwire.swarm.protocol import Base, Behind, Chunk, Decline, Fetch
 
 RUN = bytes(range(32))
 NOLOCO = 'method = "noloco"\n'
@@ -121,6 +122,79 @@ def test_who_dies_pauses_or_comes_late_holds_nobody_up(swarm, group):
     clock.run(main(), seed=2)
 
 
+HOME = {"codec": "int8(block=256)", "outer": NOLOCO, "size": 100_000, "bandwidth": 312_500, "latency": 0.03}
+"""A vector takes a third of a round's steps."""
+
+
+def late(patch):
+    """Slow weights wait for the end of the steps, as all else does."""
+    patch.setattr(GossipSession, "post", lambda self, base, hashes: None)
+    average = GossipSession.average
+
+    async def both(self, source, **rest):
+        replica = self.replica
+        chunks = list(replica.base(self.grid, self.codec))
+        self.current.post(chunks, b"".join(blake3.blake3(chunk).digest() for chunk in chunks))
+        return await average(self, source, **rest)
+
+    patch.setattr(GossipSession, "average", both)
+
+
+def test_slow_weights_are_there_when_the_steps_are_done(swarm, monkeypatch):
+    """A round is then shorter by what they take."""
+
+    async def main():
+        s = swarm(4, rounds=6, **HOME)
+        for node in s.nodes.values():
+            node.pace = 1.0
+        s.start()
+        await s.finish()
+        assert all(met(node) == {2: 6} for node in s.nodes.values())
+        return (s.nodes[0].committed_at[6] - s.nodes[0].committed_at[1]) / 5
+
+    vector = 100_000 * 1.008 / 312_500
+    early = clock.run(main(), seed=8)
+    late(monkeypatch)
+    whole = clock.run(main(), seed=8)
+    assert 1.0 + vector + 0.09 < early < 1.0 + vector + 0.2
+    assert whole - early == pytest.approx(vector, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "what", ["kill", *(pytest.param(one, marks=pytest.mark.trial) for one in ("pause", "cut", "leave"))]
+)
+def test_a_partner_that_is_lost_while_all_train_costs_what_it_always_did(swarm, what, monkeypatch):
+    """Slow weights were sent in vain, or only half of them: whoever is left goes on with whom it would have gone on with."""
+
+    async def main():
+        s = swarm(6, rounds=8, **HOME)
+        for node in s.nodes.values():
+            node.pace = 1.5
+        s.start()
+        await asyncio.sleep(0.5 + 1.5 + 1.0 + 1.5 + 0.6)  # a good two rounds: in the third one's steps
+        lost = s.nodes[5]
+        assert lost.session.current.ours is None and lost.session.current.round == 3
+        if what == "kill":
+            lost.kill()
+        elif what == "pause":
+            s.net.pause(lost.id)
+        elif what == "cut":
+            cut_off(lost)
+        else:
+            lost.tasks[1].cancel()
+            await lost.presence.leave()
+        await s.finish([0, 1, 2, 3, 4])
+        for node in list(s.nodes.values())[:5]:
+            last = [len(found) for round, found in node.contributors.items() if round > 5]
+            assert last.count(2) >= 1 and len(node.contributors) == 8
+            assert not any(np.isnan(node.replica.theta))
+        return max(node.committed_at[8] for node in list(s.nodes.values())[:5])
+
+    early = clock.run(main(), seed=9)
+    late(monkeypatch)
+    assert early < clock.run(main(), seed=9)
+
+
 def test_a_joiner_takes_the_state_of_one_peer(swarm):
     async def main():
         s = swarm(4, codec="int8(block=256)", outer=NOLOCO, rounds=12, size=50_000)
@@ -217,11 +291,12 @@ def test_who_has_not_trained_takes_no_absurd_value_either(swarm, moved):
     clock.run(main(), seed=6)
 
 
-def test_strangers_to_the_round_get_nothing_and_change_nothing(swarm):
+@pytest.mark.parametrize("codec", ["fp32", "int8(block=256)"])
+def test_strangers_to_the_round_get_nothing_and_change_nothing(swarm, codec):
     """What somebody says who is not the partner: it is told so, and no more."""
 
     async def main():
-        s = swarm(4, codec="fp32", outer=NOLOCO, rounds=8, size=20_000)
+        s = swarm(4, codec=codec, outer=NOLOCO, rounds=8, size=20_000)
         s.start()
         liar, view = s.nodes[3], tuple(sorted(node.id for node in s.nodes.values()))
 
@@ -232,12 +307,15 @@ def test_strangers_to_the_round_get_nothing_and_change_nothing(swarm):
                     if node is not liar and liar.id not in pairing.others(RUN, round, view, node.id):
                         for frame in (
                             Frame(Fetch(round, 0, bytes(32), (0,))),
+                            Frame(Base(round, 0, 2**32 - 1, bytes(32), b"")),
                             Frame(Chunk(round, 0, 1, 0), b"x"),
                             Frame(Decline(round, 0, "no")),
                             Frame(Behind(10**6)),
                             Frame(Decline(10**6, 0, "no")),
                         ):
                             await liar.transport.send(node.id, frame)
+                    if liar.id not in pairing.others(RUN, round + 1, view, node.id):
+                        await liar.transport.send(node.id, Frame(Base(round + 1, 0, 2**32 - 1, bytes(32), b"")))
                 await asyncio.sleep(0.05)
 
         mouth = asyncio.get_running_loop().create_task(talk())
@@ -245,7 +323,7 @@ def test_strangers_to_the_round_get_nothing_and_change_nothing(swarm):
         mouth.cancel()
         for node in list(s.nodes.values())[:3]:
             assert met(node) == {2: 8} and not any(node.missing.values())
-            assert not node.session.behind.is_set()
+            assert not node.session.behind.is_set() and node.session.sizes()["early"][0] <= 2
 
     clock.run(main(), seed=5)
 
@@ -355,7 +433,7 @@ def test_the_update_is_what_a_liar_changes(kind, gamma, codec, monkeypatch):
         parts = []
         for index, chunk in enumerate(source):
             values = np.empty(cut.size(index), np.float32)
-            how.fast.decode(how.split(chunk, values.size)[0], values)
+            how.fast.decode(chunk, values)
             parts.append(values)
         moved = np.concatenate(parts) - (self.replica.theta if how.slow is None else 0)
         sent.setdefault(self.me, []).append(moved)

@@ -87,6 +87,7 @@ PAIRS = {
     "two vectors, bandwidth binds": (Case(6, 1_000_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.02, 1.0), 0.7),
     "one vector, far apart": (Case(4, 200_000, "fp32", ((1e6, 1e6),), 0.15, 2.0), 0.7),
     "two vectors, exact": (Case(2, 300_000, "fp32", ((2e6, 1e6),), 0.05, 1.0), 0.4),
+    "slow weights longer than steps": (Case(4, 1_000_000, "int4(block=256)", ((1.25e6, 1.25e6),), 0.03, 0.5), 0.7),
     "groups of four": (Case(8, 300_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.02, 1.0), 0.7),
 }
 

@@ -56,7 +56,8 @@ def test_less_on_the_wire_is_more_computing():
     found = {method.name: method.busy(50) for method in methods(asked())}
     assert list(found) == NAMES
     assert found["data parallel, fp32"] < found["DiLoCo"] < found["streaming, overlapped"]
-    assert found["gossip"] < found["DiLoCo"] < found["sparse"]  # two vectors to one peer are more than 7/8 of two
+    # Two vectors to one peer are more than 7/8 of two; but the slow weights travel while the steps are made.
+    assert found["DiLoCo"] < found["gossip"] < found["sparse"]
     exact = {method.name: method.busy(50) for method in methods(asked(codec="fp32"))}
     assert exact["DiLoCo"] < exact["gossip"]
 
@@ -90,7 +91,8 @@ def test_gossip_waits_for_one():
     peers = [machine for machine in own.machines for _ in range(machine.count)]
     expected = []
     for a, b in itertools.permutations(peers, 2):
-        seconds = 2 * 1e8 * 8.0625 / 8 / min(a.down, a.up, b.down, b.up) + 3 * 0.025
+        vector = 1e8 * 8.0625 / 8 / min(a.down, a.up, b.down, b.up)
+        seconds = vector + max(0.0, vector - 20 * max(a.step, b.step)) + 3 * 0.025
         expected.append(20 * a.step / (20 * max(a.step, b.step) + seconds))
     gossip = named(methods(own), "gossip")
     assert gossip.busy(20) == pytest.approx(sum(expected) / len(expected), rel=1e-3)

@@ -31,6 +31,7 @@ from thinwire.swarm.protocol import (
     TYPES,
     VERSION,
     Ballot,
+    Base,
     Chunk,
     Commit,
     Contribution,
@@ -448,12 +449,14 @@ def test_the_largest_round_fits():
     whole = bytes(32 * MAX_CHUNKS)
     announced = Ready(2**32 - 1, 2**16 - 1, 2**32 - 1, RUN, RUN, 2**53 - 1, whole, True, 1.0, 1.0, site="ü" * 64)
     announced = msgspec.structs.replace(announced, up=2**53 - 1, down=2**53 - 1)
+    early = Base(2**32 - 1, 2**16 - 1, 2**32 - 1, RUN, whole)
     out = tuple(Exclusion(peer, "r" * 64) for peer in group)
     adopted = msgspec.structs.replace(opened, excluded=out, adopted=RUN, sources=group, idle=group[1:], kept=group)
     adopted = msgspec.structs.replace(adopted, order=tuple(range(2**16 - MAX_GROUP, 2**16)))
     proofs = tuple(Proof(peer, b"s" * 64) for peer in group)
     for message in (
         announced,
+        early,
         opened,
         adopted,
         Promise(2**32 - 1, 2**16 - 1, BALLOT, adopted, RUN),
