@@ -469,6 +469,7 @@ def test_every_codec_a_manifest_may_name_can_be_made():
         "int8(block=65536)",
         "int4(block=256)",
         "int3(block=64,asymmetric=1,stochastic=1)",
+        "e3m0(block=256)",
     ):
         assert parse(f"[exchange]\ncodec = '{codec}'").exchange.codec == codec == registry.parse(codec).spec
 
