@@ -258,9 +258,9 @@ class Pipeline(Table, frozen=True):
 class Exchange(Table, frozen=True):
     """[exchange]: how pseudo-gradients travel and when a round counts.
 
-    codec: "int8(block=256)", a quarter of the bytes; "int4(block=256)", an eighth; or "fp32", exact, for fast networks and
-        tests. sparseloco, and streaming where told: "topk(k=64,chunk=4096)|2bit|rice", one value of 64. demo:
-        "demo(k=32,chunk=4096)|2bit|rice".
+    codec: "int8(block=256)", a quarter of the bytes; "int4(block=256)", "e3m0(block=256)", an eighth; or "fp32", exact, for
+        fast networks and tests. sparseloco, and streaming where told: "topk(k=64,chunk=4096)|2bit|rice", one value of 64.
+        demo: "demo(k=32,chunk=4096)|2bit|rice".
     collective: "butterfly", every peer owns a part of every round; or "gather", every payload goes to everybody, which only
         payloads as small as those of sparseloco are worth. The method decides. Of sparseloco also "sparse-butterfly": the owner
         of a part adds up what has come, sends the largest values of the sum to all and keeps the rest for later, so that what
