@@ -122,9 +122,10 @@ def rows(x: Floats) -> Iterator[Row]:
         "int4(asymmetric=1)",
         "int4(stochastic=1)",
         "int3",
+        "e3m0",
     ):
         yield encode_row(spec, x, shared)
-    for spec in ("fp32", "fp16", "bf16", "int8", "int8(block=4096)", "int4", "int4(asymmetric=1)", "int3"):
+    for spec in ("fp32", "fp16", "bf16", "int8", "int8(block=4096)", "int4", "int4(asymmetric=1)", "int3", "e3m0"):
         yield average_row(spec, x, shared)
     for figures in sparserows.figures(x):
         yield Row(*figures)

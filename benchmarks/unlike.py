@@ -80,11 +80,11 @@ class Heavy(Co2Replica):
         return 1.0
 
 
-def overlapped(outer: str, *, naive: bool = False) -> Callable[[Toy], float]:
+def overlapped(outer: str, *, naive: bool = False, codec: str = "fp32") -> Callable[[Toy], float]:
     """Methods that train while they exchange, with the product's rounds and replicas around a table."""
 
     def run(toy: Toy) -> float:
-        manifest = parse(f'[exchange]\ncodec = "fp32"\n[outer]\nsteps = {toy.steps}\n{outer}')
+        manifest = parse(f'[exchange]\ncodec = "{codec}"\n[outer]\nsteps = {toy.steps}\n{outer}')
         trainers = toy.trainers()
         layout = layout_of(trainers[0].model)
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from thinwire.compression.codec import Codec, Floats
+from thinwire.compression.minifloat import E3M0
 from thinwire.compression.quantize import Integers
 
 DISTRIBUTIONS = ("gaussian", "laplace", "t3")
 BLOCKS = (64, 256, 4096)
-ROWS = ((8, False), (8, True), (4, False), (4, True), (3, False), (3, True))
-"""Bits, and whether asymmetric."""
+ROWS: dict[str, Callable[[int], Codec]] = {
+    f"int{bits} {'asymmetric' if asymmetric else 'symmetric'}": partial(Integers, bits, asymmetric=asymmetric)
+    for bits in (8, 4, 3)
+    for asymmetric in (False, True)
+} | {"e3m0": E3M0}
+"""Name -> the codec for a block."""
 
 
 def sample(name: str, n: int, seed: int) -> Floats:
@@ -35,14 +42,14 @@ def snr(codec: Codec, x: Floats) -> float:
     return 10 * math.log10(signal / noise) if noise else math.inf
 
 
-def table(n: int, seed: int, rows: tuple[tuple[int, bool], ...] = ROWS) -> dict[tuple[int, bool, str, int], float]:
-    """SNR by bits, asymmetric, distribution and block."""
+def table(n: int, seed: int) -> dict[tuple[str, str, int], float]:
+    """SNR by row, distribution and block."""
     found = {}
     for name in DISTRIBUTIONS:
         x = sample(name, n, seed)
-        for bits, asymmetric in rows:
+        for row, codec in ROWS.items():
             for block in BLOCKS:
-                found[bits, asymmetric, name, block] = snr(Integers(bits, block, asymmetric), x)
+                found[row, name, block] = snr(codec(block), x)
     return found
 
 
@@ -50,11 +57,9 @@ def main() -> None:
     """Print the table of four million values each."""
     found = table(1 << 22, 0)
     lines = [f"| SNR in dB, block {' / '.join(map(str, BLOCKS))} | {' | '.join(DISTRIBUTIONS)} |", "|---|---|---|---|"]
-    for bits, asymmetric in ROWS:
-        cells = (
-            " / ".join(f"{found[bits, asymmetric, name, block]:.1f}" for block in BLOCKS) for name in DISTRIBUTIONS
-        )
-        lines.append(f"| int{bits} {'asymmetric' if asymmetric else 'symmetric'} | {' | '.join(cells)} |")
+    for row in ROWS:
+        cells = (" / ".join(f"{found[row, name, block]:.1f}" for block in BLOCKS) for name in DISTRIBUTIONS)
+        lines.append(f"| {row} | {' | '.join(cells)} |")
     sys.stdout.write("\n".join(lines) + "\n")
 
 

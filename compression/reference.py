@@ -104,6 +104,36 @@ def integers_decode(payload: bytes, n: int, bits: int, block: int, asymmetric: b
     return out
 
 
+def e3m0_levels(scale: NDArray[np.float16]) -> NDArray[np.float64]:
+    """The magnitudes that codes 0…7 stand for under one scale."""
+    return np.float64(scale[0]) * np.array([0.0, *(2.0**-k for k in range(6, -1, -1))])
+
+
+def e3m0_encode(x: Floats, block: int) -> bytes:
+    """Scales, codes; see `minifloat.E3M0`. Of all magnitudes the nearest is looked for, the largest of them first."""
+    scales, codes = [], []
+    for start in range(0, x.size, block):
+        values = x[start : start + block].astype(np.float64)
+        scale = half_at_least(np.abs(x[start : start + block]).max(keepdims=True), 1)
+        away = np.abs(np.abs(values)[:, None] - e3m0_levels(scale)[None, ::-1])
+        found = 7 - away.argmin(axis=1) if scale[0] else np.zeros(values.size, np.int64)
+        scales.append(scale.astype("<f2").tobytes())
+        codes.append(pack(np.where((values < 0) & (found > 0), found + 8, found), 4))
+    return b"".join(scales + codes)
+
+
+def e3m0_decode(payload: bytes, n: int, block: int) -> Floats:
+    """Sign times magnitude."""
+    blocks, out = -(-n // block), np.zeros(n, np.float32)
+    for b in range(blocks):
+        part = out[b * block : (b + 1) * block]
+        first = 2 * blocks + b * (block // 2)
+        codes = unpack(payload[first : first + block // 2], part.size, 4, False)
+        levels = e3m0_levels(np.frombuffer(payload, "<f2", 1, 2 * b))
+        part[:] = np.where(codes >= 8, -1.0, 1.0) * levels[codes & 7]
+    return out
+
+
 def halves_encode(x: Floats, brain: bool) -> bytes:
     """fp16 or bf16, rounded to the nearest, ties to even, magnitudes limited to the largest finite one."""
     if not brain:

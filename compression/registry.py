@@ -16,6 +16,7 @@ from thinwire.compression.codec import Codec
 from thinwire.compression.demo import Demo
 from thinwire.compression.floats import Fp32, bf16, fp16
 from thinwire.compression.lowrank import PowerSGD
+from thinwire.compression.minifloat import E3M0
 from thinwire.compression.quantize import Int3, Int4, Int8
 from thinwire.compression.sparse import INDICES, LEVELS, Sparse
 from thinwire.compression.subspace import Subspace
@@ -54,6 +55,7 @@ CODECS: dict[str, Entry] = {
     "int8": Entry(Int8, _INTEGERS),
     "int4": Entry(Int4, _INTEGERS),
     "int3": Entry(Int3, _INTEGERS),
+    "e3m0": Entry(E3M0, ("block",)),
     "topk": Entry(Sparse, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
     "demo": Entry(Demo, ("k", "chunk"), (("values", tuple(LEVELS)), ("indices", tuple(INDICES))), "tensor"),
     "powersgd": Entry(PowerSGD, ("rank",), (), "factors"),

@@ -8,6 +8,7 @@ from thinwire.compression.chunks import Chunks
 from thinwire.compression.codec import Codec
 from thinwire.compression.floats import Fp32, Half
 from thinwire.compression.kernels import sgd_step
+from thinwire.compression.minifloat import E3M0
 from thinwire.compression.quantize import Integers
 from thinwire.compression.sparse import Sparse
 
@@ -17,7 +18,7 @@ def warm_up() -> None:
 
     A kernel is compiled once per type of argument: the numbers of bits and the sizes do not matter.
     """
-    codecs: list[Codec] = [Fp32(), Half(False), Integers(8), Integers(8, asymmetric=True)]
+    codecs: list[Codec] = [Fp32(), Half(False), Integers(8), Integers(8, asymmetric=True), E3M0()]
     for codec in codecs:
         payload, back = np.zeros(codec.nbytes(16), np.uint8), np.zeros(16, np.float32)
         for frozen in (False, True):

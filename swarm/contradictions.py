@@ -219,7 +219,7 @@ def _wrong_codec(manifest: Manifest) -> Iterator[tuple[str, str]]:
             else (f"exchange.codec: there is no codec {name!r}", nearest(name, list(usable), f"codecs of {method}"))
         )
         return
-    if name.startswith("int"):
+    if name.startswith("int") or name == "e3m0":
         found = re.search(r"block=([0-9]+)", codec)
         if found is None:
             yield (

@@ -73,7 +73,7 @@ FOREIGN = {
 }
 """Keys of [outer] that a method has no use for."""
 
-DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3")
+DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3", "e3m0")
 CODECS = {
     "diloco": DENSE,
     "muloco": DENSE,

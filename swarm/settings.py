@@ -258,8 +258,8 @@ class Pipeline(Table, frozen=True):
 class Exchange(Table, frozen=True):
     """[exchange]: how pseudo-gradients travel and when a round counts.
 
-    codec: "int8(block=256)", a quarter of the bytes; "int4(block=256)", an eighth; or "fp32", exact, for fast networks and
-        tests. sparseloco, and streaming where told: "topk(k=64,chunk=4096)|2bit|rice", one value of 64. demo:
+    codec: "int8(block=256)", a quarter of the bytes; "int4(block=256)", "e3m0(block=256)", an eighth; or "fp32", exact, for
+        fast networks and tests. sparseloco, and streaming where told: "topk(k=64,chunk=4096)|2bit|rice", one value of 64. demo:
         "demo(k=32,chunk=4096)|2bit|rice". With noloco it is that of the pseudo-gradient; slow weights, of which nothing is fed
         back, travel as "int8(block=256)" beside it, and while the inner steps are made, so that int4 halves what is waited for.
     collective: "butterfly", every peer owns a part of every round; or "gather", every payload goes to everybody, which only

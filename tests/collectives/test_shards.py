@@ -12,7 +12,7 @@ from thinwire.compression import registry
 from thinwire.swarm.protocol import CHUNK_BYTES, MAX_CHUNKS, Chunk
 
 PEERS = tuple(bytes([i]) * 32 for i in range(12))
-CODECS = ["fp32", "int8(block=256)", "int8(block=64)", "int4(block=256)", "int3(block=256)"]
+CODECS = ["fp32", "int8(block=256)", "int8(block=64)", "int4(block=256)", "int3(block=256)", "e3m0(block=256)"]
 
 
 @given(st.integers(1, 200_000_000), st.sampled_from(CODECS))

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from thinwire.compression import reference
 from thinwire.compression.codec import Codec, CodecError
 from thinwire.compression.floats import Fp32, bf16, fp16
+from thinwire.compression.minifloat import E3M0
 from thinwire.compression.quantize import Int3, Int4, Int8, Integers
 
 INTEGERS = [
@@ -20,7 +21,7 @@ INTEGERS = [
     for asymmetric in (False, True)
     for stochastic in (False, True)
 ]
-CODECS: list[Codec] = [Fp32(), fp16(), bf16(), *INTEGERS]
+CODECS: list[Codec] = [Fp32(), fp16(), bf16(), E3M0(16), E3M0(24), E3M0(), *INTEGERS]
 SEED = 0xFEDCBA9876543210
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 vectors = hnp.arrays(np.float32, st.integers(0, 600), elements=finite)
@@ -58,6 +59,8 @@ def expected(codec: Codec, x: np.ndarray) -> bytes:
     """What the reference encodes."""
     if isinstance(codec, Integers):
         return reference.integers_encode(x, codec.bits, codec.block, codec.asymmetric, codec.stochastic, SEED)
+    if isinstance(codec, E3M0):
+        return reference.e3m0_encode(x, codec.block)
     return x.tobytes() if codec.spec == "fp32" else reference.halves_encode(x, codec.spec == "bf16")
 
 
@@ -65,6 +68,8 @@ def restored(codec: Codec, payload: bytes, n: int) -> np.ndarray:
     """What the reference decodes."""
     if isinstance(codec, Integers):
         return reference.integers_decode(payload, n, codec.bits, codec.block, codec.asymmetric)
+    if isinstance(codec, E3M0):
+        return reference.e3m0_decode(payload, n, codec.block)
     return (
         np.frombuffer(payload, "<f4")
         if codec.spec == "fp32"

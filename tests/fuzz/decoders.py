@@ -22,6 +22,7 @@ from thinwire.compression import (
     demo,
     entropy,
     floats,
+    minifloat,
     payloads,
     quantize,
     registry,
@@ -33,14 +34,14 @@ from thinwire.compression.chunks import Chunks
 from thinwire.compression.codec import CodecError
 from thinwire.compression.noise import normal
 
-PYTHON = (activations, demo, entropy, floats, payloads, quantize, sparse, sparseheader, subspace)
+PYTHON = (activations, demo, entropy, floats, minifloat, payloads, quantize, sparse, sparseheader, subspace)
 """Modules whose functions are watched; kernels are compiled and cannot be."""
 
 Target = tuple[str, Callable[[bytes], None], list[bytes]]
 """A name, what takes a payload, and honest payloads to begin with."""
 
 ELEMENTS = 70
-DENSE = ("fp32", "fp16", "bf16", "int8(block=32)", "int4(block=32)", "int3(block=32)")
+DENSE = ("fp32", "fp16", "bf16", "int8(block=32)", "int4(block=32)", "int3(block=32)", "e3m0(block=32)")
 DENSE += tuple(f"int{bits}(block=32,asymmetric=1)" for bits in (8, 4, 3))
 TENSOR = ("topk(k=9,chunk=256)", "topk(k=9,chunk=256)|1bit", "topk(k=9,chunk=256)|2bit|fixed", "topk(k=256,chunk=256)")
 TENSOR += ("topk(k=200,chunk=4096)", "demo(k=5,chunk=256)", "demo(k=5,chunk=256)|1bit|fixed")

@@ -58,7 +58,7 @@ async def drive(text, rounds, *, count=3, codec="fp32", fail=(), look=lambda tab
     return table, models
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8(block=256)"])
+@pytest.mark.parametrize("codec", ["fp32", "int8(block=256)", "e3m0(block=256)"])
 def test_one_part_without_overlap_and_mixing_is_diloco_bit_for_bit(codec):
     digests = {}
     for text in ("steps = 4\nlr = 0.4", 'method = "streaming"\nfragments = 1\noverlap = 0\nalpha = 0.0\nsteps = 4'):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from thinwire.compression import reference
 from thinwire.compression.floats import Half
+from thinwire.compression.minifloat import E3M0
 from thinwire.compression.registry import dense
 from thinwire.sims import clock
 
@@ -19,6 +20,7 @@ SPECS = [
     "int4(block=256,asymmetric=1)",
     "int4(block=256,stochastic=1)",
     "int3(block=128)",
+    "e3m0(block=256)",
 ]
 
 
@@ -26,6 +28,8 @@ def through(codec, x):
     """What x becomes on its way, by the reference alone."""
     if isinstance(codec, Half):
         return reference.halves_decode(reference.halves_encode(x, codec.brain), codec.brain)
+    if isinstance(codec, E3M0):
+        return reference.e3m0_decode(reference.e3m0_encode(x, codec.block), x.size, codec.block)
     seed = int.from_bytes(blake3.blake3(x.tobytes()).digest()[:8], "little")
     payload = reference.integers_encode(x, codec.bits, codec.block, codec.asymmetric, codec.stochastic, seed)
     return reference.integers_decode(payload, x.size, codec.bits, codec.block, codec.asymmetric)
@@ -78,7 +82,9 @@ def test_a_peer_dies_and_one_joins_with_four_bits(swarm):
     clock.run(main(), seed=2)
 
 
-@pytest.mark.parametrize("spec", ["int4(block=256)", "int4(block=256,asymmetric=1)", "int3(block=128)", "fp16"])
+@pytest.mark.parametrize(
+    "spec", ["int4(block=256)", "int4(block=256,asymmetric=1)", "int3(block=128)", "fp16", "e3m0(block=256)"]
+)
 def test_who_sends_what_no_encoder_writes_is_left_out(swarm, spec):
     codec = dense(spec)
 
@@ -86,6 +92,8 @@ def test_who_sends_what_no_encoder_writes_is_left_out(swarm, spec):
         first = bytearray(chunks[0])
         if spec == "fp16":
             first[:2] = b"\x00\x7c"
+        elif spec.startswith("e3m0"):
+            first[-1] = 0x80
         elif codec.asymmetric:
             first[-(len(first) // 2) :] = b"\xff" * (len(first) // 2)
             first[:2] = b"\x00\x00"

@@ -155,6 +155,8 @@ def test_what_follows_from_the_values():
             "every method has one that suits it",
         ),
         ("[exchange]\ncodec = 'int8(block=15)'", "exchange.codec: a block has 16 to 65536 values", "256"),
+        ("[exchange]\ncodec = 'e3m0(block=8)'", "exchange.codec: a block has 16 to 65536 values", "256"),
+        ("[exchange]\ncodec = 'e3m0'", "not a codec with all its parameters", "e3m0(block=256)"),
         ("[exchange]\ncodec = 'int8(block=65537)'", "exchange.codec: a block has 16 to 65536 values", "256"),
         ("[model]\nwidth = 100\nheads = 8", "model.width 100 is not a multiple of 2 × model.heads (16)", "change"),
         ("[inner]\nschedule = 'cosine'", "inner.schedule is cosine, but the run has no end", "run.rounds"),
@@ -469,6 +471,7 @@ def test_every_codec_a_manifest_may_name_can_be_made():
         "int8(block=65536)",
         "int4(block=256)",
         "int3(block=64,asymmetric=1,stochastic=1)",
+        "e3m0(block=256)",
     ):
         assert parse(f"[exchange]\ncodec = '{codec}'").exchange.codec == codec == registry.parse(codec).spec
 

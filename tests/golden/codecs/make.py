@@ -18,7 +18,7 @@ from thinwire.compression.chunks import Chunks
 from thinwire.compression.noise import normal
 
 HERE = Path(__file__).parent
-DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3", "int8(block=64)")
+DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3", "int8(block=64)", "e3m0", "e3m0(block=64)")
 DENSE += tuple(f"int{bits}(block=64,{flag}=1)" for bits in (8, 4, 3) for flag in ("asymmetric", "stochastic"))
 TENSOR = ("topk|2bit|rice", "topk|1bit|rice", "topk|2bit|fixed", "topk(k=9,chunk=256)", "topk(k=4096)")
 TENSOR += ("demo", "demo|1bit", "demo|2bit|fixed", "demo(k=4,chunk=1024)")
