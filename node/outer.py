@@ -7,6 +7,7 @@ and applied is the codec's decoded value, the same bits on every replica.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
@@ -56,8 +57,10 @@ class Replica:
         self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size + extra, np.float32)
         self.theta[:] = theta
         self.round, self.members = 0, tuple(sorted(members))
-        self.hashes: list[Digest] = []
-        self.digest: Digest = bytes(32)
+        self._hashes: list[Digest] = []
+        self._named: tuple[int, Digest] = (0, bytes(32))
+        self._unsealed: tuple[int, ...] = ()
+        self._sealing = threading.Lock()  # who asks for the digest may be another thread than that which makes it
         self.seal()
 
     @classmethod
@@ -86,7 +89,7 @@ class Replica:
         if words:
             self.state = np.concatenate([self.state, np.zeros(words, np.float32)])
             self.ledger = Ledger(self.state[-words:], manifest.model.context)
-            self.hashes = []  # there may be a chunk more than before
+            self._hashes = []  # there may be a chunk more than before
             self.seal()
 
     def book(self, contributors: Sequence[Contribution]) -> None:
@@ -128,8 +131,8 @@ class Replica:
 
     @property
     def newest(self) -> tuple[int, Digest]:
-        """The latest round that is in the state, and what all that have it call the state that it has left."""
-        return self.round, self.digest
+        """The latest round whose state has its digest, and that: what all that have it call the state that it has left."""
+        return self._named
 
     def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
         """What to tell of a committed round that has been applied: its number, and what members and digest it has left."""
@@ -146,12 +149,35 @@ class Replica:
         """Chunks of the state."""
         return (self.state.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES
 
+    @property
+    def digest(self) -> Digest:
+        """Names round, members and state. Whoever asks before `settle` waits for the hashes."""
+        self.settle()
+        return self._named[1]
+
+    @property
+    def hashes(self) -> list[Digest]:
+        """Those of the chunks."""
+        self.settle()
+        return self._hashes
+
     def seal(self, chunks: Iterable[int] | None = None) -> None:
         """Recompute the hashes and the digest after a change of the state, or of these chunks of it."""
-        self.hashes = self.hashes or [bytes(32)] * len(self)
-        for index in range(len(self)) if chunks is None else chunks:
-            self.hashes[index] = blake3.blake3(self.chunk(index)).digest()
-        self.digest = state_digest(self.round, self.layout, self.members, self.hashes)
+        with self._sealing:
+            self._seal(range(len(self)) if chunks is None else (*self._unsealed, *chunks))
+
+    def settle(self) -> None:
+        """Compute what `moved` has left to be computed, if anything; it takes a while. May be called in any thread."""
+        with self._sealing:
+            if self._unsealed:
+                self._seal(self._unsealed)
+
+    def _seal(self, chunks: Iterable[int]) -> None:
+        self._hashes = self._hashes or [bytes(32)] * len(self)
+        for index in chunks:
+            self._hashes[index] = blake3.blake3(self.chunk(index)).digest()
+        self._named = self.round, state_digest(self.round, self.layout, self.members, self._hashes)
+        self._unsealed = ()
 
     def delta(self, read: Read) -> Floats:
         """The pseudo-gradient Δ = θ̄ − θ, whole."""
@@ -164,9 +190,11 @@ class Replica:
 
         Raises FloatingPointError when a parameter is not finite: such a contribution must not be sent.
         """
+        # One for all chunks: touching fresh memory costs more than the arithmetic.
+        whole = np.empty(grid.chunk, np.float32)
         for index in range(len(grid)):
             start, stop = grid.span(index)
-            delta, at = np.empty(stop - start, np.float32), 0
+            delta, at = whole[: stop - start], 0
             for low, high in self.spans(start, stop):
                 local = delta[at : at + high - low]
                 read(low, high, local)
@@ -189,8 +217,8 @@ class Replica:
         momentum: float,
         nesterov: bool,
     ) -> None:
-        """Commit the next round: the outer step on the decoded results, then the new digest. Cannot fail half-way:
-        the results have been checked against the digest that was voted for, and their form when they came in."""
+        """Commit the next round: the outer step on the decoded results. Cannot fail half-way: the results have been
+        checked against the digest that was voted for, and their form when they came in. The new digest is for `settle`."""
         for low, high, mean in self.means(results, grid, codec):
             outer_step(self.theta[low:high], self.momentum[low:high], mean, lr, momentum, nesterov)
         self.moved(members)
@@ -207,11 +235,12 @@ class Replica:
                 at += high - low
 
     def moved(self, members: Sequence[PeerId]) -> None:
-        """The outer step is made: the round is over, with these members."""
+        """The outer step is made: the round is over, with these members. What names the new state is for `settle` to find."""
         touched = self.touched()
-        self.round += 1
-        self.members = tuple(sorted(members))
-        self.seal(touched)
+        with self._sealing:
+            self._unsealed = (*self._unsealed, *touched)
+            self.round += 1
+            self.members = tuple(sorted(members))
 
     def install(self, fetched: Fetched) -> int:
         """Take over a fetched state; returns the bytes that differed. The chunks have been checked against its digest."""
@@ -220,6 +249,8 @@ class Replica:
         for index, chunk in fetched.chunks.items():
             raw[index * CHUNK_BYTES : index * CHUNK_BYTES + len(chunk)] = np.frombuffer(chunk, np.uint8)
             changed += len(chunk)
-        self.round, self.members = fetched.offer.round, fetched.offer.members
-        self.hashes, self.digest = list(fetched.hashes), fetched.offer.digest
+        with self._sealing:
+            self.round, self.members = fetched.offer.round, fetched.offer.members
+            self._hashes, self._named = list(fetched.hashes), (self.round, fetched.offer.digest)
+            self._unsealed = ()
         return changed

@@ -28,6 +28,9 @@ def test_weight_that_came_to_no_round_is_measured_once(overlap):
             replica.digest += b"x"
         return Outcome(commit=outcome if outcome != "adopted" else None), 0.0
 
+    async def settled():
+        pass
+
     companion = Companion.__new__(Companion)
     companion.peer = SimpleNamespace(
         replica=replica,
@@ -35,6 +38,7 @@ def test_weight_that_came_to_no_round_is_measured_once(overlap):
         manifest=SimpleNamespace(overlap=overlap, asynchronous=False),
         steps=lambda speed: 4,
         traffic=lambda: (0, 0),
+        rounds=SimpleNamespace(settled=settled),
     )
     companion._report, companion._traffic = SimpleNamespace(speed=0.0), (0, 0)
     companion._duties = SimpleNamespace(exchange=exchange)

@@ -22,6 +22,9 @@ def test_tokens_that_a_late_round_has_not_are_due_with_the_next():
     async def steps(count, stop):
         return StepReport(count, 1.0, 1.0, 10, 1.0)
 
+    async def settled():
+        pass
+
     peer = SimpleNamespace(
         doors=SimpleNamespace(now=lambda: 0.0),
         steps=lambda speed: 1,
@@ -33,6 +36,7 @@ def test_tokens_that_a_late_round_has_not_are_due_with_the_next():
         replica=SimpleNamespace(round=0, digest=b""),
         session=SimpleNamespace(overtaken=False),
         idle_weight=0,
+        rounds=SimpleNamespace(settled=settled),
     )
     life = Life(peer, SimpleNamespace(speed=0.0, loss=None), begin=None, learn=None, work=None)
     life._duties = SimpleNamespace(exchange=exchange)
