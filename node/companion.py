@@ -195,7 +195,7 @@ class Companion:
             self._report.speed = (weight - self._carried) / max(1e-9, now() - self._exchanged_at)
         self._carried = weight
         await peer.rounds.settled()
-        before = peer.replica.digest
+        before = peer.replica.newest
         try:
             outcome, seconds = await self._duties.exchange(steps=steps, weight=weight, loss=loss)
         finally:
@@ -205,7 +205,7 @@ class Companion:
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
         committed = outcome.commit is not None
         # Asked last: the digest of a round that has just been made is not there yet.
-        moved = not (committed or outcome.taken or peer.manifest.asynchronous) and peer.replica.digest != before
+        moved = not (committed or outcome.taken or peer.manifest.asynchronous) and peer.replica.newest != before
         adopted = committed or outcome.dropped or moved
         if committed or adopted or outcome.taken:
             self._carried = outcome.kept

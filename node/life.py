@@ -201,12 +201,12 @@ class Life:
         if self.stopping and lead.steps < count:
             return False
         await peer.rounds.settled()
-        loss, before = done.loss if done.steps and not math.isnan(done.loss) else report.loss, peer.replica.digest
+        loss, before = done.loss if done.steps and not math.isnan(done.loss) else report.loss, peer.replica.newest
         weight = self._tokens or peer.idle_weight
         outcome, _ = await self._duties.exchange(steps=tail.steps + count, weight=weight, loss=loss)
         past = outcome.commit is not None or outcome.dropped or outcome.taken
         # Where nobody waits it may have moved by rounds of others. A round that was just made has no digest yet.
-        moved = not past and not peer.manifest.asynchronous and peer.replica.digest != before
+        moved = not past and not peer.manifest.asynchronous and peer.replica.newest != before
         if past or moved:
             self._tokens = min(self._tokens, outcome.kept)  # what the others went into is done with, or gone
             if outcome.commit is None and not outcome.taken:

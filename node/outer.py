@@ -7,13 +7,13 @@ and applied is the codec's decoded value, the same bits on every replica.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 import blake3
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.collectives.buffers import Pool
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
 from thinwire.collectives.rounding import encode
@@ -27,6 +27,11 @@ from thinwire.swarm.protocol import CHUNK_BYTES, Contribution, Digest, PeerId
 from .fragments import Layout
 from .ledger import Ledger
 from .tensorfile import Array, Tensors
+
+SPARE = 64 << 20
+"""Bytes of encoded chunks at most whose memory one contribution leaves to the next: clearing fresh pages takes as long as
+reading, subtracting and quantizing what goes into them.
+"""
 
 Read = Callable[[int, int, Floats], None]
 """Copies the model's parameters [start, stop) as float32 into an array of stop - start elements."""
@@ -57,10 +62,10 @@ class Replica:
         self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size + extra, np.float32)
         self.theta[:] = theta
         self.round, self.members = 0, tuple(sorted(members))
+        self._pool = Pool(SPARE)
         self._hashes: list[Digest] = []
         self._named: tuple[int, Digest] = (0, bytes(32))
         self._unsealed: tuple[int, ...] = ()
-        self._sealing = threading.Lock()  # who asks for the digest may be another thread than that which makes it
         self.seal()
 
     @classmethod
@@ -163,14 +168,14 @@ class Replica:
 
     def seal(self, chunks: Iterable[int] | None = None) -> None:
         """Recompute the hashes and the digest after a change of the state, or of these chunks of it."""
-        with self._sealing:
-            self._seal(range(len(self)) if chunks is None else (*self._unsealed, *chunks))
+        self._seal(range(len(self)) if chunks is None else (*self._unsealed, *chunks))
 
     def settle(self) -> None:
-        """Compute what `moved` has left to be computed, if anything; it takes a while. May be called in any thread."""
-        with self._sealing:
-            if self._unsealed:
-                self._seal(self._unsealed)
+        """Compute what `moved` has left to be computed, if anything; it takes a while. In any thread while nothing changes the
+        state: two that do so at once find the same.
+        """
+        if unsealed := self._unsealed:
+            self._seal(unsealed)
 
     def _seal(self, chunks: Iterable[int]) -> None:
         self._hashes = self._hashes or [bytes(32)] * len(self)
@@ -190,8 +195,7 @@ class Replica:
 
         Raises FloatingPointError when a parameter is not finite: such a contribution must not be sent.
         """
-        # One for all chunks: touching fresh memory costs more than the arithmetic.
-        whole = np.empty(grid.chunk, np.float32)
+        whole = self._floats(grid.chunk)
         for index in range(len(grid)):
             start, stop = grid.span(index)
             delta, at = whole[: stop - start], 0
@@ -202,9 +206,17 @@ class Replica:
                 at += local.size
             if not np.isfinite(np.dot(delta, delta)):
                 raise FloatingPointError(f"the pseudo-gradient is not finite in elements {start} to {stop}")
-            payload = np.empty(codec.nbytes(stop - start), np.uint8)
-            encode(codec, delta, payload)
-            yield payload.data
+            yield self._encoded(codec, delta)
+
+    def _encoded(self, codec: Codec, delta: Floats) -> memoryview:
+        """A chunk's payload, in memory that is used again when nobody needs it any more."""
+        payload = self._pool.lend(codec.nbytes(delta.size))
+        encode(codec, delta, np.frombuffer(payload, np.uint8))
+        return payload
+
+    def _floats(self, size: int) -> Floats:
+        """So many, with arbitrary values, in such memory."""
+        return np.frombuffer(self._pool.lend(4 * size), np.float32)
 
     def apply(
         self,
@@ -225,7 +237,7 @@ class Replica:
 
     def means(self, results: Sequence[Buffer], grid: Grid, codec: Codec) -> Iterator[tuple[int, int, Floats]]:
         """What the results say of elements [low, high) of the parameters, piece by piece: each is good until the next comes."""
-        mean = np.empty(grid.chunk, np.float32)
+        mean = self._floats(grid.chunk)
         for index, payload in enumerate(results):
             start, stop = grid.span(index)
             delta, at = mean[: stop - start], 0
@@ -237,10 +249,9 @@ class Replica:
     def moved(self, members: Sequence[PeerId]) -> None:
         """The outer step is made: the round is over, with these members. What names the new state is for `settle` to find."""
         touched = self.touched()
-        with self._sealing:
-            self._unsealed = (*self._unsealed, *touched)
-            self.round += 1
-            self.members = tuple(sorted(members))
+        self.round += 1
+        self.members = tuple(sorted(members))
+        self._unsealed = (*self._unsealed, *touched)  # last: another thread may ask for the digest at any moment
 
     def install(self, fetched: Fetched) -> int:
         """Take over a fetched state; returns the bytes that differed. The chunks have been checked against its digest."""
@@ -249,8 +260,6 @@ class Replica:
         for index, chunk in fetched.chunks.items():
             raw[index * CHUNK_BYTES : index * CHUNK_BYTES + len(chunk)] = np.frombuffer(chunk, np.uint8)
             changed += len(chunk)
-        with self._sealing:
-            self.round, self.members = fetched.offer.round, fetched.offer.members
-            self._hashes, self._named = list(fetched.hashes), (self.round, fetched.offer.digest)
-            self._unsealed = ()
+        self.round, self.members = fetched.offer.round, fetched.offer.members
+        self._hashes, self._named, self._unsealed = list(fetched.hashes), (self.round, fetched.offer.digest), ()
         return changed

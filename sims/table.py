@@ -47,6 +47,8 @@ class Session:
 
     async def change(self, work: Work, how: Callable[[], Result], *, settled: bool = True) -> Result:
         result: Result = await work(how)
+        if settled:
+            self.replica.settle()
         return result
 
     def advance(self) -> None:

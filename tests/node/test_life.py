@@ -33,7 +33,7 @@ def test_tokens_that_a_late_round_has_not_are_due_with_the_next():
         place=tuple,
         identity=SimpleNamespace(peer_id=bytes(32)),
         manifest=SimpleNamespace(asynchronous=False),
-        replica=SimpleNamespace(round=0, digest=b""),
+        replica=SimpleNamespace(round=0, newest=(0, b"")),
         session=SimpleNamespace(overtaken=False),
         idle_weight=0,
         rounds=SimpleNamespace(settled=settled),
