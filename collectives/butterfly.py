@@ -256,6 +256,7 @@ class Butterfly:
         if commit is not None and (opened is None or commit.opened.ballot != opened.ballot):
             opened = commit.opened
         exchange = self.exchange
+        self._tell()  # an Open before the data that it asks for: sealing and sending that takes milliseconds
         if opened is not None and opened is not exchange.opened:
             self.opened_at = self._now()
             exchange.open(opened)
@@ -263,15 +264,19 @@ class Butterfly:
                 self._want(opened.adopted)
         if commit is not None and exchange.results.wanted != commit.digest and not self.complete:
             self._want(commit.digest)
-        for to, message in self.agreement.take():
-            for peer in sorted(self.agreement.reachable) if to is None else (to,):
-                if peer != self.me:
-                    self._outbox.control(peer, message)
+        self._tell()
         if self.complete or self.agreement.diverged:
             if not self._settled.is_set() and self.complete:
                 self._phase(self.round, "commit")
                 exchange.settle()
             self._settled.set()
+
+    def _tell(self) -> None:
+        """Send what the agreement has to say."""
+        for to, message in self.agreement.take():
+            for peer in sorted(self.agreement.reachable) if to is None else (to,):
+                if peer != self.me:
+                    self._outbox.control(peer, message)
 
     # --- repair
 

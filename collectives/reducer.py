@@ -25,7 +25,6 @@ class Reducer:
 
     def __init__(self, codec: Codec, rule: Rule, pool: Pool) -> None:
         self._codec, self._rule, self._pool = codec, rule, pool
-        self._mean = np.empty(0, np.float32)
 
     def result(self, payloads: Sequence[Buffer], weights: Sequence[float], size: int) -> Buffer:
         """The encoded aggregate of screened payloads of `size` elements each."""
@@ -33,8 +32,7 @@ class Reducer:
         if codec.plain:
             self._rule(codec, payloads, weights, np.frombuffer(encoded, np.float32))
             return encoded
-        if self._mean.size < size:
-            self._mean = np.empty(size, np.float32)
-        self._rule(codec, payloads, weights, self._mean[:size])
-        encode(codec, self._mean[:size], np.frombuffer(encoded, np.uint8))
+        mean = np.frombuffer(self._pool.lend(4 * size), np.float32)
+        self._rule(codec, payloads, weights, mean)
+        encode(codec, mean, np.frombuffer(encoded, np.uint8))
         return encoded

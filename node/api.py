@@ -122,7 +122,11 @@ class Swarm:
 
     @property
     def digest(self) -> str:
-        """Names the state after that round, parameters and outer momentum (hexadecimal): equal on all peers."""
+        """Names the state after that round, parameters and outer momentum (hexadecimal): equal on all peers.
+
+        It is made while training goes on; who asks right after a step waits for it.
+        """
+        self._companion.settle()
         return self._peer.replica.digest.hex() if self._peer.ready else ""
 
     @property

@@ -23,7 +23,6 @@ from typing import Any, Self, cast
 import numpy as np
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import FAULTS
-from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched
 from thinwire.compression.codec import Buffer, Codec, Floats
@@ -74,17 +73,16 @@ class BufferedReplica(Replica):
     def encode(self, read: Read, grid: Grid, codec: Codec) -> Iterator[memoryview]:
         """What was trained since `start`, scaled by its age. Raises FloatingPointError when it is not finite."""
         share = np.float32((1 + self.age) ** -self.outer.fade)
+        whole = self._floats(grid.chunk)
         for index in range(len(grid)):
             start, stop = grid.span(index)
-            delta = np.empty(stop - start, np.float32)
+            delta = whole[: stop - start]
             read(start, stop, delta)
             np.subtract(self.start[start:stop], delta, out=delta)
             if not np.isfinite(np.dot(delta, delta)):
                 raise FloatingPointError(f"the pseudo-gradient is not finite in elements {start} to {stop}")
             delta *= share
-            payload = np.empty(codec.nbytes(stop - start), np.uint8)
-            encode(codec, delta, payload)
-            yield payload.data
+            yield self._encoded(codec, delta)
 
     def whole(self, members: Sequence[PeerId]) -> int:
         """Contributions that make a whole step, in a round that these took part in."""

@@ -171,7 +171,7 @@ class ChainedReplica:
         """Names the state of all fragments that are held."""
         hasher = blake3.blake3(b"thinwire/chains/1\0")
         for number, chain in self.chains.items():
-            hasher.update(number.to_bytes(2, "big") + chain.replica.digest)
+            hasher.update(number.to_bytes(2, "big") + chain.replica.newest[1])
         return hasher.digest()
 
     @property
@@ -208,7 +208,7 @@ class ChainedReplica:
     @property
     def newest(self) -> tuple[int, Digest]:
         """See Replica: the latest turn, and the digest of its fragment."""
-        return max((self.name(number), chain.replica.digest) for number, chain in self.chains.items())
+        return max((self.name(number), chain.replica.newest[1]) for number, chain in self.chains.items())
 
     def name(self, number: int) -> int:
         """What the last round of a fragment is called where those of all are counted: its turn, from 1 on; 0: none."""

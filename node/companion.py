@@ -190,10 +190,12 @@ class Companion:
         await self._due.wait()
 
     async def _exchange(self, steps: int, weight: int, loss: float | None) -> RoundReport:
-        peer, before, now = self.peer, self.peer.replica.digest, self.peer.doors.now
+        peer, now = self.peer, self.peer.doors.now
         if steps and weight > self._carried:
             self._report.speed = (weight - self._carried) / max(1e-9, now() - self._exchanged_at)
         self._carried = weight
+        await peer.rounds.settled()
+        before = peer.replica.newest
         try:
             outcome, seconds = await self._duties.exchange(steps=steps, weight=weight, loss=loss)
         finally:
@@ -201,9 +203,10 @@ class Companion:
                 self._exchanged_at = now()
             self.steps = peer.steps(self._report.speed)
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
-        moved = peer.replica.digest != before and not peer.manifest.asynchronous
         committed = outcome.commit is not None
-        adopted = committed or outcome.dropped or (moved and not outcome.taken)
+        # Asked last: the digest of a round that has just been made is not there yet.
+        moved = not (committed or outcome.taken or peer.manifest.asynchronous) and peer.replica.newest != before
+        adopted = committed or outcome.dropped or moved
         if committed or adopted or outcome.taken:
             self._carried = outcome.kept
         before_up, before_down = self._traffic
@@ -232,6 +235,7 @@ class Companion:
     def save(self, private: Callable[[], PrivateState | None]) -> None:
         """Write a checkpoint with this private state, unless there is one of this round. In the caller's thread."""
         follows = self.peer.manifest.asynchronous
+        self.settle()
         if follows:
             self._background.call(self.peer.rounds.rest())
         try:
@@ -243,6 +247,11 @@ class Companion:
         finally:
             if follows:
                 self.ask(self.peer.rounds.go_on)
+
+    def settle(self) -> None:
+        """Wait until the last round has its digest, if there is still somebody to make it."""
+        if self.peer.ready:
+            self._background.last_call(self.peer.rounds.settled())
 
     def linger(self) -> None:
         """Let the others get what they need from us. Raises what has gone wrong in the background."""

@@ -73,7 +73,7 @@ class Daemon:
     def __init__(self, entry: Entry, options: Options, *, here: Path) -> None:
         self._entry, self._options, self._here = entry, options, here
         self._device = choose_device(entry.config.device)
-        self._worker = ThreadPoolExecutor(1, "compute")
+        self._worker, self._second = ThreadPoolExecutor(1, "compute"), ThreadPoolExecutor(1, "digest")
         self._stopping = False
         self._seat: Seat | None = None
         """Where the peer goes that has ended a life for it."""
@@ -102,7 +102,8 @@ class Daemon:
             return 0
         finally:
             books.close()
-            self._worker.shutdown(cancel_futures=True)
+            for worker in (self._worker, self._second):
+                worker.shutdown(cancel_futures=True)
             for number in SIGNALS:
                 # What is left takes a moment, and the exit code is settled: a first signal in it changes nothing any more.
                 loop.remove_signal_handler(number)
@@ -123,6 +124,7 @@ class Daemon:
             begin=self._begin,
             learn=self._learn,
             work=self._work,
+            beside=self._beside,
             wait_for=options.wait_for,
             rounds=options.rounds,
             held=held_of,
@@ -141,6 +143,10 @@ class Daemon:
     async def _work(self, function: Callable[[], Result]) -> Result:
         """Run where computing is allowed: in the one worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)
+
+    async def _beside(self, function: Callable[[], Result]) -> Result:
+        """The same in another thread, while the first one trains."""
+        return await asyncio.get_running_loop().run_in_executor(self._second, function)
 
     async def _begin(self, peer: Peer) -> bool:
         await self._work(warm_up)

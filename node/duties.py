@@ -81,7 +81,11 @@ class Duties:
                 report.phase = before
         seconds = self._now() - began - self._apart
         if outcome.commit is not None:
-            report.round(peer, outcome, loss=loss, seconds=seconds, steps=steps, weight=weight - outcome.kept)
+            kept = weight - outcome.kept
+            # What is told of a round has the digest of the state that it has left.
+            peer.rounds.thereafter(
+                lambda: report.round(peer, outcome, loss=loss, seconds=seconds, steps=steps, weight=kept)
+            )
             peer.drop_anchor()
         elif not outcome.taken:
             report.uncommitted(peer)
@@ -95,7 +99,9 @@ class Duties:
         return self._now() > self._saved_at + SAVE_SECONDS
 
     def save(self, private: Callable[[], PrivateState | None]) -> SaveOutcome | None:
-        """Write a checkpoint unless there is one of this state. Blocks for the disk: call it where computing is allowed."""
+        """Write a checkpoint unless there is one of this state. Blocks for the disk: call it where computing is allowed, once
+        rounds are settled.
+        """
         peer = self._peer
         return peer.save(private()) if peer.ready and peer.replica.digest != peer.keep.digest else None
 
@@ -132,6 +138,8 @@ class Duties:
         peer = self._peer
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
+                if peer.ready:
+                    await peer.rounds.settled()
                 await peer.leave()
         if peer.ready:
             round, digest = peer.replica.newest

@@ -42,6 +42,13 @@ class GossipRounds:
     def go_on(self) -> None:
         """See Rounds."""
 
+    async def settled(self) -> None:
+        """See Rounds: nothing is left to be done when `sync` has ended."""
+
+    def thereafter(self, what: Callable[[], None]) -> None:
+        """See Rounds."""
+        what()
+
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """Become part of a running swarm with the state of one of its peers, see `Rounds.enter`. Raises ManifestMismatch."""
         session, tried, lonely = self._session, 0, 0

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import numpy as np
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched
 from thinwire.compression.codec import Codec, Floats
@@ -71,9 +70,7 @@ class LateReplica(Replica):
         """The last contribution, chunk by chunk."""
         for index in range(len(grid)):
             start, stop = grid.span(index)
-            payload = np.empty(codec.nbytes(stop - start), np.uint8)
-            encode(codec, self.sent[start:stop], payload)
-            yield payload.data
+            yield self._encoded(codec, self.sent[start:stop])
 
     def moved(self, members: Sequence[PeerId]) -> None:
         """See Replica."""

@@ -41,6 +41,7 @@ class Life:
 
     wait_for: peers that must hold the state and take part before training begins, a minute at most. rounds: leave after this
     round; None: when the manifest says so. invited: called with an invite by the peer that begins the run.
+    beside: as `work`, for what need not wait for inner steps; without it `work` does that, too.
     held: of what is trained, the fragments that this peer has to do with, see `Peer.take_up`.
     moves: whether this life is over after a round, because the peer is to train something else in another.
     """
@@ -56,11 +57,13 @@ class Life:
         wait_for: int = 1,
         rounds: int | None = None,
         invited: Callable[[str], None] = lambda code: None,
+        beside: Work | None = None,
         held: Callable[[Learner], Collection[int] | None] = lambda learner: None,
         moves: Callable[[Learner], bool] = lambda learner: False,
     ) -> None:
         self.peer, self.report = peer, report
         self._begin, self._learn, self._work, self._invited = begin, learn, work, invited
+        self._beside = beside or work
         self._wait_for, self._last, self._held, self._moves = wait_for, rounds, held, moves
         self._duties = Duties(peer, report)
         self._learner: Learner | None = None
@@ -149,6 +152,7 @@ class Life:
             work=self._work,
             joins=joins,
             held=self._held(learner),
+            beside=self._beside,
         )
         self._learner = learner
         if peer.manifest.overlap:
@@ -196,11 +200,14 @@ class Life:
             report.speed = done.tokens / done.seconds
         if self.stopping and lead.steps < count:
             return False
-        loss, before = done.loss if done.steps and not math.isnan(done.loss) else report.loss, peer.replica.digest
+        await peer.rounds.settled()
+        loss, before = done.loss if done.steps and not math.isnan(done.loss) else report.loss, peer.replica.newest
         weight = self._tokens or peer.idle_weight
         outcome, _ = await self._duties.exchange(steps=tail.steps + count, weight=weight, loss=loss)
-        moved = peer.replica.digest != before and not peer.manifest.asynchronous  # there it may be by rounds of others
-        if outcome.commit is not None or outcome.dropped or outcome.taken or moved:
+        past = outcome.commit is not None or outcome.dropped or outcome.taken
+        # Where nobody waits it may have moved by rounds of others. A round that was just made has no digest yet.
+        moved = not past and not peer.manifest.asynchronous and peer.replica.newest != before
+        if past or moved:
             self._tokens = min(self._tokens, outcome.kept)  # what the others went into is done with, or gone
             if outcome.commit is None and not outcome.taken:
                 self._tail = NOTHING
@@ -232,6 +239,8 @@ class Life:
         self._tail = tail
 
     async def _save(self, learner: Learner) -> None:
+        if self.peer.ready:
+            await self.peer.rounds.settled()
         self._duties.saved(await self._work(lambda: self._duties.save(learner.private)))
 
     async def _finish(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, Self
 import blake3
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.collectives.buffers import Pool
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
 from thinwire.collectives.rounding import encode
@@ -26,6 +27,11 @@ from thinwire.swarm.protocol import CHUNK_BYTES, Contribution, Digest, PeerId
 from .fragments import Layout
 from .ledger import Ledger
 from .tensorfile import Array, Tensors
+
+SPARE = 64 << 20
+"""Bytes of encoded chunks at most whose memory one contribution leaves to the next: clearing fresh pages takes as long as
+reading, subtracting and quantizing what goes into them.
+"""
 
 Read = Callable[[int, int, Floats], None]
 """Copies the model's parameters [start, stop) as float32 into an array of stop - start elements."""
@@ -56,8 +62,10 @@ class Replica:
         self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size + extra, np.float32)
         self.theta[:] = theta
         self.round, self.members = 0, tuple(sorted(members))
-        self.hashes: list[Digest] = []
-        self.digest: Digest = bytes(32)
+        self._pool = Pool(SPARE)
+        self._hashes: list[Digest] = []
+        self._named: tuple[int, Digest] = (0, bytes(32))
+        self._unsealed: tuple[int, ...] = ()
         self.seal()
 
     @classmethod
@@ -86,7 +94,7 @@ class Replica:
         if words:
             self.state = np.concatenate([self.state, np.zeros(words, np.float32)])
             self.ledger = Ledger(self.state[-words:], manifest.model.context)
-            self.hashes = []  # there may be a chunk more than before
+            self._hashes = []  # there may be a chunk more than before
             self.seal()
 
     def book(self, contributors: Sequence[Contribution]) -> None:
@@ -128,8 +136,8 @@ class Replica:
 
     @property
     def newest(self) -> tuple[int, Digest]:
-        """The latest round that is in the state, and what all that have it call the state that it has left."""
-        return self.round, self.digest
+        """The latest round whose state has its digest, and that: what all that have it call the state that it has left."""
+        return self._named
 
     def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
         """What to tell of a committed round that has been applied: its number, and what members and digest it has left."""
@@ -146,12 +154,35 @@ class Replica:
         """Chunks of the state."""
         return (self.state.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES
 
+    @property
+    def digest(self) -> Digest:
+        """Names round, members and state. Whoever asks before `settle` waits for the hashes."""
+        self.settle()
+        return self._named[1]
+
+    @property
+    def hashes(self) -> list[Digest]:
+        """Those of the chunks."""
+        self.settle()
+        return self._hashes
+
     def seal(self, chunks: Iterable[int] | None = None) -> None:
         """Recompute the hashes and the digest after a change of the state, or of these chunks of it."""
-        self.hashes = self.hashes or [bytes(32)] * len(self)
-        for index in range(len(self)) if chunks is None else chunks:
-            self.hashes[index] = blake3.blake3(self.chunk(index)).digest()
-        self.digest = state_digest(self.round, self.layout, self.members, self.hashes)
+        self._seal(range(len(self)) if chunks is None else (*self._unsealed, *chunks))
+
+    def settle(self) -> None:
+        """Compute what `moved` has left to be computed, if anything; it takes a while. In any thread while nothing changes the
+        state: two that do so at once find the same.
+        """
+        if unsealed := self._unsealed:
+            self._seal(unsealed)
+
+    def _seal(self, chunks: Iterable[int]) -> None:
+        self._hashes = self._hashes or [bytes(32)] * len(self)
+        for index in chunks:
+            self._hashes[index] = blake3.blake3(self.chunk(index)).digest()
+        self._named = self.round, state_digest(self.round, self.layout, self.members, self._hashes)
+        self._unsealed = ()
 
     def delta(self, read: Read) -> Floats:
         """The pseudo-gradient Δ = θ̄ − θ, whole."""
@@ -164,9 +195,10 @@ class Replica:
 
         Raises FloatingPointError when a parameter is not finite: such a contribution must not be sent.
         """
+        whole = self._floats(grid.chunk)
         for index in range(len(grid)):
             start, stop = grid.span(index)
-            delta, at = np.empty(stop - start, np.float32), 0
+            delta, at = whole[: stop - start], 0
             for low, high in self.spans(start, stop):
                 local = delta[at : at + high - low]
                 read(low, high, local)
@@ -174,9 +206,17 @@ class Replica:
                 at += local.size
             if not np.isfinite(np.dot(delta, delta)):
                 raise FloatingPointError(f"the pseudo-gradient is not finite in elements {start} to {stop}")
-            payload = np.empty(codec.nbytes(stop - start), np.uint8)
-            encode(codec, delta, payload)
-            yield payload.data
+            yield self._encoded(codec, delta)
+
+    def _encoded(self, codec: Codec, delta: Floats) -> memoryview:
+        """A chunk's payload, in memory that is used again when nobody needs it any more."""
+        payload = self._pool.lend(codec.nbytes(delta.size))
+        encode(codec, delta, np.frombuffer(payload, np.uint8))
+        return payload
+
+    def _floats(self, size: int) -> Floats:
+        """So many, with arbitrary values, in such memory."""
+        return np.frombuffer(self._pool.lend(4 * size), np.float32)
 
     def apply(
         self,
@@ -189,15 +229,15 @@ class Replica:
         momentum: float,
         nesterov: bool,
     ) -> None:
-        """Commit the next round: the outer step on the decoded results, then the new digest. Cannot fail half-way:
-        the results have been checked against the digest that was voted for, and their form when they came in."""
+        """Commit the next round: the outer step on the decoded results. Cannot fail half-way: the results have been
+        checked against the digest that was voted for, and their form when they came in. The new digest is for `settle`."""
         for low, high, mean in self.means(results, grid, codec):
             outer_step(self.theta[low:high], self.momentum[low:high], mean, lr, momentum, nesterov)
         self.moved(members)
 
     def means(self, results: Sequence[Buffer], grid: Grid, codec: Codec) -> Iterator[tuple[int, int, Floats]]:
         """What the results say of elements [low, high) of the parameters, piece by piece: each is good until the next comes."""
-        mean = np.empty(grid.chunk, np.float32)
+        mean = self._floats(grid.chunk)
         for index, payload in enumerate(results):
             start, stop = grid.span(index)
             delta, at = mean[: stop - start], 0
@@ -207,11 +247,11 @@ class Replica:
                 at += high - low
 
     def moved(self, members: Sequence[PeerId]) -> None:
-        """The outer step is made: the round is over, with these members."""
+        """The outer step is made: the round is over, with these members. What names the new state is for `settle` to find."""
         touched = self.touched()
         self.round += 1
         self.members = tuple(sorted(members))
-        self.seal(touched)
+        self._unsealed = (*self._unsealed, *touched)  # last: another thread may ask for the digest at any moment
 
     def install(self, fetched: Fetched) -> int:
         """Take over a fetched state; returns the bytes that differed. The chunks have been checked against its digest."""
@@ -221,5 +261,5 @@ class Replica:
             raw[index * CHUNK_BYTES : index * CHUNK_BYTES + len(chunk)] = np.frombuffer(chunk, np.uint8)
             changed += len(chunk)
         self.round, self.members = fetched.offer.round, fetched.offer.members
-        self.hashes, self.digest = list(fetched.hashes), fetched.offer.digest
+        self._hashes, self._named, self._unsealed = list(fetched.hashes), (self.round, fetched.offer.digest), ()
         return changed

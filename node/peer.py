@@ -227,12 +227,14 @@ class Peer:
         work: Work,
         joins: bool,
         held: Collection[int] | None = None,
+        beside: Work | None = None,
     ) -> None:
         """Become a member with these parameters: from the own checkpoint or the swarm's state, whichever is newer.
 
         `theta` are the first parameters, the same on every peer (they follow from the manifest's seed). `held`: the fragments
-        that this peer has to do with, where each has rounds of its own; None: all. Raises ManifestMismatch when the model here
-        is not the swarm's, ManifestError when it is too large for what the manifest says, or cannot be held in parts.
+        that this peer has to do with, where each has rounds of its own; None: all. `beside`: as `work`, while that trains.
+        Raises ManifestMismatch when the model here is not the swarm's, ManifestError when it is too large for what the manifest
+        says, or cannot be held in parts.
         """
         method = method_of(self.manifest)
         codec, cut = fitted(self.manifest, layout)
@@ -268,6 +270,7 @@ class Peer:
             patience=PATIENCE,
         )
         self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work)
+        self.rounds.beside = beside
         self.ready = True
         if joins:
             alone = int(SEARCH_SECONDS / PATIENCE)

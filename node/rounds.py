@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -36,9 +37,15 @@ class Rounds:
     meanwhile: Callable[[], Awaitable[None]] | None = None
     """What whoever trains does while a round is under way, for methods that let them; the model is theirs until it is done."""
 
+    beside: Work | None = None
+    """Computes beside training what the model is not needed for, where there is something that does; else `work` does it."""
+
+    _settling: asyncio.Task[None] | None = None
+
     def __init__(self, session: Session, manifest: Manifest, *, read: Read, write: Write, work: Work) -> None:
         self._session, self._outer, self._exchange = session, manifest.outer, manifest.exchange
         self._read, self._write, self._work = read, write, work
+        self._thereafter: list[Callable[[], None]] = []
 
     @property
     def turn(self) -> int:
@@ -51,9 +58,26 @@ class Rounds:
 
     async def rest(self) -> None:
         """Let the replica be as it is until `go_on`, or for good. Raises what has gone wrong in following."""
+        await self.settled()
 
     def go_on(self) -> None:
         """Follow again, if `follow` was called."""
+
+    async def settled(self) -> None:
+        """Until the state has its digest and the next round has begun here, which may be after `sync` has ended. Before that no
+        checkpoint is written and nothing announced. Raises what has gone wrong in it.
+        """
+        settling = self._settling
+        if settling is not None:
+            await asyncio.wait([settling])
+            settling.result()
+
+    def thereafter(self, what: Callable[[], None]) -> None:
+        """Call `what` as soon as there is nothing to wait for in `settled`: now, or on the loop."""
+        if self._settling is None:
+            what()
+        else:
+            self._thereafter.append(what)
 
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """Become part of a running swarm: fetch its state, write it into the model, take part in the round in progress.
@@ -86,7 +110,9 @@ class Rounds:
         On commit the replica has made its outer step and the model starts from it. Without commit everything is as it was
         before the call (the model keeps its local progress, which the next call sends), unless this peer had to fetch
         the swarm's state: then the model starts from that. The outcome that is returned comes without the results.
+        The next inner steps need the model, and not the digest of the state: that is made beside them, see `settled`.
         """
+        await self.settled()
         session = self._session
         if session.current.agreement.commit is None and not session.behind.is_set():
             try:
@@ -146,22 +172,23 @@ class Rounds:
 
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:
         """Apply a commit, whole: whoever cancels `sync` on the way waits for it."""
-        await self._apply(outcome, commit)
-        await self._adopt()
+        await self._session.change(self._work, lambda: self._outer_step(outcome, commit), settled=False)
+        await self._go_ahead()
 
     async def _apply(self, outcome: Outcome, commit: Commit) -> None:
-        session, replica = self._session, self._session.replica
-        await session.change(
-            self._work,
-            lambda: replica.apply(
-                outcome.results,
-                session.grid,
-                session.codec,
-                members=commit.opened.members,
-                lr=self._outer.lr,
-                momentum=self._outer.momentum,
-                nesterov=self._outer.nesterov,
-            ),
+        """The outer step, and the digest of what it leaves."""
+        await self._session.change(self._work, lambda: self._outer_step(outcome, commit))
+
+    def _outer_step(self, outcome: Outcome, commit: Commit) -> None:
+        session, outer = self._session, self._outer
+        session.replica.apply(
+            outcome.results,
+            session.grid,
+            session.codec,
+            members=commit.opened.members,
+            lr=outer.lr,
+            momentum=outer.momentum,
+            nesterov=outer.nesterov,
         )
 
     async def _late(self, weight: int) -> None:
@@ -170,6 +197,19 @@ class Rounds:
     async def _adopt(self) -> None:
         await self._work(lambda: self._write(self._session.replica.theta))
         self._session.advance()
+
+    async def _go_ahead(self) -> None:
+        """`_adopt`, but for what inner steps do not wait for: that goes on beside them."""
+        await self._work(lambda: self._write(self._session.replica.theta))
+        self._settling = asyncio.create_task(self._settle_down())
+
+    async def _settle_down(self) -> None:
+        await (self.beside or self._work)(self._session.replica.settle)
+        self._session.advance()
+        for what in self._thereafter:
+            what()
+        self._thereafter.clear()
+        self._settling = None
 
     def _encode(self) -> tuple[list[memoryview], bytes]:
         session = self._session

@@ -169,8 +169,8 @@ class Session:
     @property
     def overtaken(self) -> bool:
         """Whether the swarm has gone on without us, by a round or more: training on the old state is of no more use."""
-        commit = self.current.agreement.commit
-        return (commit is not None and not self.follows(commit)) or self.behind.is_set()
+        commit, ahead = self.current.agreement.commit, self.current.round > self.replica.round
+        return (commit is not None and ahead and not self.follows(commit)) or self.behind.is_set()
 
     @property
     def ready(self) -> Collection[PeerId]:
@@ -200,9 +200,19 @@ class Session:
         """An event about this peer."""
         self._emit(name, {"peer": self.me.hex(), "detail": detail})
 
-    async def change(self, work: Work, how: Callable[[], Result]) -> Result:
-        """Let `how` change the replica where `work` computes: its state is not offered until `advance`."""
-        return await self._states.change(work, how)
+    async def change(self, work: Work, how: Callable[[], Result], *, settled: bool = True) -> Result:
+        """Let `how` change the replica where `work` computes: its state is not offered until `advance`.
+
+        Then its digest is computed there; or it is left to the caller, who has to do it before `advance`, with `settled` False.
+        """
+
+        def change() -> Result:
+            result = how()
+            if settled:
+                self.replica.settle()
+            return result
+
+        return await self._states.change(work, change)
 
     def advance(self) -> None:
         """The replica has a new state: begin the next round, or the same one anew when the state of the last was fetched."""

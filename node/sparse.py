@@ -190,9 +190,7 @@ class SparseReplica(Replica):
         self.sent = {}
         if self.feedback.pending:
             self.feedback.commit(excluded=sent is None, sent=sent)
-        self.round += 1
-        self.members = tuple(sorted(members))
-        self.seal()
+        self.moved(members)
 
     def step(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
         """The outer step on what all have sent."""

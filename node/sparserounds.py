@@ -47,8 +47,9 @@ class SparseRounds(Rounds):
                 me=session.me,
                 members=commit.opened.members,
             ),
+            settled=False,
         )
-        await self._adopt()
+        await self._go_ahead()
 
     def _encode(self) -> tuple[list[memoryview], bytes]:
         session, replica = self._session, self._replica

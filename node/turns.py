@@ -77,6 +77,13 @@ class ChainedRounds:
     def go_on(self) -> None:
         """See Rounds."""
 
+    async def settled(self) -> None:
+        """See Rounds: nothing is left to be done when `sync` has ended."""
+
+    def thereafter(self, what: Callable[[], None]) -> None:
+        """See Rounds."""
+        what()
+
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """See Rounds: of all fragments that are held, side by side. Rounds of those entered are followed meanwhile: who
         offers an old state keeps others from theirs, and who takes part in a round and goes no further holds it up.

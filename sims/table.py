@@ -45,8 +45,10 @@ class Session:
         """What all announce, averaged."""
         return await self._table.put(self, source, weight)
 
-    async def change(self, work: Work, how: Callable[[], Result]) -> Result:
+    async def change(self, work: Work, how: Callable[[], Result], *, settled: bool = True) -> Result:
         result: Result = await work(how)
+        if settled:
+            self.replica.settle()
         return result
 
     def advance(self) -> None:
@@ -120,6 +122,7 @@ class Table:
 
             rounds.meanwhile = meanwhile if overlap else None
             outcome = await rounds.sync(weight=tokens[index], loss=0.0, speed=0.0)
+            await rounds.settled()
             tokens[index] = tail + (outcome.kept if outcome.commit or outcome.taken else tokens[index])
             tails[index] = overlap
 

@@ -16,7 +16,7 @@ COMMIT = SimpleNamespace(opened=SimpleNamespace(contributors=()))
 def test_weight_that_came_to_no_round_is_measured_once(overlap):
     """The loop gives it again with what it has trained since; the speed is that of the steps since."""
     clock, speeds = SimpleNamespace(now=0.0), []
-    replica = SimpleNamespace(digest=b"", round=0)
+    replica = SimpleNamespace(newest=(0, b""), round=0)
     outcomes = iter([None, None, COMMIT, None, "adopted", None])
 
     async def exchange(*, steps, weight, loss):
@@ -25,8 +25,11 @@ def test_weight_that_came_to_no_round_is_measured_once(overlap):
             await companion._until_due()
         outcome = next(outcomes)
         if outcome is not None:
-            replica.digest += b"x"
+            replica.newest = (0, replica.newest[1] + b"x")
         return Outcome(commit=outcome if outcome != "adopted" else None), 0.0
+
+    async def settled():
+        pass
 
     companion = Companion.__new__(Companion)
     companion.peer = SimpleNamespace(
@@ -35,6 +38,7 @@ def test_weight_that_came_to_no_round_is_measured_once(overlap):
         manifest=SimpleNamespace(overlap=overlap, asynchronous=False),
         steps=lambda speed: 4,
         traffic=lambda: (0, 0),
+        rounds=SimpleNamespace(settled=settled),
     )
     companion._report, companion._traffic = SimpleNamespace(speed=0.0), (0, 0)
     companion._duties = SimpleNamespace(exchange=exchange)

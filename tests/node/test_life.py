@@ -22,6 +22,9 @@ def test_tokens_that_a_late_round_has_not_are_due_with_the_next():
     async def steps(count, stop):
         return StepReport(count, 1.0, 1.0, 10, 1.0)
 
+    async def settled():
+        pass
+
     peer = SimpleNamespace(
         doors=SimpleNamespace(now=lambda: 0.0),
         steps=lambda speed: 1,
@@ -30,9 +33,10 @@ def test_tokens_that_a_late_round_has_not_are_due_with_the_next():
         place=tuple,
         identity=SimpleNamespace(peer_id=bytes(32)),
         manifest=SimpleNamespace(asynchronous=False),
-        replica=SimpleNamespace(round=0, digest=b""),
+        replica=SimpleNamespace(round=0, newest=(0, b"")),
         session=SimpleNamespace(overtaken=False),
         idle_weight=0,
+        rounds=SimpleNamespace(settled=settled),
     )
     life = Life(peer, SimpleNamespace(speed=0.0, loss=None), begin=None, learn=None, work=None)
     life._duties = SimpleNamespace(exchange=exchange)

@@ -6,18 +6,22 @@ import random
 import blake3
 import numpy as np
 import pytest
-from thinwire.node import session
+from thinwire.collectives.butterfly import Butterfly
+from thinwire.collectives.statesync import state_digest
+from thinwire.node import duties, session
 from thinwire.node.checkpoint import CheckpointStore
 from thinwire.node.directories import RunDirectory
 from thinwire.node.disk import RealDisk
 from thinwire.node.duties import DuplicateKey
 from thinwire.node.fragments import Layout, Piece
+from thinwire.node.keep import Keep
 from thinwire.node.learner import StepReport
 from thinwire.node.life import Life
 from thinwire.node.outer import Replica
 from thinwire.node.peer import Doors, NoSwarm, Peer
 from thinwire.node.report import Reporter
 from thinwire.node.snapshot import PrivateState
+from thinwire.node.stateserver import StateServer
 from thinwire.node.waiting import at_once
 from thinwire.sims import clock
 from thinwire.sims.network import SimNet
@@ -300,7 +304,7 @@ def test_what_is_heavy_leaves_the_loop(tmp_path, monkeypatch):
 
         monkeypatch.setattr(owner, name, watched)
 
-    for name in ("__init__", "seal", "encode", "apply", "install"):
+    for name in ("__init__", "_seal", "encode", "apply", "install"):
         watch(Replica, name)
     watch(CheckpointStore, "load")
     watch(CheckpointStore, "save")
@@ -402,3 +406,155 @@ def test_same_seed_same_trace(tmp_path):
 
     assert once(1, tmp_path / "a") == once(1, tmp_path / "b")
     assert once(1, tmp_path / "c") != once(2, tmp_path / "d")
+
+
+class Beside:
+    """Makes digests beside the inner steps, `seconds` after it was asked to; `spoil(replica)` comes before."""
+
+    waiting: list[Replica]
+    """Whose digest is not made yet."""
+
+    def __init__(self, seconds, spoil=lambda replica: None):
+        self.seconds, self.spoil = seconds, spoil
+
+    async def __call__(self, settle):
+        replica = settle.__self__
+        self.waiting.append(replica)
+        await asyncio.sleep(self.seconds)
+        self.spoil(replica)
+        self.waiting.remove(replica)
+        settle()
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What is begun, offered and kept of states: (what, round, whether the digest is that of the state as it is)."""
+    told = []
+    monkeypatch.setattr(Beside, "waiting", [], raising=False)
+
+    def true(replica):
+        hashes = [blake3.blake3(replica.chunk(index)).digest() for index in range(len(replica))]
+        named = state_digest(replica.round, replica.layout, replica.members, hashes)
+        return replica.newest == (replica.round, named) and replica.digest == named
+
+    def watch(owner, name, look):
+        original = getattr(owner, name)
+
+        def watched(*arguments, **rest):
+            look(*arguments)
+            return original(*arguments, **rest)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    def offered(states, peer):
+        if states.entered and not states._held:
+            told.append(("offer", states._replica.round, true(states._replica)))
+
+    def sealed(replica, chunks):
+        assert not any(replica is one for one in Beside.waiting), "somebody did not wait for the digest"
+
+    watch(session.Session, "advance", lambda one: told.append(("round", one.replica.round, true(one.replica))))
+    watch(StateServer, "_offer", offered)
+    watch(Keep, "save", lambda keep, replica, *_: told.append(("checkpoint", replica.round, true(replica))))
+    watch(Replica, "_seal", sealed)
+    return told
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_nothing_is_told_of_a_state_before_it_has_its_digest(saves, tmp_path, told, monkeypatch):
+    """Steps go on meanwhile. Of the second peer it takes longer than all of them, of the first one as long as two."""
+    if saves:
+        monkeypatch.setattr(duties, "SAVE_SECONDS", 0.0)
+    bases = []
+    announce = Butterfly.announce
+
+    def announced(fly, source, **rest):
+        bases.append((fly.me, fly.round, fly.agreement.terms.base.hex()))
+        announce(fly, source, **rest)
+
+    monkeypatch.setattr(Butterfly, "announce", announced)
+
+    async def scene(world):
+        founder = One(world, 0, wait_for=2, beside=Beside(0.6))
+        await founder.until(lambda: founder.invites)
+        ones = [founder, One(world, 1, invite=founder.invites[0], beside=Beside(1.8))]
+        for one in ones:
+            await one.task
+        for one in ones:
+            digests = one.digests()
+            assert sorted(digests) == [1, 2, 3, 4, 5] and digests == ones[0].digests()
+            assert one.of("left")[-1]["digest"] == digests[5]
+            assert one.learner.made == 20 and not one.learner.short, "a round that is in the state ends no steps"
+            said = {number: base for me, number, base in bases if me == one.identity.peer_id and 1 < number < 6}
+            assert said == {number + 1: digests[number] for number in range(1, 5)}
+
+    live(tmp_path, scene, rounds=5)
+    assert all(right for _, _, right in told), told
+    assert {number for what, number, _ in told if what == "checkpoint"} == ({1, 2, 3, 4, 5} if saves else {5})
+
+
+def test_steps_do_not_wait_for_the_digest(tmp_path, told):
+    """A second of four steps, and 0.9 s for the digest beside them: a round a second, and not one in two."""
+
+    async def scene(world):
+        one = One(world, 0, beside=Beside(0.9))
+        await one.task
+        at = [when for when, kind, _ in one.events if kind == "round"]
+        assert len(at) == 5 and max(after - before for before, after in zip(at, at[1:], strict=False)) < 1.3
+
+    live(tmp_path, scene, rounds=5)
+
+
+def test_a_state_is_offered_once_it_has_its_digest(tmp_path, told):
+    async def scene(world):
+        ones = await world.swarm(2, beside=Beside(0.95))
+        await ones[0].reach(2)
+        await ones[0].until(lambda: len(Beside.waiting) == 2)
+        asked, told[:] = clock.current().time(), []
+        late = One(world, 2, invite=ones[0].invites[0], beside=Beside(0.95))
+        await late.until(lambda: any(one._states._waiting for one in (ones[0].peer.session, ones[1].peer.session)))
+        assert Beside.waiting and clock.current().time() < asked + 5.0
+        await late.reach(ones[0].peer.replica.round + 2)
+        await stop([*ones, late])
+        assert late.digests().items() <= ones[0].digests().items()
+
+    live(tmp_path, scene)
+    assert any(what == "offer" for what, _, _ in told) and all(right for _, _, right in told), told
+
+
+def test_who_differs_finds_out_before_it_contributes(tmp_path, told):
+    """One bit of a state flips after the step, while the digest is being made."""
+
+    def spoil(replica):
+        if replica.round == 3:
+            replica.theta.view(np.uint8)[17] ^= 1
+
+    async def scene(world):
+        founder = One(world, 0, wait_for=3, beside=Beside(0.5))
+        await founder.until(lambda: founder.invites)
+        code = founder.invites[0]
+        ones = [founder, One(world, 1, invite=code), One(world, 2, invite=code, beside=Beside(0.5, spoil))]
+        for one in ones:
+            await one.reach(6)
+        await stop(ones)
+        digests, spoiled = founder.digests(), ones[2].digests()
+        assert [number for number in spoiled if digests.get(number, spoiled[number]) != spoiled[number]] == [3]
+        assert any(fields["round"] == 3 and fields["digest"] == digests[3] for fields in ones[2].of("synced"))
+        assert len({one.digests()[6] for one in ones}) == 1
+
+    live(tmp_path, scene)
+
+
+def test_killed_before_the_digest_nothing_is_lost(tmp_path, told):
+    async def scene(world):
+        ones = await world.swarm(3, beside=Beside(0.5))
+        await ones[1].reach(3)
+        await ones[1].until(lambda: ones[1].peer.replica in Beside.waiting)
+        ones[1].kill()
+        again = One(world, 1, invite=ones[0].invites[0], life=1, beside=Beside(0.5))
+        await again.reach(ones[0].peer.replica.round + 2)
+        await stop([ones[0], ones[2], again])
+        assert again.digests().items() <= ones[0].digests().items() and again.digests()
+        assert all(one.of("left") for one in (ones[0], ones[2]))
+
+    live(tmp_path, scene)
