@@ -36,6 +36,12 @@ class ChainSession(Session):
     told: Callable[[], None]
     """Called when it has gone on."""
 
+    def advance(self) -> None:
+        """See Session. Who has no say says so at once: it announces in its turn only, and all would wait for its vote till then."""
+        super().advance()
+        if not self.current.agreement.remembers:
+            self.take_part()
+
     def advanced(self) -> None:
         """See Session."""
         self.told()

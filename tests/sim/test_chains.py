@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from thinwire.collectives.exchange import Exchange
 from thinwire.collectives.series import STASH_EACH
 from thinwire.node import duties
 from thinwire.node.chainsession import ChainedSession
@@ -153,6 +154,26 @@ def test_a_whole_swarm_comes_back(monkeypatch, fragments, overlap):
     later = [event for event in run.journal.events if event.name == "round" and event.at > 22.0]
     again = {(event.fields["round"] - 1) % fragments for event in later}
     assert again == set(range(fragments))
+
+
+@pytest.mark.parametrize(
+    "topology", ["butterfly", *(pytest.param(name, marks=pytest.mark.trial) for name in ("ring", "hierarchy"))]
+)
+def test_small_fragments_have_owners_of_their_own(monkeypatch, topology):
+    """Each is one chunk; the peers are as many as the fragments."""
+    owned, settle = {}, Exchange.settle
+
+    def booked(self):
+        settle(self)
+        owned.setdefault((self.fragment, self.round), set()).update(self.owners)
+
+    monkeypatch.setattr(Exchange, "settle", booked)
+    scenario = world(4, 6, peers=4, seconds=14.0)
+    manifest = scenario.manifest + f'topology = "{topology}"\n'
+    assert simulate(replace(scenario, manifest=manifest), preset=PACE, stall=STALL).violations == ()
+    late = max(round for _, round in owned) - 1
+    found = [owned[number, late] for number in range(4)]
+    assert all(len(one) == 1 for one in found) and len(set.union(*found)) >= 3
 
 
 SAID = {"hash": ("hash",), "nan": ("not finite", "encoding"), "huge": ("norm",)}
