@@ -75,7 +75,9 @@ class Seat:
                 number: Session(table, me, chain.replica, chain.codec, chain.grid, number)
                 for number, chain in self.replica.chains.items()
             }
-            self.session = SimpleNamespace(replica=self.replica, links=links)
+            self.session = SimpleNamespace(
+                replica=self.replica, links=links, now=lambda: 0.0, late=lambda opened, at: 0.0
+            )
         self.rounds: Rounds = method.rounds(self.session, manifest, read=read, write=write, work=at_once)
 
 

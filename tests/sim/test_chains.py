@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from thinwire.node import duties
 from thinwire.node.chainsession import ChainedSession
 from thinwire.node.outer import Replica
 from thinwire.node.turns import ChainedRounds
-from thinwire.sims import liars
+from thinwire.sims import clock, liars
+from thinwire.sims.compute import StubLearner
 from thinwire.sims.faults import Fault
 from thinwire.sims.scenario import PeerSpec, Scenario
 from thinwire.sims.seeds import PACE, STALL
@@ -137,6 +139,33 @@ def test_several_under_way_hide_what_few_do_not():
         waits = [event.fields["sync_seconds"] for event in late]
         busy[overlap] = len({event.fields["round"] for event in late}), sum(waits) / len(waits)
     assert busy[12][0] > 1.15 * busy[5][0] and busy[12][1] < 0.25 * busy[5][1], busy
+
+
+@pytest.mark.parametrize(
+    "overlap", [12, pytest.param(8, marks=pytest.mark.trial), pytest.param(7, marks=pytest.mark.trial)]
+)
+@pytest.mark.parametrize("lag", [0.5, pytest.param(0.7, marks=pytest.mark.trial)])
+def test_who_lags_by_a_part_of_a_turn_is_on_time_again_after_two(monkeypatch, overlap, lag):
+    """A round lasts as long as a turn, and nobody is waited for: who ended its steps when it has a verdict would stay late."""
+    held, steps = [], StubLearner.steps
+
+    async def held_up(self, n, stop):
+        if self._seed == 2 and not held and clock.current().time() > 6.0:
+            held.append(clock.current().time())
+            await asyncio.sleep(lag)
+        return await steps(self, n, stop)
+
+    monkeypatch.setattr(StubLearner, "steps", held_up)
+    scenario = world(3, overlap, peers=5, seconds=20.0, step=0.2, regions=("Oregon", "Australia", "London"))
+    peers = tuple(replace(peer, step_seconds=0.2, join=min(peer.join, 0.05)) for peer in scenario.peers)
+    scenario = replace(scenario, manifest=scenario.manifest.replace("grace = 1.0", "grace = 0.1"), peers=peers)
+    run = simulate(scenario, preset=PACE, stall=STALL)
+    assert run.violations == () and len(held) == 1
+    me = Identity.generate((2).to_bytes(32, "big")).peer_id.hex()[:8]
+    events = [event for event in run.journal.events if event.name == "round" and event.peer == 0 and event.at > held[0]]
+    late = [event.fields["round"] for event in events if me in dict(event.fields["missing"])]
+    first, last = min(late), max(event.fields["round"] for event in events)
+    assert max(late) < first + 2 and last > first + 8, (late, last)
 
 
 @pytest.mark.parametrize(("fragments", "overlap"), [(6, 5), pytest.param(24, 2, marks=pytest.mark.soak)])
