@@ -677,6 +677,69 @@ def test_those_who_have_failed_unequally_often_meet_at_once(failed, least):
     play(scene)
 
 
+@pytest.mark.parametrize("many", [1, AT_ONCE])
+@pytest.mark.parametrize("pause", [0.0, 0.004, 0.008])
+def test_who_cancels_what_the_others_begin_at_that_moment_meets_them_in_the_next(pause, many):
+    """They have named it in their group already, and least is all: alone they could not end it."""
+
+    async def scene():
+        group = Group(3)
+        await asyncio.sleep(0.5)
+        for _ in range(2):
+            await together(group, [np.ones(2)] * 3, op="sum", name="x", least=3)
+        began = clock.current().time()
+        given_up = [group[0].begin(np.ones(2), op="sum", name="x", least=3)[0] for _ in range(many)]
+        calls = [
+            asyncio.ensure_future(m.average(np.full(2, 2.0), op="sum", name="x", least=3, grace=20.0))
+            for m in group[1:]
+        ]
+        await asyncio.sleep(pause)
+        for operation in given_up:
+            operation.withdraw()
+        calls.append(asyncio.ensure_future(group[0].average(np.full(2, 3.0), op="sum", name="x", least=3, grace=20.0)))
+        for ended, out in await asyncio.gather(*calls):
+            assert ended.failure == "" and out[0] == 7.0
+        assert clock.current().time() < began + 1.0
+        for _, out in await together(group, [np.ones(2)] * 3, op="sum", name="x", least=3):
+            assert out[0] == 3.0
+
+    play(scene)
+
+
+def test_one_that_calls_and_withdraws_for_ever_leaves_the_others_alone_once():
+    async def scene():
+        group = Group(4)
+        honest, liar = group[:3], group[3]
+        await asyncio.sleep(1.0)
+        calls = [asyncio.ensure_future(m.average(np.full(2, 4.0), grace=3.0)) for m in honest]
+        for _ in range(400):
+            for member in honest:
+                liar.presence.outbox.control(member.id, Call("", 0, False, plan_(2), ()))
+            await asyncio.sleep(0.03)
+            for member in honest:
+                liar.presence.outbox.control(member.id, Over("", 1, True))
+            await asyncio.sleep(0.01)
+        for call in calls:
+            assert call.done() and set(call.result()[0].outcome.contributors) == {m.id for m in honest}
+
+    play(scene)
+
+
+def test_what_is_cancelled_is_not_kept_however_fast_it_goes():
+    async def scene():
+        group = Group(2)
+        await asyncio.sleep(0.5)
+        for turn in range(3 * AT_ONCE):
+            group[0].begin(np.ones(2), name=str(turn % 7), least=2)[0].withdraw()
+            await asyncio.sleep(0)
+            held, most = group[0].operations.sizes()["operations"]
+            assert held <= 2 and held <= most
+        for ended, _ in await together(group, [np.ones(2)] * 2, name="1", least=2):
+            assert len(ended.outcome.contributors) == 2
+
+    play(scene)
+
+
 @pytest.mark.parametrize("pause", [-1.0, 0.0, 0.005, 0.011, 0.021, 0.031, 3.0])
 def test_who_has_given_up_many_and_calls_the_next_is_found(pause):
     """Whatever is on its way meanwhile."""
