@@ -24,7 +24,8 @@ class Place:
     """What an average needs of the peer that it is of: who we are, whom we reach, and what time it is.
 
     live: peers with a link. gone: peers whose process is known to be no more. here: peers in the membership's view, and us.
-    life: a number that is higher in every later life of this peer.
+    life: a number that is higher in every later life of this peer. link: what rounds of training have shown of ours, bytes/s
+    up and down (0: not known).
     """
 
     identity: Identity
@@ -36,6 +37,7 @@ class Place:
     here: Callable[[], Collection[PeerId]]
     key_of: Callable[[PeerId], bytes | None]
     life: int
+    link: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     @property
     def me(self) -> PeerId:

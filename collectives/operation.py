@@ -290,6 +290,7 @@ class Operation:
             max_weight=MAX_WEIGHT,
             grace=self._patience,
             patience=self._patience,
+            chunks=len(self._share.grid),
         )
         agreement = Agreement(
             place.me,
@@ -313,7 +314,13 @@ class Operation:
             reducer=self._share.elements,
         )
         fly = Butterfly(
-            agreement, exchange, outbox=place.outbox, now=place.now, attempt=self._attempt, phase=self._phase
+            agreement,
+            exchange,
+            outbox=place.outbox,
+            now=place.now,
+            attempt=self._attempt,
+            phase=self._phase,
+            link=place.link,
         )
         self.fly = fly
         self.call()

@@ -185,6 +185,7 @@ def operations_of(peer: Peer) -> Operations:
         lambda: roster.view.peers,
         key,
         roster.record.sequence // 1000 % 2**31,
+        lambda: presence.link(),
     )
     presence.operations = made = Operations(place, gone=gone)
     return made

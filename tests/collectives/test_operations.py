@@ -32,6 +32,7 @@ class Member:
     def __init__(self, net, index, life=0, address=""):
         self.identity = Identity.generate(bytes([index]) * 32)
         self.id, self.net, loop = self.identity.peer_id, net, clock.current()
+        self.link = (0, 0)
         address = address or f"10.0.0.{index}:7000"
         self.transport = net.transport(self.identity, RUN, self._admit, address)
         sequence = 1 + int(loop.time() * 1000)
@@ -55,6 +56,7 @@ class Member:
             lambda: self.roster.view.peers,
             lambda peer: record.public_key if (record := self.roster.record_of(peer)) else None,
             sequence,
+            lambda: self.link,
         )
         self.operations = self.presence.operations = Operations(place, gone=gone, patience=1.0)
         self.task = loop.create_task(self.presence.run())
@@ -232,6 +234,24 @@ def test_a_mean_is_weighted():
         ]
         for _, out in await asyncio.gather(*calls):
             assert out[0] == 12 / 8
+
+    play(scene)
+
+
+@pytest.mark.parametrize("slow", [None, 0, 2])
+def test_who_owns_what_follows_the_links(slow):
+    async def scene():
+        group = Group(4)
+        for index, member in enumerate(group):
+            member.link = (0, 0) if slow is None else (10**5, 10**5) if index == slow else (10**7, 10**7)
+        arrays = [np.random.default_rng(i).integers(-(2**40), 2**40, 150_000) for i in range(4)]
+        begun = [member.begin(array, op="sum")[0] for member, array in zip(group, arrays, strict=True)]
+        for ended in await asyncio.gather(*(operation.wait() for operation in begun)):
+            results = [np.frombuffer(chunk, np.int64) for chunk in ended.outcome.results]
+            np.testing.assert_array_equal(np.concatenate(results), sum(arrays))
+        owners = [operation.fly.exchange.owners for operation in begun]
+        assert len(set(owners)) == 1 and len(owners[0]) > 4
+        assert set(owners[0]) == {member.id for index, member in enumerate(group) if index != slow}
 
     play(scene)
 
