@@ -308,6 +308,11 @@ class Agreement:
         """The ballot that we voted for last: its results are to be had from us."""
         return self._acceptor.voted
 
+    @property
+    def bound(self) -> bool:
+        """Whether we have promised or voted anything in it."""
+        return self._acceptor.promised.term > 0 or self._acceptor.voted is not None
+
     def able_without(self, peers: Collection[PeerId]) -> bool:
         """Whether the other members, wherever they are, could commit this round."""
         return self._electorate.enough(set(self.terms.members).difference(peers))

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from statistics import median
 
+from thinwire.collectives.shards import equal
+
 MOST = 3
 """Equal parts, of all peers of a round, that one owns at most, or more where too few may own any; also bounds what an owner has
 to hold, in sizes of the fragment.
@@ -52,10 +54,10 @@ def _time(load: Load, owned: int, total: int, peers: int, contributors: int) -> 
     return max(up / load.up, down / load.down)
 
 
-def allot(count: int, loads: Sequence[Load]) -> tuple[int, ...]:
+def allot(count: int, loads: Sequence[Load], fragment: int = 0) -> tuple[int, ...]:
     """Chunks of each peer, `count` in all; empty: equal parts are as good, or nothing is known.
 
-    An unknown bandwidth counts as the median of the known ones.
+    An unknown bandwidth counts as the median of the known ones. Of those that are alike others come first in each `fragment`.
     """
     known = filled(loads)
     owners = [at for at, load in enumerate(loads) if load.owns]
@@ -65,23 +67,22 @@ def allot(count: int, loads: Sequence[Load]) -> tuple[int, ...]:
     most = max(-(-MOST * count // peers), -(-count // len(owners)))
     owned = [0] * peers
 
-    def turn(at: int, chunks: int) -> tuple[float, int, int]:
-        return _time(known[at], chunks, count, peers, contributors), chunks, at
+    def turn(at: int, chunks: int) -> tuple[float, int, int, int]:
+        return _time(known[at], chunks, count, peers, contributors), chunks, (at - fragment * count) % peers, at
 
     waiting = [turn(at, 1) for at in owners]
     heapify(waiting)
     for _ in range(count):
-        at = waiting[0][2]
+        at = waiting[0][-1]
         owned[at] += 1
         if owned[at] < most:
             heapreplace(waiting, turn(at, owned[at] + 1))
         else:
             heappop(waiting)
-    run, odd = divmod(count, len(owners))
-    equal = [0] * peers
-    for place, at in enumerate(owners):
-        equal[at] = run + (place < odd)
-    if max(seconds(known, equal)) < GAIN * max(seconds(known, owned)):
+    alike = [0] * peers
+    for at, part in zip(owners, equal(count, len(owners), fragment), strict=True):
+        alike[at] = part
+    if max(seconds(known, alike)) < GAIN * max(seconds(known, owned)):
         return ()
     return tuple(owned)
 

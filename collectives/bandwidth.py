@@ -62,6 +62,10 @@ class Bandwidth:
         if len(self._looks) > LOOKS:
             del self._looks[1:-1:2]
 
+    def known(self) -> tuple[int, int]:
+        """What was announced last."""
+        return self.up, max(self.up, self.down)
+
     def settle(self) -> tuple[int, int]:
         """A round is over: what to announce, bytes/s up and down. What is looked at from now on is of the next."""
         times = [now for now, _, _ in self._looks]
@@ -71,7 +75,7 @@ class Bandwidth:
         if self._looks:
             self._base = self._looks[-1][1:]
             self._looks.clear()
-        return self.up, max(self.up, self.down)
+        return self.known()
 
 
 def _follow(known: int, found: float) -> int:

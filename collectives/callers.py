@@ -24,7 +24,8 @@ class Place:
     """What an average needs of the peer that it is of: who we are, whom we reach, and what time it is.
 
     live: peers with a link. gone: peers whose process is known to be no more. here: peers in the membership's view, and us.
-    life: a number that is higher in every later life of this peer.
+    life: a number that is higher in every later life of this peer. link: what rounds of training have shown of ours, bytes/s
+    up and down (0: not known).
     """
 
     identity: Identity
@@ -36,6 +37,7 @@ class Place:
     here: Callable[[], Collection[PeerId]]
     key_of: Callable[[PeerId], bytes | None]
     life: int
+    link: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     @property
     def me(self) -> PeerId:
@@ -56,6 +58,7 @@ class Callers:
         self.differing: dict[PeerId, str] = {}
         """Who wants something else, and how it differs."""
         self._place, self._plan, self._grace, self._patience = place, plan, grace, patience
+        self._withdrawn: set[PeerId] = set()  # who has called, does not any more, and has not called anew
         self._heeded: set[PeerId] = set()  # whose word alone was enough: of each one group, or it could go on for ever
         self._began = place.now()
         self._complete: float | None = None
@@ -79,6 +82,7 @@ class Callers:
 
     def hear(self, peer: PeerId, call: Call) -> bool:
         """Somebody calls the same; whether it is well formed."""
+        self._withdrawn.discard(peer)
         if call.plan != self._plan:
             self.calls.pop(peer, None)
             self.differing[peer] = difference(self._plan, call.plan, peer)
@@ -90,14 +94,26 @@ class Callers:
         return True
 
     def forget(self, peer: PeerId) -> None:
-        """Somebody does not call any more."""
+        """Somebody does not call any more, or cannot be reached."""
         self.calls.pop(peer, None)
         self.differing.pop(peer, None)
+
+    def withdraw(self, peer: PeerId) -> None:
+        """Somebody says that it does not call any more: who names a group with it has not heard that yet."""
+        if peer in self.calls:
+            self._withdrawn.add(peer)
+        self.forget(peer)
+
+    def again(self) -> None:
+        """Nobody is in a group yet, so far as we are concerned."""
+        self._heeded.clear()
+        self._complete = None
 
     def clear(self) -> None:
         """What was called was another one."""
         self.calls.clear()
         self.differing.clear()
+        self._withdrawn.clear()
 
     def named(self, group: Group, *, begun: bool) -> Group | None:
         """The group of those that others name which is ours from now on. `group`: the one that has been (it may stay so), and
@@ -113,6 +129,8 @@ class Callers:
         counts = Counter(other for peer, other in named.items() if peer in other)
         for peer, other in named.items():
             if peer not in other or peer in self._heeded or not greater(other, group):
+                continue
+            if not self._withdrawn.isdisjoint(other):
                 continue
             # One alone does not end our waiting for those who are here; two do.
             awaited = self.all | (self._awaited() if counts[other] < 2 else set())

@@ -128,7 +128,7 @@ class Exchange(Plane):
 
     def _shared(self, opened: Open, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """The owner of each chunk, one of those `working`."""
-        return owners(len(self.grid), opened.group, working, self._seed, opened.shares)
+        return owners(len(self.grid), opened.group, working, self._seed, opened.shares, self.fragment)
 
     def _resume(self, opened: Open) -> None:
         """Do what a new ballot wants of what is here."""

@@ -34,7 +34,7 @@ from thinwire.collectives.shards import Grid
 from thinwire.collectives.stash import Stash
 from thinwire.compression.codec import Buffer, Codec
 from thinwire.swarm.frame import Frame, sign_message, verify_message
-from thinwire.swarm.protocol import MAX_GROUP, OPERATIONS, Ask, Call, Message, Over, PeerId, Plan
+from thinwire.swarm.protocol import MAX_GROUP, OPERATIONS, Ask, Call, Message, Over, PeerId, Plan, Ready
 from thinwire.swarm.rendezvous import leader_order
 
 LOGGER = logging.getLogger(__name__)
@@ -101,6 +101,7 @@ class Operation:
         self._located: dict[PeerId, int] = {}  # for which other number that each called
         self._started = self._called_at = place.now()
         self._attempt, self._witness, self._voted = attempt, True, False
+        self._withdrew: set[PeerId] = set()  # who has left us alone in a group
         self._waiting: asyncio.Task[Outcome] | None = None
 
     @property
@@ -177,8 +178,34 @@ class Operation:
             self._heed()
 
     def forget(self, peer: PeerId) -> None:
-        """Somebody does not call any more; only before it has begun."""
-        self._callers.forget(peer)
+        """Somebody does not call any more. Who is in our group, and has no part in its round yet, will have none; as long as
+        nothing was promised in it, we look for another group then. Of each peer once, or one could keep all from any.
+        """
+        fly = self.fly
+        if fly is None:
+            self._callers.withdraw(peer)
+        elif not (
+            self.ended.done()
+            or peer not in self.group
+            or peer in self._withdrew
+            or peer in fly.agreement.ready
+            or fly.agreement.opened is not None
+            or fly.agreement.bound
+        ):
+            self._withdrew.add(peer)
+            self._callers.withdraw(peer)
+            self._callers.again()
+            self._attempt, self.fly, self.group = fly.attempt, None, ()
+            if self._waiting is not None:
+                self._waiting.cancel()
+            self.call()
+
+    @property
+    def announced(self) -> int:
+        """The number of our last announcement; 0: we have made none."""
+        if self.fly is None:
+            return self._attempt if self._withdrew else 0
+        return self.fly.attempt
 
     def hear(self, peer: PeerId, frame: Frame) -> None:
         """A frame of the round."""
@@ -263,6 +290,7 @@ class Operation:
             max_weight=MAX_WEIGHT,
             grace=self._patience,
             patience=self._patience,
+            chunks=len(self._share.grid),
         )
         agreement = Agreement(
             place.me,
@@ -286,7 +314,13 @@ class Operation:
             reducer=self._share.elements,
         )
         fly = Butterfly(
-            agreement, exchange, outbox=place.outbox, now=place.now, attempt=self._attempt, phase=self._phase
+            agreement,
+            exchange,
+            outbox=place.outbox,
+            now=place.now,
+            attempt=self._attempt,
+            phase=self._phase,
+            link=place.link,
         )
         self.fly = fly
         self.call()
@@ -297,7 +331,11 @@ class Operation:
             for peer in sorted(place.live):
                 place.outbox.control(peer, Ask(round, fragment))
         for peer, frame in self._stash.take():
-            fly.hear(peer, frame)
+            message = frame.message
+            if not (
+                self._withdrew and isinstance(message, Ready) and message.base != seed
+            ):  # of the group that is no more
+                fly.hear(peer, frame)
 
     def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
         place = self._place

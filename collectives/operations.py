@@ -68,6 +68,7 @@ class Operations:
         """Call an average; its end is in `ended`. Raises ValueError when too many are in progress."""
         if len(self._running()) >= AT_ONCE:
             raise ValueError(f"{AT_ONCE} averages are in progress: wait for some of them")
+        self._prune()
         self._move(name)  # what was heard while we waited for none is forgotten
         if self._next.get(name, 0) >= LAST:
             del self._next[name]  # somebody has lied about where the others are
@@ -146,6 +147,10 @@ class Operations:
             self._move(name)
         for operation in list(self._known.values()):
             _alone(operation, operation.tick)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Forget what nobody comes late for any more."""
         now, kept, held = self._place.now(), 0, 0
         for key, operation in reversed(list(self._known.items())):
             if operation.ended.done():
@@ -178,9 +183,9 @@ class Operations:
 
     def _ended(self, operation: Operation, ended: Ended) -> None:
         name = operation.name
-        if operation.fly is not None and name in self._next:
+        if operation.announced and name in self._next:
             begun, attempt = self._begun.get(name, (0, 0))
-            self._begun[name] = max(begun, operation.number + 1), max(attempt, operation.fly.attempt)
+            self._begun[name] = max(begun, operation.number + 1), max(attempt, operation.announced)
             for peer in operation.group:
                 overs = self._overs.get(peer, OrderedDict())
                 if name in overs and overs[name] <= operation.number:
@@ -214,10 +219,15 @@ class Operations:
         early = self._early.get(peer, OrderedDict())
         for name, number in [key for key in early if key[0] == message.name and key[1] < message.number]:
             del early[name, number]
+        for operation in self._running():
+            begun = operation.fly is not None
+            if (
+                operation.name == message.name
+                and operation.number < message.number
+                and (message.withdrawn or not begun)
+            ):
+                _alone(operation, operation.forget, peer)
         waiting = self._waiting(message.name)
-        for operation in waiting:
-            if operation.number < message.number:
-                operation.forget(peer)
         if waiting and (others := [number for name, number in early if name == message.name]):
             waiting[0].locate(peer, others[-1])  # it has gone on to another number
         if waiting and not message.withdrawn and message.number < LAST:

@@ -174,7 +174,7 @@ def propose(
     if ring:
         shares = ()  # each of a ring has as much to send, whatever it owns
     elif shares is None:
-        shares = allot(terms.chunks, placement.loads(group, willing, resting, ready))
+        shares = allot(terms.chunks, placement.loads(group, willing, resting, ready), terms.fragment)
     sites: tuple[int, ...] = ()
     if terms.sited:  # results depend on it, so a group that is kept keeps its own
         kept = before is not None and group is before.group

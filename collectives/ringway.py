@@ -84,7 +84,7 @@ class Lap:
     def __init__(self, me: PeerId, opened: Open, count: int) -> None:
         peers = ring(opened)
         self.ways = ways(opened)
-        self.owners = shares(count, peers)
+        self.owners = shares(count, peers, fragment=opened.fragment)
         self.takers = tuple(self.ways[owner].stations[0] for owner in self.owners)
         self.outside = tuple(peer for peer in opened.alive if peer not in peers)
         at = peers.index(me) if me in peers else None

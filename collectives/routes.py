@@ -53,7 +53,7 @@ class Routes:
 
     def __init__(self, opened: Open, count: int, seed: bytes) -> None:
         numbers = opened.sites or tuple(range(len(opened.group)))
-        self._seed = seed
+        self._seed, self._shift = seed, opened.fragment * count  # see shards: fragments share the work
         self.number = dict(zip(opened.group, numbers, strict=True))
         """Peer of the group -> its cluster."""
         alive, working = set(opened.alive), set(opened.alive) - set(opened.idle)
@@ -82,8 +82,9 @@ class Routes:
         self.owners = tuple(self._owner(index, able) for index in range(count))
 
     def _owner(self, index: int, able: Sequence[int]) -> PeerId:
-        turn = index % len(self.clusters)
-        number = turn if self.clusters[turn].working else able[index % len(able)]
+        at = index + self._shift
+        turn = at % len(self.clusters)
+        number = turn if self.clusters[turn].working else able[at % len(able)]
         owner = self.relay(number, index)
         assert owner is not None
         return owner
@@ -93,7 +94,7 @@ class Routes:
         key = number, index
         if key not in self._relays:
             cluster = self.clusters[number]
-            turn = cluster.primaries[index // len(self.clusters) % len(cluster.primaries)]
+            turn = cluster.primaries[(index + self._shift) // len(self.clusters) % len(cluster.primaries)]
             self._relays[key] = turn if turn in cluster.working else self._backup(cluster, turn, index)
         return self._relays[key]
 

@@ -137,7 +137,8 @@ class Series:
         """A round on these terms; the order of the members and the patience are filled in here. `turn`: which vector it is
         about, where they take turns: what norms are usual is known of each.
         """
-        seed = blake3.blake3(self._run_id + terms.round.to_bytes(8, "big")).digest()
+        number = (terms.fragment << 48) + terms.round  # so that fragments do not all have the same backups
+        seed = blake3.blake3(self._run_id + number.to_bytes(8, "big")).digest()
         sized = self._moved is not None and self._topology == self._collective == "butterfly"
         chunks = len(grid) if sized else 0
         order = leader_order(seed, terms.members, terms.round, terms.fragment)

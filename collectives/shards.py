@@ -3,6 +3,9 @@
 The chunk grid depends on the fragment and the codec alone, never on the group, so that a contributor can announce the
 hashes of its payloads before it knows who will own them, and a change of the group moves only the chunks of the peers
 that left.
+
+Of several fragments each is a round of its own, often at the same time: where chunks are fewer than peers, or no multiple of
+them, the next fragment goes on dealing where the one before it left off, so that small fragments are not all one peer's.
 """
 
 from __future__ import annotations
@@ -64,17 +67,28 @@ def grid(total: int, codec: Sized) -> Grid:
     return result
 
 
-def shares(count: int, group: Sequence[PeerId], counts: Sequence[int] = ()) -> tuple[PeerId, ...]:
+def shares(count: int, group: Sequence[PeerId], counts: Sequence[int] = (), fragment: int = 0) -> tuple[PeerId, ...]:
     """Primary owner of each of `count` chunks: consecutive runs as long as `counts` says (it sums to `count`).
 
-    Without it they are equal, the first ones by one longer.
+    Without it they are those of `equal`.
     """
-    run, odd = divmod(count, len(group))
-    return tuple(peer for at, peer in enumerate(group) for _ in range(counts[at] if counts else run + (at < odd)))
+    lengths = counts or equal(count, len(group), fragment)
+    return tuple(peer for peer, length in zip(group, lengths, strict=True) for _ in range(length))
+
+
+def equal(count: int, peers: int, fragment: int = 0) -> tuple[int, ...]:
+    """Chunks of each of so many peers: equally many, some by one more, which ones follows from the number of the fragment."""
+    run, odd = divmod(count, peers)
+    return tuple(run + ((at - fragment * odd) % peers < odd) for at in range(peers))
 
 
 def owners(
-    count: int, group: Sequence[PeerId], alive: Sequence[PeerId], seed: bytes, counts: Sequence[int] = ()
+    count: int,
+    group: Sequence[PeerId],
+    alive: Sequence[PeerId],
+    seed: bytes,
+    counts: Sequence[int] = (),
+    fragment: int = 0,
 ) -> tuple[PeerId, ...]:
     """Owner of each chunk: the primary of `shares` while it is alive, else the first alive of its backups (rendezvous ranking).
 
@@ -89,4 +103,4 @@ def owners(
             return primary
         return next((peer for peer in backups(seed, group, primary, chunk) if peer in able), alive[0])
 
-    return tuple(owner(primary, chunk) for chunk, primary in enumerate(shares(count, group, counts)))
+    return tuple(owner(primary, chunk) for chunk, primary in enumerate(shares(count, group, counts, fragment)))

@@ -67,7 +67,7 @@ def parts(total: int, codec: Sifts, step: int) -> Grid:
 
 
 @lru_cache(maxsize=16)
-def steady(count: int, peers: tuple[PeerId, ...], seed: bytes) -> tuple[PeerId, ...]:
+def steady(count: int, peers: tuple[PeerId, ...], seed: bytes, fragment: int = 0) -> tuple[PeerId, ...]:
     """Owner of each of `count` chunks: equally many each but for one, and few others when somebody comes or goes.
 
     Each chunk goes to the first peer of its rendezvous ranking that has room (bounded loads: Mirrokni, Thorup and
@@ -77,7 +77,7 @@ def steady(count: int, peers: tuple[PeerId, ...], seed: bytes) -> tuple[PeerId, 
     loads = dict.fromkeys(peers, 0)
     found = []
     for chunk in range(count):
-        for peer in rank(seed, "keeper", peers, chunk):
+        for peer in rank(seed, "keeper", peers, fragment * MAX_CHUNKS + chunk):
             if loads[peer] < least or (loads[peer] == least and larger > 0):
                 larger -= loads[peer] == least
                 loads[peer] += 1
@@ -154,7 +154,7 @@ class Sieve(Settled):
 
     def _shared(self, opened: Open, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """See Exchange."""
-        return steady(len(self.grid), tuple(working), self._seed)
+        return steady(len(self.grid), tuple(working), self._seed, self.fragment)
 
     def _reduce(self, index: int) -> None:
         """See Exchange; what has a verdict is not made again."""

@@ -113,7 +113,7 @@ class Swarm:
     @property
     def overlap(self) -> int:
         """Of these, how many are made while an exchange is under way."""
-        return self._peer.manifest.overlap
+        return self._peer.overlap
 
     @property
     def round(self) -> int:

@@ -185,6 +185,7 @@ def operations_of(peer: Peer) -> Operations:
         lambda: roster.view.peers,
         key,
         roster.record.sequence // 1000 % 2**31,
+        lambda: presence.link(),
     )
     presence.operations = made = Operations(place, gone=gone)
     return made
@@ -200,9 +201,11 @@ class Pending(Generic[Some]):
         prepared: Prepared[Some],
         now: Callable[[], float],
     ) -> None:
-        self._background, self._prepared = background, prepared
+        self._background, self._prepared, self._cancelled = background, prepared, False
 
         async def run() -> tuple[Ended, float]:
+            if self._cancelled:  # before it was on its way: it would count until the loop comes to cancel it
+                raise asyncio.CancelledError
             began = now()
             ended = await begin().wait()
             return ended, now() - began
@@ -221,6 +224,7 @@ class Pending(Generic[Some]):
 
     def cancel(self) -> None:
         """Take no part any more. When the others count on us already, they go on without us a moment later."""
+        self._cancelled = True
         self._future.cancel()
 
     def result(self, timeout: float | None = None) -> Average[Some]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from statistics import median_low
 from typing import Any
 
 from thinwire.collectives.bandwidth import Bandwidth
@@ -24,7 +25,7 @@ from thinwire.swarm.contradictions import MAX_CHAINS
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.manifest import Manifest
-from thinwire.swarm.protocol import Digest, PeerId, StateAsk, StateOffer
+from thinwire.swarm.protocol import Digest, Open, PeerId, Ready, StateAsk, StateOffer
 
 CHAIN_EACH = 2
 """Control frames of one peer that are kept for the next round of each chain, beyond what one chain alone has room for."""
@@ -35,6 +36,12 @@ class ChainSession(Session):
 
     told: Callable[[], None]
     """Called when it has gone on."""
+
+    def advance(self) -> None:
+        """See Session. Who has no say says so at once: its turn may be far off, and all would wait for its vote till then."""
+        super().advance()
+        if not self.current.agreement.remembers:
+            self.take_part()
 
     def advanced(self) -> None:
         """See Session."""
@@ -68,6 +75,8 @@ class ChainedSession:
         self._emit, self._strays = emit, 0
         stash = Stash(STASH, STASH_EACH + CHAIN_EACH * (len(replica.chains) - 1))
         bandwidth, turn = Bandwidth(), asyncio.Semaphore(SIDE_BY_SIDE)
+        self.now = now
+        self._announced: dict[int, dict[PeerId, tuple[int, float]]] = {}  # by fragment: for which round, and when
         self.links: dict[int, ChainSession] = {}
         self.copies: dict[int, Copy] = {}
         """States of fragments that are not held, by number."""
@@ -153,6 +162,8 @@ class ChainedSession:
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
+        for announced in self._announced.values():
+            announced.pop(peer, None)
         for link in self.links.values():
             link.lost(peer, gone=gone)
         for copy in self.copies.values():
@@ -164,6 +175,10 @@ class ChainedSession:
         number = fragment_of(message)
         link, copy = self.links.get(number), self.copies.get(number)
         if link is not None:
+            if isinstance(message, Ready) and message.weight and peer in self.live:
+                announced = self._announced.setdefault(number, {})
+                if announced.get(peer, (0, 0.0))[0] < message.round:
+                    announced[peer] = message.round, self.now()
             link.routed(peer, frame)
         elif copy is not None and (message.copy if isinstance(message, StateAsk) else isinstance(message, STATE)):
             copy.routed(peer, frame)
@@ -173,6 +188,12 @@ class ChainedSession:
                 self._outbox.bulk(peer, Frame(nothing), later=True)
         else:
             self._strays += number >= self.replica.count
+
+    def late(self, opened: Open, at: float) -> float:
+        """Seconds by which half of those who contribute to a round had announced that before `at`, where we do not."""
+        entries, said = {entry.peer for entry in opened.contributors}, self._announced.get(opened.fragment, {})
+        times = [said[peer][1] for peer in entries if peer in said and said[peer][0] == opened.round]
+        return at - median_low(times) if times and self.me not in entries else 0.0
 
     def ticked(self) -> None:
         """See Handler."""

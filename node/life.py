@@ -228,7 +228,7 @@ class Life:
         learner, self._interrupt = self._learner, asyncio.Event()
         assert learner is not None
         self.peer.session.on_commit = lambda: None
-        number, wanted, tail = self.peer.replica.round, self.peer.manifest.overlap, NOTHING
+        number, wanted, tail = self.peer.replica.round, self.peer.overlap, NOTHING
         while tail.steps < wanted and not (self.stopping or self._interrupt.is_set()):
             # One by one, so that the outer step can be made between two; then the rest at once.
             settled = self.peer.replica.round > number

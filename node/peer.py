@@ -39,6 +39,7 @@ from .presence import Emit, Presence
 from .rounds import Lost, Rounds
 from .session import Session
 from .snapshot import PrivateState
+from .turns import ChainedRounds
 from .waiting import Work
 from .watch import Watch
 
@@ -65,7 +66,7 @@ class Peer:
     """See the module. Made by `found` (the run's first peer) or `arrive` (with an invite)."""
 
     session: Session
-    rounds: Rounds
+    rounds: Rounds | ChainedRounds
     replica: Replica
     layout: Layout
 
@@ -358,10 +359,19 @@ class Peer:
         if self.gathers:
             return 0
         if outer.work == "equal":
-            return self.manifest.pace
+            return self.manifest.pace - self._cut
         oldest = self.replica.round - FRESH
         others = [theirs for _, theirs, number in list(self.session.stats.values()) if number > oldest]
         return steps_by_power(speed, others, outer.steps, outer.spread)
+
+    @property
+    def overlap(self) -> int:
+        """Inner steps to make while the exchange that has begun is under way."""
+        return min(self.manifest.overlap, self.manifest.pace - self._cut)
+
+    @property
+    def _cut(self) -> int:
+        return self.rounds.cut if self.ready and isinstance(self.rounds, ChainedRounds) else 0
 
     def lease(self) -> Lease | None:
         """What of the data we may use in the next round; None where nobody keeps book."""

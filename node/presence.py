@@ -82,6 +82,8 @@ class Presence:
         self.live: set[PeerId] = set()
         self.duplicate = asyncio.Event()
         self.handler: Handler | None = None
+        self.link: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """What our link carries, bytes/s up and down, where rounds of training have shown it."""
         self.operations: Handler | None = None
         """Who is told of averages that are no training rounds; without one their frames are dropped."""
         self.stages: Handler | None = None

@@ -96,6 +96,7 @@ class Session:
             stash=stash,
         )
         self._series.spans = presence.spans
+        presence.link = self._series.bandwidth.known
         if manifest.exchange.sick == "isolate" and presence.watch is not None:
             self._series.sick = presence.watch.slow
         self.behind = self._series.behind

@@ -4,13 +4,19 @@ In its turn a fragment's Δ is announced; τ inner steps later its verdict is wa
 between two turns that is `lag` turns later, and `overlap` steps into the last of them. A fragment whose verdict is late does
 not hold the others: once one that was sent after it is done it is given a patience more, and is then left behind; the model
 follows it between two later steps. It is not sent again before its last round is over.
+
+Nobody waits for who comes to its turns late, and whoever is would stay so: all make as many steps in a turn. So who finds the
+round of its turn begun without it leaves out as many of the next steps as make up for that, once; it counts by its tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from statistics import median
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.chainrounds import ChainRounds, Floor, SparseChainRounds
@@ -23,14 +29,21 @@ from thinwire.node.waiting import Work, cancelled
 from thinwire.swarm.identity import short
 from thinwire.swarm.manifest import Manifest
 
+SLACK = 0.1
+"""Part of a turn by which one may be late without leaving out steps."""
+
+TURNS = 5
+"""Last turns from which is told how long one takes."""
+
 
 @dataclass(slots=True)
 class _Flight:
-    """A round under way: sent in `turn`. `left`: the others have gone on without waiting for it."""
+    """A round under way: sent in `turn`, at a time. `left`: the others have gone on without waiting for it."""
 
     link: ChainRounds
     turn: int
     task: asyncio.Task[Outcome]
+    at: float
     left: bool = False
 
 
@@ -39,6 +52,9 @@ class ChainedRounds:
 
     meanwhile: Callable[[], Awaitable[None]] | None = None
     """See Rounds."""
+
+    cut = 0
+    """Inner steps to leave out before the next turn, because we are late."""
 
     def __init__(self, session: ChainedSession, manifest: Manifest, *, read: Read, write: Write, work: Work) -> None:
         self._session, self._count, self._lag = session, manifest.outer.fragments, manifest.lag
@@ -59,6 +75,17 @@ class ChainedRounds:
         }
         self._bounded = manifest.run.rounds > 0
         self._flights: dict[int, _Flight] = {}
+        # In a group all peers make the steps of its origin.
+        self._most, self._pace, self._sent_at = (
+            0 if manifest.pipeline.stages else manifest.pace - 1,
+            manifest.pace,
+            math.nan,
+        )
+        self._took: deque[float] = deque(maxlen=TURNS)
+        self._late, self._mended = (
+            0.0,
+            -1,
+        )  # seconds that we are known to be late by, and the turn in which we last made up
 
     # --- as in Rounds
 
@@ -181,6 +208,7 @@ class ChainedRounds:
         """Send the fragment whose turn it is; whether training may go on meanwhile."""
         number = turn % self._count
         link, before = self.links.get(number), self._flights.get(number)
+        self._pass()
         if before is not None:
             await self._wait(before)
             self._land(before)
@@ -190,14 +218,32 @@ class ChainedRounds:
         if not link.owed and link.session.lone:
             await asyncio.sleep(TICK)
             return True
+        self.cut = self._behind(turn, link)
         link.begin()
         link.sent = link.owed
         task = asyncio.ensure_future(link.sync(weight=link.owed, loss=loss, speed=speed))
-        self._flights[number] = flight = _Flight(link, turn, task)
+        self._flights[number] = flight = _Flight(link, turn, task, self._sent_at)
         await self._first(task, link.aired)
         if link.late:
             await self._wait(flight)
         return not link.late
+
+    def _pass(self) -> None:
+        """A turn begins."""
+        now, self.cut = self._session.now(), 0
+        if now > self._sent_at:
+            self._took.append(now - self._sent_at)
+        self._sent_at = now
+
+    def _behind(self, turn: int, link: ChainRounds) -> int:
+        """Inner steps that make up for what we come late to this turn, or did to one since we last left out some."""
+        agreement, usual = link.session.current.agreement, median(self._took) if self._took else math.inf
+        opened = agreement.opened if agreement.commit is None else agreement.commit.opened
+        late = self._late if opened is None else self._session.late(opened, self._sent_at)
+        if late <= SLACK * usual:
+            return 0
+        self._late, self._mended = 0.0, turn
+        return min(self._most, math.ceil(self._pace * late / usual))
 
     async def _settle(self, turn: int) -> Outcome:
         """Wait for what is due, the oldest first; at the end of the run for all."""
@@ -248,6 +294,8 @@ class ChainedRounds:
         link, outcome = flight.link, flight.task.result()
         del self._flights[flight.turn % self._count]
         if outcome.commit is not None:
+            if flight.turn > self._mended:
+                self._late = self._session.late(outcome.commit.opened, flight.at)
             link.land(outcome.kept)
             if told:
                 self._told(outcome)

@@ -39,7 +39,8 @@ def result(
 
 def round_ring(codec: Codec, rule: Rule, opened: Open, count: int) -> Callable[[int, Sequence[Buffer], int], Buffer]:
     """The encoded mean of one of `count` chunks by its number, the contributors' payloads and its size: added up on its way."""
-    reducer, around, owners = Reducer(codec, rule, Pool()), ringway.ways(opened), shares(count, ringway.ring(opened))
+    reducer, around = Reducer(codec, rule, Pool()), ringway.ways(opened)
+    owners = shares(count, ringway.ring(opened), fragment=opened.fragment)
 
     def made(chunk: int, payloads: Sequence[Buffer], size: int) -> Buffer:
         named = {entry.peer: payload for entry, payload in zip(opened.contributors, payloads, strict=True)}

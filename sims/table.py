@@ -33,7 +33,7 @@ class Session:
     def __init__(self, table: Table, me: PeerId, replica: Any, codec: Any, cut: Grid, number: int = 0) -> None:
         self.me, self.replica, self.codec, self.number, self._table, self._grid = me, replica, codec, number, table, cut
         self.behind, self.patience = asyncio.Event(), 1.0
-        self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None), attempt=0)
+        self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None, opened=None), attempt=0)
         self.ready: Collection[PeerId] = table.members
 
     @property
@@ -77,7 +77,9 @@ class Seat:
                 number: Session(table, me, chain.replica, chain.codec, chain.grid, number)
                 for number, chain in self.replica.chains.items()
             }
-            self.session = SimpleNamespace(replica=self.replica, links=links)
+            self.session = SimpleNamespace(
+                replica=self.replica, links=links, now=lambda: 0.0, late=lambda opened, at: 0.0
+            )
         self.rounds: Rounds = method.rounds(self.session, manifest, read=read, write=write, work=at_once)
 
 

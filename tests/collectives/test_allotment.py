@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from thinwire.collectives import shards
 from thinwire.collectives.allotment import GAIN, MOST, Load, allot, seconds
 
 LOADS = st.lists(
@@ -119,3 +120,13 @@ def test_who_may_not_own_chunks_owns_none():
     fast, slow = Load(100, 100), Load(10, 10)
     owned = allot(90, [fast, Load(100, 100, owns=False), fast, fast, slow])
     assert owned == (30, 0, 30, 30, 0)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_of_peers_alike_others_own_small_fragments_first(count):
+    """One link is slow, so that parts are dealt out by bandwidth where it would own one; nobody is preferred for its place."""
+    loads = [Load(100, 100), *[Load(1000, 1000)] * 4]
+    owned = [allot(count, loads, fragment) or shards.equal(count, 5, fragment) for fragment in range(20)]
+    totals = [sum(counts) for counts in zip(*owned, strict=True)]
+    assert totals[0] == 0 and sum(totals) == 20 * count
+    assert max(totals) <= 2 * min(totals[1:])

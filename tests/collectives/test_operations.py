@@ -32,6 +32,7 @@ class Member:
     def __init__(self, net, index, life=0, address=""):
         self.identity = Identity.generate(bytes([index]) * 32)
         self.id, self.net, loop = self.identity.peer_id, net, clock.current()
+        self.link = (0, 0)
         address = address or f"10.0.0.{index}:7000"
         self.transport = net.transport(self.identity, RUN, self._admit, address)
         sequence = 1 + int(loop.time() * 1000)
@@ -55,6 +56,7 @@ class Member:
             lambda: self.roster.view.peers,
             lambda peer: record.public_key if (record := self.roster.record_of(peer)) else None,
             sequence,
+            lambda: self.link,
         )
         self.operations = self.presence.operations = Operations(place, gone=gone, patience=1.0)
         self.task = loop.create_task(self.presence.run())
@@ -232,6 +234,24 @@ def test_a_mean_is_weighted():
         ]
         for _, out in await asyncio.gather(*calls):
             assert out[0] == 12 / 8
+
+    play(scene)
+
+
+@pytest.mark.parametrize("slow", [None, 0, 2])
+def test_who_owns_what_follows_the_links(slow):
+    async def scene():
+        group = Group(4)
+        for index, member in enumerate(group):
+            member.link = (0, 0) if slow is None else (10**5, 10**5) if index == slow else (10**7, 10**7)
+        arrays = [np.random.default_rng(i).integers(-(2**40), 2**40, 150_000) for i in range(4)]
+        begun = [member.begin(array, op="sum")[0] for member, array in zip(group, arrays, strict=True)]
+        for ended in await asyncio.gather(*(operation.wait() for operation in begun)):
+            results = [np.frombuffer(chunk, np.int64) for chunk in ended.outcome.results]
+            np.testing.assert_array_equal(np.concatenate(results), sum(arrays))
+        owners = [operation.fly.exchange.owners for operation in begun]
+        assert len(set(owners)) == 1 and len(owners[0]) > 4
+        assert set(owners[0]) == {member.id for index, member in enumerate(group) if index != slow}
 
     play(scene)
 
@@ -673,6 +693,69 @@ def test_those_who_have_failed_unequally_often_meet_at_once(failed, least):
             for ended, out in await together(group, arrays, op="sum", least=least_, grace=2.0):
                 assert ended.failure == "" and len(ended.outcome.contributors) == len(group)
                 assert out[0] == 2 ** len(group) - 1
+
+    play(scene)
+
+
+@pytest.mark.parametrize("many", [1, AT_ONCE])
+@pytest.mark.parametrize("pause", [0.0, 0.004, 0.008])
+def test_who_cancels_what_the_others_begin_at_that_moment_meets_them_in_the_next(pause, many):
+    """They have named it in their group already, and least is all: alone they could not end it."""
+
+    async def scene():
+        group = Group(3)
+        await asyncio.sleep(0.5)
+        for _ in range(2):
+            await together(group, [np.ones(2)] * 3, op="sum", name="x", least=3)
+        began = clock.current().time()
+        given_up = [group[0].begin(np.ones(2), op="sum", name="x", least=3)[0] for _ in range(many)]
+        calls = [
+            asyncio.ensure_future(m.average(np.full(2, 2.0), op="sum", name="x", least=3, grace=20.0))
+            for m in group[1:]
+        ]
+        await asyncio.sleep(pause)
+        for operation in given_up:
+            operation.withdraw()
+        calls.append(asyncio.ensure_future(group[0].average(np.full(2, 3.0), op="sum", name="x", least=3, grace=20.0)))
+        for ended, out in await asyncio.gather(*calls):
+            assert ended.failure == "" and out[0] == 7.0
+        assert clock.current().time() < began + 1.0
+        for _, out in await together(group, [np.ones(2)] * 3, op="sum", name="x", least=3):
+            assert out[0] == 3.0
+
+    play(scene)
+
+
+def test_one_that_calls_and_withdraws_for_ever_leaves_the_others_alone_once():
+    async def scene():
+        group = Group(4)
+        honest, liar = group[:3], group[3]
+        await asyncio.sleep(1.0)
+        calls = [asyncio.ensure_future(m.average(np.full(2, 4.0), grace=3.0)) for m in honest]
+        for _ in range(400):
+            for member in honest:
+                liar.presence.outbox.control(member.id, Call("", 0, False, plan_(2), ()))
+            await asyncio.sleep(0.03)
+            for member in honest:
+                liar.presence.outbox.control(member.id, Over("", 1, True))
+            await asyncio.sleep(0.01)
+        for call in calls:
+            assert call.done() and set(call.result()[0].outcome.contributors) == {m.id for m in honest}
+
+    play(scene)
+
+
+def test_what_is_cancelled_is_not_kept_however_fast_it_goes():
+    async def scene():
+        group = Group(2)
+        await asyncio.sleep(0.5)
+        for turn in range(3 * AT_ONCE):
+            group[0].begin(np.ones(2), name=str(turn % 7), least=2)[0].withdraw()
+            await asyncio.sleep(0)
+            held, most = group[0].operations.sizes()["operations"]
+            assert held <= 2 and held <= most
+        for ended, _ in await together(group, [np.ones(2)] * 2, name="1", least=2):
+            assert len(ended.outcome.contributors) == 2
 
     play(scene)
 

@@ -65,6 +65,18 @@ def test_only_chunks_of_those_who_left_move(count, n, seed, data):
         assert all(new == old or old not in fewer for old, new in zip(after, again, strict=True))
 
 
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 24))
+def test_fragments_go_on_dealing_where_the_one_before_left_off(count, n, fragments):
+    group = PEERS[:n]
+    owned = Counter(peer for number in range(fragments) for peer in shares(count, group, fragment=number))
+    totals = [owned[peer] for peer in group]
+    assert sum(totals) == fragments * count and max(totals) - min(totals) <= 1
+    for number in range(fragments):
+        runs = shares(count, group, fragment=number)
+        assert list(runs) == sorted(runs, key=group.index), "runs in the order of the group"
+        assert owners(count, group, group, b"seed", fragment=number) == runs
+
+
 def test_chunks_of_one_who_left_are_spread():
     group, count = PEERS[:5], 500
     after = owners(count, group, group[1:], b"seed")

@@ -30,6 +30,13 @@ def test_all_own_equally_many(count, peers):
     assert steady(count, view, bytes(32)) != found or peers == 1
 
 
+def test_small_fragments_are_not_all_kept_by_one():
+    view = people(8)
+    found = Counter(steady(1, view, RUN, fragment)[0] for fragment in range(64))
+    assert set(found) == set(view) and max(found.values()) <= 16
+    assert steady(128, view, RUN, 0) == steady(128, view, RUN)
+
+
 @pytest.mark.parametrize("peers", [4, 16, 50])
 def test_few_chunks_change_hands_when_somebody_comes_or_goes(peers):
     view = people(peers)

@@ -1,6 +1,7 @@
 """Averages of one's own tensors in real swarms over loopback, and the forms in which tensors come and go."""
 
 import asyncio
+import concurrent.futures
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -175,7 +176,25 @@ def test_one_too_many_is_refused_at_once_and_does_not_count(trio):
     finally:
         for handle in handles:
             handle.cancel()
-    assert [one.value for one in run(trio, [1.0, 2.0, 6.0], name="one of few")] == [3.0] * 3
+    for name in ("many", "one of few"):
+        assert [one.value for one in run(trio, [1.0, 2.0, 6.0], name=name)] == [3.0] * 3
+
+
+def test_what_is_cancelled_before_it_is_on_its_way_never_begins():
+    """It would be counted, until the loop comes to cancel it, against what is called next."""
+    begun, works = [], []
+
+    class Held:
+        def start(self, work):
+            works.append(work)
+            return concurrent.futures.Future()
+
+    prepared = prepare(1.0, op="mean", codec=None, weight=1, least=1)
+    pending = Pending(Held(), lambda: begun.append(1), prepared, lambda: 0.0)
+    pending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(works[0])
+    assert begun == []
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -225,7 +226,7 @@ def test_a_fragment_whose_round_others_have_had_does_not_hold_the_others():
 
     def change(table):
         link = table.seats[0].session.links[1]
-        link.current.agreement.commit = object()
+        link.current.agreement.commit = SimpleNamespace(opened=None)
 
         async def lacking(*, give_up):
             await asyncio.sleep(give_up)

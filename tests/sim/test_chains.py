@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from thinwire.collectives.exchange import Exchange
 from thinwire.collectives.series import STASH_EACH
 from thinwire.node import duties
 from thinwire.node.chainsession import ChainedSession
 from thinwire.node.outer import Replica
 from thinwire.node.turns import ChainedRounds
-from thinwire.sims import liars
+from thinwire.sims import clock, liars
+from thinwire.sims.compute import StubLearner
 from thinwire.sims.faults import Fault
 from thinwire.sims.scenario import PeerSpec, Scenario
 from thinwire.sims.seeds import PACE, STALL
@@ -138,6 +141,33 @@ def test_several_under_way_hide_what_few_do_not():
     assert busy[12][0] > 1.15 * busy[5][0] and busy[12][1] < 0.25 * busy[5][1], busy
 
 
+@pytest.mark.parametrize(
+    "overlap", [12, pytest.param(8, marks=pytest.mark.trial), pytest.param(7, marks=pytest.mark.trial)]
+)
+@pytest.mark.parametrize("lag", [0.5, pytest.param(0.7, marks=pytest.mark.trial)])
+def test_who_lags_by_a_part_of_a_turn_is_on_time_again_after_two(monkeypatch, overlap, lag):
+    """A round lasts as long as a turn, and nobody is waited for: who ended its steps when it has a verdict would stay late."""
+    held, steps = [], StubLearner.steps
+
+    async def held_up(self, n, stop):
+        if self._seed == 2 and not held and clock.current().time() > 6.0:
+            held.append(clock.current().time())
+            await asyncio.sleep(lag)
+        return await steps(self, n, stop)
+
+    monkeypatch.setattr(StubLearner, "steps", held_up)
+    scenario = world(3, overlap, peers=5, seconds=20.0, step=0.2, regions=("Oregon", "Australia", "London"))
+    peers = tuple(replace(peer, step_seconds=0.2, join=min(peer.join, 0.05)) for peer in scenario.peers)
+    scenario = replace(scenario, manifest=scenario.manifest.replace("grace = 1.0", "grace = 0.1"), peers=peers)
+    run = simulate(scenario, preset=PACE, stall=STALL)
+    assert run.violations == () and len(held) == 1
+    me = Identity.generate((2).to_bytes(32, "big")).peer_id.hex()[:8]
+    events = [event for event in run.journal.events if event.name == "round" and event.peer == 0 and event.at > held[0]]
+    late = [event.fields["round"] for event in events if me in dict(event.fields["missing"])]
+    first, last = min(late), max(event.fields["round"] for event in events)
+    assert max(late) < first + 2 and last > first + 8, (late, last)
+
+
 @pytest.mark.parametrize(("fragments", "overlap"), [(6, 5), pytest.param(24, 2, marks=pytest.mark.soak)])
 def test_a_whole_swarm_comes_back(monkeypatch, fragments, overlap):
     """Nobody has a state to give but what each has kept: that is found out of all fragments side by side. Then nobody remembers
@@ -153,6 +183,26 @@ def test_a_whole_swarm_comes_back(monkeypatch, fragments, overlap):
     later = [event for event in run.journal.events if event.name == "round" and event.at > 22.0]
     again = {(event.fields["round"] - 1) % fragments for event in later}
     assert again == set(range(fragments))
+
+
+@pytest.mark.parametrize(
+    "topology", ["butterfly", *(pytest.param(name, marks=pytest.mark.trial) for name in ("ring", "hierarchy"))]
+)
+def test_small_fragments_have_owners_of_their_own(monkeypatch, topology):
+    """Each is one chunk; the peers are as many as the fragments."""
+    owned, settle = {}, Exchange.settle
+
+    def booked(self):
+        settle(self)
+        owned.setdefault((self.fragment, self.round), set()).update(self.owners)
+
+    monkeypatch.setattr(Exchange, "settle", booked)
+    scenario = world(4, 6, peers=4, seconds=14.0)
+    manifest = scenario.manifest + f'topology = "{topology}"\n'
+    assert simulate(replace(scenario, manifest=manifest), preset=PACE, stall=STALL).violations == ()
+    late = max(round for _, round in owned) - 1
+    found = [owned[number, late] for number in range(4)]
+    assert all(len(one) == 1 for one in found) and len(set.union(*found)) >= 3
 
 
 SAID = {"hash": ("hash",), "nan": ("not finite", "encoding"), "huge": ("norm",)}
