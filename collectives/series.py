@@ -12,6 +12,7 @@ import blake3
 import numpy as np
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.aside import Work, at_once
 from thinwire.collectives.bandwidth import Bandwidth
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.butterfly import Butterfly
@@ -74,7 +75,8 @@ class Series:
     chunk has an owner that adds up and sends a part of it (see `sieve`); or "butterfly", chunks are averaged by `rule`, with
     `topology` at their owners ("butterfly"), on their way round ("ring"), or in sites first ("hierarchy"). `site`: the network
     that we share with others. `bandwidth`: what is known of our link, and `stash`: what is kept for next rounds, where other
-    series of this peer have the same.
+    series of this peer have the same. `kept`: what we have not sent of sums that we own, where these are thinned out, which is
+    done in `aside`.
     """
 
     def __init__(
@@ -96,6 +98,8 @@ class Series:
         site: str = "",
         bandwidth: Bandwidth | None = None,
         stash: Stash | None = None,
+        kept: Kept | None = None,
+        aside: Work = at_once,
     ) -> None:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
@@ -114,8 +118,7 @@ class Series:
         self._topology, self._site = topology, site
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = Pool()
-        self.kept = Kept()
-        """What we have not sent of the chunks that we own, where sums are thinned out."""
+        self.kept, self._aside = Kept() if kept is None else kept, aside
         self._standing = Standing()
         self._moved = moved
         self.bandwidth = bandwidth or Bandwidth()
@@ -159,7 +162,7 @@ class Series:
             idle={*self._standing.resting(terms.round), *self.sick()},
         )
         exchange = self._plane(agreement, grid, seed, turn)
-        return Butterfly(
+        fly = Butterfly(
             agreement,
             exchange,
             outbox=self._outbox,
@@ -170,6 +173,9 @@ class Series:
             link=self._link,
             spans=self.spans,
         )
+        if isinstance(exchange, Sieve):
+            exchange.stirred = fly.pump
+        return fly
 
     def look(self) -> None:
         """Time has passed, or something came: see how fast bytes move."""
@@ -193,6 +199,7 @@ class Series:
             grid=grid,
             kept=self.kept,
             keeps=self._run_id,
+            aside=self._aside,
             outbox=self._outbox,
             now=self._now,
             usual=self._usual.setdefault(turn, {}),

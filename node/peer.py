@@ -150,7 +150,10 @@ class Peer:
             now=self.doors.now(),
             wall=lambda: int(self.doors.wall()),
         )
-        self.presence = Presence(self.transport, roster, now=self.doors.now, emit=self.emit, site=self._site)
+        doors = self.doors
+        self.presence = Presence(
+            self.transport, roster, now=doors.now, emit=self.emit, site=self._site, aside=doors.aside
+        )
         self.presence.watch = Watch(
             roster,
             self.presence.outbox,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import blake3
 import numpy as np
 import pytest
+from thinwire.collectives.aside import at_once
 from thinwire.collectives.sieve import steady
 from thinwire.compression import sparsemean
 from thinwire.compression.feedback import ErrorFeedback
-from thinwire.compression.portions import layout
+from thinwire.compression.portions import Portions, layout
 from thinwire.compression.sparse import HEADER
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Chunk, Commit, Result
+from thinwire.swarm.rendezvous import leader_order
 
 RUN = bytes(range(32))
 TOPK = "topk(k=16,chunk=256)|2bit|rice"
@@ -99,7 +102,9 @@ def test_what_is_applied_and_what_is_kept_are_the_sum_of_the_means(sieve, outer,
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.trial)])
-def test_kill_one_of_six(sieve, phase, victim):
+def test_kill_one_of_six(sieve, phase, victim, monkeypatch):
+    monkeypatch.setattr("thinwire.collectives.sieve.HOLD", 1)
+
     async def main():
         s = sieve(6, seed=victim)
         s.fail_at(victim, 3, phase)
@@ -152,7 +157,9 @@ def test_last_one_standing_goes_on_and_keeps_all(sieve):
 
 
 @pytest.mark.parametrize("phase", ["announce", "vote"])
-def test_who_joins_takes_some_chunks_over_and_what_was_kept_of_these_is_given_up(sieve, phase):
+def test_who_joins_takes_some_chunks_over_and_what_was_kept_of_these_is_given_up(sieve, phase, monkeypatch):
+    monkeypatch.setattr("thinwire.collectives.sieve.HOLD", 1)
+
     async def main():
         s = sieve(3, rounds=8)
         s.fail_at(1, 3, phase, lambda node: s.join(7))
@@ -342,6 +349,127 @@ def test_an_owner_that_tells_two_peers_different_results_parts_nobody(sieve):
         assert told
 
     clock.run(main(), seed=4)
+
+
+def test_a_leader_that_leaves_all_others_without_chunks_makes_nobody_forget(sieve):
+    """What was sent and what is kept is all that there was, though chunks went to the liar and came back."""
+
+    async def main():
+        s = sieve(5, rounds=8, outer='lr = 0.9\ndenominator = "mean"\n', keep=1.0)
+        seed = blake3.blake3(RUN + (4).to_bytes(8, "big")).digest()
+        first = leader_order(seed, tuple(sorted(node.id for node in s.nodes.values())), 4, 0)[0]
+        liar = next(node for node in s.nodes.values() if node.id == first)
+        others = [node for node in s.nodes.values() if node is not liar]
+        liar.session._series.sick = lambda: [node.id for node in others]
+        before = {}
+
+        def look(node):
+            before["kept"] = kept(s, [one.index for one in others])
+            assert s.nodes[others[0].index].session.current.agreement.commit.opened.idle
+
+        s.fail_at(others[0].index, 4, "commit", look)
+        s.start()
+        await s.finish()
+        s.check()
+        assert before["kept"].any()
+        assert not any(name == "given up" for node in s.nodes.values() for _, name, _ in node.log)
+        _, _, means = expected(s, 8)
+        first = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
+        np.testing.assert_allclose((first - liar.replica.theta) / 0.9 + kept(s), means, atol=1e-5)
+
+    clock.run(main(), seed=4)
+
+
+def test_sums_are_made_aside_and_nothing_else_waits_for_them(sieve, monkeypatch):
+    """Though each takes a while, in which an owner dies and chunks move: results are those of who computes at once."""
+    thin, depth = Portions.thin, []
+
+    def watched(self, *rest):
+        assert depth, "on the loop's time"
+        return thin(self, *rest)
+
+    async def slowly(function):
+        await asyncio.sleep(0.05)
+        depth.append(1)
+        try:
+            return function()
+        finally:
+            depth.pop()
+
+    def digests(aside, victim=None):
+        async def main():
+            s = sieve(5, rounds=4, aside=aside)
+            if victim is not None:
+                s.fail_at(victim, 3, "open")
+            s.start()
+            rest = [index for index in s.nodes if index != victim]
+            await s.finish(rest)
+            s.check(rest)
+            return s.nodes[1].digests
+
+        return clock.run(main(), seed=2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Portions, "thin", watched)
+        slow = digests(slowly)
+        assert len(digests(slowly, 4)) == 4
+    assert slow == digests(at_once)
+
+
+def test_a_sum_that_cannot_be_made_is_an_error_of_ours(sieve, monkeypatch):
+    def broken(self, *rest):
+        raise RuntimeError("no such sum")
+
+    monkeypatch.setattr(Portions, "thin", broken)
+
+    async def main():
+        s = sieve(2)
+        s.start()
+        ends = await asyncio.gather(*(node.tasks[0] for node in s.nodes.values()), return_exceptions=True)
+        assert [str(one.exceptions[0]) for one in ends] == ["no such sum"] * 2
+
+    clock.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_an_owner_that_comes_back_has_what_it_had_kept_while_the_state_is_the_same(sieve, missed):
+    """From its checkpoint; and says what is lost, where others have gone on."""
+
+    async def main():
+        s = sieve(3, rounds=9)
+        seen = {}
+
+        def crash(node):
+            seen["kept"], old, own = rests(node), node.replica, node.replica.private(s.layout)
+            node.kill()
+            clock.current().call_later(2.5 if missed else 0.01, back, node.index, old, own)
+
+        def back(index, old, own):
+            again = s.join(index, 1)
+            replica, enter = again.replica, again.rounds.enter
+            replica.state[:], replica.round, replica.members = old.state, old.round, old.members
+            replica.seal()
+            assert replica.digest == old.digest and replica.recall(own, s.layout) == ""
+
+            async def entered():
+                await enter()
+                seen["after"] = rests(again)
+
+            again.rounds.enter = entered
+
+        s.fail_at(1, 3, "applied", crash)
+        s.start()
+        await s.finish([0, 2])
+        await s.finish([1])
+        s.check()
+        assert len(seen["kept"]) >= len(s.nodes[0].session.grid) // 3
+        if missed:
+            assert not seen["after"] and any(name == "given up" for _, name, _ in s.nodes[1].log)
+        else:
+            assert seen["after"].keys() == seen["kept"].keys()
+            assert all(np.array_equal(seen["after"][chunk], rest) for chunk, rest in seen["kept"].items())
+
+    clock.run(main(), seed=3)
 
 
 def test_a_replica_that_fetches_the_state_forgets_what_it_had_kept(sieve):
