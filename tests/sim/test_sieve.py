@@ -7,12 +7,12 @@ import asyncio
 import blake3
 import numpy as np
 import pytest
+from aids import scenes
 from thinwire.collectives.aside import at_once
 from thinwire.collectives.sieve import steady
 from thinwire.compression import sparsemean
 from thinwire.compression.feedback import ErrorFeedback
 from thinwire.compression.portions import Portions, layout
-from thinwire.compression.sparse import HEADER
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Chunk, Commit, Result
@@ -37,18 +37,21 @@ def kept(s, indices=None):
     """What all owners together have kept."""
     whole = np.zeros(s.size)
     for index in s.nodes if indices is None else indices:
-        node = s.nodes[index]
-        for chunk in range(len(node.session.grid)):
-            rest = node.session._series.kept.of(chunk)
-            if rest is not None:
-                whole[slice(*node.session.grid.span(chunk))] += rest
+        for chunk, rest in rests(s.nodes[index]).items():
+            whole[slice(*s.nodes[index].session.grid.span(chunk))] += rest
     return whole
 
 
 def rests(node):
     """What one owner has kept, by chunk."""
-    found = {chunk: node.session._series.kept.of(chunk) for chunk in range(len(node.session.grid))}
-    return {chunk: rest.copy() for chunk, rest in found.items() if rest is not None}
+    return {chunk: rest.copy() for chunk, rest in node.replica.kept.all().items()}
+
+
+def holders(s, indices):
+    """Who of these has kept something, of each chunk."""
+    indices = list(indices)
+    count = len(s.nodes[indices[0]].session.grid)
+    return [[i for i in indices if s.nodes[i].replica.kept.of(chunk) is not None] for chunk in range(count)]
 
 
 def expected(s, rounds):
@@ -89,8 +92,7 @@ def test_what_is_applied_and_what_is_kept_are_the_sum_of_the_means(sieve, outer,
         for node in s.nodes.values():
             np.testing.assert_array_equal(node.replica.theta, theta)
             assert not any(node.missing.values()) and node.replica.state.size == SIZE
-            chunks = range(len(node.session.grid))
-            assert 0 < sum(node.session._series.kept.of(i) is not None for i in chunks) <= len(chunks) // 5 + 1
+            assert 0 < len(rests(node)) <= len(node.session.grid) // 5 + 1
         np.testing.assert_array_equal(kept(s), rest)
         if keep == 1.0:
             first = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
@@ -107,21 +109,10 @@ def test_kill_one_of_six(sieve, phase, victim, monkeypatch):
 
     async def main():
         s = sieve(6, seed=victim)
-        s.fail_at(victim, 3, phase)
-        s.start()
-        rest = [i for i in range(6) if i != victim]
-        await s.finish(rest)
-        s.check(rest)
-        normal = s.nodes[rest[0]].committed_at[2] - s.nodes[rest[0]].committed_at[1]
-        for i in rest:
-            times = s.nodes[i].committed_at
-            assert times[4] - times[3] < 3 * normal
+        rest = await scenes.lose(s, {victim: phase})
+        scenes.soon(s, rest)
         # Every chunk has one owner that keeps something of it, and what the dead one owned others begin anew.
-        cut = s.nodes[rest[0]].session.grid
-        holders = [
-            sum(s.nodes[i].session._series.kept.of(chunk) is not None for i in rest) for chunk in range(len(cut))
-        ]
-        assert holders == [1] * len(cut)
+        assert [len(found) for found in holders(s, rest)] == [1] * len(s.nodes[rest[0]].session.grid)
 
     clock.run(main(), seed=victim)
 
@@ -131,13 +122,7 @@ def test_kill_two_of_six(sieve, seed):
     first, second = seed % 6, (seed + 1) % 6
 
     async def main():
-        s = sieve(6, seed=seed)
-        s.fail_at(first, 3, PHASES[seed % 5])
-        s.fail_at(second, 3, PHASES[(seed // 2) % 5])
-        s.start()
-        rest = [i for i in range(6) if i not in (first, second)]
-        await s.finish(rest)
-        s.check(rest)
+        await scenes.lose(sieve(6, seed=seed), {first: PHASES[seed % 5], second: PHASES[(seed // 2) % 5]})
 
     clock.run(main(), seed=seed)
 
@@ -145,13 +130,8 @@ def test_kill_two_of_six(sieve, seed):
 def test_last_one_standing_goes_on_and_keeps_all(sieve):
     async def main():
         s = sieve(4)
-        for i in (1, 2, 3):
-            s.fail_at(i, 3, "open")
-        s.start()
-        await s.finish([0])
-        s.check([0])
-        node = s.nodes[0]
-        assert all(node.session._series.kept.of(chunk) is not None for chunk in range(len(node.session.grid)))
+        await scenes.lose(s, dict.fromkeys((1, 2, 3), "open"))
+        assert holders(s, [0]) == [[0]] * len(s.nodes[0].session.grid)
 
     clock.run(main(), seed=2)
 
@@ -162,22 +142,14 @@ def test_who_joins_takes_some_chunks_over_and_what_was_kept_of_these_is_given_up
 
     async def main():
         s = sieve(3, rounds=8)
-        s.fail_at(1, 3, phase, lambda node: s.join(7))
-        s.start()
-        await s.finish([0, 1, 2])
-        await s.finish([7])
-        s.check()
-        joined, cut = s.nodes[7], s.nodes[0].session.grid
+        joined = await scenes.join(s, phase)
         assert joined.id in s.nodes[0].contributors[8]
-        holders = [
-            [i for i, node in s.nodes.items() if node.session._series.kept.of(chunk) is not None]
-            for chunk in range(len(cut))
-        ]
-        assert all(len(found) == 1 for found in holders) and {7} < {found[0] for found in holders}
+        found, count = holders(s, s.nodes), len(joined.session.grid)
+        assert all(len(one) == 1 for one in found) and {7} < {one[0] for one in found}
         said = [fields for node in s.nodes.values() for _, name, fields in node.log if name == "given up"]
         # A quarter of the chunks went to the newcomer, and few others elsewhere.
         moved = sum(int(str(fields["detail"]).split()[4]) for fields in said)
-        assert len(cut) // 4 <= moved <= len(cut) // 2
+        assert count // 4 <= moved <= count // 2
 
     clock.run(main(), seed=3)
 
@@ -188,16 +160,7 @@ OTHERS = [pytest.param(phase, marks=pytest.mark.trial) for phase in PHASES if ph
 @pytest.mark.parametrize("phase", ["record", *OTHERS])
 def test_killed_peer_comes_back(sieve, phase):
     async def main():
-        s = sieve(4, rounds=10)
-
-        def crash(node):
-            node.kill()
-            clock.current().call_later(1.5, s.join, node.index, 1)
-
-        s.fail_at(2, 3, phase, crash)
-        s.start()
-        await s.finish()
-        s.check()
+        await scenes.come_back(sieve(4, rounds=10), phase)
 
     clock.run(main(), seed=5)
 
@@ -207,31 +170,17 @@ def test_a_round_without_verdict_changes_nothing(sieve):
 
     async def main():
         s = sieve(3, rounds=8)
-        ids = {i: node.id for i, node in s.nodes.items()}
-        seen = {}
+        before = []
 
-        def split(node):
-            seen["e"], seen["kept"], seen["digest"] = (
-                node.replica.feedback.residual.copy(),
-                kept(s, [0]),
-                node.replica.digest,
-            )
-            s.net.partition([[ids[0]], [ids[1], ids[2]]])
-            clock.current().call_later(16.0, look)
+        def state():
+            assert kept(s, [0]).any()
+            return s.nodes[0].replica.digest, s.nodes[0].replica.feedback.residual.tobytes(), kept(s, [0]).tobytes()
 
         def look():
-            node = s.nodes[0]
-            assert node.replica.digest == seen["digest"]
-            np.testing.assert_array_equal(node.replica.feedback.residual, seen["e"])
-            np.testing.assert_array_equal(kept(s, [0]), seen["kept"])
-            assert seen["kept"].any()
-            s.net.heal()
+            assert state() == before[0]
 
-        s.fail_at(0, 4, "announce", split)
-        s.start()
-        await s.finish(limit=400)
-        s.check()
-        assert seen
+        await scenes.part(s, [[0], [1, 2]], 16.0, lambda: before.append(state()), look)
+        assert before
 
     clock.run(main(), seed=6, limit=4000)
 
@@ -290,14 +239,7 @@ def test_what_was_voted_for_is_taken_over_with_what_was_kept(sieve):
 
 
 def _levels(value):
-    def change(piece):
-        payload = bytearray(piece)
-        mode, rice, _, _, unary = HEADER.unpack_from(payload)
-        bits = int(np.float16(value).view(np.uint16))
-        HEADER.pack_into(payload, 0, mode, rice, bits, bits, unary)
-        return memoryview(bytes(payload))
-
-    return change
+    return lambda piece: scenes.levels(piece, value)
 
 
 @pytest.mark.parametrize(
@@ -475,14 +417,7 @@ def test_an_owner_that_comes_back_has_what_it_had_kept_while_the_state_is_the_sa
 def test_a_replica_that_fetches_the_state_forgets_what_it_had_kept(sieve):
     async def main():
         s = sieve(4, rounds=7)
-
-        def corrupt(node):
-            node.replica.theta[123] += 1.0
-
-        s.fail_at(2, 2, "applied", corrupt)
-        s.start()
-        await s.finish()
-        assert [name for _, name, _ in s.nodes[2].log].count("synced") == 1
+        assert len(await scenes.differ(s, 2, 123)) == 1
         assert any(name == "given up" for _, name, _ in s.nodes[2].log)
         assert s.nodes[2].digests[7] == s.nodes[1].digests[7]
 
