@@ -118,6 +118,7 @@ class Series:
         self._topology, self._site = topology, site
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = Pool()
+        self._sieve: Sieve | None = None
         self.kept, self._aside = Kept() if kept is None else kept, aside
         self._standing = Standing()
         self._moved = moved
@@ -173,8 +174,11 @@ class Series:
             link=self._link,
             spans=self.spans,
         )
-        if isinstance(exchange, Sieve):
-            exchange.stirred = fly.pump
+        if self._sieve is not None:
+            self._sieve.halt()  # a round that is left must not vote any more
+        self._sieve = exchange if isinstance(exchange, Sieve) else None
+        if self._sieve is not None:
+            self._sieve.stirred = fly.pump
         return fly
 
     def look(self) -> None:
@@ -189,10 +193,10 @@ class Series:
         if self._collective == "gather":
             return self._gather(agreement, grid, turn)
         if self._collective == "sparse-butterfly":
-            return self._sieve(agreement, grid, turn)
+            return self._sifting(agreement, grid, turn)
         return self._exchange(agreement, grid, seed, turn)
 
-    def _sieve(self, agreement: Agreement, grid: Grid, turn: int) -> Sieve:
+    def _sifting(self, agreement: Agreement, grid: Grid, turn: int) -> Sieve:
         return Sieve(
             agreement,
             codec=cast(Sifts, self._codec),

@@ -243,11 +243,15 @@ class Sieve(Settled):
     def settle(self) -> None:
         """See Plane. What is kept changes when the round is applied."""
         super().settle()
-        self._due.clear()
-        self.stirred = _nothing
+        self.halt()
         found = ((index, made.get(self.results.hashes((index,)))) for index, made in self._rests.items())
         self._kept.leave(self.round, {index: rest for index, rest in found if rest is not None})
         self._rests = {}
+
+    def halt(self) -> None:
+        """Nothing more comes of this round here: what is being made is for nobody."""
+        self._due.clear()
+        self.stirred = _nothing
 
 
 def _nothing() -> None:

@@ -358,6 +358,33 @@ def test_sums_are_made_aside_and_nothing_else_waits_for_them(sieve, monkeypatch)
     assert slow == digests(at_once)
 
 
+def test_nothing_comes_of_sums_of_a_round_that_is_left(sieve):
+    """Who begins a round anew has promised nothing in it: what it was making must not end in a vote."""
+    seen = {}
+
+    async def slowly(function):
+        await asyncio.sleep(0.2)
+        return function()
+
+    def leave(node):
+        fly = seen["fly"] = node.session.current
+        seen["due"] = list(fly.exchange._due)
+        seen["before"] = list(fly.results)
+        node.session.advance()
+
+    async def main():
+        s = sieve(3, aside=slowly)
+        s.fail_at(0, 3, "open", lambda node: clock.current().call_later(0.15, leave, node))
+        s.start()
+        while not seen:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2.0)
+        assert seen["due"] and list(seen["fly"].results) == seen["before"]
+        assert not seen["fly"].exchange._due
+
+    clock.run(main(), seed=1)
+
+
 def test_a_sum_that_cannot_be_made_is_an_error_of_ours(sieve, monkeypatch):
     def broken(self, *rest):
         raise RuntimeError("no such sum")
