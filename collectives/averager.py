@@ -10,13 +10,13 @@ Agreement, screening, hashes and votes are those of a training round (see agreem
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import blake3
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.collectives.aside import Work
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.flat import Flat
@@ -31,9 +31,6 @@ from thinwire.compression.codec import Buffer, Codec
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity import Identity
 from thinwire.swarm.protocol import Ask, Behind, Commit, Digest, PeerId
-
-Work = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs a function in a thread, or in place in a simulation."""
 
 
 class Averager:

@@ -195,16 +195,18 @@ class Exchange(Plane):
             self.agreement.accuse(peer, "norm", self._now())
         if far:
             return
-        weights = [float(entry.weight) for entry in opened.contributors]
-        self.results.put(index, self._made(index, payloads, weights))
+        self._make(opened, index, payloads, [float(entry.weight) for entry in opened.contributors])
+
+    def _make(self, opened: Open, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
+        """Make the result of a chunk that we own, of all contributions to it."""
+        self._publish(opened, index, self._reducer.result(payloads, weights, self.grid.size(index)))
+
+    def _publish(self, opened: Open, index: int, result: Buffer) -> None:
+        self.results.put(index, result)
         self._progress()
         self._done[self.me] = self.moved
         self.check()
         self._send_result(opened, index, self._heirs(opened, index))
-
-    def _made(self, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> Buffer:
-        """The result of a chunk that we own, of all contributions to it."""
-        return self._reducer.result(payloads, weights, self.grid.size(index))
 
     def _heirs(self, opened: Open, index: int) -> Sequence[PeerId]:
         """To whom we send the result of a chunk, once we have it."""

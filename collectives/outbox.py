@@ -129,7 +129,7 @@ class Outbox:
     def __init__(self, transport: Transport, unreachable: Callable[[PeerId], None] = lambda peer: None) -> None:
         self._transport, self._unreachable = transport, unreachable
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Gets the exception of a send that failed for a reason of ours; whoever runs the peer awaits it."""
+        """Gets the exception of what failed for a reason of ours, such as a send; whoever runs the peer awaits it."""
         self.handed: Callable[[], None] = lambda: None
         """Told whenever a frame of bulk has been handed to the transport."""
         self._control: dict[PeerId, Lane] = {}
@@ -205,7 +205,12 @@ class Outbox:
                 del lanes[lane.peer]
                 if lanes is self._bulk:
                     self.ways.over(lane.peer, self._now())
-        if error is not None and not self.failure.done():
+        if error is not None:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Something of ours has gone wrong: whoever runs the peer gets to know."""
+        if not self.failure.done():
             self.failure.set_exception(error)
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ import blake3
 import numpy as np
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.aside import Work, at_once
 from thinwire.collectives.bandwidth import Bandwidth
 from thinwire.collectives.buffers import Pool
 from thinwire.collectives.butterfly import Butterfly
@@ -74,7 +75,8 @@ class Series:
     chunk has an owner that adds up and sends a part of it (see `sieve`); or "butterfly", chunks are averaged by `rule`, with
     `topology` at their owners ("butterfly"), on their way round ("ring"), or in sites first ("hierarchy"). `site`: the network
     that we share with others. `bandwidth`: what is known of our link, and `stash`: what is kept for next rounds, where other
-    series of this peer have the same.
+    series of this peer have the same. `kept`: what we have not sent of sums that we own, where these are thinned out, which is
+    done in `aside`.
     """
 
     def __init__(
@@ -96,6 +98,8 @@ class Series:
         site: str = "",
         bandwidth: Bandwidth | None = None,
         stash: Stash | None = None,
+        kept: Kept | None = None,
+        aside: Work = at_once,
     ) -> None:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
@@ -114,8 +118,8 @@ class Series:
         self._topology, self._site = topology, site
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = Pool()
-        self.kept = Kept()
-        """What we have not sent of the chunks that we own, where sums are thinned out."""
+        self._sieve: Sieve | None = None
+        self.kept, self._aside = Kept() if kept is None else kept, aside
         self._standing = Standing()
         self._moved = moved
         self.bandwidth = bandwidth or Bandwidth()
@@ -160,7 +164,7 @@ class Series:
             idle={*self._standing.resting(terms.round), *self.sick()},
         )
         exchange = self._plane(agreement, grid, seed, turn)
-        return Butterfly(
+        fly = Butterfly(
             agreement,
             exchange,
             outbox=self._outbox,
@@ -171,6 +175,12 @@ class Series:
             link=self._link,
             spans=self.spans,
         )
+        if self._sieve is not None:
+            self._sieve.halt()  # a round that is left must not vote any more
+        self._sieve = exchange if isinstance(exchange, Sieve) else None
+        if self._sieve is not None:
+            self._sieve.stirred = fly.pump
+        return fly
 
     def look(self) -> None:
         """Time has passed, or something came: see how fast bytes move."""
@@ -184,16 +194,17 @@ class Series:
         if self._collective == "gather":
             return self._gather(agreement, grid, turn)
         if self._collective == "sparse-butterfly":
-            return self._sieve(agreement, grid, turn)
+            return self._sifting(agreement, grid, turn)
         return self._exchange(agreement, grid, seed, turn)
 
-    def _sieve(self, agreement: Agreement, grid: Grid, turn: int) -> Sieve:
+    def _sifting(self, agreement: Agreement, grid: Grid, turn: int) -> Sieve:
         return Sieve(
             agreement,
             codec=cast(Sifts, self._codec),
             grid=grid,
             kept=self.kept,
             keeps=self._run_id,
+            aside=self._aside,
             outbox=self._outbox,
             now=self._now,
             usual=self._usual.setdefault(turn, {}),

@@ -5,22 +5,33 @@ that chunk from rounds before, sends the largest values of this to all and keeps
 in CocktailSGD (Wang et al., ICML 2023); compare Ok-Topk (Li and Hoefler, arXiv 2201.07598). With gather every payload goes to
 everybody.
 
-What is kept changes when the round commits, and only where what was committed is what the owner has made of it. It belongs to
-who owns the chunk: so owners hardly change from round to round, whoever comes and goes (`steady`). Where one does, or its
-process ends, what it has kept is lost: of one chunk never more than what rounds have not sent of it, and the next owner begins
-with nothing. `Kept` counts it. Since results depend on who owns what, another ballot has others (`Settled`).
+What is kept changes with the parameters, when a round is applied, and only where what was committed is what the owner has made
+of it. It belongs to who owns the chunk: so owners hardly change from round to round, whoever comes and goes (`steady`), and the
+next owner begins with nothing.
+
+Who owns what a leader says, and nobody can tell whether it had a reason to leave an owner out. So who does not own a chunk any
+more holds what it has kept for another `HOLD` rounds, and goes on with it when the chunk comes back: a liar that leads now and
+then makes nobody forget what was kept before. What its round has not sent of chunks that it has dealt out anew may be lost; as
+an owner it could lose as much. Only who is kept from a chunk for longer loses what it has kept of it, as where owners really
+change. `Kept` counts it. Whoever leads, all that is held is no larger than the parameters.
+
+Since results depend on who owns what, another ballot has others (`Settled`). They are made `aside`, because the largest of many
+values take long to find; who owns chunks may be in the middle of its inner steps, so not where these are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Protocol, cast
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Protocol, cast
 
 import blake3
 import numpy as np
+from numpy.typing import NDArray
 from thinwire.collectives.aggregate import RULES
 from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.aside import Work, at_once
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.results import Results
 from thinwire.collectives.settled import Settled
@@ -28,6 +39,9 @@ from thinwire.collectives.shards import Grid
 from thinwire.compression.codec import Buffer, Codec, Floats
 from thinwire.swarm.protocol import CHUNK_BYTES, MAX_CHUNKS, Digest, Open, PeerId
 from thinwire.swarm.rendezvous import rank
+
+HOLD = 8
+"""Rounds that an owner waits for a chunk that others own: as long as it rests after three failures in a row (`Standing`)."""
 
 PARTS = 128
 """Chunks that a fragment is cut into, if it is large enough: so many peers can share the work."""
@@ -87,36 +101,61 @@ def steady(count: int, peers: tuple[PeerId, ...], seed: bytes, fragment: int = 0
 
 
 class Kept:
-    """What an owner has not sent of its chunks, from round to round. `lost`: chunks whose rest was given up, and the sum of
-    the squares of all that.
+    """What an owner has not sent of its chunks, from round to round; arrays are replaced and never changed. `lost`: how many of
+    them were given up, and the sum of the squares of all that.
     """
 
     def __init__(self) -> None:
-        self._rest: dict[int, Floats] = {}
+        self._rests: dict[int, tuple[int, Floats]] = {}
+        self._left: tuple[int, dict[int, Floats]] = (0, {})
         self.lost: tuple[int, float] = (0, 0.0)
 
     def of(self, index: int) -> Floats | None:
         """What is kept of a chunk, None where nothing is."""
-        return self._rest.get(index)
+        return self._rests[index][1] if index in self._rests else None
 
-    def put(self, index: int, rest: Floats) -> None:
-        """What is kept of a chunk from now on."""
-        self._rest[index] = rest
+    def all(self) -> dict[int, Floats]:
+        """What is kept, by chunk."""
+        return {index: rest for index, (_, rest) in self._rests.items()}
 
-    def drop(self, index: int) -> None:
-        """Somebody else owns this chunk now."""
-        rest = self._rest.pop(index, None)
-        if rest is not None:
-            self.lost = self.lost[0] + 1, self.lost[1] + float(np.dot(rest, rest))
+    def leave(self, round: int, rests: Mapping[int, Floats]) -> None:
+        """A round has a verdict, which has left this of chunks that we own in it: it counts from `commit` on."""
+        self._left = round, dict(rests)
+
+    def commit(self, round: int) -> None:
+        """A round is applied. What has belonged to others for too long is given up."""
+        left, self._left = self._left, (0, {})
+        if left[0] == round:
+            self._rests |= {index: (round, rest) for index, rest in left[1].items()}
+        for index in [index for index, (since, _) in self._rests.items() if since + HOLD < round]:
+            self._drop(index)
 
     def clear(self) -> None:
         """The parameters are others than those that all this was left of."""
-        for index in list(self._rest):
-            self.drop(index)
+        self._left = 0, {}
+        for index in list(self._rests):
+            self._drop(index)
+
+    def load(self, rests: Mapping[int, NDArray[Any]], grid: Grid, round: int) -> int:
+        """Take up what `all` gave after `round`, where it fits the chunks of `grid`; how many do not and are passed over."""
+        fit = {
+            index: (round, rest.copy())
+            for index, rest in rests.items()
+            if 0 <= index < len(grid)
+            and rest.shape == (grid.size(index),)
+            and rest.dtype == np.float32
+            and np.isfinite(rest).all()
+        }
+        self._rests, self._left = fit, (0, {})
+        return len(rests) - len(fit)
+
+    def _drop(self, index: int) -> None:
+        _, rest = self._rests.pop(index)
+        self.lost = self.lost[0] + 1, self.lost[1] + float(np.dot(rest, rest))
 
 
 class Sieve(Settled):
-    """See the module. `keeps` seeds who owns what, and is the same in all rounds; the caller keeps `kept`."""
+    """See the module. `keeps` seeds who owns what, and is the same in all rounds; the caller keeps `kept`. `aside` computes."""
 
     def __init__(
         self,
@@ -130,6 +169,7 @@ class Sieve(Settled):
         now: Callable[[], float],
         usual: dict[int, float],
         phase: Callable[[int, str], None] = lambda round, name: None,
+        aside: Work = at_once,
     ) -> None:
         super().__init__(
             agreement,
@@ -143,8 +183,13 @@ class Sieve(Settled):
             phase=phase,
         )
         self.results = Results(lambda chunk, index: codec.check_sum(chunk, grid.size(index)), len(grid))
-        self._sifts, self._kept = codec, kept
+        self._sifts, self._kept, self._aside = codec, kept, aside
         self._rests: dict[int, dict[Digest, Floats]] = {}
+        self._due: dict[int, Callable[[], tuple[bytes, Floats]]] = {}
+        """What makes the results that are ours to make in the ballot in progress, and complete but for that."""
+        self._task: asyncio.Task[None] | None = None
+        self.stirred: Callable[[], None] = _nothing
+        """Called when a result has been made, which no frame and no tick has brought."""
 
     def _basis(self, opened: Open) -> object:
         """See Plane."""
@@ -156,25 +201,58 @@ class Sieve(Settled):
         """See Exchange."""
         return steady(len(self.grid), tuple(working), self._seed, self.fragment)
 
+    def _renew(self, opened: Open) -> None:
+        """See Exchange."""
+        self._due.clear()
+        super()._renew(opened)
+
     def _reduce(self, index: int) -> None:
         """See Exchange; what has a verdict is not made again."""
-        if self.agreement.commit is None:
+        if self.agreement.commit is None and index not in self._due:
             super()._reduce(index)
 
-    def _made(self, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> Buffer:
-        """See Exchange. What is kept changes with the verdict."""
-        result, rest = self._sifts.thin(payloads, weights, self._kept.of(index), self.grid.size(index))
+    def _make(self, opened: Open, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
+        """See Exchange."""
+        size = self.grid.size(index)
+        self._due[index] = partial(self._sifts.thin, payloads, weights, self._kept.of(index), size)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def _work(self) -> None:
+        """Make what is due, one after the other: another ballot makes the rest superfluous."""
+        try:
+            while self._due:
+                index, make = next(iter(self._due.items()))
+                result, rest = await self._aside(make)
+                if self._due.get(index) is make:
+                    self._has_made(index, result, rest)
+        except Exception as error:  # ours: what came was checked
+            self._outbox.fail(error)
+        finally:
+            self._task = None
+
+    def _has_made(self, index: int, result: bytes, rest: Floats) -> None:
+        del self._due[index]
+        if self.opened is None or self.agreement.commit is not None:
+            return
         self._rests.setdefault(index, {})[blake3.blake3(result).digest()] = rest
-        return result
+        self._publish(self.opened, index, result)
+        self._record()
+        self.stirred()
 
     def settle(self) -> None:
-        """See Plane."""
+        """See Plane. What is kept changes when the round is applied."""
         super().settle()
-        free = self.opened is not None and self.opened.adopted is None
-        for index in range(len(self.grid)):
-            rest = self._rests.get(index, {}).get(self.results.hashes((index,)))
-            if rest is not None:
-                self._kept.put(index, rest)
-            elif free and self.owners[index] != self.me:
-                self._kept.drop(index)
+        self.halt()
+        found = ((index, made.get(self.results.hashes((index,)))) for index, made in self._rests.items())
+        self._kept.leave(self.round, {index: rest for index, rest in found if rest is not None})
         self._rests = {}
+
+    def halt(self) -> None:
+        """Nothing more comes of this round here: what is being made is for nobody."""
+        self._due.clear()
+        self.stirred = _nothing
+
+
+def _nothing() -> None:
+    pass

@@ -190,7 +190,7 @@ class BufferedRounds(Rounds):
         self._replica.reset()
         self._write(self._replica.start)
 
-    async def _apply(self, outcome: Outcome, commit: Commit) -> None:
+    async def _apply(self, outcome: Outcome, commit: Commit, *, settled: bool = True) -> None:
         session, replica, opened = self._session, self._replica, commit.opened
         await session.change(
             self._work,
@@ -201,6 +201,7 @@ class BufferedRounds(Rounds):
                 contributors=len(opened.contributors),
                 members=opened.members,
             ),
+            settled=settled,
         )
 
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, cast
+from typing import Any
 
-import blake3
-from thinwire.collectives.gather import cut_up
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.statesync import Fetched
 from thinwire.node.outer import Read, Write
 from thinwire.node.overlap import OverlappedRounds
 from thinwire.node.session import Session
-from thinwire.node.sparse import SparseReplica
 from thinwire.node.waiting import Work, whole
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import Commit
@@ -163,53 +160,3 @@ class ChainRounds(OverlappedRounds):
             self._unsent or not self._overlaps
         ):  # without overlap all that was counted was trained before the model follows
             self._start_over()
-
-
-class SparseChainRounds(ChainRounds):
-    """The same with sparse payloads: what was not sent is committed or rolled back with the round."""
-
-    @property
-    def _replica(self) -> SparseReplica:
-        return cast(SparseReplica, self.session.replica)
-
-    async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
-        """See ChainRounds.sync."""
-        try:
-            return await super().sync(weight=weight, loss=loss, speed=speed)
-        finally:
-            self._replica.rollback()
-
-    async def _late(self, weight: int) -> None:
-        """See SparseRounds: what we would have sent is treated as what was sent in vain, so that nothing of it is left."""
-
-        async def prepare() -> None:
-            try:
-                await self._work(lambda: self._replica.prepare(self._read))
-            except FloatingPointError as error:
-                self.session.report("unsent", str(error))
-
-        if weight or self._replica.sent:
-            await self._floor.visit(prepare)
-
-    async def _apply(self, outcome: Outcome, commit: Commit) -> None:
-        session, replica = self.session, self._replica
-        await session.change(
-            self._work,
-            lambda: replica.commit(
-                outcome.results,
-                commit.opened.contributors,
-                session.grid,
-                me=session.me,
-                members=commit.opened.members,
-            ),
-        )
-
-    def _encode(self) -> tuple[list[memoryview], bytes]:
-        replica = self._replica
-        try:
-            payload = replica.prepare(self._read, self.session.current.attempt + 1)
-        except FloatingPointError:
-            self._write(replica.theta)
-            raise
-        sent = cut_up(payload, self.session.grid)
-        return sent, b"".join(blake3.blake3(piece).digest() for piece in sent)

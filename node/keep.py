@@ -52,9 +52,11 @@ class Keep:
             mark = _own(one, replica, number)
             own = {name.removeprefix(mark): each for name, each in private.tensors.items() if name.startswith(mark)}
             try:
-                await work(partial(one.recall, own, inner))
+                remark = await work(partial(one.recall, own, inner))
             except (KeyError, ValueError) as error:
-                self._emit("checkpoint", {"detail": f"what this replica had for itself is lost: {error}"})
+                remark = f"what this replica had for itself is lost: {error}"
+            if remark:
+                self._emit("checkpoint", {"detail": remark})
         others = {name: one for name, one in private.tensors.items() if not name.startswith(_OWN)}
         return PrivateState(others, private.values) if others or private.values else None
 

@@ -199,7 +199,8 @@ class LowRankReplica(Replica):
         """See Replica."""
         return {f"residual/{name}": tensor for name, tensor in layout.split(self.memory.residual).items()}
 
-    def recall(self, tensors: Tensors, layout: Layout) -> None:
+    def recall(self, tensors: Tensors, layout: Layout) -> str:
         """See Replica."""
         residual = layout.flat({name.removeprefix("residual/"): one for name, one in tensors.items()})
         self.memory.load(residual, self.q)
+        return ""

@@ -80,9 +80,7 @@ def _sparse(manifest: Manifest, layout: Layout) -> SparseCodec:
 
 
 def _pieces(manifest: Manifest, layout: Layout, codec: SparseCodec) -> Grid:
-    if isinstance(codec, RunCodec):
-        return parts(layout.total, codec, codec.codec.chunk)
-    return pieces(codec.bound)
+    return codec.grid(layout.total)
 
 
 def _factors(manifest: Manifest, layout: Layout, codec: Any) -> Grid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import random
@@ -37,7 +38,7 @@ class Entry:
 
     def peer(self, emit: Emit) -> Peer:
         """The peer, with nothing open yet."""
-        doors = Doors(time.monotonic, time.time, random.Random(os.urandom(16)), RealDisk())
+        doors = Doors(time.monotonic, time.time, random.Random(os.urandom(16)), RealDisk(), asyncio.to_thread)
         preset = LAN if self.config.host.startswith("127.") else WAN
         directory, site = self.config.directories.run(self.run_id), self.config.site
         return Peer(self.identity, self.run_id, doors, directory, preset, emit, site)

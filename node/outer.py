@@ -18,6 +18,7 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
 from thinwire.collectives.rounding import encode
 from thinwire.collectives.shards import Grid
+from thinwire.collectives.sieve import Kept
 from thinwire.collectives.statesync import Fetched, state_digest
 from thinwire.compression.codec import Buffer, Codec, Floats
 from thinwire.compression.kernels import outer_step
@@ -54,6 +55,8 @@ class Replica:
     """Whether replicas that made the same rounds are equal, so that their digests are."""
     vectors: ClassVar[int] = 2
     """How many times the model's parameters the state is: with outer momentum twice."""
+    kept: Kept | None = None
+    """What was not sent of sums that this peer owns, where a method has such."""
 
     def __init__(self, layout: Digest, theta: Floats, members: Sequence[PeerId], *, extra: int = 0) -> None:
         self.layout, self.size = layout, theta.size
@@ -127,8 +130,11 @@ class Replica:
         """What only this replica has and needs after a restart, by name, for a checkpoint."""
         return {}
 
-    def recall(self, tensors: Tensors, layout: Layout) -> None:
-        """Take up what `private` gave. Raises KeyError or ValueError, with nothing changed, when it does not fit."""
+    def recall(self, tensors: Tensors, layout: Layout) -> str:
+        """Take up what `private` gave; says what was passed over, if anything. Raises KeyError or ValueError, with nothing
+        changed, when it does not fit.
+        """
+        return ""
 
     def each(self, layout: Layout) -> Iterator[tuple[int, Replica, Layout]]:
         """What is kept on its own: fragment number, outer state, and its part of the model's layout."""

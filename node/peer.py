@@ -151,7 +151,10 @@ class Peer:
             now=self.doors.now(),
             wall=lambda: int(self.doors.wall()),
         )
-        self.presence = Presence(self.transport, roster, now=self.doors.now, emit=self.emit, site=self._site)
+        doors = self.doors
+        self.presence = Presence(
+            self.transport, roster, now=doors.now, emit=self.emit, site=self._site, aside=doors.aside
+        )
         self.presence.watch = Watch(
             roster,
             self.presence.outbox,
@@ -271,7 +274,8 @@ class Peer:
             patience=PATIENCE,
         )
         self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work)
-        self.rounds.beside = beside
+        if isinstance(self.rounds, Rounds):
+            self.rounds.beside = beside
         self.ready = True
         if joins:
             alone = int(SEARCH_SECONDS / PATIENCE)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
+from thinwire.collectives.aside import Work, at_once
 from thinwire.collectives.operations import is_ours
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.transport import Arrival, Transport
@@ -71,13 +72,20 @@ class Handler(Protocol):
 class Presence:
     """See the module. `live` are the peers with a link, `duplicate` is set when another process uses our key.
 
-    `site`: the network that this peer shares with others.
+    `site`: the network that this peer shares with others. `aside`: see Doors.
     """
 
     def __init__(
-        self, transport: Transport, roster: Roster, *, now: Callable[[], float], emit: Emit, site: str = ""
+        self,
+        transport: Transport,
+        roster: Roster,
+        *,
+        now: Callable[[], float],
+        emit: Emit,
+        site: str = "",
+        aside: Work = at_once,
     ) -> None:
-        self.transport, self.roster, self.site = transport, roster, site
+        self.transport, self.roster, self.site, self.aside = transport, roster, site, aside
         self.outbox = Outbox(transport, lambda peer: self._lose(peer, gone=False))
         self.live: set[PeerId] = set()
         self.duplicate = asyncio.Event()

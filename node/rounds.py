@@ -172,12 +172,12 @@ class Rounds:
 
     async def _commit(self, outcome: Outcome, commit: Commit) -> None:
         """Apply a commit, whole: whoever cancels `sync` on the way waits for it."""
-        await self._session.change(self._work, lambda: self._outer_step(outcome, commit), settled=False)
+        await self._apply(outcome, commit, settled=False)
         await self._go_ahead()
 
-    async def _apply(self, outcome: Outcome, commit: Commit) -> None:
-        """The outer step, and the digest of what it leaves."""
-        await self._session.change(self._work, lambda: self._outer_step(outcome, commit))
+    async def _apply(self, outcome: Outcome, commit: Commit, *, settled: bool = True) -> None:
+        """The outer step, and when it is to be `settled` the digest of what it leaves."""
+        await self._session.change(self._work, lambda: self._outer_step(outcome, commit), settled=settled)
 
     def _outer_step(self, outcome: Outcome, commit: Commit) -> None:
         session, outer = self._session, self._outer

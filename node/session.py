@@ -94,6 +94,8 @@ class Session:
             site=presence.site,
             bandwidth=bandwidth,
             stash=stash,
+            kept=replica.kept,
+            aside=presence.aside,
         )
         self._series.spans = presence.spans
         presence.link = self._series.bandwidth.known
@@ -250,12 +252,12 @@ class Session:
         self.roster.progress = self.replica.round
 
     def _give_up(self) -> None:
-        """Say what was lost with chunks that others own now."""
+        """Say what was lost of sums that we had kept: others own them for good, or the state is another one."""
         kept = self._series.kept
         if kept.lost[0]:
             chunks, square = kept.lost
             kept.lost = 0, 0.0
-            self.report("given up", f"what was left of {chunks} chunks, {square**0.5:.3g} long, which others own now")
+            self.report("given up", f"what was left of {chunks} chunks, {square**0.5:.3g} long")
 
     def take_part(self) -> None:
         """Become a member of the next round without contributing to it (unless a contribution follows in time)."""
@@ -487,7 +489,6 @@ class Session:
 
     async def install(self, fetched: Fetched, work: Work) -> None:
         """Make what `newer` gave the replica's state; then comes `advance`."""
-        self._series.kept.clear()
         changed = await self.change(work, lambda: self.replica.install(fetched))
         self._emit(
             "synced",

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from thinwire.collectives.gather import cut_up, put_together
+from thinwire.collectives.gather import cut_up, pieces, put_together
 from thinwire.collectives.shards import Grid
+from thinwire.collectives.sieve import Kept, parts
 from thinwire.collectives.statesync import Fetched
 from thinwire.compression import demo, sparsemean
 from thinwire.compression.chunks import Chunks
@@ -54,6 +55,10 @@ class SparseCodec:
         """What a payload says. Raises CodecError."""
         return self.codec.decode(payload, self.chunks)
 
+    def grid(self, total: int) -> Grid:
+        """The cut of what is sent of a model of so many parameters. Raises ValueError for one too large."""
+        return pieces(self.bound)
+
     def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
         """What travels of our payload, which `says` that."""
         return cut_up(payload, pieces)
@@ -82,6 +87,10 @@ class RunCodec(SparseCodec):
         """All of it."""
         return f"{self.portions.spec} {self.chunks.digest.hex()}"
 
+    def grid(self, total: int) -> Grid:
+        """See SparseCodec: chunks that have owners."""
+        return parts(total, self, self.codec.chunk)
+
     def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
         """See SparseCodec."""
         return list(self.portions.split(payload, says))
@@ -106,6 +115,9 @@ class RunCodec(SparseCodec):
         return self.portions.thin(payloads, weights, kept, n)
 
 
+_KEPT = "kept/"
+"""Prefix of the sums' rests in a checkpoint; behind it comes the number of the chunk."""
+
 KEPT = 4
 """Announcements of one round that are remembered: an older one than that is in no record any more."""
 
@@ -123,10 +135,11 @@ def chunks_of(layout: Layout, chunk: int = 4096) -> Chunks:
 
 
 class SparseReplica(Replica):
-    """See the module. `feedback` holds e. Made by `begin`."""
+    """See the module. `feedback` holds e, `kept` what was not sent of sums that this peer owns. Made by `begin`."""
 
     vectors: ClassVar[int] = 1
     feedback: ErrorFeedback
+    kept: Kept
     sent: dict[int, Choice]
     """What we have announced in the round in progress, by the number of the announcement: any may be its record's."""
     codec: SparseCodec
@@ -142,6 +155,7 @@ class SparseReplica(Replica):
         replica.codec, replica.decay, replica.rates = codec, outer.decay, (outer.lr, outer.late, outer.late_lr)
         replica.denominator, replica.sent = outer.denominator, {}
         replica.feedback = ErrorFeedback(codec.codec, codec.chunks, outer.beta, outer.on_exclusion)
+        replica.kept = Kept()
         return replica
 
     @property
@@ -190,6 +204,7 @@ class SparseReplica(Replica):
         self.sent = {}
         if self.feedback.pending:
             self.feedback.commit(excluded=sent is None, sent=sent)
+        self.kept.commit(self.round + 1)
         self.moved(members)
 
     def step(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
@@ -204,15 +219,21 @@ class SparseReplica(Replica):
         self.sent = {}
         if fetched.offer.digest != self.digest:
             self.feedback.load(np.zeros(self.theta.size, np.float32))
+            self.kept.clear()
         return super().install(fetched)
 
     def private(self, layout: Layout) -> dict[str, Array]:
         """See Replica."""
-        return {f"residual/{name}": tensor for name, tensor in layout.split(self.feedback.residual).items()}
+        own = {f"residual/{name}": tensor for name, tensor in layout.split(self.feedback.residual).items()}
+        return own | {f"{_KEPT}{index}": rest for index, rest in self.kept.all().items()}
 
-    def recall(self, tensors: Tensors, layout: Layout) -> None:
+    def recall(self, tensors: Tensors, layout: Layout) -> str:
         """See Replica."""
-        self.feedback.load(layout.flat({name.removeprefix("residual/"): one for name, one in tensors.items()}))
+        rests = {int(name.removeprefix(_KEPT)): one for name, one in tensors.items() if name.startswith(_KEPT)}
+        own = {name.removeprefix("residual/"): one for name, one in tensors.items() if not name.startswith(_KEPT)}
+        self.feedback.load(layout.flat(own))
+        lost = self.kept.load(rests, self.codec.grid(layout.total), self.round)
+        return f"of {len(rests)} sums that were kept here {lost} do not fit, and are dropped" if lost else ""
 
 
 class DemoReplica(SparseReplica):

@@ -6,6 +6,7 @@ from typing import cast
 
 import blake3
 from thinwire.collectives.outcome import Outcome
+from thinwire.node.chainrounds import ChainRounds
 from thinwire.node.rounds import Rounds
 from thinwire.node.sparse import SparseReplica
 from thinwire.swarm.protocol import Commit
@@ -30,13 +31,15 @@ class SparseRounds(Rounds):
         counted an earlier announcement of ours, what it said is known.
         """
         if weight or self._replica.sent:
-            try:
-                await self._work(lambda: self._replica.prepare(self._read))
-            except FloatingPointError as error:
-                self._session.report("unsent", str(error))
+            await self._forgo()
 
-    async def _commit(self, outcome: Outcome, commit: Commit) -> None:
-        """Apply a commit, whole: whoever cancels `sync` on the way waits for it."""
+    async def _forgo(self) -> None:
+        try:
+            await self._work(lambda: self._replica.prepare(self._read))
+        except FloatingPointError as error:
+            self._session.report("unsent", str(error))
+
+    async def _apply(self, outcome: Outcome, commit: Commit, *, settled: bool = True) -> None:
         session, replica = self._session, self._replica
         await session.change(
             self._work,
@@ -47,12 +50,27 @@ class SparseRounds(Rounds):
                 me=session.me,
                 members=commit.opened.members,
             ),
-            settled=False,
+            settled=settled,
         )
-        await self._go_ahead()
 
     def _encode(self) -> tuple[list[memoryview], bytes]:
         session, replica = self._session, self._replica
         payload = replica.prepare(self._read, session.current.attempt + 1)
         pieces = replica.codec.cut(payload, replica.feedback.choice, session.grid)
         return pieces, b"".join(blake3.blake3(piece).digest() for piece in pieces)
+
+
+class SparseChainRounds(SparseRounds, ChainRounds):
+    """The same of one fragment, beside training: see ChainRounds."""
+
+    async def _forgo(self) -> None:
+        """See SparseRounds, so that nothing of it is left."""
+        await self._floor.visit(super()._forgo)
+
+    def _encode(self) -> tuple[list[memoryview], bytes]:
+        """See OverlappedRounds."""
+        try:
+            return super()._encode()
+        except FloatingPointError:
+            self._write(self._replica.theta)
+            raise

@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from thinwire.collectives.outcome import Outcome
-from thinwire.node.chainrounds import ChainRounds, Floor, SparseChainRounds
+from thinwire.node.chainrounds import ChainRounds, Floor
 from thinwire.node.chains import rounds_of, turn_of
 from thinwire.node.chainsession import ChainedSession
 from thinwire.node.outer import Read, Write
 from thinwire.node.presence import TICK
 from thinwire.node.rounds import Lost
+from thinwire.node.sparserounds import SparseChainRounds
 from thinwire.node.waiting import Work, cancelled
 from thinwire.swarm.identity import short
 from thinwire.swarm.manifest import Manifest

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
+from thinwire.collectives.aside import Work, at_once
+
+__all__ = ["Result", "Work", "at_once", "cancelled", "whole"]
+
 Result = TypeVar("Result")
-
-Work = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs a function where computing is allowed: in the worker thread in life, at once or later in a simulation."""
-
-
-async def at_once(function: Callable[[], Any]) -> Any:
-    """The Work of who has nothing else to do meanwhile."""
-    return function()
 
 
 async def whole(work: Awaitable[Result]) -> Result:

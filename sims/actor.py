@@ -119,7 +119,7 @@ class Abroad(Entry):
     """Into a run whose members are far away, though all addresses are of this machine."""
 
     def peer(self, emit: Emit) -> Peer:
-        doors = Doors(time.monotonic, time.time, random.Random(os.urandom(16)), RealDisk())
+        doors = Doors(time.monotonic, time.time, random.Random(os.urandom(16)), RealDisk(), asyncio.to_thread)
         directory, site = self.config.directories.run(self.run_id), self.config.site
         return Peer(self.identity, self.run_id, doors, directory, WAN, emit, site)
 

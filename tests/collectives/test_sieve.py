@@ -7,7 +7,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from thinwire.collectives.sieve import PARTS, Kept, parts, steady
+from thinwire.collectives.shards import Grid
+from thinwire.collectives.sieve import HOLD, PARTS, Kept, parts, steady
 from thinwire.compression.portions import Portions
 from thinwire.compression.sparse import Sparse
 from thinwire.swarm.protocol import CHUNK_BYTES
@@ -62,13 +63,52 @@ def test_a_fragment_that_needs_too_many_chunks_is_refused():
         parts(10**11, PORTIONS, 4096)
 
 
-def test_what_others_own_now_is_counted():
+def rest(*values):
+    return np.array(values, np.float32)
+
+
+def test_what_others_own_for_long_is_given_up_and_counted():
     kept = Kept()
-    kept.put(3, np.array([3.0, 4.0], np.float32))
-    kept.put(5, np.array([1.0, 0.0], np.float32))
-    kept.drop(4)
-    assert kept.lost == (0, 0.0)
-    kept.drop(3)
+    kept.leave(1, {3: rest(3.0, 4.0), 5: rest(1.0, 0.0)})
+    assert kept.of(3) is None  # a verdict alone changes nothing
+    kept.commit(1)
+    for number in range(2, 2 + HOLD):
+        kept.leave(number, {5: rest(1.0, float(number))})
+        kept.commit(number)
+        assert kept.lost == (0, 0.0) and set(kept.all()) == {3, 5} and kept.of(5)[1] == number
+        np.testing.assert_array_equal(kept.of(3), [3.0, 4.0])
+    kept.commit(2 + HOLD)
     assert kept.of(3) is None and kept.of(5) is not None and kept.lost == (1, 25.0)
+    kept.leave(3 + HOLD, {7: rest(1.0, 1.0)})
     kept.clear()
-    assert kept.of(5) is None and kept.lost == (2, 26.0)
+    kept.commit(3 + HOLD)
+    assert not kept.all() and kept.lost == (2, 26.0 + (1 + HOLD) ** 2)
+
+
+def test_what_a_verdict_has_left_counts_for_its_own_round_only():
+    kept = Kept()
+    kept.leave(4, {3: rest(1.0)})
+    kept.commit(5)
+    kept.commit(4)
+    assert not kept.all()
+
+
+def test_what_was_kept_is_taken_up_where_it_fits():
+    cut, kept = Grid(10, 4), Kept()
+    whole = {0: rest(1, 2, 3, 4), 1: rest(5, 6, 7, 8), 2: rest(9, 10)}
+    kept.leave(6, whole)
+    kept.commit(6)
+    other = Kept()
+    assert other.load(kept.all(), cut, 6) == 0
+    assert other.all().keys() == whole.keys() and all(np.array_equal(other.of(i), one) for i, one in whole.items())
+    other.commit(6 + HOLD)
+    assert other.all() and other.lost == (0, 0.0)
+    wrong = {
+        -1: rest(1, 2, 3, 4),
+        0: np.array([[1, 2, 3, 4]], np.float32),
+        1: np.array([1, 2, 3, 4], np.float64),
+        2: rest(1, 2, 3, 4),
+        3: rest(1, 2),
+    }
+    assert other.load(wrong, cut, 6) == 5 and not other.all()
+    assert other.load({0: rest(1, 2, np.nan, 4), 2: rest(1, 2)}, cut, 6) == 1 and list(other.all()) == [2]

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -147,3 +148,8 @@ def test_who_contributes_although_nothing_was_trained():
 def test_a_peer_is_at_the_site_of_its_settings(tmp_path):
     entry = founding(b"", load({"home": tmp_path, "site": "loft"}, {}), "run.toml")
     assert entry.peer(lambda kind, fields: None)._site == "loft"
+
+
+def test_what_a_daemon_computes_aside_is_in_a_thread(tmp_path):
+    peer = founding(b"", load({"home": tmp_path}, {}), "run.toml").peer(lambda kind, fields: None)
+    assert asyncio.run(peer.doors.aside(threading.get_ident)) != threading.get_ident()

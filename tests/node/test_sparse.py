@@ -173,6 +173,74 @@ def test_the_residual_survives_in_a_checkpoint(tmp_path, private):
     assert said[-1][0] == "checkpoint" and "does not fit" in said[-1][1]["detail"]
 
 
+OWNED = '[exchange]\ncodec = "topk(k=16,chunk=256)|2bit|rice"\ncollective = "sparse-butterfly"\n'
+
+
+def owner(rests):
+    """A replica after a round that has left this of sums that it owns."""
+    replica, cut = made(OWNED)
+    replica.kept.leave(1, rests)
+    commit_sums(replica, cut)
+    return replica, cut
+
+
+def commit_sums(replica, cut):
+    codec, payload = replica.codec, replica.prepare(reader(trained(1)), 1)
+    runs = enumerate(codec.cut(payload, replica.feedback.choice, cut))
+    sums = [codec.thin([run], [1.0], None, cut.size(index))[0] for index, run in runs]
+    replica.commit(sums, [Contribution(ME.peer_id, 1, 5)], cut, me=ME.peer_id, members=(ME.peer_id,))
+
+
+def test_what_was_kept_of_sums_survives_in_a_checkpoint(tmp_path):
+    said = []
+    cut = made(OWNED)[1]
+    rests = {0: np.full(cut.size(0), 2.5, np.float32), len(cut) - 1: np.ones(cut.size(len(cut) - 1), np.float32)}
+    replica, _ = owner(rests)
+    keep(tmp_path, said).save(replica, LAYOUT, None)
+    other, _ = made(OWNED)
+    assert asyncio.run(keep(tmp_path, said).restore(other, LAYOUT, at_once)) is None
+    assert other.digest == replica.digest and [kind for kind, _ in said] == ["restored"]
+    np.testing.assert_array_equal(other.feedback.residual, replica.feedback.residual)
+    assert other.kept.all().keys() == rests.keys()
+    for index, rest in rests.items():
+        np.testing.assert_array_equal(other.kept.of(index), rest)
+
+
+def test_what_was_kept_of_sums_and_does_not_fit_is_dropped_and_said(tmp_path):
+    said = []
+    cut = made(OWNED)[1]
+    replica, _ = owner({0: np.ones(cut.size(0), np.float32), 1: np.ones(7, np.float32)})
+    keep(tmp_path, said).save(replica, LAYOUT, None)
+    other, _ = made(OWNED)
+    asyncio.run(keep(tmp_path, said).restore(other, LAYOUT, at_once))
+    assert [kind for kind, _ in said] == ["restored", "checkpoint"] and "of 2 sums" in said[1][1]["detail"]
+    assert list(other.kept.all()) == [0] and other.feedback.residual.any()
+    own = replica.private(LAYOUT)
+    with pytest.raises(ValueError, match="nonsense"):
+        other.recall(own | {"kept/nonsense": np.ones(7, np.float32)}, LAYOUT)
+    assert list(other.kept.all()) == [0]
+
+
+def test_a_checkpoint_of_before_owners_kept_anything_in_it_is_taken_up():
+    replica, cut = owner({0: np.ones(256, np.float32)})
+    old = {name: one for name, one in replica.private(LAYOUT).items() if name.startswith("residual/")}
+    other, _ = made(OWNED)
+    assert other.recall(old, LAYOUT) == "" and not other.kept.all()
+    np.testing.assert_array_equal(other.feedback.residual, replica.feedback.residual)
+
+
+def test_another_state_says_nothing_of_what_was_kept_of_sums_but_the_same_one_keeps_it():
+    replica, cut = owner({0: np.full(256, 2.0, np.float32)})
+    hashes = tuple(replica.hashes)
+    same = StateOffer(replica.round, replica.digest, LAYOUT.digest, replica.state.nbytes, replica.members)
+    replica.install(Fetched(same, hashes, {}, ()))
+    assert list(replica.kept.all()) == [0] and replica.kept.lost == (0, 0.0)
+    digest = state_digest(2, LAYOUT.digest, replica.members, hashes)
+    offer = StateOffer(2, digest, LAYOUT.digest, replica.state.nbytes, replica.members)
+    replica.install(Fetched(offer, hashes, {}, ()))
+    assert not replica.kept.all() and replica.kept.lost == (1, 1024.0)
+
+
 def test_payloads_are_cut_and_put_together():
     cut = Grid(1000, 300)
     payloads = [bytes(700), bytes([1]) * 299, bytes([2]) * 1000]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import blake3
 import numpy as np
 import pytest
+from thinwire.collectives.aside import Work, at_once
 from thinwire.collectives.shards import Grid
 from thinwire.node.fragments import Layout, Piece
 from thinwire.node.methods import METHODS
@@ -81,7 +82,9 @@ class Node:
         known = founders if index < swarm.founders and not life else []
         self.replica = method.replica.begin(swarm.manifest, layout, codec, theta, known)
         self.theta = theta.copy()
-        self.presence = Presence(self.transport, roster, now=loop.time, emit=self._emit, site=swarm.site(index))
+        self.presence = Presence(
+            self.transport, roster, now=loop.time, emit=self._emit, site=swarm.site(index), aside=swarm.aside
+        )
         self.session = method.session(
             self.identity,
             swarm.manifest,
@@ -95,7 +98,7 @@ class Node:
             probation=2 if life else 0,
             patience=swarm.patience,
         )
-        self.rounds = method.rounds(self.session, swarm.manifest, read=self._read, write=self._write, work=inline)
+        self.rounds = method.rounds(self.session, swarm.manifest, read=self._read, write=self._write, work=at_once)
         self.tasks: list[asyncio.Task[None]] = []
 
     def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
@@ -169,10 +172,6 @@ class Node:
             task.cancel()
 
 
-async def inline(function: Callable[[], object]) -> object:
-    return function()
-
-
 class Swarm:
     """Up to 250 nodes on one SimNet. `fail_at` scripts what happens when a node reaches a phase of a round."""
 
@@ -197,9 +196,10 @@ class Swarm:
         collective: str = "",
         keep: float | None = None,
         preset: Preset = LOCAL,
+        aside: Work = at_once,
     ) -> None:
         self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=0.1)
-        self.piece, self.layout, self.sites, self.preset = piece, layout_of(size), sites, preset
+        self.piece, self.layout, self.sites, self.preset, self.aside = piece, layout_of(size), sites, preset, aside
         self.founders, self.rounds, self.size, self.codec, self.patience = founders, rounds, size, codec, patience
         lines = f'codec = "{codec}"\ngrace = {grace}\nmax_weight = 1000\ntopology = "{topology}"\n'
         lines += f'shards = "{shards}"\n' if shards else ""

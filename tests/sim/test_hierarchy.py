@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from aids import scenes
 from thinwire.collectives.hierarchy import Hierarchy
 from thinwire.sims import clock
 from thinwire.sims.faults import Fault
@@ -103,16 +104,9 @@ def test_every_sum_shows_who_is_in_it(swarm):
 def test_kill_one_of_six(swarm, phase, victim):
     async def main():
         s = two_sites(swarm, seed=victim, rounds=4, size=30_000)
-        s.fail_at(victim, 3, phase)
-        s.start()
-        rest = [i for i in range(6) if i != victim]
-        await s.finish(rest)
-        s.check(rest)
+        rest = await scenes.lose(s, {victim: phase})
         assert not s.scripts
-        normal = s.nodes[rest[0]].committed_at[2] - s.nodes[rest[0]].committed_at[1]
-        for i in rest:
-            times = s.nodes[i].committed_at
-            assert times[4] - times[3] < 3 * normal
+        scenes.soon(s, rest)
 
     clock.run(main(), seed=victim)
 

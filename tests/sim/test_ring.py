@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from aids import scenes
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Ballot, Chunk, Partial, Result
@@ -95,17 +96,10 @@ def test_kill_one_of_six(swarm, phase, victim):
 
     async def main():
         s = swarm(6, seed=victim, codec="fp32", size=30_000, topology="ring")
-        s.fail_at(victim, 3, phase)
         sums, found = powers(s), ballots(s)
-        s.start()
-        rest = [i for i in range(6) if i != victim]
-        await s.finish(rest)
-        s.check(rest)
+        rest = await scenes.lose(s, {victim: phase})
         whole(s, sums)
-        normal = s.nodes[rest[0]].committed_at[2] - s.nodes[rest[0]].committed_at[1]
-        for i in rest:
-            times = s.nodes[i].committed_at
-            assert times[4] - times[3] < 3 * normal
+        scenes.soon(s, rest)
         assert all(len(opened.order) == 5 for opened in found[5])
 
     clock.run(main(), seed=victim)
@@ -247,33 +241,11 @@ def test_who_changes_sums_on_their_way_costs_rounds_a_ring(swarm):
     clock.run(main(), seed=4)
 
 
-def _nan(chunks):
-    spoiled = np.frombuffer(chunks[2], np.float32).copy()
-    spoiled[5] = np.nan
-    return [*chunks[:2], spoiled.view(np.uint8).data, *chunks[3:]]
-
-
-def _short(chunks):
-    return [*chunks[:2], chunks[2][:-4], *chunks[3:]]
-
-
-def _huge(chunks):
-    return [(np.frombuffer(chunk, np.float32) * np.float32(1e8)).view(np.uint8).data for chunk in chunks]
-
-
-@pytest.mark.parametrize(("change", "reason"), [(_nan, "not finite"), (_short, "length"), (_huge, "norm")])
+@pytest.mark.parametrize(("change", "reason"), scenes.BAD)
 @pytest.mark.parametrize("liar", range(2))
 def test_bad_payload_is_out_with_a_reason(swarm, change, reason, liar):
     async def main():
-        s = swarm(4, codec="fp32", size=30_000, topology="ring")
-        s.nodes[liar].forge(3, change)
-        s.start()
-        await s.finish()
-        s.check()
-        bad = s.nodes[liar].id
-        for node in s.nodes.values():
-            assert node.missing[3] == {bad: reason}
-            assert node.missing[4] == {}
+        await scenes.send_bad(swarm(4, codec="fp32", size=30_000, topology="ring"), liar, change, reason)
 
     clock.run(main(), seed=4)
 

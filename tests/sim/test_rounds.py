@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 import pytest
+from aids import scenes
 from thinwire.sims import clock
-from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Ask, Ballot, Chunk, Prepare, Result, Vote
 
 PHASES = ["announce", "open", "record", "vote", "commit"]
 
@@ -30,15 +28,7 @@ def test_replicas_stay_identical(swarm, codec):
 def test_kill_one_of_six(swarm, phase, victim):
     async def main():
         s = swarm(6, seed=victim)
-        s.fail_at(victim, 3, phase)
-        s.start()
-        rest = [i for i in range(6) if i != victim]
-        await s.finish(rest)
-        s.check(rest)
-        normal = s.nodes[rest[0]].committed_at[2] - s.nodes[rest[0]].committed_at[1]
-        for i in rest:
-            times = s.nodes[i].committed_at
-            assert times[4] - times[3] < 3 * normal
+        scenes.soon(s, await scenes.lose(s, {victim: phase}))
 
     clock.run(main(), seed=victim)
 
@@ -50,17 +40,9 @@ def test_kill_two_of_six(swarm, seed):
 
     async def main():
         s = swarm(6, seed=seed)
-        s.fail_at(first, 3, PHASES[seed % 5])
-        s.fail_at(second, 3, PHASES[(seed * 2) % 5])
-        s.start()
-        rest = [i for i in range(6) if i not in (first, second)]
-        await s.finish(rest)
-        s.check(rest)
+        rest = await scenes.lose(s, {first: PHASES[seed % 5], second: PHASES[(seed * 2) % 5]})
         assert not s.scripts
-        normal = s.nodes[rest[0]].committed_at[2] - s.nodes[rest[0]].committed_at[1]
-        for i in rest:
-            times = s.nodes[i].committed_at
-            assert max(times[4] - times[3], times[3] - times[2]) < 3 * normal
+        scenes.soon(s, rest, (3, 4))
 
     clock.run(main(), seed=seed)
 
@@ -114,12 +96,7 @@ def test_who_has_no_state_yet_holds_up_no_ballot(swarm, phase):
 def test_joiner_in_the_middle_of_a_round(swarm, phase):
     async def main():
         s = swarm(3, rounds=8)
-        s.fail_at(1, 3, phase, lambda node: s.join(7))
-        s.start()
-        await s.finish([0, 1, 2])
-        await s.finish([7])
-        s.check()
-        joined = s.nodes[7]
+        joined = await scenes.join(s, phase)
         assert min(joined.digests) <= 6, "the joiner takes part soon"
         assert any(joined.id in set(n.session.replica.members) for n in s.nodes.values())
 
@@ -151,16 +128,7 @@ def test_joiner_holds_nobody_up(swarm, seed):
 def test_killed_peer_comes_back(swarm, phase, life):
     async def main():
         s = swarm(4, rounds=10)
-
-        def crash(node):
-            node.kill()
-            clock.current().call_later(1.5, s.join, node.index, life)
-
-        s.fail_at(2, 3, phase, crash)
-        s.start()
-        await s.finish([0, 1, 3])
-        await s.finish([2])
-        s.check()
+        await scenes.come_back(s, phase, life)
         assert s.nodes[2].session.replica.digest == s.nodes[0].session.replica.digest
 
     clock.run(main(), seed=5)
@@ -170,12 +138,7 @@ def test_last_one_standing_goes_on(swarm):
     """A reset says that a process is gone, so a crash of all others does not stop the last."""
 
     async def main():
-        s = swarm(4)
-        for i in (1, 2, 3):
-            s.fail_at(i, 3, "open")
-        s.start()
-        await s.finish([0])
-        s.check([0])
+        await scenes.lose(swarm(4), dict.fromkeys((1, 2, 3), "open"))
 
     clock.run(main(), seed=2)
 
@@ -205,50 +168,16 @@ def test_paused_peer_is_left_out_and_catches_up(swarm):
 
 def test_own_nan_is_not_sent(swarm):
     async def main():
-        s = swarm(4, codec="fp32")
-
-        def poison(round, delta):
-            if round == 3:
-                delta[777] = float("inf")
-            return delta
-
-        s.nodes[1].spoil = poison
-        s.start()
-        await s.finish()
-        s.check()
-        assert any(name == "unsent" for _, name, _ in s.nodes[1].log)
-        assert s.nodes[0].contributors[3] == sorted(s.nodes[i].id for i in (0, 2, 3))
+        await scenes.spoil(swarm(4, codec="fp32"))
 
     clock.run(main(), seed=4)
 
 
-def _nan(chunks):
-    spoiled = np.frombuffer(chunks[2], np.float32).copy()
-    spoiled[5] = np.nan
-    return [*chunks[:2], spoiled.view(np.uint8).data, *chunks[3:]]
-
-
-def _short(chunks):
-    return [*chunks[:2], chunks[2][:-4], *chunks[3:]]
-
-
-def _huge(chunks):
-    return [(np.frombuffer(chunk, np.float32) * np.float32(1e8)).view(np.uint8).data for chunk in chunks]
-
-
-@pytest.mark.parametrize(("change", "reason"), [(_nan, "not finite"), (_short, "length"), (_huge, "norm")])
+@pytest.mark.parametrize(("change", "reason"), scenes.BAD)
 @pytest.mark.parametrize("liar", range(2))
 def test_bad_payload_is_out_with_a_reason(swarm, change, reason, liar):
     async def main():
-        s = swarm(4, codec="fp32")
-        s.nodes[liar].forge(3, change)
-        s.start()
-        await s.finish()
-        s.check()
-        bad = s.nodes[liar].id
-        for node in s.nodes.values():
-            assert node.missing[3] == {bad: reason}
-            assert node.missing[4] == {}
+        await scenes.send_bad(swarm(4, codec="fp32"), liar, change, reason)
 
     clock.run(main(), seed=4)
 
@@ -259,14 +188,7 @@ def test_stale_base_is_out_and_resyncs(swarm, wrong):
 
     async def main():
         s = swarm(4, size=1_000_000, rounds=7)
-
-        def corrupt(node):
-            node.replica.theta[12345] += 1.0
-
-        s.fail_at(wrong, 2, "applied", corrupt)
-        s.start()
-        await s.finish()
-        synced = [fields for _, name, fields in s.nodes[wrong].log if name == "synced"]
+        synced = await scenes.differ(s, wrong, 12345)
         assert synced and synced[0]["bytes"] == 2**20
         good = s.nodes[1]
         assert all(good.digests[r] == d for r, d in s.nodes[wrong].digests.items() if r > 3)
@@ -282,26 +204,7 @@ def test_frames_of_other_rounds_are_dropped_and_counted(swarm):
     """Replayed from long ago, or from nowhere: nothing comes of them."""
 
     async def main():
-        s = swarm(3)
-        liar, victim = s.nodes[2], s.nodes[0]
-        ballot = Ballot(1, liar.id)
-        old = [Chunk(1, 0, 1, 0), Result(1, 0, ballot, 0), Vote(1, 0, ballot, bytes(32), bytes(32)), Ask(1, 0)]
-        new = [Chunk(99, 0, 1, 0), Result(99, 0, ballot, 0), Prepare(99, 0, ballot)]
-
-        def replay(node):
-            async def send():
-                for message in (*old, *new):
-                    await liar.transport.send(victim.id, Frame(message, b"x" if type(message).payload else b""))
-
-            clock.current().create_task(send())
-
-        s.fail_at(2, 4, "announce", replay)
-        s.start()
-        await s.finish()
-        s.check()
-        assert victim.session.strays == len(old) + len(new) and s.nodes[1].session.strays == 0
-        assert not any(node.missing[r] for node in s.nodes.values() for r in range(2, 7))
-        assert not any(name == "synced" for _, name, _ in victim.log)
+        await scenes.replay(swarm(3))
 
     clock.run(main(), seed=4)
 
@@ -338,17 +241,7 @@ def test_weight_above_the_manifests_bound_is_capped(swarm):
 
 def test_minority_freezes_and_heals(swarm):
     async def main():
-        s = swarm(5, rounds=12)
-        ids = {i: node.id for i, node in s.nodes.items()}
-
-        def split(node):
-            s.net.partition([[ids[0], ids[1], ids[2]], [ids[3], ids[4]]])
-            clock.current().call_later(20.0, s.net.heal)
-
-        s.fail_at(0, 4, "announce", split)
-        s.start()
-        await s.finish(limit=400)
-        s.check()
+        await scenes.part(swarm(5, rounds=12), [[0, 1, 2], [3, 4]], 20.0)
 
     clock.run(main(), seed=6, limit=4000)
 
@@ -358,17 +251,7 @@ def test_even_halves_heal(swarm, seed):
     """One half goes on, the one with the distinguished member, and many rounds; the other half has no majority against it."""
 
     async def main():
-        s = swarm(8, rounds=16, seed=seed)
-        ids = {i: node.id for i, node in s.nodes.items()}
-
-        def split(node):
-            s.net.partition([[ids[i] for i in (0, 1, 3, 6)], [ids[i] for i in (2, 4, 5, 7)]])
-            clock.current().call_later(20.0, s.net.heal)
-
-        s.fail_at(0, 4, "announce", split)
-        s.start()
-        await s.finish(limit=400)
-        s.check()
+        await scenes.part(swarm(8, rounds=16, seed=seed), [[0, 1, 3, 6], [2, 4, 5, 7]], 20.0)
 
     clock.run(main(), seed=seed, limit=4000)
 

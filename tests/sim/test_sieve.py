@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import blake3
 import numpy as np
 import pytest
+from aids import scenes
+from thinwire.collectives.aside import at_once
 from thinwire.collectives.sieve import steady
 from thinwire.compression import sparsemean
 from thinwire.compression.feedback import ErrorFeedback
-from thinwire.compression.portions import layout
-from thinwire.compression.sparse import HEADER
+from thinwire.compression.portions import Portions, layout
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Chunk, Commit, Result
+from thinwire.swarm.rendezvous import leader_order
 
 RUN = bytes(range(32))
 TOPK = "topk(k=16,chunk=256)|2bit|rice"
@@ -34,18 +37,21 @@ def kept(s, indices=None):
     """What all owners together have kept."""
     whole = np.zeros(s.size)
     for index in s.nodes if indices is None else indices:
-        node = s.nodes[index]
-        for chunk in range(len(node.session.grid)):
-            rest = node.session._series.kept.of(chunk)
-            if rest is not None:
-                whole[slice(*node.session.grid.span(chunk))] += rest
+        for chunk, rest in rests(s.nodes[index]).items():
+            whole[slice(*s.nodes[index].session.grid.span(chunk))] += rest
     return whole
 
 
 def rests(node):
     """What one owner has kept, by chunk."""
-    found = {chunk: node.session._series.kept.of(chunk) for chunk in range(len(node.session.grid))}
-    return {chunk: rest.copy() for chunk, rest in found.items() if rest is not None}
+    return {chunk: rest.copy() for chunk, rest in node.replica.kept.all().items()}
+
+
+def holders(s, indices):
+    """Who of these has kept something, of each chunk."""
+    indices = list(indices)
+    count = len(s.nodes[indices[0]].session.grid)
+    return [[i for i in indices if s.nodes[i].replica.kept.of(chunk) is not None] for chunk in range(count)]
 
 
 def expected(s, rounds):
@@ -86,8 +92,7 @@ def test_what_is_applied_and_what_is_kept_are_the_sum_of_the_means(sieve, outer,
         for node in s.nodes.values():
             np.testing.assert_array_equal(node.replica.theta, theta)
             assert not any(node.missing.values()) and node.replica.state.size == SIZE
-            chunks = range(len(node.session.grid))
-            assert 0 < sum(node.session._series.kept.of(i) is not None for i in chunks) <= len(chunks) // 5 + 1
+            assert 0 < len(rests(node)) <= len(node.session.grid) // 5 + 1
         np.testing.assert_array_equal(kept(s), rest)
         if keep == 1.0:
             first = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
@@ -99,24 +104,15 @@ def test_what_is_applied_and_what_is_kept_are_the_sum_of_the_means(sieve, outer,
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.trial)])
-def test_kill_one_of_six(sieve, phase, victim):
+def test_kill_one_of_six(sieve, phase, victim, monkeypatch):
+    monkeypatch.setattr("thinwire.collectives.sieve.HOLD", 1)
+
     async def main():
         s = sieve(6, seed=victim)
-        s.fail_at(victim, 3, phase)
-        s.start()
-        rest = [i for i in range(6) if i != victim]
-        await s.finish(rest)
-        s.check(rest)
-        normal = s.nodes[rest[0]].committed_at[2] - s.nodes[rest[0]].committed_at[1]
-        for i in rest:
-            times = s.nodes[i].committed_at
-            assert times[4] - times[3] < 3 * normal
+        rest = await scenes.lose(s, {victim: phase})
+        scenes.soon(s, rest)
         # Every chunk has one owner that keeps something of it, and what the dead one owned others begin anew.
-        cut = s.nodes[rest[0]].session.grid
-        holders = [
-            sum(s.nodes[i].session._series.kept.of(chunk) is not None for i in rest) for chunk in range(len(cut))
-        ]
-        assert holders == [1] * len(cut)
+        assert [len(found) for found in holders(s, rest)] == [1] * len(s.nodes[rest[0]].session.grid)
 
     clock.run(main(), seed=victim)
 
@@ -126,13 +122,7 @@ def test_kill_two_of_six(sieve, seed):
     first, second = seed % 6, (seed + 1) % 6
 
     async def main():
-        s = sieve(6, seed=seed)
-        s.fail_at(first, 3, PHASES[seed % 5])
-        s.fail_at(second, 3, PHASES[(seed // 2) % 5])
-        s.start()
-        rest = [i for i in range(6) if i not in (first, second)]
-        await s.finish(rest)
-        s.check(rest)
+        await scenes.lose(sieve(6, seed=seed), {first: PHASES[seed % 5], second: PHASES[(seed // 2) % 5]})
 
     clock.run(main(), seed=seed)
 
@@ -140,37 +130,26 @@ def test_kill_two_of_six(sieve, seed):
 def test_last_one_standing_goes_on_and_keeps_all(sieve):
     async def main():
         s = sieve(4)
-        for i in (1, 2, 3):
-            s.fail_at(i, 3, "open")
-        s.start()
-        await s.finish([0])
-        s.check([0])
-        node = s.nodes[0]
-        assert all(node.session._series.kept.of(chunk) is not None for chunk in range(len(node.session.grid)))
+        await scenes.lose(s, dict.fromkeys((1, 2, 3), "open"))
+        assert holders(s, [0]) == [[0]] * len(s.nodes[0].session.grid)
 
     clock.run(main(), seed=2)
 
 
 @pytest.mark.parametrize("phase", ["announce", "vote"])
-def test_who_joins_takes_some_chunks_over_and_what_was_kept_of_these_is_given_up(sieve, phase):
+def test_who_joins_takes_some_chunks_over_and_what_was_kept_of_these_is_given_up(sieve, phase, monkeypatch):
+    monkeypatch.setattr("thinwire.collectives.sieve.HOLD", 1)
+
     async def main():
         s = sieve(3, rounds=8)
-        s.fail_at(1, 3, phase, lambda node: s.join(7))
-        s.start()
-        await s.finish([0, 1, 2])
-        await s.finish([7])
-        s.check()
-        joined, cut = s.nodes[7], s.nodes[0].session.grid
+        joined = await scenes.join(s, phase)
         assert joined.id in s.nodes[0].contributors[8]
-        holders = [
-            [i for i, node in s.nodes.items() if node.session._series.kept.of(chunk) is not None]
-            for chunk in range(len(cut))
-        ]
-        assert all(len(found) == 1 for found in holders) and {7} < {found[0] for found in holders}
+        found, count = holders(s, s.nodes), len(joined.session.grid)
+        assert all(len(one) == 1 for one in found) and {7} < {one[0] for one in found}
         said = [fields for node in s.nodes.values() for _, name, fields in node.log if name == "given up"]
         # A quarter of the chunks went to the newcomer, and few others elsewhere.
         moved = sum(int(str(fields["detail"]).split()[4]) for fields in said)
-        assert len(cut) // 4 <= moved <= len(cut) // 2
+        assert count // 4 <= moved <= count // 2
 
     clock.run(main(), seed=3)
 
@@ -181,16 +160,7 @@ OTHERS = [pytest.param(phase, marks=pytest.mark.trial) for phase in PHASES if ph
 @pytest.mark.parametrize("phase", ["record", *OTHERS])
 def test_killed_peer_comes_back(sieve, phase):
     async def main():
-        s = sieve(4, rounds=10)
-
-        def crash(node):
-            node.kill()
-            clock.current().call_later(1.5, s.join, node.index, 1)
-
-        s.fail_at(2, 3, phase, crash)
-        s.start()
-        await s.finish()
-        s.check()
+        await scenes.come_back(sieve(4, rounds=10), phase)
 
     clock.run(main(), seed=5)
 
@@ -200,31 +170,17 @@ def test_a_round_without_verdict_changes_nothing(sieve):
 
     async def main():
         s = sieve(3, rounds=8)
-        ids = {i: node.id for i, node in s.nodes.items()}
-        seen = {}
+        before = []
 
-        def split(node):
-            seen["e"], seen["kept"], seen["digest"] = (
-                node.replica.feedback.residual.copy(),
-                kept(s, [0]),
-                node.replica.digest,
-            )
-            s.net.partition([[ids[0]], [ids[1], ids[2]]])
-            clock.current().call_later(16.0, look)
+        def state():
+            assert kept(s, [0]).any()
+            return s.nodes[0].replica.digest, s.nodes[0].replica.feedback.residual.tobytes(), kept(s, [0]).tobytes()
 
         def look():
-            node = s.nodes[0]
-            assert node.replica.digest == seen["digest"]
-            np.testing.assert_array_equal(node.replica.feedback.residual, seen["e"])
-            np.testing.assert_array_equal(kept(s, [0]), seen["kept"])
-            assert seen["kept"].any()
-            s.net.heal()
+            assert state() == before[0]
 
-        s.fail_at(0, 4, "announce", split)
-        s.start()
-        await s.finish(limit=400)
-        s.check()
-        assert seen
+        await scenes.part(s, [[0], [1, 2]], 16.0, lambda: before.append(state()), look)
+        assert before
 
     clock.run(main(), seed=6, limit=4000)
 
@@ -283,14 +239,7 @@ def test_what_was_voted_for_is_taken_over_with_what_was_kept(sieve):
 
 
 def _levels(value):
-    def change(piece):
-        payload = bytearray(piece)
-        mode, rice, _, _, unary = HEADER.unpack_from(payload)
-        bits = int(np.float16(value).view(np.uint16))
-        HEADER.pack_into(payload, 0, mode, rice, bits, bits, unary)
-        return memoryview(bytes(payload))
-
-    return change
+    return lambda piece: scenes.levels(piece, value)
 
 
 @pytest.mark.parametrize(
@@ -344,17 +293,158 @@ def test_an_owner_that_tells_two_peers_different_results_parts_nobody(sieve):
     clock.run(main(), seed=4)
 
 
+def test_a_leader_that_leaves_all_others_without_chunks_makes_nobody_forget(sieve):
+    """What was sent and what is kept is all that there was, though chunks went to the liar and came back."""
+
+    async def main():
+        s = sieve(5, rounds=8, outer='lr = 0.9\ndenominator = "mean"\n', keep=1.0)
+        seed = blake3.blake3(RUN + (4).to_bytes(8, "big")).digest()
+        first = leader_order(seed, tuple(sorted(node.id for node in s.nodes.values())), 4, 0)[0]
+        liar = next(node for node in s.nodes.values() if node.id == first)
+        others = [node for node in s.nodes.values() if node is not liar]
+        liar.session._series.sick = lambda: [node.id for node in others]
+        before = {}
+
+        def look(node):
+            before["kept"] = kept(s, [one.index for one in others])
+            assert s.nodes[others[0].index].session.current.agreement.commit.opened.idle
+
+        s.fail_at(others[0].index, 4, "commit", look)
+        s.start()
+        await s.finish()
+        s.check()
+        assert before["kept"].any()
+        assert not any(name == "given up" for node in s.nodes.values() for _, name, _ in node.log)
+        _, _, means = expected(s, 8)
+        first = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
+        np.testing.assert_allclose((first - liar.replica.theta) / 0.9 + kept(s), means, atol=1e-5)
+
+    clock.run(main(), seed=4)
+
+
+def test_sums_are_made_aside_and_nothing_else_waits_for_them(sieve, monkeypatch):
+    """Though each takes a while, in which an owner dies and chunks move: results are those of who computes at once."""
+    thin, depth = Portions.thin, []
+
+    def watched(self, *rest):
+        assert depth, "on the loop's time"
+        return thin(self, *rest)
+
+    async def slowly(function):
+        await asyncio.sleep(0.05)
+        depth.append(1)
+        try:
+            return function()
+        finally:
+            depth.pop()
+
+    def digests(aside, victim=None):
+        async def main():
+            s = sieve(5, rounds=3, aside=aside)
+            if victim is not None:
+                s.fail_at(victim, 3, "open")
+            s.start()
+            rest = [index for index in s.nodes if index != victim]
+            await s.finish(rest)
+            s.check(rest)
+            return s.nodes[1].digests
+
+        return clock.run(main(), seed=2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Portions, "thin", watched)
+        slow = digests(slowly)
+        assert len(digests(slowly, 4)) == 3
+    assert slow == digests(at_once)
+
+
+def test_nothing_comes_of_sums_of_a_round_that_is_left(sieve):
+    """Who begins a round anew has promised nothing in it: what it was making must not end in a vote."""
+    seen = {}
+
+    async def slowly(function):
+        await asyncio.sleep(0.2)
+        return function()
+
+    def leave(node):
+        fly = seen["fly"] = node.session.current
+        seen["due"] = list(fly.exchange._due)
+        seen["before"] = list(fly.results)
+        node.session.advance()
+
+    async def main():
+        s = sieve(3, aside=slowly)
+        s.fail_at(0, 3, "open", lambda node: clock.current().call_later(0.15, leave, node))
+        s.start()
+        while not seen:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2.0)
+        assert seen["due"] and list(seen["fly"].results) == seen["before"]
+        assert not seen["fly"].exchange._due
+
+    clock.run(main(), seed=1)
+
+
+def test_a_sum_that_cannot_be_made_is_an_error_of_ours(sieve, monkeypatch):
+    def broken(self, *rest):
+        raise RuntimeError("no such sum")
+
+    monkeypatch.setattr(Portions, "thin", broken)
+
+    async def main():
+        s = sieve(2)
+        s.start()
+        ends = await asyncio.gather(*(node.tasks[0] for node in s.nodes.values()), return_exceptions=True)
+        assert [str(one.exceptions[0]) for one in ends] == ["no such sum"] * 2
+
+    clock.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_an_owner_that_comes_back_has_what_it_had_kept_while_the_state_is_the_same(sieve, missed):
+    """From its checkpoint; and says what is lost, where others have gone on."""
+
+    async def main():
+        s = sieve(3, rounds=9)
+        seen = {}
+
+        def crash(node):
+            seen["kept"], old, own = rests(node), node.replica, node.replica.private(s.layout)
+            node.kill()
+            clock.current().call_later(2.5 if missed else 0.01, back, node.index, old, own)
+
+        def back(index, old, own):
+            again = s.join(index, 1)
+            replica, enter = again.replica, again.rounds.enter
+            replica.state[:], replica.round, replica.members = old.state, old.round, old.members
+            replica.seal()
+            assert replica.digest == old.digest and replica.recall(own, s.layout) == ""
+
+            async def entered():
+                await enter()
+                seen["after"] = rests(again)
+
+            again.rounds.enter = entered
+
+        s.fail_at(1, 3, "applied", crash)
+        s.start()
+        await s.finish([0, 2])
+        await s.finish([1])
+        s.check()
+        assert len(seen["kept"]) >= len(s.nodes[0].session.grid) // 3
+        if missed:
+            assert not seen["after"] and any(name == "given up" for _, name, _ in s.nodes[1].log)
+        else:
+            assert seen["after"].keys() == seen["kept"].keys()
+            assert all(np.array_equal(seen["after"][chunk], rest) for chunk, rest in seen["kept"].items())
+
+    clock.run(main(), seed=3)
+
+
 def test_a_replica_that_fetches_the_state_forgets_what_it_had_kept(sieve):
     async def main():
         s = sieve(4, rounds=7)
-
-        def corrupt(node):
-            node.replica.theta[123] += 1.0
-
-        s.fail_at(2, 2, "applied", corrupt)
-        s.start()
-        await s.finish()
-        assert [name for _, name, _ in s.nodes[2].log].count("synced") == 1
+        assert len(await scenes.differ(s, 2, 123)) == 1
         assert any(name == "given up" for _, name, _ in s.nodes[2].log)
         assert s.nodes[2].digests[7] == s.nodes[1].digests[7]
 

@@ -8,13 +8,13 @@ import numba
 import numpy as np
 import pytest
 import torch
+from aids import scenes
 from thinwire.compression import sparsemean
 from thinwire.compression.feedback import ErrorFeedback
-from thinwire.compression.sparse import HEADER
 from thinwire.node.sparse import chunks_of
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.protocol import Ask, Ballot, Chunk, Prepare, Ready, Result, Vote
+from thinwire.swarm.protocol import Chunk, Ready
 
 TOPK = "topk(k=64,chunk=4096)|2bit|rice"
 SIZE = 20_000
@@ -94,15 +94,7 @@ def test_payloads_of_many_pieces_and_any_number_of_threads(sparse):
 def test_kill_one_of_six(sparse, phase, victim):
     async def main():
         s = sparse(6, seed=victim, piece=300)
-        s.fail_at(victim, 3, phase)
-        s.start()
-        rest = [i for i in range(6) if i != victim]
-        await s.finish(rest)
-        s.check(rest)
-        normal = s.nodes[rest[0]].committed_at[2] - s.nodes[rest[0]].committed_at[1]
-        for i in rest:
-            times = s.nodes[i].committed_at
-            assert times[4] - times[3] < 3 * normal
+        scenes.soon(s, await scenes.lose(s, {victim: phase}))
 
     clock.run(main(), seed=victim)
 
@@ -112,25 +104,14 @@ def test_kill_two_of_six(sparse, seed):
     first, second = seed % 6, (seed + 1 + seed // 6) % 6
 
     async def main():
-        s = sparse(6, seed=seed)
-        s.fail_at(first, 3, PHASES[seed % 4])
-        s.fail_at(second, 3, PHASES[(seed // 2) % 4])
-        s.start()
-        rest = [i for i in range(6) if i not in (first, second)]
-        await s.finish(rest)
-        s.check(rest)
+        await scenes.lose(sparse(6, seed=seed), {first: PHASES[seed % 4], second: PHASES[(seed // 2) % 4]})
 
     clock.run(main(), seed=seed)
 
 
 def test_last_one_standing_goes_on(sparse):
     async def main():
-        s = sparse(4)
-        for i in (1, 2, 3):
-            s.fail_at(i, 3, "open")
-        s.start()
-        await s.finish([0])
-        s.check([0])
+        await scenes.lose(sparse(4), dict.fromkeys((1, 2, 3), "open"))
 
     clock.run(main(), seed=2)
 
@@ -139,12 +120,7 @@ def test_last_one_standing_goes_on(sparse):
 def test_joiner_in_the_middle_of_a_round(sparse, phase):
     async def main():
         s = sparse(3, rounds=8)
-        s.fail_at(1, 3, phase, lambda node: s.join(7))
-        s.start()
-        await s.finish([0, 1, 2])
-        await s.finish([7])
-        s.check()
-        joined = s.nodes[7]
+        joined = await scenes.join(s, phase)
         assert min(joined.digests) <= 6 and joined.id in s.nodes[0].contributors[8]
 
     clock.run(main(), seed=3)
@@ -153,16 +129,7 @@ def test_joiner_in_the_middle_of_a_round(sparse, phase):
 @pytest.mark.parametrize("phase", PHASES)
 def test_killed_peer_comes_back(sparse, phase):
     async def main():
-        s = sparse(4, rounds=10)
-
-        def crash(node):
-            node.kill()
-            clock.current().call_later(1.5, s.join, node.index, 1)
-
-        s.fail_at(2, 3, phase, crash)
-        s.start()
-        await s.finish()
-        s.check()
+        await scenes.come_back(sparse(4, rounds=10), phase)
 
     clock.run(main(), seed=5)
 
@@ -171,11 +138,7 @@ def _levels(value):
     """The levels of the first section are `value`."""
 
     def change(pieces):
-        payload = bytearray(b"".join(pieces))
-        mode, rice, _, _, unary = HEADER.unpack_from(payload)
-        bits = int(np.float16(value).view(np.uint16))
-        HEADER.pack_into(payload, 0, mode, rice, bits, bits, unary)
-        return [memoryview(bytes(payload))]
+        return [scenes.levels(b"".join(pieces), value)]
 
     return change
 
@@ -278,25 +241,7 @@ def test_who_announces_different_payloads_to_different_peers_parts_nobody(sparse
 
 def test_frames_of_other_rounds_are_dropped_and_counted(sparse):
     async def main():
-        s = sparse(3)
-        liar, victim = s.nodes[2], s.nodes[0]
-        ballot = Ballot(1, liar.id)
-        old = [Chunk(1, 0, 1, 0), Result(1, 0, ballot, 0), Vote(1, 0, ballot, bytes(32), bytes(32)), Ask(1, 0)]
-        new = [Chunk(99, 0, 1, 0), Result(99, 0, ballot, 0), Prepare(99, 0, ballot)]
-
-        def replay(node):
-            async def send():
-                for message in (*old, *new):
-                    await liar.transport.send(victim.id, Frame(message, b"x" if type(message).payload else b""))
-
-            clock.current().create_task(send())
-
-        s.fail_at(2, 4, "announce", replay)
-        s.start()
-        await s.finish()
-        s.check()
-        assert victim.session.strays == len(old) + len(new)
-        assert not any(node.missing[r] for node in s.nodes.values() for r in range(2, 7))
+        await scenes.replay(sparse(3))
 
     clock.run(main(), seed=4)
 
@@ -304,18 +249,7 @@ def test_frames_of_other_rounds_are_dropped_and_counted(sparse):
 def test_own_nan_is_not_sent(sparse):
     async def main():
         s = sparse(4)
-
-        def poison(round, delta):
-            if round == 3:
-                delta[777] = float("inf")
-            return delta
-
-        s.nodes[1].spoil = poison
-        s.start()
-        await s.finish()
-        s.check()
-        assert any(name == "unsent" for _, name, _ in s.nodes[1].log)
-        assert s.nodes[0].contributors[3] == sorted(s.nodes[i].id for i in (0, 2, 3))
+        await scenes.spoil(s)
         assert np.isfinite(s.nodes[1].replica.feedback.residual).all()
 
     clock.run(main(), seed=4)
@@ -354,25 +288,16 @@ def test_a_round_without_verdict_changes_nothing(sparse):
 
     async def main():
         s = sparse(3, rounds=8)
-        ids = {i: node.id for i, node in s.nodes.items()}
-        seen = {}
+        before = []
 
-        def split(node):
-            seen["e"], seen["digest"] = node.replica.feedback.residual.copy(), node.replica.digest
-            s.net.partition([[ids[0]], [ids[1], ids[2]]])
-            clock.current().call_later(16.0, look)
+        def state(node):
+            return node.replica.digest, node.replica.feedback.residual.tobytes()
 
         def look():
-            node = s.nodes[0]
-            assert node.replica.digest == seen["digest"]
-            np.testing.assert_array_equal(node.replica.feedback.residual, seen["e"])
-            s.net.heal()
+            assert state(s.nodes[0]) == before[0]
 
-        s.fail_at(0, 4, "announce", split)
-        s.start()
-        await s.finish(limit=400)
-        s.check()
-        assert seen
+        await scenes.part(s, [[0], [1, 2]], 16.0, lambda: before.append(state(s.nodes[0])), look)
+        assert before
 
     clock.run(main(), seed=6, limit=4000)
 
@@ -397,14 +322,7 @@ def test_two_that_cannot_reach_each_other_both_contribute(sparse):
 def test_replica_that_differs_fetches_the_state_and_forgets_what_it_had_left(sparse):
     async def main():
         s = sparse(4, size=600_000, rounds=7)
-
-        def corrupt(node):
-            node.replica.theta[12345] += 1.0
-
-        s.fail_at(2, 2, "applied", corrupt)
-        s.start()
-        await s.finish()
-        synced = [fields for _, name, fields in s.nodes[2].log if name == "synced"]
+        synced = await scenes.differ(s, 2, 12345)
         assert synced and synced[0]["bytes"] == 2**20
         assert s.nodes[2].id not in s.nodes[1].contributors[4] and s.nodes[2].id in s.nodes[1].contributors[6]
         assert s.nodes[2].digests[7] == s.nodes[1].digests[7]
