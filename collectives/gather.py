@@ -5,8 +5,8 @@ to verdict: a payload is announced by the hashes of its pieces, and the results 
 contributors in the order of the record. So the result is a pure function of the verdict, no owner is to be believed, and
 what is missing can be had from whoever has it: a piece is known by its hash.
 
-Whose uplink is weak sends a piece to one helper only, which hands it on to the others (see `handing`). What a helper does not
-hand on is asked of its contributor first, soon where the helper is out of reach; then of all, as what does not come at all.
+Whose uplink is weak sends a piece to one helper only, which hands it on to the others (see `handing`). For what a helper does
+not hand on another stands in, soon where the helper is out of reach; then all are asked, as for what does not come at all.
 
 A payload has as many pieces as it needs, all but the last of `pieces.chunk` bytes, and none has more than `pieces`, the cut
 of the largest payload there can be. A contributor has a slot for each of those; what it does not need is empty.
@@ -14,15 +14,17 @@ of the largest payload there can be. A contributor has a slot for each of those;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar
 
 import blake3
+import msgspec
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.allotment import MOST
 from thinwire.collectives.contributions import Contributions, Key, Screen
-from thinwire.collectives.handing import Handing
+from thinwire.collectives.handing import PLANS, Handing, stand_in
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.plane import Plane
 from thinwire.collectives.repair import Repair
@@ -34,7 +36,9 @@ from thinwire.swarm.protocol import (
     CHUNK_BYTES,
     MAX_CHUNKS,
     MAX_GROUP,
+    Ballot,
     Chunk,
+    Contribution,
     Digest,
     Fetch,
     Open,
@@ -82,6 +86,10 @@ def _joined(parts: Sequence[Buffer]) -> Buffer:
     return b"".join(parts) if len(parts) > 1 else parts[0]
 
 
+def _keys(contributors: Sequence[Contribution]) -> list[Key]:
+    return [(entry.peer, entry.attempt) for entry in contributors]
+
+
 class Gather(Plane):
     """See the module. `usual` is the running norm of a payload; the caller keeps it."""
 
@@ -114,6 +122,8 @@ class Gather(Plane):
         self._screened: set[Key] = set()
         self._repairs = Repair()
         self._handing = Handing(self.me)
+        self._named: dict[Ballot, tuple[Contribution, ...]] = {}
+        self._again = math.inf
 
     @property
     def failed(self) -> set[PeerId]:
@@ -158,6 +168,7 @@ class Gather(Plane):
         """A ballot opens: our payload goes to all who take part."""
         changed = self._name(opened)
         self._handing.open(opened, changed=changed)
+        self._named = dict([*self._named.items(), (opened.ballot, opened.contributors)][-PLANS:])
         if changed:
             self.results.clear(len(opened.contributors) * len(self.pieces))
             self.owners = tuple(entry.peer for entry in opened.contributors for _ in range(len(self.pieces)))
@@ -246,6 +257,18 @@ class Gather(Plane):
 
     # --- receiving
 
+    def take(self, sender: PeerId, frame: Frame) -> None:
+        """See Plane. What was handed on in a ballot before is what it is, whatever its number is now."""
+        message, opened = frame.message, self.opened
+        if isinstance(message, Result) and opened is not None and message.ballot != opened.ballot:
+            place, index = divmod(message.index, len(self.pieces))
+            before, now = _keys(self._named.get(message.ballot, ())), _keys(opened.contributors)
+            if place < len(before) and before[place] in now:
+                slot = now.index(before[place]) * len(self.pieces) + index
+                message = msgspec.structs.replace(message, ballot=opened.ballot, index=slot)
+                frame = msgspec.structs.replace(frame, message=message)
+        super().take(sender, frame)
+
     def _check_piece(self, piece: Buffer, slot: int) -> None:
         if memoryview(piece).nbytes > self.pieces.size(slot % len(self.pieces)):
             raise CodecError(f"a piece of {memoryview(piece).nbytes} bytes", "length")
@@ -261,7 +284,7 @@ class Gather(Plane):
         if message.attempt != ready.attempt or message.index >= len(self.pieces) or self.complete:
             return
         key = (sender, message.attempt)
-        named = [(entry.peer, entry.attempt) for entry in opened.contributors] if opened is not None else []
+        named = _keys(opened.contributors) if opened is not None else []
         if key not in named:
             if self._fits(frame):
                 self._early.put(sender, frame)  # it may have overtaken the Open
@@ -281,7 +304,7 @@ class Gather(Plane):
         charged = self._handing.charged if what is None else what
         if not charged or self.agreement.commit is not None:
             return
-        places = {(entry.peer, entry.attempt): at for at, entry in enumerate(opened.contributors)}
+        places = {key: at for at, key in enumerate(_keys(opened.contributors))}
         for key, index in charged:
             slot = places.get(key, -1) * len(self.pieces) + index
             piece = self.results.chunks[slot] if slot >= 0 else None
@@ -289,6 +312,16 @@ class Gather(Plane):
                 frame = Frame(Result(self.round, self.fragment, opened.ballot, slot), piece)
                 for peer in self._handing.heirs(key, index, opened.alive):
                     self._outbox.bulk(peer, frame)
+
+    def _came(self, sender: PeerId, slot: int) -> None:
+        """A piece is here that somebody else than its contributor was to bring, or did."""
+        opened, helper = self.opened, self._helper(slot)
+        if self._handing.came(slot, sender) and sender == self.owners[slot] and opened is not None:
+            if helper is not None and stand_in(opened, sender, helper, slot % len(self.pieces)) == self.me:
+                entry = opened.contributors[slot // len(self.pieces)]
+                what = (entry.peer, entry.attempt), slot % len(self.pieces)
+                self._handing.take_on(*what)
+                self._hand_on(opened, (what,))
 
     def _helper(self, slot: int) -> PeerId | None:
         """Who is to bring us a piece in place of its contributor, if anybody."""
@@ -301,8 +334,7 @@ class Gather(Plane):
         """A piece from somebody who has it; what does not fit is asked of another."""
         if message.index < len(self.results) and not self.complete:
             if self._put(message.index, frame):
-                if sender == self.owners[message.index]:
-                    self._handing.answered(message.index)
+                self._came(sender, message.index)
             elif self.results.vouched(message.index) is None:
                 self._early.put(sender, frame)  # it may have overtaken the word of what is settled
 
@@ -360,7 +392,7 @@ class Gather(Plane):
     def _sound(self) -> bool:
         """Whether every payload is here and can be used."""
         opened = self.opened
-        keys = [(entry.peer, entry.attempt) for entry in opened.contributors] if opened is not None else []
+        keys = _keys(opened.contributors) if opened is not None else []
         return all(key in self._screened and key not in self._faults for key in keys)
 
     def check(self) -> None:
@@ -395,7 +427,9 @@ class Gather(Plane):
         if opened is None or self.me not in opened.alive or now < self._repairs.at + SOON * patience:
             return
         parts: dict[PeerId, list[int]] = {}
-        late, live = now >= max(self.moved, self._repairs.at) + LATE * patience, self.agreement.reachable
+        again = math.inf
+        live = self.agreement.reachable
+        late = now >= self.moved + LATE * patience and now >= min(self._again, self._repairs.at + LATE * patience)
         lacking = [
             slot
             for slot in self.results.lacks()
@@ -404,15 +438,18 @@ class Gather(Plane):
         ]
         for slot in list(lacking):
             helper, source = self._helper(slot), self.owners[slot]
-            if helper is not None and source in live and self._handing.ask(slot, helper):
-                parts.setdefault(source, []).append(slot)
+            if helper is not None and source in live and self._handing.late(slot, helper, idles=helper in live):
+                if stand_in(opened, source, helper, slot % len(self.pieces)) == self.me:
+                    parts.setdefault(source, []).append(slot)
                 lacking.remove(slot)
+                again = now + 2 * SOON * patience
         others = [peer for peer in opened.alive if peer != self.me and peer in live]
         if lacking and others:
             for peer, part in self._repairs.plan(lacking, others, now).items():
                 parts.setdefault(peer, []).extend(part)
+        if lacking or again < math.inf:
+            self._repairs.at, self._again = now, again
         for peer, part in parts.items():
-            self._repairs.at = now
             self._outbox.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
 
     def asked(self, sender: PeerId, indices: Sequence[int]) -> None:
@@ -420,7 +457,7 @@ class Gather(Plane):
         opened, count = self.opened, len(self.pieces)
         if opened is not None and self.agreement.commit is None:
             ours = [slot % count for slot in indices if slot < len(self.owners) and self.owners[slot] == self.me]
-            self._handing.wanted(sender, ours, len(opened.alive) - 2)
+            self._handing.wanted(sender, ours)
 
     def part(self, digest: Digest) -> bool:
         """See Plane."""

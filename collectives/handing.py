@@ -139,19 +139,17 @@ class Handing:
         self.me = me
         self.failed: set[PeerId] = set()
         """Who has not handed on what it should."""
-        self._plans: list[dict[PeerId, Quota]] = [{}]
+        self._plans: list[Open] = []
         self._charged: dict[tuple[Key, int], set[PeerId]] = {}
-        self._asked: dict[int, PeerId] = {}
+        self._late: dict[int, PeerId | None] = {}
         self._wants: dict[PeerId, set[PeerId]] = {}
         self._via: dict[int, PeerId] = {}
 
     def open(self, opened: Open, *, changed: bool) -> None:
         """A ballot opens; `changed`: with other slots than the one before."""
-        plan = quotas(opened)
-        if plan != self._plans[-1]:
-            self._plans = [*self._plans[1 - PLANS :], plan]
+        self._plans = [*self._plans[1 - PLANS :], opened]
         if changed:
-            self._asked.clear()
+            self._late.clear()
 
     def renew(self) -> None:
         """We contribute something else: nobody has any of it."""
@@ -159,25 +157,25 @@ class Handing:
 
     def helper(self, source: PeerId, index: int, count: int) -> PeerId | None:
         """Who hands on one of the `count` pieces of a contributor in the ballot in progress, if anybody."""
-        return _turn(self._plans[-1], source, index, count)
+        return next(iter(_ways(self._plans[-1], source, index, count)), None)
 
     # --- our own pieces
 
     def way(self, index: int, count: int, able: set[PeerId]) -> PeerId | None:
-        """Who of those `able` hands on a piece of ours; None: nobody, we send it to all. Who has it already does it."""
-        before = self._via.get(index)
-        found = before if before in able else self.helper(self.me, index, count)
-        if found is None or found not in able:
-            self._via.pop(index, None)
-            return None
-        self._via[index] = found
+        """Who of those `able` hands on a piece of ours; None: nobody, we send it to all. Who has it already does it, else its
+        helper, else who stands in for that one.
+        """
+        before, ways = self._via.pop(index, None), _ways(self._plans[-1], self.me, index, count)
+        found = next((peer for peer in (before, *ways) if peer is not None and peer in able), None)
+        if found is not None:
+            self._via[index] = found
         return found
 
-    def wanted(self, sender: PeerId, indices: Sequence[int], others: int) -> None:
-        """One of so many `others` asks us for pieces of ours that it should have had of others."""
+    def wanted(self, sender: PeerId, indices: Sequence[int]) -> None:
+        """A peer asks us for pieces of ours that it should have had of others. One word against a helper is not enough."""
         for helper in {self._via[index] for index in indices if index in self._via} - {sender}:
             self._wants.setdefault(helper, set()).add(sender)
-            if 2 * len(self._wants[helper]) >= others:
+            if len(self._wants[helper]) > 1:
                 self.failed.add(helper)
 
     # --- pieces of others
@@ -185,10 +183,14 @@ class Handing:
     def charge(self, key: Key, index: int, count: int) -> bool:
         """A contributor has sent us a piece: whether we are to hand it on."""
         if (key, index) not in self._charged and any(
-            _turn(plan, key[0], index, count) == self.me for plan in self._plans
+            self.me in _ways(plan, key[0], index, count) for plan in self._plans
         ):
-            self._charged[key, index] = {key[0], self.me}
+            self.take_on(key, index)
         return (key, index) in self._charged
+
+    def take_on(self, key: Key, index: int) -> None:
+        """Hand on a piece of a contributor."""
+        self._charged.setdefault((key, index), {key[0], self.me})
 
     @property
     def charged(self) -> list[tuple[Key, int]]:
@@ -210,18 +212,33 @@ class Handing:
             if peer not in (key[0], self.me):
                 had.discard(peer)
 
-    def ask(self, slot: int, helper: PeerId) -> bool:
-        """Whether it is time to ask a contributor itself for a piece that somebody should have handed on: the first time."""
-        if slot in self._asked:
+    def late(self, slot: int, helper: PeerId, *, idles: bool) -> bool:
+        """A piece has not come that `helper` is to hand on: whether that is news. `idles`: though we have a link to it."""
+        if slot in self._late:
             return False
-        self._asked[slot] = helper
+        self._late[slot] = helper if idles else None
         return True
 
-    def answered(self, slot: int) -> None:
-        """A contributor has given us itself what we asked it for: so it is not to blame."""
-        if slot in self._asked:
-            self.failed.add(self._asked[slot])
+    def came(self, slot: int, sender: PeerId) -> bool:
+        """A result is here; whether it was late, and somebody else than its helper had it."""
+        helper = self._late.get(slot)
+        if helper not in (None, sender):
+            self.failed.add(helper)
+        return slot in self._late and helper != sender
 
 
-def _turn(plan: dict[PeerId, Quota], source: PeerId, index: int, count: int) -> PeerId | None:
-    return turns(plan[source], count)[index] if source in plan and index < count else None
+def stand_in(opened: Open, source: PeerId, helper: PeerId, index: int) -> PeerId | None:
+    """Who gets a piece from its contributor and hands it on when its helper does not: of each piece another one."""
+    others = [peer for peer in opened.alive if peer not in (source, helper)]
+    able = [peer for peer in others if peer not in opened.idle] or others
+    return able[index % len(able)] if able else None
+
+
+def _ways(opened: Open, source: PeerId, index: int, count: int) -> tuple[PeerId, ...]:
+    """Who hands on a piece: its helper and who stands in for that one, in a ballot that has one."""
+    plan = quotas(opened)
+    helper = turns(plan[source], count)[index] if source in plan and index < count else None
+    if helper is None:
+        return ()
+    other = stand_in(opened, source, helper, index)
+    return (helper,) if other is None else (helper, other)
