@@ -327,6 +327,7 @@ class Butterfly:
             return
         if self._outbox.later(sender) > 2 * IN_FLIGHT:
             return  # it has not even read what it asked for before
+        exchange.asked(sender, message.indices)
         everything = tuple(range(len(exchange.results)))
         if whole:
             record = Record(self.round, self.fragment, opened.ballot, everything, exchange.results.hashes(everything))

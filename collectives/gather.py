@@ -5,19 +5,26 @@ to verdict: a payload is announced by the hashes of its pieces, and the results 
 contributors in the order of the record. So the result is a pure function of the verdict, no owner is to be believed, and
 what is missing can be had from whoever has it: a piece is known by its hash.
 
+Whose uplink is weak sends a piece to one helper only, which hands it on to the others (see `handing`). For what a helper does
+not hand on another stands in, soon where the helper is out of reach; then all are asked, as for what does not come at all.
+
 A payload has as many pieces as it needs, all but the last of `pieces.chunk` bytes, and none has more than `pieces`, the cut
 of the largest payload there can be. A contributor has a slot for each of those; what it does not need is empty.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar
 
 import blake3
+import msgspec
 from thinwire.collectives.agreement import Agreement
+from thinwire.collectives.allotment import MOST
 from thinwire.collectives.contributions import Contributions, Key, Screen
+from thinwire.collectives.handing import PLANS, Handing, stand_in
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.plane import Plane
 from thinwire.collectives.repair import Repair
@@ -29,7 +36,9 @@ from thinwire.swarm.protocol import (
     CHUNK_BYTES,
     MAX_CHUNKS,
     MAX_GROUP,
+    Ballot,
     Chunk,
+    Contribution,
     Digest,
     Fetch,
     Open,
@@ -45,9 +54,13 @@ EMPTY = blake3.blake3(b"").digest()
 """Hash of a slot that is not used."""
 
 
-def pieces(bound: int, piece: int = CHUNK_BYTES) -> Grid:
+PIECES, LEAST = 8, 1 << 14
+"""A payload has so many pieces, if they are not smaller than this: a piece is handed on while the next ones come."""
+
+
+def pieces(bound: int) -> Grid:
     """The cut of a payload of at most `bound` bytes. Raises ValueError when not even two contributors would fit a round."""
-    cut = Grid(bound, piece)
+    cut = Grid(bound, min(CHUNK_BYTES, max(LEAST, -(-bound // PIECES))))
     if room(cut) < 2:
         raise ValueError(f"a payload of up to {bound} bytes is too large to be gathered")
     return cut
@@ -73,6 +86,10 @@ def _joined(parts: Sequence[Buffer]) -> Buffer:
     return b"".join(parts) if len(parts) > 1 else parts[0]
 
 
+def _keys(contributors: Sequence[Contribution]) -> list[Key]:
+    return [(entry.peer, entry.attempt) for entry in contributors]
+
+
 class Gather(Plane):
     """See the module. `usual` is the running norm of a payload; the caller keeps it."""
 
@@ -93,7 +110,7 @@ class Gather(Plane):
             agreement,
             results=Results(self._check_piece, 0),
             contributions=Contributions(screen, Grid(pieces.total, max(1, pieces.total)), usual),
-            early=(2 * MAX_CHUNKS + MAX_GROUP, 2 * len(pieces) + 8, room(pieces) * pieces.total),
+            early=(2 * MAX_CHUNKS + MAX_GROUP, (MOST + 2) * len(pieces) + 8, room(pieces) * pieces.total),
             outbox=outbox,
             now=now,
             phase=phase,
@@ -104,6 +121,24 @@ class Gather(Plane):
         self._faults: dict[Key, str] = {}
         self._screened: set[Key] = set()
         self._repairs = Repair()
+        self._handing = Handing(self.me)
+        self._named: dict[Ballot, tuple[Contribution, ...]] = {}
+        self._again = math.inf
+
+    @property
+    def failed(self) -> set[PeerId]:
+        """See Plane."""
+        return self._handing.failed
+
+    def contribute(self, source: Sequence[Buffer], attempt: int) -> None:
+        """See Plane."""
+        super().contribute(source, attempt)
+        self._handing.renew()
+
+    def lost(self, peer: PeerId) -> None:
+        """See Plane."""
+        super().lost(peer)
+        self._handing.lost(peer)
 
     @property
     def complete(self) -> bool:
@@ -125,12 +160,16 @@ class Gather(Plane):
         opened = self.opened
         if opened is not None and peer in opened.alive and self.agreement.commit is None:
             self._scatter(opened)
+            self._hand_on(opened)
 
     # --- a ballot opens
 
     def open(self, opened: Open) -> None:
         """A ballot opens: our payload goes to all who take part."""
-        if self._name(opened):
+        changed = self._name(opened)
+        self._handing.open(opened, changed=changed)
+        self._named = dict([*self._named.items(), (opened.ballot, opened.contributors)][-PLANS:])
+        if changed:
             self.results.clear(len(opened.contributors) * len(self.pieces))
             self.owners = tuple(entry.peer for entry in opened.contributors for _ in range(len(self.pieces)))
             self._screened.clear()
@@ -140,6 +179,7 @@ class Gather(Plane):
         self._replay()
         for entry in opened.contributors:
             self._accuse((entry.peer, entry.attempt))
+        self._hand_on(opened)
         self.check()
 
     def _tidy(self, opened: Open) -> None:
@@ -153,13 +193,19 @@ class Gather(Plane):
             self._contributions.forget(peer, {attempt for one, attempt in needed if one == peer})
 
     def _scatter(self, opened: Open) -> None:
-        """Our payload to all others, each time beginning with another one: so all links are in use at once."""
+        """Our payload to all others, each time beginning with another one, so that all links are in use at once; first what
+        others hand on.
+        """
         if not self._names_us(opened):
             return
         after = [peer for peer in opened.alive if peer > self.me] + [peer for peer in opened.alive if peer < self.me]
-        for index, piece in enumerate(self._source):
+        able, count = self.agreement.reachable.intersection(opened.alive).difference(opened.idle), len(self._source)
+        ways = [self._handing.way(index, count, able) for index in range(count)]
+        for index in sorted(range(count), key=lambda index: ways[index] is None):
+            piece, helper = self._source[index], ways[index]
             message = Chunk(self.round, self.fragment, self._attempt, index)
-            for peer in after[index % len(after) :] + after[: index % len(after)] if after else ():
+            first = index % len(after) if after else 0
+            for peer in after[first:] + after[:first] if helper is None else (helper,):
                 if (peer, index) not in self._sent:
                     self._sent.add((peer, index))
                     self._outbox.bulk(peer, Frame(message, piece))
@@ -211,6 +257,18 @@ class Gather(Plane):
 
     # --- receiving
 
+    def take(self, sender: PeerId, frame: Frame) -> None:
+        """See Plane. What was handed on in a ballot before is what it is, whatever its number is now."""
+        message, opened = frame.message, self.opened
+        if isinstance(message, Result) and opened is not None and message.ballot != opened.ballot:
+            place, index = divmod(message.index, len(self.pieces))
+            before, now = _keys(self._named.get(message.ballot, ())), _keys(opened.contributors)
+            if place < len(before) and before[place] in now:
+                slot = now.index(before[place]) * len(self.pieces) + index
+                message = msgspec.structs.replace(message, ballot=opened.ballot, index=slot)
+                frame = msgspec.structs.replace(frame, message=message)
+        super().take(sender, frame)
+
     def _check_piece(self, piece: Buffer, slot: int) -> None:
         if memoryview(piece).nbytes > self.pieces.size(slot % len(self.pieces)):
             raise CodecError(f"a piece of {memoryview(piece).nbytes} bytes", "length")
@@ -226,21 +284,58 @@ class Gather(Plane):
         if message.attempt != ready.attempt or message.index >= len(self.pieces) or self.complete:
             return
         key = (sender, message.attempt)
-        named = [(entry.peer, entry.attempt) for entry in opened.contributors] if opened is not None else []
+        named = _keys(opened.contributors) if opened is not None else []
         if key not in named:
             if self._fits(frame):
                 self._early.put(sender, frame)  # it may have overtaken the Open
             return
         slot = named.index(key) * len(self.pieces) + message.index
+        count = len(ready.hashes) // 32
+        charged = self.agreement.commit is None and self._handing.charge(key, message.index, count)
         if not self._put(slot, frame) and self.results.wanted is None and key not in self._faults:
             if self.results.chunks[slot] is None:
                 self._faults[key] = "hash"
                 self._accuse(key)
+        if charged and opened is not None:
+            self._hand_on(opened, ((key, message.index),))
+
+    def _hand_on(self, opened: Open, what: Sequence[tuple[Key, int]] | None = None) -> None:
+        """What was given to us to hand on, or this part of it, goes to those who have not had it of us."""
+        charged = self._handing.charged if what is None else what
+        if not charged or self.agreement.commit is not None:
+            return
+        places = {key: at for at, key in enumerate(_keys(opened.contributors))}
+        for key, index in charged:
+            slot = places.get(key, -1) * len(self.pieces) + index
+            piece = self.results.chunks[slot] if slot >= 0 else None
+            if piece is not None:
+                frame = Frame(Result(self.round, self.fragment, opened.ballot, slot), piece)
+                for peer in self._handing.heirs(key, index, opened.alive):
+                    self._outbox.bulk(peer, frame)
+
+    def _came(self, sender: PeerId, slot: int) -> None:
+        """A piece is here that somebody else than its contributor was to bring, or did."""
+        opened, helper = self.opened, self._helper(slot)
+        if self._handing.came(slot, sender) and sender == self.owners[slot] and opened is not None:
+            if helper is not None and stand_in(opened, sender, helper, slot % len(self.pieces)) == self.me:
+                entry = opened.contributors[slot // len(self.pieces)]
+                what = (entry.peer, entry.attempt), slot % len(self.pieces)
+                self._handing.take_on(*what)
+                self._hand_on(opened, (what,))
+
+    def _helper(self, slot: int) -> PeerId | None:
+        """Who is to bring us a piece in place of its contributor, if anybody."""
+        ready = self.agreement.ready.get(self.owners[slot])
+        count = len(ready.hashes) // 32 if ready is not None else 0
+        found = self._handing.helper(self.owners[slot], slot % len(self.pieces), count)
+        return found if found != self.me else None
 
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
         """A piece from somebody who has it; what does not fit is asked of another."""
         if message.index < len(self.results) and not self.complete:
-            if not self._put(message.index, frame) and self.results.vouched(message.index) is None:
+            if self._put(message.index, frame):
+                self._came(sender, message.index)
+            elif self.results.vouched(message.index) is None:
                 self._early.put(sender, frame)  # it may have overtaken the word of what is settled
 
     def _put(self, slot: int, frame: Frame) -> bool:
@@ -297,7 +392,7 @@ class Gather(Plane):
     def _sound(self) -> bool:
         """Whether every payload is here and can be used."""
         opened = self.opened
-        keys = [(entry.peer, entry.attempt) for entry in opened.contributors] if opened is not None else []
+        keys = _keys(opened.contributors) if opened is not None else []
         return all(key in self._screened and key not in self._faults for key in keys)
 
     def check(self) -> None:
@@ -331,16 +426,38 @@ class Gather(Plane):
         opened, now, patience = self.opened, self._now(), self.agreement.terms.patience
         if opened is None or self.me not in opened.alive or now < self._repairs.at + SOON * patience:
             return
-        late, live = now >= max(self.moved, self._repairs.at) + LATE * patience, self.agreement.reachable
+        parts: dict[PeerId, list[int]] = {}
+        again = math.inf
+        live = self.agreement.reachable
+        late = now >= self.moved + LATE * patience and now >= min(self._again, self._repairs.at + LATE * patience)
         lacking = [
             slot
             for slot in self.results.lacks()
-            if self.results.vouched(slot) is not None and (late or self.owners[slot] not in live)
+            if self.results.vouched(slot) is not None
+            and (late or (self._helper(slot) or self.owners[slot]) not in live)
         ]
+        for slot in list(lacking):
+            helper, source = self._helper(slot), self.owners[slot]
+            if helper is not None and source in live and self._handing.late(slot, helper, idles=helper in live):
+                if stand_in(opened, source, helper, slot % len(self.pieces)) == self.me:
+                    parts.setdefault(source, []).append(slot)
+                lacking.remove(slot)
+                again = now + 2 * SOON * patience
         others = [peer for peer in opened.alive if peer != self.me and peer in live]
         if lacking and others:
             for peer, part in self._repairs.plan(lacking, others, now).items():
-                self._outbox.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
+                parts.setdefault(peer, []).extend(part)
+        if lacking or again < math.inf:
+            self._repairs.at, self._again = now, again
+        for peer, part in parts.items():
+            self._outbox.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
+
+    def asked(self, sender: PeerId, indices: Sequence[int]) -> None:
+        """See Plane."""
+        opened, count = self.opened, len(self.pieces)
+        if opened is not None and self.agreement.commit is None:
+            ours = [slot % count for slot in indices if slot < len(self.owners) and self.owners[slot] == self.me]
+            self._handing.wanted(sender, ours)
 
     def part(self, digest: Digest) -> bool:
         """See Plane."""

@@ -127,6 +127,9 @@ class Plane(ABC):
     def nudge(self) -> None:  # noqa: B027  only where a result can be had from others than who owes it
         """Time passes without progress: see whether others can help."""
 
+    def asked(self, sender: PeerId, indices: Sequence[int]) -> None:  # noqa: B027  only a gather learns from it
+        """A peer has asked us for these results."""
+
     def part(self, digest: Digest) -> bool:
         """Whether `digest` names the open contributors, whose results anybody may be asked for before there is a verdict."""
         return False

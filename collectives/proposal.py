@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import blake3
 import msgspec
-from thinwire.collectives import clusters, placement
+from thinwire.collectives import clusters, handing, placement
 from thinwire.collectives.allotment import allot
 from thinwire.collectives.placement import Order
 from thinwire.swarm.protocol import (
@@ -41,6 +41,7 @@ class Terms:
     weights: who may contribute, each with this weight whatever it announces; None: everybody, with what is announced.
     spare: who contributes only where too few others do.
     chunks: of the fragment, where their owners may be chosen by bandwidth; 0: all own equally many.
+    hands: whether a ballot may say how fast uplinks are, so that payloads are handed on.
     sited: whether a ballot says which of its peers share a site.
     buffered: members announce that they are here before they have something to contribute, so a round waits for
     contributions: for one at least, or `min_peers`, and then `grace` for those of the others; for who is not here, a patience.
@@ -62,6 +63,7 @@ class Terms:
     weights: Mapping[PeerId, int] | None = None
     spare: frozenset[PeerId] = frozenset()
     chunks: int = 0
+    hands: bool = False
     sited: bool = False
     buffered: bool = False
     ring: Order | None = None
@@ -101,7 +103,9 @@ def sound(opened: Open, terms: Terms) -> bool:
 
 
 def _whole(opened: Open, terms: Terms) -> bool:
-    """Whether the shares of an Open deal out the fragment, which is one whose owners may be chosen."""
+    """Whether the shares of an Open deal out the fragment, which is one whose owners may be chosen; or are of uplinks."""
+    if terms.hands:
+        return len(opened.shares) == len(opened.group) and 0 not in opened.shares
     return 0 < terms.chunks == sum(opened.shares) and len(opened.shares) == len(opened.group)
 
 
@@ -174,7 +178,8 @@ def propose(
     if ring:
         shares = ()  # each of a ring has as much to send, whatever it owns
     elif shares is None:
-        shares = allot(terms.chunks, placement.loads(group, willing, resting, ready), terms.fragment)
+        links = placement.loads(group, willing, resting, ready)
+        shares = handing.shares(links) if terms.hands else allot(terms.chunks, links, terms.fragment)
     sites: tuple[int, ...] = ()
     if terms.sited:  # results depend on it, so a group that is kept keeps its own
         kept = before is not None and group is before.group

@@ -153,6 +153,7 @@ class Series:
                 members=order,
                 patience=self.patience,
                 chunks=chunks,
+                hands=self._moved is not None and self._collective == "gather",
                 sited=self._topology == "hierarchy",
                 ring=partial(self._ring, seed, terms.round) if self._topology == "ring" else None,
             ),

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from thinwire.collectives import handing
+from thinwire.collectives.allotment import Load
 from thinwire.compression.registry import dense as dense_codec
 from thinwire.sims.costs import SPARSE_BITS, butterfly_bytes, gather_bytes, sieve_bytes
 from thinwire.sims.pairtime import pair_time
@@ -204,14 +206,13 @@ def _sparse_bytes(parameters: float, peers: int) -> tuple[float, bool]:
 
 
 def _sparse(question: Question) -> Method:
-    """Payloads may be passed on by whoever has them: the sum of uploads counts, and that each leaves its own."""
+    """Payloads are handed on by those whose uplinks have room (see `handing`)."""
     peers, payload = question.peers, question.parameters * SPARSE_BITS[KEPT] / 8
     moved, gather = _sparse_bytes(question.parameters, peers)
-    slow, together = _slowest(question)
-    seconds = moved / slow
+    seconds = moved / _slowest(question)[0]
     if gather:
-        down, up = (min(getattr(machine, way) for machine in question.machines) for way in ("down", "up"))
-        seconds = max(moved / down, payload / up, peers * moved / together)
+        down = min(machine.down for machine in question.machines)
+        seconds = max(moved / down, payload * _uplinks(question))
     seconds += HOPS * question.latency
     return Method(
         "sparse",
@@ -222,6 +223,14 @@ def _sparse(question: Question) -> Method:
         8.0 * question.parameters + (peers if gather else 7) * payload,
         _blocking(question, seconds),
     )
+
+
+def _uplinks(question: Question) -> float:
+    """Seconds for each byte of a payload until all uplinks have carried what is theirs in a gather."""
+    ups = [int(machine.up) for machine in question.machines for _ in range(machine.count)]
+    everyone = [True] * len(ups)
+    handed = bool(handing.shares([Load(up, up) for up in ups]))
+    return max(handing.seconds(ups, everyone, handing.deal(ups, everyone, everyone) if handed else [{} for _ in ups]))
 
 
 def _gossip(question: Question) -> Method:

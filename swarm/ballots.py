@@ -101,7 +101,8 @@ class Open(Message, frozen=True):
     kept: `adopted` is then the digest of their results and `sources` are peers known to hold every one of them. `idle`
     (sorted, some of `alive` but not all) own no chunks: what they say of others, or others of them, cannot be settled.
     `kept` (sorted) are the members that were settled with what is adopted, see `members`. `shares`: of how many chunks each of
-    `group` is the primary owner; empty: of equally many.
+    `group` is the primary owner; empty: of equally many. In a gather: how fast the uplink of each
+    is, see collectives/handing.py; empty: nothing is handed on.
     `sites`, in a hierarchy: for each of `group` the number of its site, counted from 0 as they first come; else empty.
     `order`: those that own chunks, each by its place in `alive`, as a ring in which data goes from each to the next; empty
     where contributions go straight to owners.
