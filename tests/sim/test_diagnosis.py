@@ -25,7 +25,7 @@ SICK = 3
 STEP = 0.13
 
 
-def play(seed, *, faults=(), duration=40.0, everywhere=0.0, manifest=MANIFEST, **sick):
+def play(seed, *, faults=(), duration=40.0, everywhere=0.0, manifest=MANIFEST, parameters=100_000, **sick):
     """Who said that whom was sick, of what, and the evidence; nobody else may be in it."""
     healthy = {"up": 2e6, "down": 8e6, "loss": everywhere}
     region = next(iter(REGIONS))
@@ -33,7 +33,9 @@ def play(seed, *, faults=(), duration=40.0, everywhere=0.0, manifest=MANIFEST, *
     for index in range(5):
         own = {"step_seconds": 0.1 + 0.01 * index, **healthy, **(sick if index == SICK else {})}
         specs.append(PeerSpec(index, f"p{index}", region, **own))
-    scenario = Scenario("ward", seed, duration, manifest, tuple(specs), faults=tuple(faults), jitter=0.1)
+    scenario = Scenario(
+        "ward", seed, duration, manifest, tuple(specs), faults=tuple(faults), jitter=0.1, parameters=parameters
+    )
     run = simulate(scenario, preset=LAN)
     assert not run.violations
     return [
