@@ -17,7 +17,7 @@ from thinwire.swarm.protocol import PeerId
 OTHERS = 2
 """Fewest others to compare with."""
 
-RECENT = 8
+RECENT = 16
 """Rounds of one sender each in which others are looked for."""
 
 SLOW = 4.0
@@ -106,6 +106,8 @@ class Arrivals:
 
     def _single(self, flows: Mapping[PeerId, Flow], trips: Mapping[PeerId, float]) -> dict[PeerId, Arrival]:
         took = {peer: max(0.0, flow.last - (flow.start or 0.0)) for peer, flow in flows.items()}
+        if len(took) == 1 and not any(took.values()):
+            return {}  # it is its own sign that the round opened
         late = {peer: took[peer] > STALL + LATE * self._usual(peer, took[peer]) for peer in flows}
         rates = {peer: flow.head / max(1e-3, took[peer]) for peer, flow in flows.items()}
         found = {}
