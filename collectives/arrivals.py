@@ -2,7 +2,7 @@
 
 Three kinds of rounds tell different things. Where all send at once, all of one round are compared with each other. Where one
 sends to us in a round, a partner or the one before us in a ring, it is compared with those that did in the last RECENT rounds.
-What comes in one piece has no gaps: it is timed from when the round opened, a few round trips allowed for.
+What comes in one piece, or a few, has no usual gap: it is timed from when the round opened, some round trips allowed for.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ FELT = 0.2
 
 TRIPS = 4.0
 """and so many round trips where it is one piece, which is as long under way however fast the link is."""
+
+FEW = 3
+"""With fewer gaps between chunks than that nobody can tell a usual one: they are timed as one piece."""
 
 STALL, STALLS = 0.15, 8.0
 """A gap between two chunks of so many seconds, and so many times the usual one, is a stall: something was sent again."""
@@ -82,8 +85,8 @@ class Arrivals:
 
     def judge(self, flows: Mapping[PeerId, Flow], trips: Mapping[PeerId, float]) -> dict[PeerId, Arrival]:
         """What the flows of one round show. `trips`: seconds to each sender and back, over an idle link."""
-        whole = {peer: flow for peer, flow in flows.items() if flow.gaps}
-        pieces = {peer: flow for peer, flow in flows.items() if not flow.gaps and flow.start is not None}
+        pieces = {peer: flow for peer, flow in flows.items() if len(flow.gaps) < FEW and flow.start is not None}
+        whole = {peer: flow for peer, flow in flows.items() if peer not in pieces and flow.gaps}
         found = self._several(whole) | self._single(pieces, trips)
         return {peer: found[peer] for peer in flows if peer in found}
 
@@ -109,7 +112,7 @@ class Arrivals:
         if len(took) == 1 and not any(took.values()):
             return {}  # it is its own sign that the round opened
         late = {peer: took[peer] > STALL + LATE * self._usual(peer, took[peer]) for peer in flows}
-        rates = {peer: flow.head / max(1e-3, took[peer]) for peer, flow in flows.items()}
+        rates = {peer: (flow.head + flow.nbytes) / max(1e-3, took[peer]) for peer, flow in flows.items()}
         found = {}
         for peer in flows:
             others = self._others(peer, rates, single=True)
