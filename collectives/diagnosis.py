@@ -1,32 +1,27 @@
 """Which peer is sick, and of what: told from what a round shows anyway, without a word from the peer about its health.
 
-Sans-IO. Every measure of a peer is compared with the median of the others', as this peer saw them in the same round; what is
-slow for all, because the measuring peer itself is, accuses nobody; and of two in the middle the slower one is the measure, so
-that one that is fast, or says so, makes nobody slow. A peer is named when it stood out in most of the last rounds and is not
-named any more when it has not for as long; a new link alone makes nobody well. With fewer than two others to compare with
-nobody is named.
+Sans-IO. Every measure of a peer is compared with the median of the others', as this peer saw them in the same round, or the
+last time where a round has few (`arrivals`); what is slow for all, because the measuring peer itself is, accuses nobody; and of
+two in the middle the slower one is the measure, so that one that is fast, or says so, makes nobody slow. A peer is named when
+it stood out in most of the last rounds and is not named any more when it has not for as long; a new link alone makes nobody
+well. With fewer than two others to compare with nobody is named.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from statistics import median, median_high, median_low
 
+from thinwire.collectives.arrivals import OTHERS, Arrivals, Flow
 from thinwire.swarm.protocol import PeerId
 
 WINDOW, NAMED, WELL = 8, 6, 2
 """A peer is sick when it stood out in NAMED of the last WINDOW rounds, and well again when in no more than WELL."""
 
-OTHERS = 2
-"""Fewest others to compare with."""
-
-SLOW = 4.0
-"""An upload that is so many times slower than the others' stands out,"""
-
-FELT = 0.2
-"""when it took so many seconds."""
+MET, MOSTLY = 4, 0.75
+"""Where peers meet in pairs, and seldom: in so many of the last WINDOW meetings, and in so large a part of them."""
 
 WEAK = 2.5
 """Inner steps that are so many times slower than the others' stand out."""
@@ -34,11 +29,14 @@ WEAK = 2.5
 FALLEN, STEADY = 0.6, 0.85
 """So does a speed that has fallen to this part of the peer's own best, while the others' kept that part of theirs."""
 
-STALL, STALLS = 0.15, 8.0
-"""A gap between two chunks of so many seconds, and so many times the usual one, is a stall: something was sent again."""
-
 STALLED, LONG, RARE, OFTEN = 8, 24, 3, 3
-"""A link is lossy with stalls in STALLED of the last LONG rounds, and OFTEN times as many as any other; well with RARE."""
+"""A link is lossy with stalls in STALLED of the last LONG rounds, and OFTEN times as often as any other; well with RARE."""
+
+PIECE, PIECES = "lost piece", 64
+"""So it is, where data comes in one piece of which few are lost, with as many in PIECES rounds."""
+
+PARTNERS = 16
+"""Partners whose latest speeds are compared, where peers meet in pairs."""
 
 APART, ASTRAY = 30.0, 3
 """Seconds that a clock may be away from most others', and how often it is found further away before it is named."""
@@ -60,23 +58,20 @@ class Finding:
     evidence: str
 
 
-@dataclass(slots=True)
-class _Flow:
-    """Chunks of one peer in one round."""
-
-    first: float
-    last: float
-    nbytes: int = 0
-    gaps: list[float] = field(default_factory=list)
-
-
 class Diagnosis:
-    """One peer's view of all others. `findings`: who is sick, as of the last round that was judged."""
+    """One peer's view of all others. `findings`: who is sick, as of the last round that was judged.
 
-    def __init__(self) -> None:
+    `paired`: every peer counts its own rounds, and one or a few meet in each: who is met is compared with who was before.
+    """
+
+    def __init__(self, *, paired: bool = False) -> None:
         self.findings: dict[PeerId, Finding] = {}
-        self._round = 0
-        self._flows: dict[PeerId, _Flow] = {}
+        self._paired, self._round = paired, 0
+        self._opened: tuple[int, float] = (-1, 0.0)
+        self._arrivals = Arrivals()
+        self._met: OrderedDict[PeerId, float] = OrderedDict()  # and the latest speed of each
+        self._trips: dict[PeerId, float] = {}
+        self._flows: dict[PeerId, Flow] = {}
         self._said: dict[PeerId, int] = {}
         self._speed: dict[tuple[PeerId, int], float] = {}
         self._speeds: dict[PeerId, deque[float]] = {}
@@ -88,6 +83,9 @@ class Diagnosis:
     def ready(self, peer: PeerId, round: int, speed: float) -> None:
         """A peer has announced what it trained, at so many tokens or samples per second (0: it does not say)."""
         self._away.pop(peer, None)
+        if self._paired:
+            self._meet(peer, round, speed)
+            return
         self._said[peer] = round
         latest = median_low(self._said.values()) if len(self._said) > 1 else 0  # no few peers say which round it is
         if latest > self._round:
@@ -99,16 +97,38 @@ class Diagnosis:
         if speed > 0 and self._round <= round <= self._round + 1:
             self._speed[peer, round] = speed
 
-    def chunk(self, peer: PeerId, round: int, nbytes: int, now: float) -> None:
-        """A chunk of a contribution came."""
-        if round != self._round:
+    def _meet(self, peer: PeerId, round: int, speed: float) -> None:
+        """A partner has announced what it trained in a round of its own."""
+        if self._said.get(peer) == round:
             return
+        self._said[peer], self._round = round, self._round + 1  # meetings are counted
+        flow = self._flows.pop(peer, None)
+        if flow is not None:
+            self._judge_links({peer: flow})
+        if speed > 0:
+            self._met[peer] = speed
+            self._met.move_to_end(peer)
+            if len(self._met) > PARTNERS:
+                self._met.popitem(last=False)
+            self._judge_speeds(self._met, (peer,))
+
+    def opened(self, round: int, now: float) -> None:
+        """A round opens: from now on data is under way."""
+        if round == self._round and self._opened[0] != round:
+            self._opened = round, now
+
+    def chunk(self, peer: PeerId, round: int, nbytes: int, now: float, *, trip: float = 0.0) -> None:
+        """A chunk of a contribution came. `trip`: seconds to the peer and back over an idle link, 0: not known."""
+        if round != (self._said.get(peer) if self._paired else self._round):
+            return
+        if not self._paired:
+            self.opened(round, now)  # it has overtaken the word, or is an answer to ours
+        self._trips[peer] = trip
         flow = self._flows.get(peer)
         if flow is None:
-            self._flows[peer] = _Flow(now, now)
+            self._flows[peer] = Flow(None if self._paired else self._opened[1], now, now, nbytes)
         else:
-            flow.gaps.append(now - flow.last)
-            flow.nbytes, flow.last = flow.nbytes + nbytes, now
+            flow.add(nbytes, now)
 
     def hour(self, peer: PeerId, ahead: float) -> None:
         """A peer's wall clock is so many seconds ahead of ours."""
@@ -122,7 +142,7 @@ class Diagnosis:
 
     def lost(self, peer: PeerId) -> None:
         """The link to a peer broke. Its record is kept for WINDOW rounds, so that a new link does not make anybody well."""
-        for known in (self._flows, self._said, self._ahead):
+        for known in (self._flows, self._said, self._ahead, self._met, self._trips):
             known.pop(peer, None)
         self._speed = {key: value for key, value in self._speed.items() if key[0] != peer}
         if not any(any(marks) for (other, _), marks in self._marks.items() if other == peer):
@@ -144,87 +164,86 @@ class Diagnosis:
     # --- one round
 
     def _judge(self) -> None:
-        for peer in [peer for peer, round in self._away.items() if not round <= self._round < round + WINDOW]:
-            self._forget(peer)
-        self._judge_links()
-        self._judge_speeds({peer: speed for (peer, round), speed in self._speed.items() if round == self._round})
+        self._forget_away()
+        self._judge_links(self._flows)
+        speeds = {peer: speed for (peer, round), speed in self._speed.items() if round == self._round}
+        self._judge_speeds(speeds, speeds)
         self._flows = {}
 
-    def _judge_links(self) -> None:
-        flows = {peer: flow for peer, flow in self._flows.items() if flow.gaps}
-        rates = {peer: flow.nbytes / max(1e-3, flow.last - flow.first) for peer, flow in flows.items()}
-        gaps = [gap for flow in flows.values() for gap in flow.gaps]
-        usual = median(gaps) if gaps else 0.0
-        stalls = {peer: [gap for gap in flow.gaps if gap > max(STALL, STALLS * usual)] for peer, flow in flows.items()}
-        for peer, flow in flows.items():
-            others = [other for other in flows if other != peer]
-            if len(others) < OTHERS:
-                continue
-            # Where most chunks are late, it is the rate that is low.
-            stalled = bool(stalls[peer]) and median(flow.gaps) < STALL
-            often = 1e3 * median(flow.gaps)
-            self._mark(
-                peer, "lossy link", stalled, f"chunks come every {often:.0f} ms and stall for {max(flow.gaps):.1f} s"
-            )
-            typical = median_low(rates[other] for other in others)
-            slow = SLOW * rates[peer] < typical and flow.last - flow.first > FELT
-            text = f"upload {_rate(rates[peer])}, the others' median {_rate(typical)}"
-            self._mark(peer, "slow upload", slow and not stalled, text)
+    def _forget_away(self) -> None:
+        for peer in [peer for peer, round in self._away.items() if not round <= self._round < round + WINDOW]:
+            self._forget(peer)
 
-    def _judge_speeds(self, speeds: Mapping[PeerId, float]) -> None:
+    def _judge_links(self, flows: Mapping[PeerId, Flow]) -> None:
+        for peer, found in self._arrivals.judge(flows, self._trips).items():
+            if found.stalled is not None:
+                self._mark(peer, PIECE if found.single else "lossy link", found.stalled, found.stall)
+            if found.slow is not None:
+                self._mark(peer, "slow upload", found.slow, found.pace)
+
+    def _judge_speeds(self, speeds: Mapping[PeerId, float], new: Collection[PeerId]) -> None:
+        """Judge those whose speeds are `new` by all that are known."""
+        for peer in new:
+            self._speeds.setdefault(peer, deque(maxlen=MEMORY)).append(speeds[peer])
         kept = {}
         for peer, speed in speeds.items():
-            known = self._speeds.setdefault(peer, deque(maxlen=MEMORY))
-            known.append(speed)
+            known = list(self._speeds[peer])
             if len(known) > WINDOW:
-                best = max(median(list(known)[at : at + 4]) for at in range(len(known) - 3))
-                kept[peer] = speed / best
-        for peer, speed in speeds.items():
+                kept[peer] = speed / max(median(known[at : at + 4]) for at in range(len(known) - 3))
+        for peer in new:
             others = [value for other, value in speeds.items() if other != peer]
             if len(others) < OTHERS:
                 continue
-            trend = [value for other, value in kept.items() if other != peer]
+            speed, trend = speeds[peer], [value for other, value in kept.items() if other != peer]
             hot = peer in kept and kept[peer] < FALLEN and len(trend) >= OTHERS and median(trend) > STEADY
             if peer in kept:
                 rest = f"the others kept {100 * median(trend or [1]):.0f} %"
                 text = f"speed fell to {100 * kept[peer]:.0f} % of its own best, {rest}"
                 self._mark(peer, "thermal throttling", hot, text)
             typical = median_low(others)
-            weak = WEAK * speed < typical
-            self._mark(
-                peer,
-                "slow compute",
-                weak and not hot,
-                f"speed {speed:.3g}/s, the others' median {typical:.3g}/s",
-            )
+            text = f"speed {speed:.3g}/s, the others' median {typical:.3g}/s"
+            self._mark(peer, "slow compute", WEAK * speed < typical and not hot, text)
 
-    def _mark(self, peer: PeerId, cause: str, bad: bool, text: str) -> None:
-        marks = self._marks.setdefault((peer, cause), deque(maxlen=LONG if cause == "lossy link" else WINDOW))
+    def _mark(self, peer: PeerId, kind: str, bad: bool, text: str) -> None:
+        """What was found of one of CAUSES, or of lost pieces, which are a cause too."""
+        cause = "lossy link" if kind == PIECE else kind
+        length = {"lossy link": LONG, PIECE: PIECES}.get(kind, WINDOW)
+        marks = self._marks.setdefault((peer, kind), deque(maxlen=length))
         marks.append(bad)
         count = sum(marks)
         if bad:
-            self._shown[peer, cause] = text
-        if count >= self._needed(peer, cause):
+            self._shown[peer, kind] = text
+        if count >= self._needed(peer, kind):
             # The first of CAUSES explains the others.
             known = self.findings.get(peer)
             if known is None or CAUSES.index(cause) <= CAUSES.index(known.cause):
                 what = "times" if cause == "clock skew" else "rounds"
-                self.findings[peer] = Finding(cause, f"{self._shown[peer, cause]}, {count} of {len(marks)} {what}")
-        elif count <= (RARE if cause == "lossy link" else WELL):
-            found = self.findings.get(peer)
-            if found is not None and found.cause == cause:
-                del self.findings[peer]
+                self.findings[peer] = Finding(cause, f"{self._shown[peer, kind]}, {count} of {len(marks)} {what}")
+        elif cause == "lossy link":
+            if sum(sum(self._marks.get((peer, one), ())) for one in (cause, PIECE)) <= RARE:
+                self._well(peer, cause)
+        elif count <= WELL:
+            self._well(peer, cause)
 
-    def _needed(self, peer: PeerId, cause: str) -> int:
+    def _well(self, peer: PeerId, cause: str) -> None:
+        found = self.findings.get(peer)
+        if found is not None and found.cause == cause:
+            del self.findings[peer]
+
+    def _needed(self, peer: PeerId, kind: str) -> float:
         """Marks that are enough to name a cause."""
-        if cause != "lossy link":
-            return ASTRAY if cause == "clock skew" else NAMED
-        others = [sum(marks) for (other, what), marks in self._marks.items() if what == cause and other != peer]
-        return max(STALLED, OFTEN * (1 + max(others, default=0)))
-
-
-def _rate(value: float) -> str:
-    return f"{value / 1e6:.1f} MB/s" if value >= 1e5 else f"{value / 1e3:.1f} kB/s"
+        if kind == "clock skew":
+            return ASTRAY
+        if kind not in ("lossy link", PIECE):
+            return max(MET, MOSTLY * len(self._marks[peer, kind])) if self._paired else NAMED
+        # Others may have been judged less often.
+        length = len(self._marks[peer, kind])
+        others = [
+            sum(marks) * max(1.0, length / len(marks))
+            for (other, what), marks in self._marks.items()
+            if what == kind and other != peer
+        ]
+        return max(STALLED, OFTEN * (1 + max(others, default=0.0)))
 
 
 def named(findings: Mapping[PeerId, Finding], peer: PeerId) -> str:

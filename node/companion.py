@@ -130,7 +130,7 @@ class Companion:
         """Begin an average, see `Swarm.average`. Raises ValueError when too many are in progress."""
         if self._background.started >= AT_ONCE:
             raise ValueError(f"{AT_ONCE} averages are in progress: wait for some of them")
-        wait = self.peer.manifest.exchange.grace if grace is None else grace
+        wait = self.peer.manifest.exchange.seconds if grace is None else grace
         return Pending(
             self._background,
             lambda: self._operations.begin(name, prepared.plan, prepared.share, grace=wait),

@@ -113,6 +113,8 @@ class GossipSession:
         self._past: Circle | None = None
         self._present: set[PeerId] = set()
         self.current = self._next_round(self._life)
+        if presence.watch is not None:
+            presence.watch.paired()
         presence.handler = self
 
     # --- rounds

@@ -43,7 +43,7 @@ class Rounds:
     _settling: asyncio.Task[None] | None = None
 
     def __init__(self, session: Session, manifest: Manifest, *, read: Read, write: Write, work: Work) -> None:
-        self._session, self._outer, self._exchange = session, manifest.outer, manifest.exchange
+        self._session, self._outer = session, manifest.outer
         self._read, self._write, self._work = read, write, work
         self._thereafter: list[Callable[[], None]] = []
 
@@ -150,7 +150,7 @@ class Rounds:
 
     @property
     def _give_up(self) -> float:
-        return self._exchange.grace + GIVE_UP * self._session.patience
+        return self._session.grace + GIVE_UP * self._session.patience
 
     async def _catch_up(self) -> bool:
         """Take over the swarm's state, if there is one for us."""

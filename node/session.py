@@ -16,6 +16,7 @@ import numpy as np
 from thinwire.collectives.bandwidth import Bandwidth
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.gather import room
+from thinwire.collectives.lateness import Lateness
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.proposal import Terms
 from thinwire.collectives.series import STASH, Series, fragment_of, round_of
@@ -132,6 +133,8 @@ class Session:
         self._plan = blake3.blake3(
             msgspec.msgpack.encode([replica.layout, codec.spec, grid.total, grid.chunk, manifest.exchange.aggregation])
         ).digest()
+        exchange = manifest.exchange
+        self._lateness = Lateness(exchange.seconds, fraction=exchange.quorum) if exchange.grace == "auto" else None
         self.current = self._next_round(self._life)
         presence.handler = self
 
@@ -157,6 +160,8 @@ class Session:
         Returns an Outcome without commit when the round did not commit within `give_up` seconds, when this peer is
         behind, or when its state differs from the majority's.
         """
+        if self._lateness is not None:
+            self._lateness.came(self.me, self.current.round, self._now())
         self.current.announce(source, weight=weight, loss=loss, speed=speed, hashes=hashes)
         return await self.outcome(give_up=give_up)
 
@@ -168,6 +173,18 @@ class Session:
     def patience(self) -> float:
         """Seconds without progress before somebody acts."""
         return self._series.patience
+
+    @property
+    def grace(self) -> float:
+        """Most seconds that a round waits for stragglers once a quorum is ready."""
+        return self.manifest.exchange.seconds if self._lateness is None else self._lateness.limit
+
+    def _grace_of(self, round: int) -> float:
+        """The grace of a round that begins now, where we open it."""
+        if self._lateness is None:
+            return self.manifest.exchange.seconds
+        self._lateness.begin(round, self.replica.members, self._now())
+        return self._lateness.grace()
 
     @property
     def overtaken(self) -> bool:
@@ -275,7 +292,7 @@ class Session:
             min_peers=exchange.min_peers,
             max_weight=self.manifest.max_weight,
             room=room(self.grid) if exchange.collective == "gather" else MAX_GROUP,
-            grace=exchange.grace,
+            grace=self._grace_of(self.replica.round + 1),
             buffered=self.manifest.asynchronous,
         )
         witness = self._probation == 0
@@ -307,6 +324,8 @@ class Session:
         self.stats.pop(peer, None)
         if gone:
             self._gone[peer] = self.current.round
+        if self._lateness is not None:
+            self._lateness.lost(peer)
         self.current.lost(peer, gone=gone)
         self._history.lost(peer, gone=gone)
 
@@ -341,6 +360,8 @@ class Session:
         if isinstance(message, Ready):
             self._states.done(peer, number)
         if number == current:
+            if isinstance(message, Ready) and self._lateness is not None:
+                self._lateness.came(peer, number, self._now())
             self.current.hear(peer, frame)
             if isinstance(message, Commit):
                 # Not every verdict can be believed afterwards: who was gone then may be here now.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from thinwire.collectives.diagnosis import Diagnosis, Finding, named
 from thinwire.collectives.outbox import Outbox
 from thinwire.swarm.frame import Frame, nbytes
-from thinwire.swarm.protocol import Chunk, Hour, PeerId, Ready
+from thinwire.swarm.protocol import Chunk, Hour, Open, Partial, PeerId, Ready
 from thinwire.swarm.roster import Roster
 
 TELL_SECONDS = 10.0
@@ -15,6 +15,10 @@ TELL_SECONDS = 10.0
 
 TOLD = 8
 """each to so many peers, in turn."""
+
+
+HASH = 32
+"""Bytes of a chunk's hash in an announcement."""
 
 
 class Watch:
@@ -37,6 +41,7 @@ class Watch:
         self._now, self._wall, self._emit = now, wall, emit
         self._told_at, self._last = now(), b""
         self._known: dict[PeerId, Finding] = {}
+        self._chunks, self._lap = 0, (b"", 0, 0)
 
     def shown(self, peer: PeerId) -> str:
         """What is known of a peer's sickness, for a status."""
@@ -49,11 +54,16 @@ class Watch:
     def saw(self, peer: PeerId, frame: Frame) -> bool:
         """A frame came. True when it was for us alone."""
         message = frame.message
-        if isinstance(message, Chunk):
+        if isinstance(message, (Chunk, Partial)):
+            if message.fragment == self.fragment and (isinstance(message, Chunk) or self._own(peer, message)):
+                trip = self._roster.distances.rtt(peer)
+                self.diagnosis.chunk(peer, message.round, nbytes(frame.payload), self._now(), trip=trip)
+        elif isinstance(message, Open):
             if message.fragment == self.fragment:
-                self.diagnosis.chunk(peer, message.round, nbytes(frame.payload), self._now())
+                self.diagnosis.opened(message.round, self._now())
         elif isinstance(message, Ready):
             if message.fragment == self.fragment and message.weight:
+                self._chunks = len(message.hashes) // HASH
                 self.diagnosis.ready(peer, message.round, message.speed)
                 self._compare()
         elif isinstance(message, Hour):
@@ -61,6 +71,17 @@ class Watch:
             self._compare()
             return True
         return False
+
+    def paired(self) -> None:
+        """Rounds are of pairs from now on, and every peer counts its own."""
+        self.diagnosis = Diagnosis(paired=True)
+
+    def _own(self, peer: PeerId, message: Partial) -> bool:
+        """Whether this is of the first lap of a ring: what its sender had itself, and waited for nobody to send."""
+        if self._lap[:2] != (peer, message.round):
+            self._lap = peer, message.round, 0
+        self._lap = *self._lap[:2], self._lap[2] + 1
+        return self._lap[2] * (len(self._live) + 1) <= self._chunks
 
     def lost(self, peer: PeerId) -> None:
         """A peer's link broke."""

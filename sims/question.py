@@ -160,7 +160,7 @@ def question(
         topology=settings.exchange.topology,
         lr=settings.outer.lr if paired else NOLOCO["lr"],
         gamma=settings.outer.gamma if paired else NOLOCO["gamma"],
-        grace=settings.exchange.grace,
+        grace=settings.exchange.seconds,
         quorum=settings.exchange.quorum,
         memory=(memory or 0.0) * (1 << 30),
         moments=2 if inner.optimizer == "adamw" else 1,

@@ -161,7 +161,7 @@ class SimWorld:
             preset=preset,
             # Whom the news has passed by learns it when next it exchanges whole tables.
             settle=max(24 * preset.probe_period, preset.push_pull(len(self.machines))),
-            pause=stall or 30.0 + 3 * (slowest + self.manifest.exchange.grace),
+            pause=stall or 30.0 + 3 * (slowest + self.manifest.exchange.seconds),
             window=WINDOW,
         )
         self._misfortune = Misfortune(self.net, self.machines)

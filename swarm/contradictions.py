@@ -94,6 +94,7 @@ def contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
             "demo exchanges the gradients of plain SGD: inner.optimizer is 'sgd', betas[0] and weight_decay are 0",
             "remove the keys; beta and decay of [outer] take their place",
         )
+    yield from _idle_words(manifest)
     if manifest.exchange.collective != "sparse-butterfly" and manifest.exchange.keep != Exchange().keep:
         yield "exchange.keep says nothing but of a sparse butterfly", "remove the key"
     plain = manifest.exchange.collective == "butterfly" and manifest.exchange.topology == "butterfly"
@@ -120,6 +121,21 @@ def contradictions(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "muloco is diloco with Muon: inner.optimizer is 'muon'", "remove the key, or take the method 'diloco'"
     if manifest.max_weight > MAX_WEIGHT:
         yield "a round has more tokens than can be counted", "lower outer.steps, inner.batch or model.context"
+
+
+def _idle_words(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Keys of [exchange] that can do nothing here."""
+    method, exchange = manifest.outer.method, manifest.exchange
+    if exchange.sick == "isolate" and (method == "noloco" or exchange.collective == "gather"):
+        why = "a round is of a few peers" if method == "noloco" else "every payload goes to everybody"
+        yield (
+            f"exchange.sick is 'isolate', which takes chunks to own from the sick, and with {method} nobody owns any: {why}",
+            "remove the key: the sick are named in the status all the same",
+        )
+    if exchange.grace == "auto" and (method in ("noloco", "merge") or manifest.asynchronous):
+        known = {"noloco": "pairs wait by a pace of their own", "merge": "there is but one round"}
+        why = known.get(method, "rounds are of whoever is ready")
+        yield (f"exchange.grace is 'auto', which says nothing with {method}: {why}", "give seconds, or remove the key")
 
 
 def _unstageable(manifest: Manifest) -> Iterator[tuple[str, str]]:

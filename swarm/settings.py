@@ -15,6 +15,9 @@ from .protocol import MAX_GROUP, MAX_HOPS, MAX_MICROS
 MAX_WEIGHT = 2**53 - 1
 """Most tokens that a weight on the wire can say."""
 
+AUTO_GRACE = 10.0
+"""Seconds of grace until rounds have shown how late members are."""
+
 _NAME = "a name of at most 64 letters, digits, dots, dashes and underscores"
 _HASH = "a blake3 hash of 64 hexadecimal digits"
 _CODEC = "a codec with all its parameters, such as 'int8(block=256)' or 'fp32'"
@@ -278,7 +281,10 @@ class Exchange(Table, frozen=True):
     quorum: fraction of the last round's members that must be exceeded; at least 0.5, because below it both halves of a
         split could go on. Raise it to lose more rounds and fewer contributions.
     min_peers: contributors without whom a round does not count.
-    grace: seconds to wait for stragglers once the quorum is ready.
+    grace: seconds to wait for stragglers once the quorum is ready; or "auto", computed from how late each member was in the
+        last rounds, and at most half of what the quorum takes to train. Who is later than that is left out: its delta of the
+        round is lost, and it goes on from the swarm's state. So for machines that are always much slower write
+        outer.work = "by-power", with which all arrive together.
     max_weight: most tokens that one contribution may claim; 0 = H × batch × accumulate × context, what a peer trains on
         in a round, and `spread` times that by power.
     sick: what becomes of a peer that is much slower than the others, or whose link loses much: "report", it is named in the
@@ -296,8 +302,13 @@ class Exchange(Table, frozen=True):
     aggregation: Literal["mean", "rda"] = "mean"
     quorum: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
-    grace: Annotated[float, Meta(ge=0, le=3600)] = 10.0
+    grace: Annotated[float, Meta(ge=0, le=3600)] | Literal["auto"] = 10.0
     max_weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] = 0
     sick: Literal["report", "isolate"] = "report"
     group: Annotated[int, Meta(ge=2, le=8)] = 2
     shards: Literal["bandwidth", "equal"] = "bandwidth"
+
+    @property
+    def seconds(self) -> float:
+        """The grace: where it is computed, what it is before anything has been measured."""
+        return AUTO_GRACE if self.grace == "auto" else self.grace

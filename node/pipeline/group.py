@@ -259,7 +259,7 @@ def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Doorw
         by_visits=pipeline.gradient == "visits",
         pilot=pilot,
     )
-    wait = manifest.exchange.grace + GIVE_UP * ROUND_PATIENCE
+    wait = manifest.exchange.seconds + GIVE_UP * ROUND_PATIENCE
     spare = pipeline.stages - pipeline.visited
     muster = Muster(
         door.me, origin, pipeline.stages, outbox=door.outbox, now=door.now, wait=wait, emit=emit, spare=spare

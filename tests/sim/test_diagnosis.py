@@ -25,7 +25,7 @@ SICK = 3
 STEP = 0.13
 
 
-def play(seed, *, faults=(), duration=40.0, everywhere=0.0, manifest=MANIFEST, **sick):
+def play(seed, *, faults=(), duration=40.0, everywhere=0.0, manifest=MANIFEST, parameters=100_000, **sick):
     """Who said that whom was sick, of what, and the evidence; nobody else may be in it."""
     healthy = {"up": 2e6, "down": 8e6, "loss": everywhere}
     region = next(iter(REGIONS))
@@ -33,7 +33,9 @@ def play(seed, *, faults=(), duration=40.0, everywhere=0.0, manifest=MANIFEST, *
     for index in range(5):
         own = {"step_seconds": 0.1 + 0.01 * index, **healthy, **(sick if index == SICK else {})}
         specs.append(PeerSpec(index, f"p{index}", region, **own))
-    scenario = Scenario("ward", seed, duration, manifest, tuple(specs), faults=tuple(faults), jitter=0.1)
+    scenario = Scenario(
+        "ward", seed, duration, manifest, tuple(specs), faults=tuple(faults), jitter=0.1, parameters=parameters
+    )
     run = simulate(scenario, preset=LAN)
     assert not run.violations
     return [
@@ -64,6 +66,45 @@ def test_the_sick_one_is_named(seed, cause, sick, evidence):
     assert len({who for who, *_ in told}) >= 2 and all(re.search(evidence, text) for *_, text in told), told
 
 
+STREAMING = '[outer]\nmethod = "streaming"\nsteps = 12\nfragments = 3\noverlap = {}\n[exchange]\ngrace = 3.0\n'
+METHODS = {
+    "sparseloco": '[outer]\nmethod = "sparseloco"\nsteps = 4\n[exchange]\ngrace = 3.0\n',
+    "noloco": '[outer]\nmethod = "noloco"\nsteps = 4\n',
+    "ring": MANIFEST + 'topology = "ring"\n',
+    "streaming": STREAMING.format(2),
+    "chains": STREAMING.format(9),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "duration", "cause", "sick"),
+    [
+        ("sparseloco", 100_000, 25.0, "slow upload", {"up": 1e4}),
+        *(
+            pytest.param(*case, marks=pytest.mark.trial)
+            for case in (
+                ("sparseloco", 100_000, 60.0, "lossy link", {"loss": 0.25}),
+                ("noloco", 40_000, 80.0, "slow upload", {"up": 1e5}),
+                ("streaming", 100_000, 50.0, "slow upload", {"up": 3e4}),
+            )
+        ),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in (
+                ("noloco", 40_000, 80.0, "lossy link", {"loss": 0.25}),
+                ("noloco", 40_000, 80.0, "slow compute", {"step_seconds": 0.5}),
+                ("ring", 200_000, 150.0, "slow upload", {"up": 1e5}),
+                ("chains", 100_000, 50.0, "slow upload", {"up": 3e4}),
+                ("streaming", 100_000, 120.0, "lossy link", {"loss": 0.25}),
+            )
+        ),
+    ],
+)
+def test_methods_with_few_pieces_or_partners_name_the_sick_one(method, parameters, duration, cause, sick):
+    told = play(1, manifest=METHODS[method], parameters=parameters, duration=duration, **sick)
+    assert accused(told) == {(VICTIM, cause)}, told
+
+
 @pytest.mark.trial
 def test_a_wrong_clock_is_named_by_all_and_accuses_nobody():
     told = play(1, faults=[Fault(1.0, "clock-jump", (SICK,), 0.0, 90.0)])
@@ -86,9 +127,9 @@ def test_a_machine_that_gets_hot_is_told_from_a_slow_one(monkeypatch):
     assert all("5" in text and "the others kept" in text for *_, text in told)
 
 
-def healthy(seed):
+def healthy(seed, manifest=MANIFEST):
     faults = draw(seed, {"reset": 2.0, "clog": 1.0, "clock-drift": 1.0, "restart": 1.0}, 5, 40.0)
-    return play(seed, everywhere=0.01 * (seed % 3), faults=faults if seed % 2 else ())
+    return play(seed, everywhere=0.01 * (seed % 3), faults=faults if seed % 2 else (), manifest=manifest)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +142,17 @@ def healthy(seed):
 )
 def test_the_healthy_are_not_accused(seed):
     assert healthy(seed) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "seed"),
+    [
+        *(pytest.param(method, 5, marks=pytest.mark.trial) for method in ("noloco", "sparseloco")),
+        *(pytest.param(method, seed, marks=pytest.mark.soak) for method in METHODS for seed in range(5, 25)),
+    ],
+)
+def test_the_healthy_are_not_accused_whatever_the_method(method, seed):
+    assert healthy(seed, METHODS[method]) == []
 
 
 def test_who_is_isolated_owns_no_chunks(monkeypatch):

@@ -175,6 +175,25 @@ def test_what_follows_from_the_values():
         ("[outer]\nmethod = 'noloco'\nnesterov = false", "outer.nesterov says nothing", "remove"),
         ("[outer]\nmethod = 'noloco'\ngamma = 1.5", "outer.gamma 1.5 drives replicas apart", "0.7"),
         ("[outer]\nmethod = 'noloco'\ngamma = 2\n[exchange]\ngroup = 4", "it is below 1.5", "lower outer.gamma"),
+        (
+            "[outer]\nmethod = 'noloco'\n[exchange]\nsick = 'isolate'",
+            "with noloco nobody owns any: a round is of a few peers",
+            "remove",
+        ),
+        (
+            "[outer]\nmethod = 'sparseloco'\n[exchange]\nsick = 'isolate'",
+            "with sparseloco nobody owns any: every payload goes to everybody",
+            "remove",
+        ),
+        ("[outer]\nmethod = 'demo'\n[exchange]\nsick = 'isolate'", "nobody owns any", "remove"),
+        ("[exchange]\ngrace = 'soon'", "exchange.grace: ", "the default is 10.0"),
+        ("[outer]\nmethod = 'noloco'\n[exchange]\ngrace = 'auto'", "exchange.grace is 'auto'", "give seconds"),
+        ("[outer]\nmethod = 'merge'\n[exchange]\ngrace = 'auto'", "there is but one round", "give seconds"),
+        (
+            "[outer]\nmethod = 'buffered-async'\n[exchange]\ngrace = 'auto'",
+            "rounds are of whoever is ready",
+            "give seconds",
+        ),
         ("[exchange]\ngroup = 3", "exchange.group says nothing with the method 'diloco'", "remove"),
         ("[outer]\nmethod = 'noloco'\n[exchange]\ngroup = 9", "exchange.group", "the default is 2"),
         ("[outer]\nmethod = 'noloco'\nmomentum = 0.9\ngamma = 1", "it is below 0.38", "lower outer.gamma"),
@@ -521,6 +540,18 @@ def test_merge_has_one_exchange():
     assert (manifest.run.rounds, manifest.data.domains, exchange.codec, exchange.grace) == (2, True, "fp32", 3600.0)
     assert (manifest.steps_after(1), manifest.steps_after(2), manifest.schedule_steps) == (0, 1000, 1000)
     assert parse("[outer]\nmethod = 'merge'\n[data]\ndomains = false").run_id(b"a" * 32) != manifest.run_id(b"a" * 32)
+
+
+def test_a_grace_is_seconds_or_computed():
+    fixed, computed = parse("[exchange]\ngrace = 10.0"), parse("[exchange]\ngrace = 'auto'")
+    assert fixed == Manifest() and fixed.exchange.seconds == fixed.exchange.grace == 10.0
+    assert computed.exchange.grace == "auto" and computed.exchange.seconds == 10.0
+    assert computed.run_id(b"a" * 32) != fixed.run_id(b"a" * 32)
+
+
+def test_the_slow_can_be_kept_from_owning_where_chunks_are_owned():
+    for toml in ("", "collective = 'sparse-butterfly'\n[outer]\nmethod = 'sparseloco'", "topology = 'ring'"):
+        assert parse(f"[exchange]\nsick = 'isolate'\n{toml}").exchange.sick == "isolate"
 
 
 STAGED = '[outer]\nmethod = "streaming"\n[pipeline]\nstages = 3\n'
