@@ -222,6 +222,7 @@ def _sparse(question: Question) -> Method:
         seconds,
         8.0 * question.parameters + (peers if gather else 7) * payload,
         _blocking(question, seconds),
+        here=True,
     )
 
 
