@@ -86,6 +86,7 @@ METHODS = {
                 ("sparseloco", 100_000, 60.0, "lossy link", {"loss": 0.25}),
                 ("noloco", 40_000, 80.0, "slow upload", {"up": 1e5}),
                 ("streaming", 100_000, 50.0, "slow upload", {"up": 3e4}),
+                ("streaming", 100_000, 60.0, "lossy link", {"loss": 0.12}),
             )
         ),
         *(
@@ -95,7 +96,6 @@ METHODS = {
                 ("noloco", 40_000, 80.0, "slow compute", {"step_seconds": 0.5}),
                 ("ring", 200_000, 150.0, "slow upload", {"up": 1e5}),
                 ("chains", 100_000, 50.0, "slow upload", {"up": 3e4}),
-                ("streaming", 100_000, 120.0, "lossy link", {"loss": 0.25}),
             )
         ),
     ],
