@@ -24,7 +24,7 @@ TRIAL, SOAK = 2, 200
 TOGETHER = 20
 """Seeds in one test of the soak."""
 
-OFTEN = ("merge", "powersgd", "sieve")
+OFTEN = ("merge", "powersgd")
 """Families with a seed in the default suite: those that no other test there plays with so much at once."""
 
 

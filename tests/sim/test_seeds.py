@@ -83,7 +83,7 @@ def test_seeds_of_rings(numbers: range) -> None:
     [
         *_portions(0, 3, 3),
         *_portions(3, RINGS - 1, TOGETHER, pytest.mark.trial),
-        *_portions(RINGS - 2, TRIAL - 2, 6 * TOGETHER - 3, pytest.mark.soak),
+        *_portions(RINGS + 3, TRIAL, 4 * TOGETHER, pytest.mark.soak),
     ],
 )
 def test_seeds_of_sieves(numbers: range) -> None:
