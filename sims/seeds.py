@@ -5,6 +5,8 @@
     python -m thinwire.sims.seeds 17 --peers 8     # with fewer peers
     python -m thinwire.sims.seeds 17 --ring        # with rounds that go round a ring
     python -m thinwire.sims.seeds 17 --sieve       # with sparse payloads that owners add up
+    python -m thinwire.sims.seeds 17 --family demo # of another outer method or collective, see families.py
+    python -m thinwire.sims.seeds 0 200 --family all    # each seed of the next family
 
 Everything about a run follows from its seed: which kinds of faults it has, how many, the codec, how the peers are connected.
 """
@@ -17,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from thinwire.sims import liars
+from thinwire.sims import families, liars
 from thinwire.sims.driver import Finding, examine
 from thinwire.sims.faults import KINDS, QUIET, Fault, draw
 from thinwire.sims.regions import MBIT, REGIONS
@@ -126,6 +128,17 @@ def check(
     return examine(trial(seed, peers, topology), preset=PACE, stall=STALL, shrink=shrink, rerun=rerun, command=command)
 
 
+def check_family(seed: int, name: str, *, shrink: bool = True) -> Finding | None:
+    """Run one seed of a family (families.py), "all": of the one whose turn it is; None when all is well."""
+    name = list(families.FAMILIES)[seed % len(families.FAMILIES)] if name == "all" else name
+
+    def command(seed: int, faults: Sequence[Fault] | None) -> str:
+        return f"python -m thinwire.sims.seeds {seed} --family {name}"
+
+    stall = families.FAMILIES[name].stall
+    return examine(families.scenario(name, seed), preset=PACE, stall=stall, shrink=shrink, command=command)
+
+
 def main(words: Sequence[str]) -> int:
     """Run the seeds that are named: one, or a first and the one after the last. Exit code 1 when one fails."""
     parser = argparse.ArgumentParser(prog="python -m thinwire.sims.seeds")
@@ -134,9 +147,14 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--peers", type=int, default=PEERS)
     parser.add_argument("--ring", action="store_const", const="ring", default="butterfly", dest="topology")
     parser.add_argument("--sieve", action="store_const", const="sieve", default="butterfly", dest="topology")
+    parser.add_argument("--family", choices=("all", *families.FAMILIES))
     given = parser.parse_args(words)
     seeds = range(given.first, given.first + 1 if given.end is None else given.end)
-    failed = [found for seed in seeds if (found := check(seed, given.peers, topology=given.topology)) is not None]
+    played = (
+        check_family(seed, given.family) if given.family else check(seed, given.peers, topology=given.topology)
+        for seed in seeds
+    )
+    failed = [found for found in played if found is not None]
     for found in failed:
         print(found.text)
     print(f"{len(seeds)} seeds, {len(failed)} failed")

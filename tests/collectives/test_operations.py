@@ -1153,6 +1153,162 @@ def test_a_swarm_that_halves_and_doubles_all_the_time(seconds):
     play(scene)
 
 
+SEEDS = [0, pytest.param(1, marks=LATER)]
+SEEDS += [pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 200)]
+"""Of each of the scenes below, in which nothing but the seed says who, when, how many and how large."""
+
+
+async def rejoin(group, tries=60):
+    """Each averages until it is in one with all; who was away is first given, at once, what the others have made meanwhile."""
+
+    async def loop(member, value):
+        for _ in range(tries):
+            ended, out = await member.average(np.full(2, value), op="sum", grace=5.0)
+            if len(is_sum_of_those_named(group, ended, out)) == len(group):
+                return
+        raise AssertionError(f"never with all {len(group)} in {tries} averages")
+
+    await asyncio.gather(*(loop(member, 2.0**i) for i, member in enumerate(group)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_kills_from_a_seed(seed):
+    """Some die, each at its own moment, with several averages in flight: what survivors get is equal, and has all of them."""
+    rng = random.Random(f"kill/{seed}")
+
+    async def scene():
+        group = Group(rng.randint(3, 7), seed=seed)
+        await asyncio.sleep(1.0)
+        names, size = [f"n{n}" for n in range(rng.choice((1, 1, 3, 8)))], rng.choice((2, 3_000, 60_000))
+        calls = {
+            i: [asyncio.ensure_future(m.average(np.full(size, 2.0**i), name=name, op="sum")) for name in names]
+            for i, m in enumerate(group)
+        }
+        doomed = rng.sample(range(len(group)), rng.randint(1, len(group) - 1))
+        for victim, pause in zip(doomed, [rng.expovariate(20.0) for _ in doomed], strict=True):
+            await asyncio.sleep(pause)
+            group[victim].kill()
+            for call in calls.pop(victim):
+                call.cancel()
+        survivors = {group[i].id for i in calls}
+        for n in range(len(names)):
+            results = [await calls[i][n] for i in calls]
+            inside = [is_sum_of_those_named(group, ended, out) for ended, out in results]
+            assert all(one == inside[0] and one >= survivors for one in inside)
+            assert all(np.array_equal(out, results[0][1]) for _, out in results)
+        left = [(group[i], np.full(2, 2.0**i)) for i in calls]
+        for ended, out in await together(*zip(*left, strict=True), op="sum"):
+            assert is_sum_of_those_named(group, ended, out) == survivors
+
+    play(scene, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cuts_from_a_seed(seed):
+    """Some are cut off from others for a while, all at once or pair by pair: what anybody gets is the sum of those it names."""
+    rng = random.Random(f"cut/{seed}")
+
+    async def scene():
+        group, over = Group(rng.randint(3, 6), seed=seed), False
+        await asyncio.sleep(1.0)
+
+        async def loop(member, value):
+            while not over:
+                ended, out = await member.average(np.full(2, value), op="sum", grace=1.0)
+                if not ended.failure:
+                    is_sum_of_those_named(group, ended, out)
+                await asyncio.sleep(0.2)
+
+        tasks = [asyncio.ensure_future(loop(member, 2.0**i)) for i, member in enumerate(group)]
+        for _ in range(rng.randint(1, 2)):
+            await asyncio.sleep(rng.uniform(0.0, 1.0))
+            order, at = rng.sample(group, len(group)), rng.randint(1, len(group) - 1)
+            sides = [[one.id for one in order[:at]], [one.id for one in order[at:]]]
+            pairs = [(one, other) for one in sides[0] for other in sides[1] if rng.random() < 0.5]
+            whole = rng.random() < 0.5
+            group.net.partition(sides) if whole else [group.net.cut(*pair) for pair in pairs]
+            await asyncio.sleep(rng.uniform(0.5, 6.0))
+            group.net.partition(sides, end=True) if whole else [group.net.mend(*pair) for pair in pairs]
+        over = True
+        await asyncio.gather(*tasks)
+        await asyncio.sleep(10.0)
+        await rejoin(group)
+
+    play(scene, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stragglers_from_a_seed(seed):
+    """Who comes well before the others' patience is at an end is in it, who comes well after is not, and has an average too."""
+    rng = random.Random(f"straggler/{seed}")
+
+    async def scene():
+        group = Group(rng.randint(3, 6), seed=seed)
+        await asyncio.sleep(1.0)
+        grace, size = rng.uniform(2.0, 8.0), rng.choice((2, 3_000, 60_000))
+        slow = rng.sample(range(len(group)), rng.randint(1, len(group) - 1))
+        delays = {i: rng.choice((rng.uniform(0.0, 0.7), rng.uniform(1.5, 3.0))) * grace for i in slow}
+
+        async def call(i, member):
+            await asyncio.sleep(delays.get(i, 0.0))
+            return await member.average(np.full(size, 2.0**i), op="sum", grace=grace)
+
+        results = await asyncio.gather(*(call(i, member) for i, member in enumerate(group)))
+        punctual = {member.id for i, member in enumerate(group) if delays.get(i, 0.0) < grace}
+        for i, (ended, out) in enumerate(results):
+            inside = is_sum_of_those_named(group, ended, out)
+            assert inside == punctual if group[i].id in punctual else inside
+        await rejoin(group)
+
+    play(scene, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_halves_and_doubles_from_a_seed(seed):
+    """Half of them die within a moment, then as many come: at any time somebody gets averages, all right."""
+    rng = random.Random(f"halves/{seed}")
+
+    async def scene():
+        group, loops, met = Group(4, seed=seed), {}, []
+
+        async def loop(member, index):
+            while True:
+                ended, out = await member.average(np.full(2, 2.0**index), op="sum", grace=2.0)
+                if not ended.failure:
+                    inside = is_sum_of_those_named(group, ended, out)
+                    met.append((clock.current().time(), len(inside)))
+                await asyncio.sleep(0.5)
+
+        def start(index):
+            loops[index] = asyncio.ensure_future(loop(group[index], index))
+
+        for index in range(len(group)):
+            start(index)
+        for _ in range(2):
+            await asyncio.sleep(rng.uniform(0.0, 2.0))
+            for index in rng.sample(sorted(loops), len(loops) // 2):
+                group[index].kill()
+                loops.pop(index).cancel()
+                await asyncio.sleep(rng.expovariate(20.0))
+            await asyncio.sleep(rng.uniform(0.0, 3.0))
+            for _ in range(len(loops)):
+                newcomer = Member(group.net, len(group))
+                for index in loops:
+                    for one, other in ((group[index], newcomer), (newcomer, group[index])):
+                        one.roster.learn(other.record, clock.current().time())
+                        one.transport.learn(other.record)
+                group.append(newcomer)
+                start(len(group) - 1)
+                await asyncio.sleep(rng.expovariate(20.0))
+        await asyncio.sleep(8.0)
+        for task in loops.values():
+            assert not task.done(), task.exception()
+            task.cancel()
+        assert max(many for at, many in met if at > clock.current().time() - 3.0) == len(loops)
+
+    play(scene, seed)
+
+
 def test_another_codec_is_told_too():
     async def scene():
         group = Group(3)

@@ -81,7 +81,7 @@ def marks(seed):
     return [pytest.mark.trial] if 0 < seed < 6 else [pytest.mark.soak] if seed else []
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=marks(seed)) for seed in range(24)])
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=marks(seed)) for seed in range(400)])
 def test_everything_that_can_go_wrong(seed):
     method = "buffered-async" if seed % 2 else "delayed-nesterov"
     scenario = world(method, peers=5, seed=seed, seconds=40.0, speeds=[2 * seconds for seconds in SPEEDS])

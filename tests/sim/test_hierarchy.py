@@ -441,7 +441,7 @@ def test_peers_die_come_back_and_join(outer):
 
 @pytest.mark.parametrize(
     "seed",
-    [0, *(pytest.param(seed, marks=pytest.mark.trial if seed < 20 else pytest.mark.soak) for seed in range(1, 40))],
+    [0, *(pytest.param(seed, marks=pytest.mark.trial if seed < 20 else pytest.mark.soak) for seed in range(1, 200))],
 )
 def test_everything_that_can_go_wrong(seed):
     kinds = {"kill": 12.0, "loss": 12.0, "reset": 24.0} if seed % 2 else {"pause": 12.0, "liar": 6.0, "restart": 12.0}

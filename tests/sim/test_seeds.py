@@ -65,7 +65,12 @@ def test_seeds(numbers: range) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "numbers", [*_portions(0, TOGETHER, TOGETHER), *_portions(TOGETHER, RINGS, TOGETHER, pytest.mark.trial)]
+    "numbers",
+    [
+        *_portions(0, TOGETHER, TOGETHER),
+        *_portions(TOGETHER, RINGS, TOGETHER, pytest.mark.trial),
+        *_portions(RINGS, TRIAL, 4 * TOGETHER, pytest.mark.soak),
+    ],
 )
 def test_seeds_of_rings(numbers: range) -> None:
     failed = list(filter(None, map(_ring_failure, numbers)))
@@ -73,7 +78,14 @@ def test_seeds_of_rings(numbers: range) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("numbers", [*_portions(0, 3, 3), *_portions(3, RINGS - 1, TOGETHER, pytest.mark.trial)])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        *_portions(0, 3, 3),
+        *_portions(3, RINGS - 1, TOGETHER, pytest.mark.trial),
+        *_portions(RINGS + 3, TRIAL, 4 * TOGETHER, pytest.mark.soak),
+    ],
+)
 def test_seeds_of_sieves(numbers: range) -> None:
     failed = list(filter(None, map(_sieve_failure, numbers)))
     assert not failed, "\n".join(failed)

@@ -1,0 +1,96 @@
+"""Every outer method and every collective with churn from seeds: no oracle may have anything to say. See sims/families.py.
+
+The oracle "agreement" holds all digests of a round against each other, of all methods but noloco, whose replicas differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from thinwire.node.lowrank import LowRankReplica
+from thinwire.sims import families, seeds
+from thinwire.sims.families import CHURN, FAMILIES, PEERS
+from thinwire.sims.faults import Fault
+from thinwire.sims.world import simulate
+from thinwire.swarm import manifest as manifests
+from thinwire.swarm.methods import OUTER
+
+TRIAL, SOAK = 2, 200
+"""Seeds of each family with `make trial` and with `make soak`, the first ones included."""
+
+TOGETHER = 20
+"""Seeds in one test of the soak."""
+
+OFTEN = ("merge", "powersgd")
+"""Families with a seed in the default suite: those that no other test there plays with so much at once."""
+
+
+def _portions(name: str) -> list[Any]:
+    first = () if name in OFTEN else (pytest.mark.trial,)
+    return [
+        pytest.param(name, range(1), id=f"{name}-0", marks=first),
+        pytest.param(name, range(1, TRIAL), id=f"{name}-1", marks=pytest.mark.trial),
+        *(
+            pytest.param(name, range(max(at, TRIAL), at + TOGETHER), id=f"{name}-soak-{at}", marks=pytest.mark.soak)
+            for at in range(0, SOAK, TOGETHER)
+        ),
+    ]
+
+
+@pytest.mark.timeout(900)  # a seed that fails is shrunk
+@pytest.mark.parametrize(("name", "numbers"), [one for name in FAMILIES for one in _portions(name)])
+def test_families(name: str, numbers: range) -> None:
+    failed = [found.text for seed in numbers if (found := seeds.check_family(seed, name)) is not None]
+    assert not failed, "\n".join(failed)
+
+
+def test_every_method_and_every_way_of_the_data_is_played() -> None:
+    """By the manifests of the first seeds, and all of them have each kind of churn and somebody who comes late."""
+    seen: dict[str, set[object]] = {"method": set(), "collective": set(), "topology": set(), "chained": set()}
+    for name in FAMILIES:
+        for seed in range(20):
+            scenario = families.scenario(name, seed)
+            manifest = manifests.parse(scenario.manifest)
+            seen["method"].add(manifest.outer.method)
+            seen["collective"].add(manifest.exchange.collective)
+            seen["topology"].add(manifest.exchange.topology)
+            seen["chained"].add((manifest.chained, manifest.sparse))
+            kinds = [fault.kind for fault in scenario.faults]
+            assert set(CHURN) <= set(kinds) and max(peer.join for peer in scenario.peers) >= 3.0
+    assert seen["method"] == set(OUTER)
+    assert seen["collective"] == {"butterfly", "gather", "sparse-butterfly"}
+    assert seen["topology"] == {"butterfly", "ring", "hierarchy"}
+    assert {(True, False), (True, True)} <= seen["chained"]
+
+
+def test_a_replica_that_adds_something_of_its_own_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seeds are not deaf: the family whose steps the oracles cannot compute has its digests held against each other."""
+    commit, replicas = LowRankReplica.commit, list[LowRankReplica]()
+
+    def leaking(self: LowRankReplica, *given: Any, **rest: Any) -> Any:
+        done = commit(self, *given, **rest)
+        if not any(self is one for one in replicas):
+            replicas.append(self)
+        if replicas.index(self) == 1:
+            self.theta[0] += np.float32(1e-3)
+            self.seal()
+        return done
+
+    monkeypatch.setattr(LowRankReplica, "commit", leaking)
+    found = simulate(families.scenario("powersgd", 0), preset=seeds.PACE, first=True).violations
+    assert found and found[0].oracle == "agreement"
+
+
+def test_a_founder_that_comes_back_before_its_first_round_with_others_finds_them() -> None:
+    """It has had a round alone and no other since: without a note of who has come it would found the run once more."""
+    scenario = families.scenario("merge", 0)
+    peers = tuple(replace(peer, join=0.05 * bool(peer.index)) for peer in scenario.peers)
+    faults = (Fault(8.0, "restart", (0,), 3.0),)
+    run = simulate(replace(scenario, peers=peers, faults=faults), preset=seeds.PACE, stall=FAMILIES["merge"].stall)
+    assert run.violations == ()
+    rounds = [event for event in run.journal.events if event.name == "round" and event.fields["round"] == 2]
+    assert len({event.fields["digest"] for event in rounds}) == 1 and len(rounds) >= PEERS - 1
+    assert [event.fields["round"] for event in run.journal.events if event.name == "ready" and not event.peer] == [0, 1]
