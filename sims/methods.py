@@ -111,10 +111,9 @@ def pair_rounds(question: Question, every: int) -> RoundTime:
     return pair_time(question.parameters, question.halves, kinds, question.latency, question.group)
 
 
-def _slowest(question: Question) -> tuple[float, float]:
-    """Bytes/s of the slowest uplink or downlink, and of all uplinks together."""
-    slow = min(min(machine.down, machine.up) for machine in question.machines)
-    return slow, sum(machine.count * machine.up for machine in question.machines)
+def _slowest(question: Question) -> float:
+    """Bytes/s of the slowest uplink or downlink."""
+    return min(min(machine.down, machine.up) for machine in question.machines)
 
 
 def _steps(question: Question) -> tuple[float, float]:
@@ -138,7 +137,7 @@ def _blocking(question: Question, seconds: float) -> Callable[[int], float]:
 
 def _data_parallel(question: Question) -> Method:
     moved = butterfly_bytes(question.parameters, 32, question.peers)
-    seconds = moved / _slowest(question)[0]
+    seconds = moved / _slowest(question)
     return Method(
         "data parallel, fp32",
         "gradients after every step",
@@ -167,7 +166,7 @@ def _diloco(question: Question) -> Method:
 
 def _streaming(question: Question, overlap: int) -> Method:
     moved = butterfly_bytes(question.parameters, bits(question), question.peers)
-    seconds = moved / _slowest(question)[0]
+    seconds = moved / _slowest(question)
     fragments = -(-question.layers // FRAGMENT)
     return Method(
         "streaming, overlapped" if overlap else "streaming",
@@ -209,7 +208,7 @@ def _sparse(question: Question) -> Method:
     """Payloads are handed on by those whose uplinks have room (see `handing`)."""
     peers, payload = question.peers, question.parameters * SPARSE_BITS[KEPT] / 8
     moved, gather = _sparse_bytes(question.parameters, peers)
-    seconds = moved / _slowest(question)[0]
+    seconds = moved / _slowest(question)
     if gather:
         down = min(machine.down for machine in question.machines)
         seconds = max(moved / down, payload * _uplinks(question))

@@ -69,7 +69,7 @@ def level(nbytes, slow=SLOW):
     return max(nbytes / slow, PEERS * (PEERS - 1) * nbytes / ((PEERS - 1) * FAST + slow))
 
 
-@pytest.mark.parametrize("slow", [SLOW, FAST / 4])
+@pytest.mark.parametrize("slow", [SLOW, pytest.param(FAST / 4, marks=pytest.mark.trial)])
 def test_a_weak_uplink_carries_little_more_than_its_payload(uneven, slow):
     async def main():
         s = uneven(slow=slow)
@@ -90,6 +90,7 @@ def resting(s, number):
     return [node.session._series._standing.resting(number) for node in s.nodes.values() if node.transport.alive]
 
 
+@pytest.mark.trial
 def test_uplinks_that_are_alike_send_to_everybody(uneven):
     async def main():
         s = uneven(slow=0.9 * FAST)
@@ -102,7 +103,7 @@ def test_uplinks_that_are_alike_send_to_everybody(uneven):
     clock.run(main(), seed=1)
 
 
-@pytest.mark.parametrize("after", [0.3, 1.2])
+@pytest.mark.parametrize("after", [pytest.param(0.3, marks=pytest.mark.trial), 1.2])
 def test_a_helper_that_is_killed(uneven, after):
     async def main():
         s = uneven()
@@ -149,6 +150,7 @@ def test_a_helper_that_hands_nothing_on_costs_one_round_some_time(uneven):
     clock.run(main(), seed=1)
 
 
+@pytest.mark.trial
 def test_who_gives_its_helpers_nothing_is_out_and_they_are_not_to_blame(uneven):
     async def main():
         s = uneven()
@@ -170,6 +172,7 @@ def test_who_gives_its_helpers_nothing_is_out_and_they_are_not_to_blame(uneven):
     clock.run(main(), seed=1)
 
 
+@pytest.mark.trial
 def test_a_contributor_that_cannot_reach_a_helper(uneven):
     async def main():
         s = uneven()
