@@ -53,7 +53,12 @@ def programs(options: argparse.Namespace) -> dict[str, Program]:
             "topk(k=64,chunk=4096)|2bit|rice",
             'method = "sparseloco"',
         ),
-        Program("noloco", "thinwire_learner.py", "int4(block=256)", 'method = "noloco"'),
+        Program(
+            "noloco",
+            "thinwire_learner.py",
+            "int4(block=256)",
+            f'method = "noloco"\nlr = {options.outer_lr}\nmomentum = {options.outer_momentum}\ngamma = {options.outer_lr}',
+        ),
     ]
     if options.torchft:
         python = torchft_python(options.torchft)
