@@ -82,8 +82,8 @@ class Butterfly:
         self._gone: set[PeerId] = set()
         self._spent: set[PeerId] = set()
         self._settled = asyncio.Event()
-        self._came: tuple[float, int] = (now(), 0)
-        """When bytes that others send were counted last, and how many there were."""
+        self._came: tuple[float, dict[PeerId, int]] = (now(), {})
+        """When the bytes of those who owe us something were counted last, and how many had come of each."""
 
     # --- our own contribution
 
@@ -225,7 +225,7 @@ class Butterfly:
         if opened is not None and not committed and results.missing:
             exchange.nudge()
         # Who only says that it has gone on may lie, or have nothing any more: it is asked for as long again.
-        orphaned = now >= exchange.moved + ORPHANED * patience * (1 + bool(self.sources))
+        orphaned = now >= exchange.whole + ORPHANED * patience * (1 + bool(self.sources))
         if committed and results.missing and orphaned and not self._voters:
             self._void()
         elif opened is not None and not committed and results.missing and now >= exchange.moved + patience:
@@ -245,9 +245,10 @@ class Butterfly:
         opened, (then, before) = self.exchange.opened, self._came
         if opened is None or not self.exchange.results.missing or now < then + self.agreement.terms.patience / 8:
             return
-        came = sum(self._outbox.came(peer) for peer in opened.group if peer != self.me)
+        came = {peer: self._outbox.came(peer) for peer in self.exchange.owing(opened)}
         self._came = (now, came)
-        if came - before >= TRICKLE * (now - then):
+        grown = sum(count - before[peer] for peer, count in came.items() if peer in before)
+        if grown >= TRICKLE * (now - then):
             self.exchange.stirs()
 
     def pump(self) -> None:

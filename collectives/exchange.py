@@ -6,7 +6,7 @@ owner, and all results against the digest that was voted for. What a peer does w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
 import blake3
@@ -282,6 +282,12 @@ class Exchange(Plane):
         if wanted or all(owner == self.me or self.results.signed(i) for i, owner in enumerate(self.owners)):
             self._phase(self.round, "vote")
             self.agreement.complete(digest, self._now())
+
+    def owing(self, opened: Open) -> Collection[PeerId]:
+        """See Plane."""
+        held, lacking = self._contributions, [i for i in self._mine if self.results.chunks[i] is None]
+        late = [e.peer for e in opened.contributors if any(not held.has((e.peer, e.attempt), i) for i in lacking)]
+        return {*late, *(self.owners[index] for index in self.results.lacks())} - {self.me}
 
     def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
         """See Plane."""

@@ -54,8 +54,10 @@ EMPTY = blake3.blake3(b"").digest()
 """Hash of a slot that is not used."""
 
 
-PIECES, LEAST = 8, 1 << 14
-"""A payload has so many pieces, if they are not smaller than this: a piece is handed on while the next ones come."""
+PIECES, LEAST = MAX_CHUNKS // MAX_GROUP, 1 << 14
+"""A payload has so many pieces, if they are not smaller than this: a piece is handed on while the next ones come, and there is
+room for all of the largest group.
+"""
 
 
 def pieces(bound: int) -> Grid:

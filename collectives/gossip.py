@@ -98,6 +98,7 @@ class Pair:
         """Slow weights, and what is announced when steps are done: ours, then the partner's."""
         self._deadline = 0.0
         self._answered = self._linked = True
+        self._echoed: Base | None = None
         self._moved = self._since = 0.0
         self._came = 0
         """When the partner was ready first, and the bytes that have come of it since it last was."""
@@ -240,6 +241,12 @@ class Pair:
         if len(base.hashes) != 32 * len(self._grid):
             return self.fail("announcement")
         coming = Incoming(base, codec, self._grid, len(self._grid))
+        if self._base is not None and coming.digest == self._base.digest and self._posted is not None:
+            # It says again what is here: it has chosen another partner meanwhile, and us once more, and forgotten what we said.
+            if self._echoed != base:
+                self._echoed = base
+                self._outbox.control(self.partner, self._posted.announced)
+            return
         if self.theirs is None:
             wanted = self._base is None or base.attempt > self._base.attempt
         else:

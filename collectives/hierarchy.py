@@ -15,7 +15,7 @@ chunks of its group's part, as an owner can about the whole of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median_high
 from typing import ClassVar
 
@@ -26,6 +26,7 @@ from thinwire.collectives.complaints import SUBTOTAL, UNSUMMED
 from thinwire.collectives.contributions import Contributions, Key
 from thinwire.collectives.exchange import Exchange
 from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.plane import Plane
 from thinwire.collectives.routes import Cluster, Routes
 from thinwire.collectives.shards import Grid
 from thinwire.compression.codec import Codec
@@ -259,6 +260,10 @@ class Hierarchy(Exchange):
         return self._routes is not None and sender in self._routes.sources(self.me, index)
 
     # --- who holds us up
+
+    def owing(self, opened: Open) -> Collection[PeerId]:
+        """See Plane: whose values those that we wait for are made of."""
+        return Plane.owing(self, opened)
 
     def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
         """See Plane: contributors to what we collect, then relays of what we own, then whoever owes us a result."""

@@ -6,7 +6,8 @@ from it (as if it were normally distributed), at least LEAST. Whom one round aft
 long each time. But nobody is waited for longer than SHARE of what a quorum usually takes to train, because the others' machines
 stand still meanwhile: who would need more is left out of the measure, until it is in time again by itself.
 
-Every peer computes its own, and only that of the peer which opens a round matters: nothing of it must be agreed on.
+Every peer computes its own, and that of the round's leader matters: nothing of it must be agreed on. Who would open a round
+in its place, because nobody has, waits for as long as anybody might.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ LEAST, MOST = 1.0, 3600.0
 
 ROUNDS = 8
 """Rounds that are remembered."""
+
+UNKNOWN = 6
+"""Times the grace to begin with: what one that has seen no round yet leaves to those who have."""
 
 MISSES = 12
 """Doublings, at most."""
@@ -75,7 +79,7 @@ class Lateness:
     def limit(self) -> float:
         """Most seconds that anybody would be waited for."""
         if not self._took:
-            return self._first
+            return UNKNOWN * self._first
         return min(MOST, max(LEAST, SHARE * median(self._took)))
 
     def grace(self) -> float:
@@ -86,7 +90,7 @@ class Lateness:
 
     def _usual(self, member: _Member | None) -> float:
         if member is None or not (member.late or member.missed):
-            return min(self._first, self.limit)
+            return min(self._first, self.limit)  # nobody has shown anything yet
         middle = median(member.late) if member.late else 0.0
         spread = median(abs(one - middle) for one in member.late) if member.late else 0.0
         return max(LEAST, middle + K * spread) * 2.0 ** min(MISSES, member.missed)

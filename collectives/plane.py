@@ -8,7 +8,7 @@ they hold every result. What a peer does wrong ends as an accusation with a reas
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
 import blake3
@@ -21,6 +21,9 @@ from thinwire.collectives.stash import Stash
 from thinwire.compression.codec import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import Ask, Ballot, Chunk, Digest, Open, Partial, PeerId, Record, Result
+
+STIRRING = 30
+"""Patiences for which bytes on their way count as progress while nothing of use is whole: junk may come for ever."""
 
 
 class Plane(ABC):
@@ -52,6 +55,8 @@ class Plane(ABC):
         self.owners: tuple[PeerId, ...] = ()
         """Who is the first to have which result in it."""
         self.moved = 0.0
+        """When something of use came last, or was on its way."""
+        self.whole = 0.0
         """When something of use came last."""
         self._outbox, self._now, self._phase = outbox, now, phase
         self._contributions = contributions
@@ -182,6 +187,7 @@ class Plane(ABC):
     def _name(self, opened: Open) -> bool:
         """Note a ballot; True when its results are others than those of the ballot before."""
         self.opened, self.moved = opened, self._now()
+        self.whole = self.moved
         key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()
         self._keys[opened.ballot] = key
         changed, self._key = key != self._key, key
@@ -228,10 +234,19 @@ class Plane(ABC):
             for sender, frame in self._early.take():
                 self.take(sender, frame)
 
+    def owing(self, opened: Open) -> Collection[PeerId]:
+        """Of whom we wait for something in this ballot."""
+        return [peer for peer in opened.group if peer != self.me]
+
     def stirs(self) -> None:
         """Something is on its way here, though it is not whole."""
-        self._progress()
+        if self._now() < self.whole + STIRRING * self.agreement.terms.patience:
+            self._live()
 
     def _progress(self) -> None:
+        self.whole = self._now()
+        self._live()
+
+    def _live(self) -> None:
         self.moved = self._now()
         self.agreement.progress(self.moved)

@@ -36,8 +36,8 @@ class Terms:
     base: state digest after that round. plan: digest of layout, codec, grid and aggregation.
     fraction: share of the members that must be exceeded. min_peers: fewest contributors.
     max_weight: most tokens that one contribution may claim. room: most contributors.
-    grace: seconds to wait for stragglers once a quorum is ready. patience: seconds without progress before somebody acts;
-    derived by the caller from what rounds have taken so far.
+    grace: seconds to wait for stragglers once a quorum is ready; `limit`, where that is more, of who does not lead.
+    patience: seconds without progress before somebody acts; derived by the caller from what rounds have taken so far.
     weights: who may contribute, each with this weight whatever it announces; None: everybody, with what is announced.
     spare: who contributes only where too few others do.
     chunks: of the fragment, where their owners may be chosen by bandwidth; 0: all own equally many.
@@ -59,6 +59,7 @@ class Terms:
     max_weight: int = 2**53 - 1
     room: int = MAX_GROUP
     grace: float = 10.0
+    limit: float = 0.0
     patience: float = 2.0
     weights: Mapping[PeerId, int] | None = None
     spare: frozenset[PeerId] = frozenset()
@@ -255,7 +256,8 @@ def adopt(
     alive = able or choice.voters
     group = tuple(sorted({*alive, *old.group[: MAX_GROUP - len(alive)]}))
     owned = dict(zip(old.group, old.shares, strict=False))
-    kept = owned and owned.keys() <= set(group)
+    # Of a gather shares say how fast uplinks are, and nobody has none: who is new is not known.
+    kept = owned and (owned.keys() == set(group) if terms.hands else owned.keys() <= set(group))
     out = _listed({entry.peer: entry.reason for entry in old.excluded} | dict(excluded))
     return Open(
         terms.round,

@@ -18,9 +18,10 @@ ballot is without it. Frames of a ballot with another ring are not taken, howeve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from thinwire.collectives.complaints import BROKEN
+from thinwire.collectives.plane import Plane
 from thinwire.collectives.ringway import Lap, joined
 from thinwire.collectives.settled import Settled
 from thinwire.compression.codec import Buffer
@@ -202,6 +203,10 @@ class Ring(Settled):
             self.check()
         elif taken is False and sender in (lap.left, self.owners[index]):
             self.agreement.accuse(sender, BROKEN, self._now())
+
+    def owing(self, opened: Open) -> Collection[PeerId]:
+        """See Plane: whose values those that we wait for are made of."""
+        return Plane.owing(self, opened)
 
     def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
         """See Plane. Of a ring only what comes from outside it has one."""

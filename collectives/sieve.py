@@ -112,7 +112,8 @@ class Kept:
 
     def of(self, index: int) -> Floats | None:
         """What is kept of a chunk, None where nothing is."""
-        return self._rests[index][1] if index in self._rests else None
+        found = self._rests.get(index)  # once: another thread may commit meanwhile
+        return None if found is None else found[1]
 
     def all(self) -> dict[int, Floats]:
         """What is kept, by chunk."""

@@ -138,9 +138,11 @@ class Duties:
         peer = self._peer
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
-                if peer.ready:
-                    await peer.rounds.settled()
-                await peer.leave()
+                try:
+                    if peer.ready:
+                        await peer.rounds.settled()
+                finally:
+                    await peer.leave()
         if peer.ready:
             round, digest = peer.replica.newest
             fields: dict[str, object] = {"round": round, "digest": digest.hex()}

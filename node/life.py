@@ -245,8 +245,10 @@ class Life:
 
     async def _finish(self) -> None:
         """Keep what we have, let the others get what they need from us, say goodbye."""
-        if self._learner is not None:
-            await self._save(self._learner)
-        if not self.stopping:
-            await self._duties.linger()
-        await self._duties.leave()
+        try:
+            if self._learner is not None:
+                await self._save(self._learner)
+            if not self.stopping:
+                await self._duties.linger()
+        finally:
+            await self._duties.leave()

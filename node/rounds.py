@@ -204,10 +204,14 @@ class Rounds:
         self._settling = asyncio.create_task(self._settle_down())
 
     async def _settle_down(self) -> None:
-        await (self.beside or self._work)(self._session.replica.settle)
-        self._session.advance()
-        for what in self._thereafter:
-            what()
+        try:
+            await (self.beside or self._work)(self._session.replica.settle)
+            self._session.advance()
+            for what in self._thereafter:
+                what()
+        except Exception as error:
+            self._session.fail(error)  # nobody waits for it before the next round
+            raise
         self._thereafter.clear()
         self._settling = None
 

@@ -220,6 +220,10 @@ class Session:
         """An event about this peer."""
         self._emit(name, {"peer": self.me.hex(), "detail": detail})
 
+    def fail(self, error: Exception) -> None:
+        """Something went wrong of which nobody hears soon: whoever runs the peer does."""
+        self._outbox.fail(error)
+
     async def change(self, work: Work, how: Callable[[], Result], *, settled: bool = True) -> Result:
         """Let `how` change the replica where `work` computes: its state is not offered until `advance`.
 
@@ -293,6 +297,7 @@ class Session:
             max_weight=self.manifest.max_weight,
             room=room(self.grid) if exchange.collective == "gather" else MAX_GROUP,
             grace=self._grace_of(self.replica.round + 1),
+            limit=self.grace,
             buffered=self.manifest.asynchronous,
         )
         witness = self._probation == 0
@@ -359,6 +364,8 @@ class Session:
             self.stats[peer] = (message.loss, message.speed, number)
         if isinstance(message, Ready):
             self._states.done(peer, number)
+        if isinstance(message, Prepare) and not self.replica.members:
+            self._outbox.control(peer, Decline(number, self.fragment, "no state yet"))
         if number == current:
             if isinstance(message, Ready) and self._lateness is not None:
                 self._lateness.came(peer, number, self._now())
@@ -376,8 +383,6 @@ class Session:
             if number == current + 1 and not memoryview(frame.payload).nbytes:
                 self._stash.put(peer, frame)
             self.strays += number > current + 1
-            if isinstance(message, Prepare) and not self.replica.members:
-                self._outbox.control(peer, Decline(number, self.fragment, "no state yet"))
             if isinstance(message, Ready):
                 self.current.agreement.passed(peer)
             lacking = frame.signature and self.current.agreement.commit is None

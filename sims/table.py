@@ -32,7 +32,7 @@ class Session:
 
     def __init__(self, table: Table, me: PeerId, replica: Any, codec: Any, cut: Grid, number: int = 0) -> None:
         self.me, self.replica, self.codec, self.number, self._table, self._grid = me, replica, codec, number, table, cut
-        self.behind, self.patience = asyncio.Event(), 1.0
+        self.behind, self.patience, self.grace = asyncio.Event(), 1.0, table.manifest.exchange.seconds
         self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None, opened=None), attempt=0)
         self.ready: Collection[PeerId] = table.members
 
@@ -50,6 +50,9 @@ class Session:
         if settled:
             self.replica.settle()
         return result
+
+    def fail(self, error: Exception) -> None:
+        """Nothing: the round fails."""
 
     def advance(self) -> None:
         """Nothing: the table has one round at a time."""

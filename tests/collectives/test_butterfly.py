@@ -11,6 +11,7 @@ from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.electorate import ORPHANED
 from thinwire.collectives.exchange import Exchange
+from thinwire.collectives.plane import STIRRING
 from thinwire.collectives.proposal import Terms, name_of
 from thinwire.collectives.results import digest_of
 from thinwire.collectives.shards import grid
@@ -412,6 +413,25 @@ def test_who_keeps_nothing_any_more_is_not_waited_for():
     assert not seat.tray.of(Fetch) and seat.fly.forsaken
     seat.hear(LEADER, _commit(seat.fly.agreement.commit.opened, seat))
     assert not seat.fly.forsaken, "what it had said was about another round"
+
+
+@pytest.mark.parametrize("owes", [True, False])
+def test_bytes_on_their_way_are_progress_when_they_are_owed_and_for_a_while(owes):
+    """LEADER withholds its results, while OTHER sends on at 2.5 kB/s: what it owes, or what is of no use."""
+    seat = Seat()
+    for index in (2, 3):
+        for peer in (LEADER, OTHER):
+            seat.chunk(peer, index)
+    if not owes:
+        seat.results_of(OTHER, (4, 5))
+        seat.record_of(OTHER, (4, 5))
+    patience = seat.fly.agreement.terms.patience
+    since = seat.now
+    while not seat.blamed() and seat.now < since + 100 * patience:
+        seat.now += patience / 8
+        seat.tray.stirring[OTHER] = int(2500 * seat.now)
+        seat.fly.tick()
+    assert (seat.now - since) / patience == pytest.approx(STIRRING + 1 if owes else 1, abs=0.5)
 
 
 @pytest.mark.parametrize("honest", [True, False])

@@ -66,6 +66,17 @@ def test_what_was_voted_for_keeps_its_shares_when_others_take_it_up():
     assert plain.shares == () and sound(plain, TERMS)
 
 
+def test_uplinks_of_a_gather_are_not_told_for_a_group_in_which_one_is_not_known():
+    """Nobody's uplink is 0: a ballot that said so would be refused by all, and nothing voted for could be adopted."""
+    terms = replace(TERMS, chunks=0, hands=True)
+    before = opened(said(100, 100, 100, 10), terms=terms)
+    assert before.shares and sound(before, terms)
+    choice = Choice(before, bytes(32), (IDS[2],))
+    same, wider = (adopt(SECOND, terms, able, choice, {}, idle=()) for able in (IDS[1:3], (IDS[1], IDS[2], IDS[4])))
+    assert same.shares == before.shares and sound(same, terms)
+    assert wider.shares == () and sound(wider, terms)
+
+
 @pytest.mark.parametrize("shares", [(20, 20, 20), (20, 20, 20, 0, 0), (20, 20, 20, 1), (20, 20, 19, 0), (0, 0, 0, 0)])
 def test_shares_that_do_not_deal_out_the_fragment_are_no_proposal(shares):
     found = opened(said(100, 100, 100, 10))

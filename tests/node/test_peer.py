@@ -119,6 +119,7 @@ def working(outer, *, round=4, stats=(), members=(ME, OTHER), alive=()):
         replica=SimpleNamespace(round=round, members=members, ledger=None),
         identity=SimpleNamespace(peer_id=ME),
         session=SimpleNamespace(stats=dict(enumerate(stats)), roster=SimpleNamespace(alive=lambda peer: peer in alive)),
+        _cut=0,
     )
     peer.gathers = Peer.gathers.fget(peer)
     return peer

@@ -141,6 +141,7 @@ class Node:
                 self.note()
                 np.testing.assert_array_equal(self.theta, self.replica.theta)
                 self.swarm.reached(self, self.replica.round, "applied")
+        await self.rounds.settled()
 
     async def train(self, number: int) -> None:
         stop = asyncio.Event()

@@ -157,7 +157,7 @@ def test_who_takes_the_state_of_the_round_before_has_no_say_in_the_one_it_was_in
             node.replica.seal()
             node.session.current = node.session._next_round(0)
 
-        s.fail_at(1, 3, "applied", spoil)
+        s.fail_at(1, 3, "applied", lambda node: node.rounds.thereafter(lambda: spoil(node)))
         s.start()
         await s.finish()
         assert synced(wrong) == [3]
