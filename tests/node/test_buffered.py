@@ -144,7 +144,7 @@ class Rounds:
         self.me, self.codec, self.grid = PEERS[0], CODEC, CUT
         self.replica = replica_of(method, outer)
         self.model = self.replica.theta.copy()
-        self.behind, self.patience = asyncio.Event(), 1.0
+        self.behind, self.patience, self.grace = asyncio.Event(), 1.0, 2.0
         self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None))
         self.verdicts, self.announced, self.advanced, self.reports = [], [], 0, []
         self.rounds = BufferedRounds(self, manifest, read=self.read, write=self.write, work=at_once)
@@ -165,8 +165,10 @@ class Rounds:
         verdict = self.verdicts[0]
         return verdict if verdict.commit is not None else self.verdicts.pop(0)
 
-    async def change(self, work, how):
-        return await work(how)
+    async def change(self, work, how, *, settled=True):
+        found = await work(how)
+        self.replica.settle()
+        return found
 
     def advance(self):
         self.advanced += 1
@@ -289,7 +291,7 @@ def test_a_call_that_comes_in_the_middle_of_a_round_of_others_waits_until_it_is_
     async def main():
         table, told, gate = Rounds(outer="lr = 1.0"), [], asyncio.Event()
 
-        async def change(work, how):
+        async def change(work, how, *, settled=True):
             await gate.wait()
             return await work(how)
 
