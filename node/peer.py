@@ -7,7 +7,7 @@ gets the model's parameters and makes the peer a member.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -153,7 +153,7 @@ class Peer:
         )
         doors = self.doors
         self.presence = Presence(
-            self.transport, roster, now=doors.now, emit=self._seen, site=self._site, aside=doors.aside
+            self.transport, roster, now=doors.now, emit=self.emit, site=self._site, aside=doors.aside
         )
         self.presence.watch = Watch(
             roster,
@@ -277,7 +277,6 @@ class Peer:
         if isinstance(self.rounds, Rounds):
             self.rounds.beside = beside
         self.ready = True
-        self.drop_anchor()
         if joins:
             alone = int(SEARCH_SECONDS / PATIENCE)
             tries = OWN_STATE if self.replica.round else 0
@@ -305,12 +304,6 @@ class Peer:
             if record is not None and peer != self.identity.peer_id and record.addresses:
                 seeds.append(Seed(record.addresses[0], record.transport_key))
         return Invite(self.run_id, tuple(seeds[:MAX_SEEDS])) if seeds else None
-
-    def _seen(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Tell it; and who is here is worth knowing before the first round with them is over, which may take hours."""
-        self.emit(kind, fields)
-        if kind == "joined" and self.ready:
-            self.drop_anchor()
 
     def drop_anchor(self) -> None:
         """Keep on disk where the others are."""

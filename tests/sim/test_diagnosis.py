@@ -83,7 +83,6 @@ METHODS = {
         *(
             pytest.param(*case, marks=pytest.mark.trial)
             for case in (
-                ("sparseloco", 100_000, 60.0, "lossy link", {"loss": 0.25}),
                 ("noloco", 40_000, 80.0, "slow upload", {"up": 1e5}),
                 ("streaming", 100_000, 50.0, "slow upload", {"up": 3e4}),
                 ("streaming", 100_000, 60.0, "lossy link", {"loss": 0.12}),
@@ -93,6 +92,7 @@ METHODS = {
             pytest.param(*case, marks=pytest.mark.soak)
             for case in (
                 ("noloco", 40_000, 80.0, "lossy link", {"loss": 0.25}),
+                ("sparseloco", 100_000, 60.0, "lossy link", {"loss": 0.25}),
                 ("noloco", 40_000, 80.0, "slow compute", {"step_seconds": 0.5}),
                 ("ring", 200_000, 150.0, "slow upload", {"up": 1e5}),
                 ("chains", 100_000, 50.0, "slow upload", {"up": 3e4}),

@@ -5,15 +5,13 @@ The oracle "agreement" holds all digests of a round against each other, of all m
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from thinwire.node.lowrank import LowRankReplica
 from thinwire.sims import families, seeds
-from thinwire.sims.families import CHURN, FAMILIES, PEERS
-from thinwire.sims.faults import Fault
+from thinwire.sims.families import CHURN, FAMILIES
 from thinwire.sims.world import simulate
 from thinwire.swarm import manifest as manifests
 from thinwire.swarm.methods import OUTER
@@ -82,15 +80,3 @@ def test_a_replica_that_adds_something_of_its_own_is_seen(monkeypatch: pytest.Mo
     monkeypatch.setattr(LowRankReplica, "commit", leaking)
     found = simulate(families.scenario("powersgd", 0), preset=seeds.PACE, first=True).violations
     assert found and found[0].oracle == "agreement"
-
-
-def test_a_founder_that_comes_back_before_its_first_round_with_others_finds_them() -> None:
-    """It has had a round alone and no other since: without a note of who has come it would found the run once more."""
-    scenario = families.scenario("merge", 0)
-    peers = tuple(replace(peer, join=0.05 * bool(peer.index)) for peer in scenario.peers)
-    faults = (Fault(8.0, "restart", (0,), 3.0),)
-    run = simulate(replace(scenario, peers=peers, faults=faults), preset=seeds.PACE, stall=FAMILIES["merge"].stall)
-    assert run.violations == ()
-    rounds = [event for event in run.journal.events if event.name == "round" and event.fields["round"] == 2]
-    assert len({event.fields["digest"] for event in rounds}) == 1 and len(rounds) >= PEERS - 1
-    assert [event.fields["round"] for event in run.journal.events if event.name == "ready" and not event.peer] == [0, 1]

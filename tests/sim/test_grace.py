@@ -52,7 +52,7 @@ def test_who_is_a_little_late_is_waited_for_and_who_is_much_later_is_not(monkeyp
 @pytest.mark.trial
 def test_a_constant_loses_the_one_or_waits_for_the_other(monkeypatch):
     assert part(commits(monkeypatch, "1.0"), 3) == 0.0
-    assert pace(commits(monkeypatch, "10.0")) > STEPS * LATE + 2.0
+    assert pace(commits(monkeypatch, "10.0", duration=100.0)) > STEPS * LATE + 2.0
 
 
 @pytest.mark.trial
