@@ -17,7 +17,7 @@ from thinwire.sims.faults import Fault
 from thinwire.sims.world import simulate
 
 SEEDS = 15
-TRIAL = 200
+TRIAL = 100
 """Seeds with `make trial`, which continuous integration runs, the first ones included."""
 
 TOGETHER = 5
@@ -25,6 +25,9 @@ TOGETHER = 5
 
 RINGS, ROUND = 40, 6
 """Seeds whose rounds go round a ring, and how many peers those have."""
+
+MORE = 200
+"""Seeds of rings and sieves with `make soak`."""
 
 SOAK = 20_000
 SOAKED = 100
@@ -69,7 +72,7 @@ def test_seeds(numbers: range) -> None:
     [
         *_portions(0, TOGETHER, TOGETHER),
         *_portions(TOGETHER, RINGS, TOGETHER, pytest.mark.trial),
-        *_portions(RINGS, TRIAL, 4 * TOGETHER, pytest.mark.soak),
+        *_portions(RINGS, MORE, 4 * TOGETHER, pytest.mark.soak),
     ],
 )
 def test_seeds_of_rings(numbers: range) -> None:
@@ -83,7 +86,7 @@ def test_seeds_of_rings(numbers: range) -> None:
     [
         *_portions(0, 3, 3),
         *_portions(3, RINGS - 1, TOGETHER, pytest.mark.trial),
-        *_portions(RINGS + 3, TRIAL, 4 * TOGETHER, pytest.mark.soak),
+        *_portions(RINGS + 3, MORE, 4 * TOGETHER, pytest.mark.soak),
     ],
 )
 def test_seeds_of_sieves(numbers: range) -> None:
