@@ -91,6 +91,16 @@ class Member:
         self.task.cancel()
 
 
+def enrol(group, known):
+    """One more member, which those with these places know, and it them."""
+    newcomer = Member(group.net, len(group))
+    for index in known:
+        for one, other in ((group[index], newcomer), (newcomer, group[index])):
+            one.roster.learn(other.record, clock.current().time())
+            one.transport.learn(other.record)
+    group.append(newcomer)
+
+
 class Group(list):
     def __init__(self, count, seed=3, **options):
         self.net = SimNet(seed, latency=0.01, bandwidth=50e6, **options)
@@ -1137,12 +1147,7 @@ def test_a_swarm_that_halves_and_doubles_all_the_time(seconds):
                 group[index].kill()
                 loops.pop(index).cancel()
             else:
-                newcomer = Member(group.net, len(group))
-                for index in loops:
-                    for one, other in ((group[index], newcomer), (newcomer, group[index])):
-                        one.roster.learn(other.record, clock.current().time())
-                        one.transport.learn(other.record)
-                group.append(newcomer)
+                enrol(group, loops)
                 start(len(group) - 1)
             for task in loops.values():
                 assert not task.done(), task.exception()
@@ -1295,12 +1300,7 @@ def test_halves_and_doubles_from_a_seed(seed):
                 await asyncio.sleep(rng.expovariate(20.0))
             await asyncio.sleep(rng.uniform(0.0, 3.0))
             for _ in range(len(loops)):
-                newcomer = Member(group.net, len(group))
-                for index in loops:
-                    for one, other in ((group[index], newcomer), (newcomer, group[index])):
-                        one.roster.learn(other.record, clock.current().time())
-                        one.transport.learn(other.record)
-                group.append(newcomer)
+                enrol(group, loops)
                 start(len(group) - 1)
                 await asyncio.sleep(rng.expovariate(20.0))
         await asyncio.sleep(8.0)
