@@ -810,3 +810,26 @@ def test_group_too_small_for_a_quorum_is_not_kept():
                 for other in ids[1:]:
                     peer.hear(other, Promise(5, 0, message.ballot, None, None), b"", float(at))
     assert peer.opened.alive == tuple(ids)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_who_does_not_lead_leaves_stragglers_to_the_one_who_does(leads):
+    """With a computed grace every peer has its own, and a newcomer's is short: it must not open before the leader would."""
+    members = [name(index) for index in range(4)]
+    me, others = (members[0], members[1:3]) if leads else (members[1], [members[0], members[2]])
+    agreement = Agreement(
+        me,
+        terms(members, grace=3.0, limit=60.0, patience=2.0),
+        sign=lambda message: sign(me, message),
+        verify=verify,
+        live=members,
+    )
+    agreement.announce(ready(), 0.0)
+    for peer in others:
+        agreement.hear(peer, ready(), sign(peer, ready()), 0.0)
+    when = None
+    for now in range(80):
+        agreement.tick(float(now))
+        if when is None and any(isinstance(message, (Open, Prepare)) for _, message in agreement.take()):
+            when = now
+    assert when == (3 if leads else 62)

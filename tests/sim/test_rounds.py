@@ -269,3 +269,31 @@ def test_same_seed_same_trace(swarm):
 
     assert once(1) == once(1)
     assert once(1) != once(2)
+
+
+def test_what_goes_wrong_beside_the_inner_steps_is_known_at_once(swarm):
+    """Nobody waits for the hash of a state before the next round is due, which may be hours later."""
+
+    async def main():
+        s = swarm(3)
+        broken, settle, when = s.nodes[1], s.nodes[1].replica.settle, []
+
+        def fail():
+            if broken.replica.round == 3:
+                when.append(clock.current().time())
+                raise ZeroDivisionError
+            settle()
+
+        broken.replica.settle = fail
+        s.start()
+        with pytest.raises(ExceptionGroup) as raised:
+            await broken.tasks[0]
+        assert raised.group_contains(ZeroDivisionError)
+        assert clock.current().time() < when[0] + 0.25  # inner steps take 1.05 s
+        with pytest.raises(ZeroDivisionError):
+            await broken.rounds.settled()
+        for node in s.nodes.values():
+            node.kill()
+        await asyncio.gather(*(task for node in s.nodes.values() for task in node.tasks), return_exceptions=True)
+
+    clock.run(main(), seed=1)
