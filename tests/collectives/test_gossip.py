@@ -237,3 +237,16 @@ def test_another_partner_gets_them_and_the_first_one_no_more():
     assert [type(word) for word in bench.words] == [Base, Base]
     circle.drop(OTHER, "gone")
     assert bench.withdrawn == [PARTNER, OTHER] and not circle.pairs
+
+
+def test_who_says_its_slow_weights_again_has_forgotten_ours_and_is_told_once():
+    """It has chosen another partner and us once more, and cannot ask for what it does not know of."""
+    bench = Bench()
+    bench.post()
+    bench.its_base()
+    bench.hear(Fetch(1, 0, bench.pair._posted.digest, tuple(range(COUNT, 2 * COUNT))))
+    bench.words.clear()
+    bench.its_base()
+    assert [type(word) for word in bench.words] == [Base]
+    bench.its_base()
+    assert len(bench.words) == 1, "two that do so do not go on for ever"
