@@ -1,7 +1,7 @@
 """The rounds of one peer: routes what comes in to the round in progress, and begins the next when one is over.
 
 Everything here runs on the event loop and belongs to the loop's thread. The session knows no model: it averages encoded
-chunks for `Rounds`; the replica's state it serves to joiners, and fetches when this peer is the one that is behind.
+chunks for `Rounds`; the replica's state is served to joiners (`stateserver`) and fetched when this peer is behind (`following`).
 """
 
 from __future__ import annotations
