@@ -8,9 +8,9 @@ that with loss p a link carries 1 − p of its rate at most; that is in no bound
 emulate packet by packet; the window of a link, its rate by its round trip, is that of 5 ms at 320 Mbit/s.
 
 Between two turns nothing is sent for longer than 10 s, as between two rounds of training: a connection that BBR has seen busy
-for 10 s is slowed to four packets a round trip for 0.2 s, to see how long an empty way takes. With `--apart 0` every second turn
-or so has that in it. Rings are in another order in every turn, because nothing is measured here by which they would be ordered;
-a way that is taken for the first time begins slowly, so some turns do not count.
+for 10 s is slowed to four packets a round trip for 0.2 s, to see how long an empty way takes; with `--apart 0` that is in every
+second turn or so. Rings are in another order in every turn, because nothing is measured here by which they would be ordered,
+and a way that is taken for the first time begins slowly: so some turns do not count.
 """
 
 from __future__ import annotations
