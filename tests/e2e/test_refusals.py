@@ -130,7 +130,7 @@ def test_nobody_there(refused):
 
 def test_second_signal_ends_at_once(machine):
     """The first lets it finish the round, which can take a while: here two peers are needed and there is one."""
-    here = machine(min_peers=2)
+    here = machine(exchange="min_peers = 2")
     lonely = {130: (here.found("a"), signal.SIGINT), 143: (here.found("b"), signal.SIGTERM)}
     for code, (daemon, number) in lonely.items():
         daemon.wait("phase", phase="announce")
