@@ -67,6 +67,16 @@ def _run(entry: Entry, options: Options, *, here: Path) -> int:
         return uvloop.run(daemon.run())
 
 
+def _hand_out(invite: str) -> None:
+    """Print how others join; a run goes on though nobody reads that."""
+    try:
+        print(f"thinwire join {invite}", flush=True)
+    except OSError as error:
+        LOGGER.warning("cannot print the invite: %s; `thinwire invite` shows it", error.strerror)
+        # What is still buffered must not complain when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Daemon:
     """See the module. `here` is the directory in which files named by the manifest are looked for."""
 
@@ -129,7 +139,7 @@ class Daemon:
             rounds=options.rounds,
             held=held_of,
             moves=moves,
-            invited=lambda code: print(f"thinwire join {code}", flush=True),
+            invited=_hand_out,
         )
 
     async def _live(self, life: Life, books: Books) -> None:

@@ -148,3 +148,15 @@ def test_first_signal_ends_a_search(machine):
         daemon.wait("start")
         daemon.signal(signal.SIGTERM)
         assert daemon.exit() == 0
+
+
+@pytest.mark.parametrize("out", ["closed", "unread"])
+def test_nobody_reads_the_invite(machine, out):
+    """The run is none the worse for it."""
+    here = machine()
+    daemon = here.daemon("founder")
+    words = {"closed": 'exec "$@" >&-', "unread": '"$@" | true; exit ${PIPESTATUS[0]}'}
+    daemon.program = ("bash", "-c", words[out], "bash", *daemon.program)
+    here.found("founder", "--rounds", 2)
+    assert daemon.exit() == 0, daemon.stderr
+    assert daemon.of("round")[-1]["round"] == 2 and "error:" not in daemon.stderr
