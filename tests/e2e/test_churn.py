@@ -130,6 +130,30 @@ def test_churn(machine, name):
         assert here.check() > 4
 
 
+@pytest.mark.soak
+def test_churn_before_a_merge(machine):
+    """A run of one average: whoever comes while the others train, back from the dead too, is waited for."""
+    here = machine(method="merge", rounds=2, steps=4000, grace=100.0)
+    founder = here.found("peer0", "--wait-for", 3)
+    others = [here.join(f"peer{n}", founder.newest_invite()) for n in (1, 2)]
+    for daemon in (founder, *others):
+        daemon.wait("round", round=1, steps=0)
+    victim, sleeper = others
+    victim.kill()
+    assert victim.exit() == -signal.SIGKILL
+    stopped = sleeper.signal(signal.SIGSTOP)
+    back = here.join("peer1", founder.newest_invite())
+    late = here.join("peer3", founder.newest_invite())
+    for daemon in (back, late):
+        assert daemon.wait("ready", after=stopped)["round"] == 1
+    sleeper.signal(signal.SIGCONT)
+    for daemon in (founder, back, sleeper, late):
+        last = daemon.wait("round", round=2, contributors=4)
+        assert last["steps"] == 4000 and last["loss"] < 4.0  # 5.5 at first
+        assert daemon.exit() == 0 and not daemon.of("alarm") and "Traceback" not in daemon.stderr
+    assert here.check() == 2
+
+
 def _running(path):
     """Processes that have to do with this directory."""
     return [p.info for p in psutil.process_iter(["pid", "cmdline"]) if str(path) in " ".join(p.info["cmdline"] or ())]
