@@ -147,7 +147,7 @@ def test_wires(machine, wires, plane):
     living = [here.daemon(f"peer{n}") for n in range(3)]
 
     def begins(n, started):
-        wires.do("meet", {daemon.process.pid: i for i, daemon in enumerate(living[: n + 1])})
+        wires.do("meet", {i: daemon.process.pid for i, daemon in enumerate(living[: n + 1])})
         return started
 
     founder = begins(0, here.found("peer0", "--wait-for", 3, "--site", SITES[0], *wires.place(0)))

@@ -212,10 +212,17 @@ def test_disk_full(life, small_disk):
     assert cramped.stderr.count("cannot write the log file") == 1 and "Traceback" not in cramped.stderr
 
 
-def test_sigterm_leaves_well(life):
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param([signal.SIGTERM], id="term"),
+        pytest.param([signal.SIGHUP, signal.SIGHUP], id="terminal closed", marks=pytest.mark.trial),
+    ],
+)
+def test_signal_leaves_well(life, numbers):
     life.top_up(3)
     leaver = life.living.pop()
-    asked = leaver.signal(signal.SIGTERM)
+    asked = [leaver.signal(number) for number in numbers][0]
     assert leaver.exit() == 0
     own = leaver.of("left")[-1]
     assert own["round"] == leaver.round

@@ -160,3 +160,14 @@ def test_nobody_reads_the_invite(machine, out):
     here.found("founder", "--rounds", 2)
     assert daemon.exit() == 0, daemon.stderr
     assert daemon.of("round")[-1]["round"] == 2 and "error:" not in daemon.stderr
+
+
+@pytest.mark.trial
+def test_nohup_outlives_the_terminal(machine):
+    here = machine()
+    daemon = here.daemon("founder")
+    daemon.program = ("nohup", *daemon.program)
+    here.found("founder").wait("ready")
+    daemon.wait("round", after=daemon.signal(signal.SIGHUP))
+    daemon.signal(signal.SIGTERM)
+    assert daemon.exit() == 0
