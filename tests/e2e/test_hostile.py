@@ -159,7 +159,7 @@ def test_wires(machine, wires, plane):
         at = living[1].wait("phase", phase="announce" if plane == "pairs" else "open", after=newest)["at"]
         for word in begin:
             wires.do(*word)
-        go_on(founder, at, 3)
+        go_on(founder, at, 30 if plane == "pairs" else 3)  # those last as long as who is waited for takes
         for word in end:
             wires.do(*word)
         together(plane, living, founder.of("round")[-1]["at"])
