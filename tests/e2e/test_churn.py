@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 from thinwire.node.methods import METHODS
+from thinwire.swarm.methods import ASYNCHRONOUS
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Run:
     @property
     def together(self) -> bool:
         """Whether a round is of all who are there."""
-        return METHODS[self.method].replica.alike and self.method not in ("buffered-async", "delayed-nesterov")
+        return METHODS[self.method].replica.alike and self.method not in ASYNCHRONOUS
 
 
 RING, HIERARCHY = 'topology = "ring"', 'topology = "hierarchy"'
@@ -55,8 +56,8 @@ RUNS = {
     "buffered-async": Run("buffered-async", grace=0.3),
     "delayed-nesterov": Run("delayed-nesterov", grace=0.3, killed=0, phase="record"),
 }  # fmt: skip
-CHEAP = ("ring", "co2", "buffered-async")
-"""Those that are played more often."""
+OFTEN = ("co2-ring", "buffered-async")
+"""Those that are in `make trial` already."""
 
 SITES = ("home", "home", "lab", "lab")
 
@@ -78,7 +79,7 @@ def wait_for_own(daemon, after):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.trial if name in CHEAP else pytest.mark.soak) for name in RUNS]
+    "name", [pytest.param(name, marks=pytest.mark.trial if name in OFTEN else pytest.mark.soak) for name in RUNS]
 )
 def test_churn(machine, name):
     run = RUNS[name]
@@ -130,7 +131,7 @@ def test_churn(machine, name):
         assert here.check() > 4
 
 
-@pytest.mark.trial
+@pytest.mark.soak
 def test_churn_before_a_merge(machine):
     """A run of one average: it waits for the members that live, and all who are there end with it."""
     here = machine(method="merge", rounds=2, steps=1000, grace=100.0)

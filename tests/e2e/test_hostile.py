@@ -32,7 +32,7 @@ LONG = pytest.mark.soak
 
 
 def planes(often):
-    """All of them, these more often."""
+    """All of them, these in `make trial` already."""
     return [pytest.param(name, marks=pytest.mark.trial if name in often else pytest.mark.soak) for name in PLANES]
 
 
