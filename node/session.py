@@ -323,7 +323,7 @@ class Session:
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
-        self._states.done(peer)
+        self._states.lost(peer)
         self._history.done(peer)
         self._ahead.lost(peer)
         self.stats.pop(peer, None)
