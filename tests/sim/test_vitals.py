@@ -69,8 +69,8 @@ def test_who_has_said_goodbye_is_missed_by_nobody(monkeypatch):
 
     monkeypatch.setattr(Presence, "leave", slowly)
     scenario = seeds.trial(3, 4)
-    manifest = scenario.manifest.replace('name = "trial"', 'name = "trial"\nrounds = 8')
-    scenario = replace(scenario, manifest=manifest, faults=(), duration=27.0)
+    manifest = scenario.manifest.replace('name = "trial"', 'name = "trial"\nrounds = 14')
+    scenario = replace(scenario, manifest=manifest, faults=(), duration=40.0)
     run = simulate(scenario, preset=seeds.PACE, stall=seeds.STALL)
     assert run.violations == () and len([event for event in run.journal.events if event.name == "down"]) == 4
 
