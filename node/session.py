@@ -265,7 +265,9 @@ class Session:
             self.routed(peer, frame)
         self.advanced()
         self._states.resume()
-        if self.me not in self.replica.members or self.manifest.asynchronous:
+        # Where we alone had a vote, and have none, the others go on after a while: it begins when they hear that.
+        mute = self._probation > 0 and self.replica.members == (self.me,)
+        if self.me not in self.replica.members or mute or self.manifest.asynchronous:
             self.take_part()
 
     def advanced(self) -> None:
