@@ -668,7 +668,7 @@ def test_forged_commit_is_not_believed(case):
 
 
 def test_a_verdict_of_strangers_hides_no_other():
-    """Four who have no say here have decided something by the same number; then a verdict comes with the votes of three members."""
+    """Four who have no say here have decided something by the same number; then a verdict comes with three members' votes."""
     peer, ids = _led()
     strangers = [name(i) for i in (7, 8, 9, 10)]
     peer.hear(strangers[0], _commit(_open(strangers, strangers[0]), strangers), b"", 0.0)
