@@ -129,7 +129,7 @@ async def fetch_state(
             return _believed(found, newer_than, believed, ours) or None
         if copy_below is not None:
             return _newest(found, copy_below, ours) if late or set(peers) <= set(answered) else None
-        might = len(peers) - (len(answered) - len(found))
+        might = len(found) + len(set(peers).difference(answered))
         own = {peer: offer for peer, offer in found.items() if (offer.layout, offer.nbytes) == ours}
         # Who is silent to the end has no state: it may still look for one, as we do, and must not keep us from ours.
         return _agreed(own or found) if 2 * len(found) > might or late else None
@@ -242,6 +242,7 @@ async def _offers(
     link was lost since they answered last: what they said counts, but nothing can be had from them.
     """
     found: Offers = {}
+    asked: set[PeerId] = set()
     answered: set[PeerId] = set()
 
     async def listen() -> None:
@@ -252,7 +253,7 @@ async def _offers(
                 away.add(peer)
                 continue
             offer, raw = frame.message, bytes(frame.payload) if isinstance(frame.message, StateOffer) else b""
-            if not isinstance(offer, StateOffer) or peer not in peers:
+            if not isinstance(offer, StateOffer) or peer not in asked:
                 continue
             answered.add(peer)
             away.discard(peer)
@@ -267,7 +268,8 @@ async def _offers(
                 found[peer] = (offer, hashes)
 
     for turn in range(STALL):
-        for peer in peers:  # again, because a link may have broken with the question, and rounds go on
+        for peer in sorted(peers):  # again, because a link may have broken with the question, and rounds go on
+            asked.add(peer)
             ask(peer)
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):

@@ -153,7 +153,7 @@ class StateServer:
         self.without.clear()
         try:
             fetched = await fetch_state(
-                sorted(peers),
+                peers,
                 self._outbox.control,
                 self._mail,
                 layout=self._replica.layout,

@@ -128,6 +128,24 @@ def test_who_is_lost_is_no_source_any_more(when):
     assert fetched.sources == (FOUNDER, SECOND) and fetched.chunks == {0: b"this"} and took < 2.2
 
 
+def test_who_comes_within_reach_meanwhile_is_asked_and_who_goes_is_not_waited_for():
+    async def main():
+        loop, inbox, peers = asyncio.get_running_loop(), asyncio.Queue(), {SECOND, THIRD}
+        source = Source(b"this", round=5, members=(FOUNDER, SECOND))
+        loop.call_at(1.0, peers.remove, THIRD)
+        loop.call_at(1.0, peers.add, FOUNDER)
+
+        def send(peer, message):
+            if peer != THIRD:
+                inbox.put_nowait((peer, source.answer(message)))
+
+        fetched = await fetch_state(peers, send, inbox, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0)
+        return fetched, loop.time()
+
+    fetched, took = clock.run(main(), seed=1)
+    assert fetched.sources == (FOUNDER, SECOND) and took < 2.1
+
+
 def test_the_newest_copy_counts_whoever_keeps_it():
     """Copies are of different rounds, which is no dissent; one of a round that there cannot be is believed by nobody."""
     sources = {
