@@ -328,6 +328,7 @@ class Session:
         self._ahead.lost(peer)
         self.stats.pop(peer, None)
         if gone:
+            self._states.gone(peer)
             self._gone[peer] = self.current.round
         if self._lateness is not None:
             self._lateness.lost(peer)

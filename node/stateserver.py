@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from thinwire.collectives.outbox import Outbox
-from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Believed, Fetched, Foreign, Partial, fetch_state
+from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Believed, Fetched, Foreign, Mail, Partial, fetch_state
 from thinwire.node.outer import Replica
 from thinwire.node.waiting import Result, Work
 from thinwire.swarm.frame import Frame
@@ -53,7 +53,7 @@ class StateServer:
         self._waiting: set[PeerId] = set()
         self._held = False
         self._partial = Partial()
-        self._mail: asyncio.Queue[tuple[PeerId, Frame]] | None = None
+        self._mail: Mail | None = None
         self.offered = False
         """Whether the last `fetch` found anybody who has a state, whatever it was worth."""
         self.without: set[PeerId] = set()
@@ -98,6 +98,11 @@ class StateServer:
             self._snapshot = None
         if self._older is not None and not self._older.readers:
             self._older = None
+
+    def gone(self, peer: PeerId) -> None:
+        """The process of a peer is no more: its answer is not waited for."""
+        if self._mail is not None:
+            self._mail.put_nowait((peer, None))
 
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """A frame about state."""

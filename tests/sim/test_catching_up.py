@@ -54,3 +54,26 @@ def test_one_that_the_leader_cannot_reach_follows_without_the_state(swarm):
         )
 
     clock.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_joins_when_one_dies_loses_no_time_by_it(swarm, seed):
+    """The state's way from when it is asked for, at most what is left of a round, and the round that the joiner is in."""
+
+    async def main():
+        s = swarm(6, rounds=12, size=1_000_000, seed=seed, bandwidth=50e6)
+        s.start()
+        await asyncio.sleep(4.0 + 0.3 * seed)
+        joiner = s.join(7)
+        await asyncio.sleep(0.51)  # it has just asked for offers
+        began = asyncio.get_running_loop().time()
+        s.nodes[2].kill()
+        left = [0, 1, 3, 4, 5, 7]
+        await s.finish(left)
+        s.check(left)
+        came = next(time for time, name, _ in joiner.log if name == "synced") - began
+        first = min(number for number, peers in joiner.contributors.items() if joiner.id in peers)
+        took = joiner.committed_at[first] - began
+        assert came < 0.5 and took < came + 2 * 1.5  # rounds of 1.25 s and an exchange
+
+    clock.run(main(), seed=seed)
