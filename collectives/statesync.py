@@ -114,10 +114,11 @@ async def fetch_state(
     is how many seconds all offers are waited for, and the unit of STALL. Rounds up to `newer_than` are of no use.
     `believed` tells whether those who make one offer are enough; offers of no use are no dissent then. Without it, a
     newcomer's way, more than half of those who may have a state must have answered, and agree; after STALL patiences those who
-    have answered will do. When all have answered and the swarm was between two rounds, they are asked again at once. `partial` is what earlier tries have left, and gets what this one leaves. `inbox` has what is said of
-    this `fragment`. `turn` is held while chunks travel, so that of several states only some do at a time; who has waited for it
-    asks for offers again, because rounds have gone on. With `copy_below` what is looked for is a copy of a state whose holders
-    are all gone: the newest one of a round below that, by whomever it was kept.
+    have answered will do. When all have answered and the swarm was between two rounds, they are asked again at once.
+    `partial` is what earlier tries have left, and gets what this one leaves. `inbox` has what is said of this `fragment`.
+    `turn` is held while chunks travel, so that of several states only some do at a time; who has waited for it asks for
+    offers again, because rounds have gone on. With `copy_below` what is looked for is a copy of a state whose holders are
+    all gone: the newest one of a round below that, by whomever it was kept.
     """
     partial = Partial() if partial is None else partial
     ours = (layout, nbytes)
