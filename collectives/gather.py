@@ -7,9 +7,6 @@ what is missing can be had from whoever has it: a piece is known by its hash.
 
 Whose uplink is weak sends a piece to one helper only, which hands it on to the others (see `handing`). For what a helper does
 not hand on another stands in, soon where the helper is out of reach; then all are asked, as for what does not come at all.
-
-A payload has as many pieces as it needs, all but the last of `pieces.chunk` bytes, and none has more than `pieces`, the cut
-of the largest payload there can be. A contributor has a slot for each of those; what it does not need is empty.
 """
 
 from __future__ import annotations
@@ -26,6 +23,7 @@ from thinwire.collectives.allotment import MOST
 from thinwire.collectives.contributions import Contributions, Key, Screen
 from thinwire.collectives.handing import PLANS, Handing, stand_in
 from thinwire.collectives.outbox import Outbox
+from thinwire.collectives.payload import EMPTY, joined, room
 from thinwire.collectives.plane import Plane
 from thinwire.collectives.repair import Repair
 from thinwire.collectives.results import Results
@@ -33,7 +31,6 @@ from thinwire.collectives.shards import Grid
 from thinwire.compression.codec import Buffer, CodecError
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import (
-    CHUNK_BYTES,
     MAX_CHUNKS,
     MAX_GROUP,
     Ballot,
@@ -49,43 +46,6 @@ from thinwire.swarm.protocol import (
 
 SOON, LATE = 0.1, 0.5
 """Patiences after which others are asked for the payload of a peer that is out of reach, and of one that is slow."""
-
-EMPTY = blake3.blake3(b"").digest()
-"""Hash of a slot that is not used."""
-
-
-PIECES, LEAST = MAX_CHUNKS // MAX_GROUP, 1 << 14
-"""A payload has so many pieces, if they are not smaller than this: a piece is handed on while the next ones come, and there is
-room for all of the largest group.
-"""
-
-
-def pieces(bound: int) -> Grid:
-    """The cut of a payload of at most `bound` bytes. Raises ValueError when not even two contributors would fit a round."""
-    cut = Grid(bound, min(CHUNK_BYTES, max(LEAST, -(-bound // PIECES))))
-    if room(cut) < 2:
-        raise ValueError(f"a payload of up to {bound} bytes is too large to be gathered")
-    return cut
-
-
-def room(cut: Grid) -> int:
-    """Contributors whose payloads fit in one round."""
-    return min(MAX_GROUP, MAX_CHUNKS // max(1, len(cut)))
-
-
-def cut_up(payload: Buffer, cut: Grid) -> list[memoryview]:
-    """The pieces of one payload (at least one)."""
-    view = memoryview(payload).cast("B")
-    return [view[start : start + cut.chunk] for start in range(0, max(1, view.nbytes), cut.chunk)]
-
-
-def put_together(results: Sequence[Buffer], cut: Grid) -> list[Buffer]:
-    """The payloads of all contributors from the results of a round."""
-    return [_joined(results[at : at + len(cut)]) for at in range(0, len(results), len(cut))]
-
-
-def _joined(parts: Sequence[Buffer]) -> Buffer:
-    return b"".join(parts) if len(parts) > 1 else parts[0]
 
 
 def _keys(contributors: Sequence[Contribution]) -> list[Key]:
@@ -379,7 +339,7 @@ class Gather(Plane):
         if any(size != self.pieces.chunk for size in sizes[:-1]):
             reason = "length"
         else:
-            reason = self._contributions.screen(key, 0, _joined(parts))
+            reason = self._contributions.screen(key, 0, joined(parts))
         self._screened.add(key)
         if reason:
             self._faults[key] = reason

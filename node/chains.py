@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Self
 import blake3
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.gather import pieces
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.payload import pieces
 from thinwire.collectives.shards import Grid, grid
 from thinwire.compression.codec import Floats
 from thinwire.swarm.manifest import Manifest

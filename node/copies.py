@@ -10,7 +10,6 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import PeerId
 
 from .chains import Chain
-from .session import finite
 from .stateserver import StateServer
 from .waiting import Work
 
@@ -37,10 +36,10 @@ class Copy:
     async def fetch(self, peers: Collection[PeerId], work: Work, patience: float) -> bool:
         """Take over the state of these peers where they agree on one that is newer; whether they did."""
         older = self.round if self.held else -1
-        fetched = await self._server.fetch(peers, patience=patience, newer_than=older)
-        if not isinstance(fetched, Fetched) or not await work(lambda: finite(fetched)):
+        fetched = await self._server.fetch(peers, work, patience=patience, newer_than=older)
+        if not isinstance(fetched, Fetched):
             return False
-        await self._server.change(work, lambda: self.chain.replica.install(fetched))
+        await self._server.install(work, fetched)
         self._server.resume()
         return True
 

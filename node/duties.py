@@ -81,6 +81,7 @@ class Duties:
                 report.phase = before
         seconds = self._now() - began - self._apart
         if outcome.commit is not None:
+            report.book(peer, outcome, loss=loss, seconds=seconds, steps=steps)
             kept = weight - outcome.kept
             # What is told of a round has the digest of the state that it has left.
             peer.rounds.thereafter(

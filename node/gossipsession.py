@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 
 import blake3
 import msgspec
@@ -29,7 +28,6 @@ from thinwire.node.inquiry import ASKED, Inquiry
 from thinwire.node.pace import Pace
 from thinwire.node.paired import PairedReplica
 from thinwire.node.presence import TICK, Emit, Presence
-from thinwire.node.session import finite
 from thinwire.node.stateserver import STATE, StateServer
 from thinwire.node.waiting import Result, Work
 from thinwire.swarm.frame import Frame
@@ -96,7 +94,7 @@ class GossipSession:
         """Running norm of contributions, see `aggregate.outliers`."""
         self._now, self._emit, self._outbox = now, emit, presence.outbox
         self._entered = self.me in replica.members
-        self._states = StateServer(replica, presence.outbox, now, entered=self._entered)
+        self._states = StateServer(replica, presence.outbox, now, entered=self._entered, emit=emit, report=self.report)
         self._offered = False
         outer, exchange = manifest.outer, manifest.exchange
         self._plan = blake3.blake3(
@@ -359,28 +357,15 @@ class GossipSession:
         self._offered = False
         foreign: Foreign | None = None
         for peer in self._some(SOURCES):
-            fetched = await self._states.fetch([peer], patience=self.patience, newer_than=oldest - 1)
+            fetched = await self._states.fetch([peer], work, patience=self.patience, newer_than=oldest - 1)
             self._offered |= self._states.offered
             if isinstance(fetched, Foreign):
                 foreign = fetched
             elif fetched is not None:
-                if await work(partial(finite, fetched)):
-                    return fetched
-                self.report(
-                    "alarm", f"the state of round {fetched.offer.round} that {short(peer)} offered is not finite"
-                )
+                return fetched
         self.foreign = foreign
         return None
 
     async def install(self, fetched: Fetched, work: Work) -> None:
         """Make what `newer` gave the replica's state; then comes `advance`."""
-        changed = await self.change(work, lambda: self.replica.install(fetched))
-        self._emit(
-            "synced",
-            {
-                "round": fetched.offer.round,
-                "bytes": changed,
-                "sources": [short(peer) for peer in fetched.sources],
-                "digest": fetched.offer.digest.hex(),
-            },
-        )
+        await self._states.install(work, fetched)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thinwire.collectives.gather import pieces
 from thinwire.collectives.halves import halves
+from thinwire.collectives.payload import pieces
 from thinwire.collectives.shards import Grid, grid
 from thinwire.collectives.sieve import parts
 from thinwire.compression import registry

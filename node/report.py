@@ -64,19 +64,22 @@ class Reporter:
         else:
             self._say(DEBUG if kind in QUIET else INFO, f"{kind} {text}")
 
+    def book(self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int) -> None:
+        """Book a round of our `steps` that was committed after `seconds`: the status tells of it from now on."""
+        group = len(outcome.contributors)
+        self.fp32_bytes += steps * 2 * (group - 1) / group * 4 * peer.layout.total if group > 1 else 0
+        self.loss = loss if loss is not None and math.isfinite(loss) else self.loss
+        if steps:
+            self.sync_seconds = seconds
+
     def round(
         self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int, weight: int
     ) -> None:
-        """Book a round that was committed after `seconds`, and say its line. `weight`: tokens or samples of our `steps`."""
+        """Say the line of a round that was committed after `seconds`. `weight`: tokens or samples of our `steps`."""
         roster, missing = peer.session.roster, outcome.missing
         number, members, digest = peer.replica.after(outcome)
         contributors, loss = len(outcome.contributors), math.nan if loss is None else loss
         up, down = peer.traffic()
-        group = max(2, contributors)
-        self.fp32_bytes += steps * 2 * (group - 1) / group * 4 * peer.layout.total if contributors > 1 else 0
-        self.loss = loss if math.isfinite(loss) else self.loss
-        if steps:
-            self.sync_seconds = seconds
         factor = self.fp32_bytes / up if up else 0.0
         self._away = dict(missing)
         fields = {

@@ -12,12 +12,11 @@ from typing import Any
 
 import blake3
 import msgspec
-import numpy as np
 from thinwire.collectives.bandwidth import Bandwidth
 from thinwire.collectives.butterfly import Butterfly
-from thinwire.collectives.gather import room
 from thinwire.collectives.lateness import Lateness
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.payload import room
 from thinwire.collectives.proposal import Terms
 from thinwire.collectives.series import STASH, Series, fragment_of, round_of
 from thinwire.collectives.shards import Grid
@@ -31,7 +30,7 @@ from thinwire.node.presence import TICK, Emit, Presence
 from thinwire.node.stateserver import STATE, StateServer
 from thinwire.node.waiting import Result, Work
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.identity import Identity, short
+from thinwire.swarm.identity import Identity
 from thinwire.swarm.manifest import Manifest
 from thinwire.swarm.protocol import (
     MAX_GROUP,
@@ -117,7 +116,9 @@ class Session:
         self._now, self._emit, self._probation = now, emit, probation
         self._outbox = presence.outbox
         entered = probation == 0 and self.me in replica.members
-        self._states = StateServer(replica, presence.outbox, now, entered=entered, fragment=fragment)
+        self._states = StateServer(
+            replica, presence.outbox, now, entered=entered, fragment=fragment, emit=emit, report=self.report
+        )
         self._ahead = Ahead(now)
         self._gone: dict[PeerId, int] = {}
         # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
@@ -477,8 +478,8 @@ class Session:
 
     async def copy(self, work: Work, below: int) -> Fetched | None:
         """Fetch the newest copy of a state of a round before `below` that anybody keeps."""
-        fetched = await self._states.fetch(self.live, patience=self.patience, newer_than=-1, copy_below=below)
-        return fetched if isinstance(fetched, Fetched) and await work(lambda: finite(fetched)) else None
+        fetched = await self._states.fetch(self.live, work, patience=self.patience, newer_than=-1, copy_below=below)
+        return fetched if isinstance(fetched, Fetched) else None
 
     @property
     def alone(self) -> bool:
@@ -500,6 +501,7 @@ class Session:
 
         fetched = await self._states.fetch(
             self.live,
+            work,
             patience=self.patience,
             newer_than=self.replica.round - (not behind),
             believed=believed if voices else None,
@@ -507,27 +509,9 @@ class Session:
         )
         if isinstance(fetched, Foreign):
             self.foreign = fetched
-        if not isinstance(fetched, Fetched):
-            return None
-        if not await work(lambda: finite(fetched)):
-            self.report("alarm", f"the state of round {fetched.offer.round} that was offered is not finite")
             return None
         return fetched
 
     async def install(self, fetched: Fetched, work: Work) -> None:
         """Make what `newer` gave the replica's state; then comes `advance`."""
-        changed = await self.change(work, lambda: self.replica.install(fetched))
-        self._emit(
-            "synced",
-            {
-                "round": fetched.offer.round,
-                "bytes": changed,
-                "sources": [short(peer) for peer in fetched.sources],
-                "digest": fetched.offer.digest.hex(),
-            },
-        )
-
-
-def finite(fetched: Fetched) -> bool:
-    """Whether a fetched state has no NaN and no infinity."""
-    return all(np.isfinite(np.frombuffer(chunk, np.float32)).all() for chunk in fetched.chunks.values())
+        await self._states.install(work, fetched)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from thinwire.collectives.gather import cut_up, pieces, put_together
+from thinwire.collectives.payload import cut_up, pieces, put_together
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.sieve import Kept, parts
 from thinwire.collectives.statesync import Fetched

@@ -10,8 +10,10 @@ import numpy as np
 from thinwire.collectives.outbox import Outbox
 from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Believed, Fetched, Foreign, Mail, Partial, fetch_state
 from thinwire.node.outer import Replica
+from thinwire.node.presence import Emit
 from thinwire.node.waiting import Result, Work
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity import short
 from thinwire.swarm.protocol import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
 STATE = (StateAsk, StateFetch, StateOffer, StateChunk)
@@ -43,11 +45,20 @@ class StateServer:
     """
 
     def __init__(
-        self, replica: Replica, outbox: Outbox, now: Callable[[], float], *, entered: bool, fragment: int = 0
+        self,
+        replica: Replica,
+        outbox: Outbox,
+        now: Callable[[], float],
+        *,
+        entered: bool,
+        fragment: int = 0,
+        emit: Emit = lambda name, fields: None,
+        report: Callable[[str, str], None] = lambda name, detail: None,
     ) -> None:
         self.entered = entered
         """Whether this peer is part of the swarm."""
         self._replica, self._outbox, self._now, self._fragment = replica, outbox, now, fragment
+        self._emit, self._report = emit, report
         self._snapshot: _Snapshot | None = None
         self._older: _Snapshot | None = None
         self._waiting: set[PeerId] = set()
@@ -128,6 +139,7 @@ class StateServer:
     async def fetch(
         self,
         peers: Collection[PeerId],
+        work: Work,
         *,
         patience: float,
         newer_than: int,
@@ -135,11 +147,11 @@ class StateServer:
         turn: asyncio.Semaphore | None = None,
         copy_below: int | None = None,
     ) -> Fetched | Foreign | None:
-        """The state that these peers agree on, see `fetch_state`."""
+        """The state that these peers agree on, see `fetch_state`; none that has a NaN or an infinity."""
         self._mail, self.offered = asyncio.Queue(), False
         self.without.clear()
         try:
-            return await fetch_state(
+            fetched = await fetch_state(
                 sorted(peers),
                 self._outbox.control,
                 self._mail,
@@ -156,6 +168,24 @@ class StateServer:
             )
         finally:
             self._mail = None
+        if not isinstance(fetched, Fetched) or await work(lambda: _finite(fetched)):
+            return fetched
+        names = ", ".join(map(short, fetched.sources))
+        self._report("alarm", f"the state of round {fetched.offer.round} that {names} offered is not finite")
+        return None
+
+    async def install(self, work: Work, fetched: Fetched) -> None:
+        """Make what `fetch` gave the replica's state; then comes `resume`."""
+        changed = await self.change(work, lambda: self._replica.install(fetched))
+        self._emit(
+            "synced",
+            {
+                "round": fetched.offer.round,
+                "bytes": changed,
+                "sources": [short(peer) for peer in fetched.sources],
+                "digest": fetched.offer.digest.hex(),
+            },
+        )
 
     def _offer(self, peer: PeerId) -> None:
         replica, snapshot = self._replica, self._snapshot
@@ -196,3 +226,7 @@ class StateServer:
                 snapshot.readers.add(peer)
                 break
         self._outbox.bulk(peer, Frame(StateChunk(message.round, message.index, self._fragment), payload), later=True)
+
+
+def _finite(fetched: Fetched) -> bool:
+    return all(np.isfinite(np.frombuffer(chunk, np.float32)).all() for chunk in fetched.chunks.values())

@@ -13,9 +13,9 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.gather import cut_up
 from thinwire.collectives.gossip import Meeting
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.payload import cut_up
 from thinwire.compression.portions import layout as runs
 from thinwire.compression.sparse import Sparse
 from thinwire.node.chainsession import ChainedSession

@@ -7,7 +7,8 @@ import pytest
 from aids.tray import Tray, hashes_of, signature
 from thinwire.collectives.agreement import Agreement
 from thinwire.collectives.butterfly import Butterfly
-from thinwire.collectives.gather import EMPTY, SOON, Gather, cut_up, put_together, room
+from thinwire.collectives.gather import SOON, Gather
+from thinwire.collectives.payload import EMPTY, cut_up, put_together, room
 from thinwire.collectives.proposal import Terms, name_of, sound
 from thinwire.collectives.shards import Grid
 from thinwire.compression.codec import CodecError

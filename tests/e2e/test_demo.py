@@ -141,6 +141,7 @@ def test_demo(launcher):
     assert any("round 60 of 60" in line for line in lines)
 
 
+@pytest.mark.trial
 def test_interrupted(launcher):
     """The first Ctrl-C lets every peer say goodbye and save; the run without an end is summed up."""
     launcher.run("--local", 2, "--log", "plain", rounds=0)
@@ -155,6 +156,7 @@ def test_interrupted(launcher):
         assert list(home.glob("state/runs/*/checkpoints/step-*/manifest.json"))
 
 
+@pytest.mark.trial
 def test_nobody_outlives_a_killed_launcher(launcher):
     launcher.run("--local", 2, "--log", "plain", rounds=0)
     launcher.wait(

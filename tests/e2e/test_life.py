@@ -80,6 +80,7 @@ def alike(life):
     assert life.machine.check() > 0
 
 
+@pytest.mark.trial
 def test_joiner_in_the_middle_of_rounds(life):
     """It contributes soon, and the rounds of the others go on without a peer left out for its sake."""
     old = life.top_up(2)
@@ -93,6 +94,7 @@ def test_joiner_in_the_middle_of_rounds(life):
         assert reasons <= {"late"}
 
 
+@pytest.mark.trial
 def test_joiner_killed_while_it_joins(life):
     """In the middle of its first frames, or of the state."""
     old = life.top_up(2)

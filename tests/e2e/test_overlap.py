@@ -9,6 +9,7 @@ import pytest
 BOTH = [pytest.param("streaming", marks=pytest.mark.trial), pytest.param("eager", marks=pytest.mark.soak)]
 
 
+@pytest.mark.trial
 def test_a_run_that_trains_on(machine):
     here = machine(steps=12, method="streaming")
     founder = here.found("founder", "--wait-for", 2, "--rounds", 6)

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 
+@pytest.mark.trial
 def test_a_sparse_run_and_a_way_back(machine):
     here = machine(steps=20, method="sparseloco")
     founder = here.found("founder", "--wait-for", 2, "--rounds", 4)

@@ -137,6 +137,7 @@ def test_the_same_scenario_in_namespaces(started, tmp_path):
     assert not list((tmp_path / "temporary").iterdir()) and not actors(tmp_path / "temporary")
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_a_report_and_nothing_else(started, tmp_path, number):
     process = started(3600)

@@ -14,6 +14,7 @@ import thinwire
 import torch
 from thinwire.node import duties
 from thinwire.node.fragments import layout_of
+from thinwire.node.outer import Replica
 from torch import nn
 
 MANIFEST = """
@@ -103,6 +104,28 @@ def together(*calls):
     """Runs each in a thread; the results."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result(timeout=240) for future in [pool.submit(*call) for call in calls]]
+
+
+def test_the_status_knows_of_the_last_step_though_its_state_has_no_digest_yet(found, monkeypatch):
+    model = nn.Linear(2, 2)
+    with found(steps=1) as swarm:
+        optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        settle, asked = Replica.settle, threading.Event()
+
+        def waits(replica):
+            asked.wait(60)
+            settle(replica)
+
+        monkeypatch.setattr(Replica, "settle", waits)
+        try:
+            for loss in (0.5, 0.25):
+                optimizer.zero_grad()
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step(loss=loss)
+                assert swarm.status.loss == loss
+                asked.set()
+        finally:
+            asked.set()
 
 
 def test_alone_with_neutral_outer_settings_it_is_the_inner_optimizer(found):

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from thinwire.collectives.gather import cut_up, pieces, put_together
+from thinwire.collectives.payload import cut_up, pieces, put_together
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.statesync import Fetched, state_digest
 from thinwire.compression.codec import CodecError

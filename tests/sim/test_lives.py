@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.statesync import state_digest
-from thinwire.node import duties, session
+from thinwire.node import duties, session, stateserver
 from thinwire.node.checkpoint import CheckpointStore
 from thinwire.node.directories import RunDirectory
 from thinwire.node.disk import RealDisk
@@ -308,7 +308,7 @@ def test_what_is_heavy_leaves_the_loop(tmp_path, monkeypatch):
         watch(Replica, name)
     watch(CheckpointStore, "load")
     watch(CheckpointStore, "save")
-    watch(session, "finite")
+    watch(stateserver, "_finite")
 
     async def scene(world):
         ones = await world.swarm(2, work=work)

@@ -16,7 +16,7 @@ from thinwire.sims.driver import examine, fault_text
 from thinwire.sims.faults import Fault
 from thinwire.sims.world import simulate
 
-SEEDS = 15
+SEEDS = 5
 TRIAL = 100
 """Seeds with `make trial`, which continuous integration runs, the first ones included."""
 
@@ -104,6 +104,7 @@ for peers, seed in ((5, 11), (24, 12)):
 """
 
 
+@pytest.mark.trial
 def test_a_rerun_has_the_same_trace_for_any_hash_seed_and_number_of_threads() -> None:
     """Frames as bytes (few peers) and by reference (many)."""
     found = set()

@@ -49,7 +49,9 @@ def rounds(run):
     return found
 
 
-@pytest.mark.parametrize(("overlap", "alpha"), [(0, 0.0), (2, 0.5), (4, 0.0)])
+@pytest.mark.parametrize(
+    ("overlap", "alpha"), [(2, 0.5), *(pytest.param(*case, marks=pytest.mark.trial) for case in ((0, 0.0), (4, 0.0)))]
+)
 def test_peers_die_come_back_and_join(overlap, alpha):
     run = simulate(world(OUTER.format(overlap=overlap, alpha=alpha), faults=CHURN), preset=PACE, stall=STALL)
     assert run.violations == ()

@@ -45,6 +45,7 @@ def test_a_peer_that_gives_up_without_a_reason_is_a_failure(monkeypatch, error):
     assert (found.oracle, found.peer) == ("crash", ONE) and str(error) in found.detail
 
 
+@pytest.mark.trial
 def test_a_peer_that_makes_no_rounds_any_more_is_noticed_in_every_trial(monkeypatch):
     sync = Rounds.sync
 
