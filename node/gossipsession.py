@@ -248,6 +248,8 @@ class GossipSession:
         for circle in (self._past, self.current):
             if circle is not None:
                 circle.lost(peer)
+        if gone:
+            self._states.gone(peer)
         if gone or not self.roster.alive(peer):
             self.current.drop(peer, "gone")
 
