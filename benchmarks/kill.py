@@ -66,7 +66,8 @@ def main() -> None:
             for stage, kills in stages:
                 # Both in the same stretch of time: theirs are spread over all of ours.
                 if number * kills // stages[0][1] < (number + 1) * kills // stages[0][1]:
-                    print(f"{number + 1}: {stage.name:16} {stage.kill()}", file=sys.stderr)
+                    told = stage.kill()
+                    print(f"{number + 1}: {stage.name:16} {told}", file=sys.stderr)
         rows = [stage.summary() for stage, _ in stages]
     report = {"machine": machine.describe(), "peers": options.peers, "mb": options.mb, "rows": rows}
     print(f"\n{report['machine']}; {options.peers} peers, {options.mb:g} MB\n")
