@@ -24,11 +24,20 @@ PATIENCE = 180.0
 
 
 class Actor:
-    """A script of peers/ with its options. `prefix`: words before the command, such as those that enter a namespace."""
+    """A script of peers/ with its options. `prefix`: words before the command, such as those that enter a namespace.
+    `patience`: seconds that it may say nothing when something is to be heard.
+    """
 
     def __init__(
-        self, script: str, *, python: str = sys.executable, prefix: Sequence[str] = (), **options: Any
+        self,
+        script: str,
+        *,
+        python: str = sys.executable,
+        prefix: Sequence[str] = (),
+        patience: float = PATIENCE,
+        **options: Any,
     ) -> None:
+        self._patience = patience
         self.name = f"{script} {options.get('rank', '')}"
         self._complaints = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
@@ -60,10 +69,10 @@ class Actor:
         except BrokenPipeError:
             pass
 
-    def hear(self, seconds: float = PATIENCE) -> dict[str, Any]:
-        """The next line. Raises RuntimeError when the process has ended, or says nothing for so long."""
+    def hear(self) -> dict[str, Any]:
+        """The next line. Raises RuntimeError when the process has ended, or says nothing for too long."""
         try:
-            said = self._said.get(timeout=seconds)
+            said = self._said.get(timeout=self._patience)
         except queue.Empty:
             said = None
         if said is None:

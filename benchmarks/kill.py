@@ -4,9 +4,10 @@
 
 Every peer is a process that makes outer steps without pause. One of them, any, kills itself at a random moment of a step; time
 counts from then to the last survivor's next commit. Then a new process joins while the others step on; time counts from its
-knock to the end of the first step that its contribution is in. torchft's replicas have a heartbeat time-out of 5 s, as in
-their usual settings, and get a virtual environment at the path given. After each kill they are founded anew: a newcomer of
-theirs found no quorum with the five that were left within two minutes.
+knock to the end of the first step that its contribution is in; it steps by itself until then. torchft's replicas have a
+heartbeat time-out of 5 s, as in their usual settings, and get a virtual environment at the path given. Each of their kills has
+processes and a lighthouse of its own: a newcomer of theirs found no quorum with the five that were left within two minutes. One
+in which a process says nothing for a minute and a half is over, and counts as failed.
 """
 
 from __future__ import annotations
@@ -18,15 +19,21 @@ import random
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import machine
 import outersteps
-from actors import Actor, Lighthouse, torchft_python
+from actors import Lighthouse, torchft_python
 
 NORMAL = 3
 """Steps of all peers before each kill."""
+
+DEADLINE = 90.0
+"""Seconds after which a process of torchft's that says nothing is stuck."""
 
 MOMENTS = (0.2, 0.7)
 """When somebody is killed, in parts of a usual step."""
@@ -47,65 +54,119 @@ def main() -> None:
     rows = []
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        plans = [(outersteps.ours(sys.executable, place / "ours", options.mb, options.codec), options.kills)]
+        mine = partial(ours, place / "ours", options.mb, options.codec)
+        stages = [(Stage(mine, options.peers, random.Random(options.seed), newcomers=True), options.kills)]
         if options.torchft:
-            python = torchft_python(options.torchft)
-            lighthouse = stack.enter_context(Lighthouse(python, heartbeat=options.heartbeat))
-            plans.append((outersteps.torchft(python, lighthouse, options.mb), options.their_kills))
-        stages = [(Stage(program, options.peers, random.Random(options.seed)), kills) for program, kills in plans]
+            found = partial(theirs, torchft_python(options.torchft), options.heartbeat, options.mb)
+            stage = Stage(found, options.peers, random.Random(options.seed), newcomers=False)
+            stages.append((stage, options.their_kills))
         for stage, _ in stages:
-            stack.callback(stage.program.close)
-            stage.open()
+            stack.callback(stage.close)
         for number in range(max(kills for _, kills in stages)):
             for stage, kills in stages:
                 # Both in the same stretch of time: theirs are spread over all of ours.
                 if number * kills // stages[0][1] < (number + 1) * kills // stages[0][1]:
-                    print(f"{number + 1}: {stage.program.name:16} {stage.kill()}", file=sys.stderr)
+                    told = stage.kill()
+                    print(f"{number + 1}: {stage.name:16} {told}", file=sys.stderr)
         rows = [stage.summary() for stage, _ in stages]
     report = {"machine": machine.describe(), "peers": options.peers, "mb": options.mb, "rows": rows}
     print(f"\n{report['machine']}; {options.peers} peers, {options.mb:g} MB\n")
     print(
-        "| program | kills | normal step s | kill to commit s | worst | minus a step s | knock to contribution s | worst |"
+        "| program | kills | failed | normal step s | kill to commit s | worst | minus a step s "
+        "| knock to contribution s | worst |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
+    keys = ("program", "kills", "failed", "normal", "commit", "commit_worst", "beyond", "join", "join_worst")
     for row in rows:
-        cells = [
-            row[key] for key in ("program", "kills", "normal", "commit", "commit_worst", "beyond", "join", "join_worst")
-        ]
+        cells = [row[key] for key in keys]
         print("| " + " | ".join(map(str, cells)) + " |")
     print("\n" + json.dumps(report, indent=1))
 
 
-class Stage:
-    """One program's peers, killed and replaced one by one."""
+@contextlib.contextmanager
+def ours(place: Path, mb: float, codec: str) -> Iterator[outersteps.Steps]:
+    """thinwire."""
+    program = outersteps.ours(sys.executable, place, mb, codec)
+    try:
+        yield program
+    finally:
+        program.close()
 
-    def __init__(self, program: outersteps.Steps, peers: int, rng: random.Random) -> None:
-        self.program, self._peers, self._rng = program, peers, rng
+
+@contextlib.contextmanager
+def theirs(python: str, heartbeat: float, mb: float) -> Iterator[outersteps.Steps]:
+    """torchft, with a lighthouse that has heard of nobody yet."""
+    with Lighthouse(python, heartbeat=heartbeat) as lighthouse:
+        program = outersteps.torchft(python, lighthouse, mb, DEADLINE)
+        try:
+            yield program
+        finally:
+            program.close()
+
+
+class Stage:
+    """One program's peers, killed one by one; each is replaced by one of the `newcomers`, or all are founded anew."""
+
+    program: outersteps.Steps
+
+    def __init__(
+        self,
+        found: Callable[[], AbstractContextManager[outersteps.Steps]],
+        peers: int,
+        rng: random.Random,
+        *,
+        newcomers: bool,
+    ) -> None:
+        self.name = ""
+        self._found, self._peers, self._rng, self._newcomers = found, peers, rng, newcomers
         self._normal: list[float] = []
         self._commits: list[float] = []
         self._joins: list[float] = []
+        self._failures: list[str] = []
+        self._life = contextlib.ExitStack()
+        self._open = False
 
     def open(self) -> None:
         """Found it, and step until memory is there and all are in every step."""
+        self.program = self._life.enter_context(self._found())
+        self.name, self._open = self.program.name, True
         self.program.open(self._peers)
         known = len(self._normal)
         for _ in range(2 * NORMAL):
             self._step()
         del self._normal[known:]
 
-    def _step(self, newcomer: Actor | None = None) -> tuple[float, int]:
-        """When a step of those who are members ended, and how many were in it."""
+    def close(self) -> None:
+        """End all of its processes."""
+        self._open = False
+        self._life.close()
+
+    def _step(self) -> int:
+        """A step of those who are members; how many were in it."""
         moment, answers = self.program.step()
-        end = max(answer["end"] for answer in answers)
-        count = min(answer["contributors"] for answer in answers)
-        if newcomer is None and count == len(self.program.actors):
-            self._normal.append(end - moment)
-        return end, count
+        count: int = min(answer["contributors"] for answer in answers)
+        if count == len(self.program.actors):
+            self._normal.append(max(answer["end"] for answer in answers) - moment)
+        return count
 
     def kill(self) -> str:
-        """Some steps, one that kills, and a newcomer, or a new beginning."""
+        """Some steps, one that kills, and a newcomer; or what has gone wrong, which ends its processes."""
+        try:
+            if not self._open:
+                self.open()
+            return self._kill()
+        except RuntimeError as error:
+            if self._newcomers:
+                raise
+            self._failures.append(str(error))
+            return f"failed: {error}"
+        finally:
+            if not self._newcomers:
+                self.close()
+
+    def _kill(self) -> str:
         program, newcomer = self.program, None
-        if program.place is not None:
+        if self._newcomers:
             newcomer = program.load()  # it takes seconds of a core, so it is over before we measure
             program.actors.append(newcomer)  # where it is closed, whatever happens
             newcomer.hear()
@@ -122,34 +183,34 @@ class Stage:
         self._commits.append(max(answer["end"] for answer in answers) - died)
         told = f"killed after {died - moment:.3f} s, commit after {self._commits[-1]:.3f} s"
         if newcomer is None:
-            program.close()
-            self.open()
             return told
-        newcomer.say(invite=program.invite)
+        newcomer.say(invite=program.invite, alone=True)
         newcomer.hear()
-        while not newcomer.speaks:
-            self._step(newcomer)
+        while self._step() <= len(program.actors):
+            pass
         began = newcomer.hear()["began"]
+        self._joins.append(newcomer.hear()["end"] - began)
         program.actors.append(newcomer)
-        end, count = self._step(newcomer)
-        while count < len(program.actors):
-            end, count = self._step(newcomer)
-        self._joins.append(end - began)
         return f"{told}, in a step after {self._joins[-1]:.3f} s"
 
     def summary(self) -> dict[str, Any]:
         """Medians, and the worst."""
-        normal, commit = statistics.median(self._normal), statistics.median(self._commits)
+
+        def of(what: Callable[[list[float]], float], seconds: list[float]) -> float | str:
+            return round(what(seconds), 3) if seconds else "-"
+
+        beyond = [commit - statistics.median(self._normal) for commit in self._commits]
         return {
-            "program": self.program.name,
+            "program": self.name,
             "kills": len(self._commits),
-            "normal": round(normal, 3),
-            "commit": round(commit, 3),
-            "commit_worst": round(max(self._commits), 3),
-            "beyond": round(commit - normal, 3),
-            "join": round(statistics.median(self._joins), 3) if self._joins else "-",
-            "join_worst": round(max(self._joins), 3) if self._joins else "-",
-            "all": {"commits": self._commits, "joins": self._joins},
+            "failed": len(self._failures),
+            "normal": of(statistics.median, self._normal),
+            "commit": of(statistics.median, self._commits),
+            "commit_worst": of(max, self._commits),
+            "beyond": of(statistics.median, beyond),
+            "join": of(statistics.median, self._joins),
+            "join_worst": of(max, self._joins),
+            "all": {"commits": self._commits, "joins": self._joins, "failures": self._failures},
         }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors import Actor, Lighthouse, close
+from actors import PATIENCE, Actor, Lighthouse, close
 
 HEADSTART = 0.05
 """Seconds between the word to begin and the beginning, so that all processes begin together."""
@@ -25,13 +25,16 @@ codec = "{codec}"
 
 @dataclass
 class Steps:
-    """Peers of one program. `options`: what all have; for ours `codec` and `place`, where their homes are."""
+    """Peers of one program. `options`: what all have; for ours `codec` and `place`, where their homes are. `patience`: seconds
+    after which one that says nothing counts as stuck.
+    """
 
     name: str
     script: str
     python: str
     options: dict[str, Any]
     place: Path | None = None
+    patience: float = PATIENCE
     actors: list[Actor] = field(default_factory=list)
     born: int = 0
     invite: str = ""
@@ -46,7 +49,7 @@ class Steps:
                 "toml": "" if self.born else str(self.place / "run.toml"),
             }
         self.born += 1
-        return Actor(self.script, python=self.python, **self.options, **own)
+        return Actor(self.script, python=self.python, patience=self.patience, **self.options, **own)
 
     def open(self, count: int) -> None:
         """Found it with so many peers, which know nothing of those before."""
@@ -94,6 +97,7 @@ def ours(python: str, place: Path, mb: float, codec: str) -> Steps:
     return Steps(name, "thinwire_outer.py", python, {"mb": mb}, place)
 
 
-def torchft(python: str, lighthouse: Lighthouse, mb: float) -> Steps:
+def torchft(python: str, lighthouse: Lighthouse, mb: float, patience: float = PATIENCE) -> Steps:
     """torchft's DiLoCo over gloo, fp32."""
-    return Steps("torchft fp32", "torchft_outer.py", python, {"mb": mb, "lighthouse": lighthouse.address})
+    options = {"mb": mb, "lighthouse": lighthouse.address}
+    return Steps("torchft fp32", "torchft_outer.py", python, options, patience=patience)

@@ -115,10 +115,11 @@ async def fetch_state(
     is how many seconds all offers are waited for, and the unit of STALL. Rounds up to `newer_than` are of no use.
     `believed` tells whether those who make one offer are enough; offers of no use are no dissent then. Without it, a
     newcomer's way, more than half of those who may have a state must have answered, and agree; after STALL patiences those who
-    have answered will do. `partial` is what earlier tries have left, and gets what this one leaves. `inbox` has what is said of
-    this `fragment`. `turn` is held while chunks travel, so that of several states only some do at a time; who has waited for it
-    asks for offers again, because rounds have gone on. With `copy_below` what is looked for is a copy of a state whose holders
-    are all gone: the newest one of a round below that, by whomever it was kept.
+    have answered will do. When all have answered and the swarm was between two rounds, they are asked again at once.
+    `partial` is what earlier tries have left, and gets what this one leaves. `inbox` has what is said of this `fragment`.
+    `turn` is held while chunks travel, so that of several states only some do at a time; who has waited for it asks for
+    offers again, because rounds have gone on. With `copy_below` what is looked for is a copy of a state whose holders are
+    all gone: the newest one of a round below that, by whomever it was kept.
     """
     partial = Partial() if partial is None else partial
     ours = (layout, nbytes)
@@ -130,15 +131,22 @@ async def fetch_state(
             return _believed(found, newer_than, believed, ours) or None
         if copy_below is not None:
             return _newest(found, copy_below, ours) if late or set(peers) <= set(answered) else None
-        might = len(found) + len(set(peers).difference(answered))
+        might = _might(peers, found, answered)
         own = {peer: offer for peer, offer in found.items() if (offer.layout, offer.nbytes) == ours}
         # Who is silent to the end has no state: it may still look for one, as we do, and must not keep us from ours.
         return _agreed(own or found) if 2 * len(found) > might or late else None
 
+    def certain(found: Mapping[PeerId, StateOffer], answered: Collection[PeerId]) -> bool:
+        """Whether a newcomer need not hear the others: enough agree already, were all of them to say something else."""
+        might = _might(peers, found, answered)
+        same = Counter(offer.digest for offer in found.values() if (offer.layout, offer.nbytes) == ours)
+        simple = believed is None and copy_below is None
+        return simple and might >= AGED and 3 * max(same.values(), default=0) >= 2 * might
+
     question, away = StateAsk(fragment, copy_below is not None), set[PeerId]()
 
     async def find() -> tuple[Offers, StateOffer] | Foreign | None:
-        offers, chosen = await _offers(peers, lambda peer: send(peer, question), inbox, patience, agreed, away)
+        offers, chosen = await _offers(peers, lambda peer: send(peer, question), inbox, patience, agreed, certain, away)
         offer = offers[chosen[0]][0] if chosen else None
         if offer is None:
             return None
@@ -179,6 +187,7 @@ async def _fetch(
     partial.chunks = {one: chunk for one, chunk in partial.chunks.items() if one in offered}
     chunks = {index: partial.chunks[hashes[index]] for index in needed if hashes[index] in partial.chunks}
     asked: dict[int, PeerId] = {}
+    known = set(chosen)
     load: Counter[PeerId] = Counter()
     now = asyncio.get_running_loop().time
     moved = dict.fromkeys(sources, now())
@@ -216,6 +225,10 @@ async def _fetch(
             give_up(peer)
             continue
         message = frame.message
+        if isinstance(message, StateOffer) and message.digest == offer.digest and peer not in known:
+            known.add(peer)  # it was not waited for
+            sources.append(peer)
+            moved[peer] = now()
         if not isinstance(message, StateChunk) or message.round != offer.round or asked.get(message.index) != peer:
             continue
         size = min(CHUNK_BYTES, nbytes - message.index * CHUNK_BYTES)
@@ -228,7 +241,7 @@ async def _fetch(
             if len(frame.payload):  # else its round is over there, and it serves another state by now
                 partial.liars.add(peer)
             give_up(peer)
-    return Fetched(offer, hashes, chunks, chosen)
+    return Fetched(offer, hashes, chunks, tuple(sorted(known)))
 
 
 async def _offers(
@@ -237,6 +250,7 @@ async def _offers(
     inbox: asyncio.Queue[Mail],
     patience: float,
     agreed: Agreed,
+    certain: Callable[[Mapping[PeerId, StateOffer], Collection[PeerId]], bool],
     away: set[PeerId],
 ) -> tuple[Offers, tuple[PeerId, ...]]:
     """What is offered, as far as it fits together, and who makes the offer that is to be believed. `away` gets those whose
@@ -246,9 +260,12 @@ async def _offers(
     asked: set[PeerId] = set()
     answered: set[PeerId] = set()
 
+    def offered() -> dict[PeerId, StateOffer]:
+        return {peer: offer for peer, (offer, _) in found.items()}
+
     async def listen() -> None:
-        """Until all have answered."""
-        while not answered.issuperset(peers):
+        """Until all have answered, or those who have are enough."""
+        while not (answered | away).issuperset(peers) and not certain(offered(), answered | away):
             peer, frame = await inbox.get()
             if frame is None:
                 away.add(peer)
@@ -271,14 +288,25 @@ async def _offers(
     for turn in range(STALL):
         for peer in sorted(peers):  # again, because a link may have broken with the question, and rounds go on
             asked.add(peer)
+            away.discard(peer)
             ask(peer)
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await listen()
-        chosen = agreed({peer: offer for peer, (offer, _) in found.items()}, answered, turn == STALL - 1)
-        if chosen is not None or not answered or answered.issuperset(peers):
+        chosen = agreed(offered(), answered | away, turn == STALL - 1)
+        if chosen or not answered:
+            break
+        if (answered | away).issuperset(peers) and len({offer.round for offer in offered().values()}) > 1:
+            found.clear()  # some had made a step that others were about to make
+            answered.clear()
+        elif chosen is not None or (answered | away).issuperset(peers):
             break
     return found, chosen or ()
+
+
+def _might(peers: Collection[PeerId], found: Collection[PeerId], answered: Collection[PeerId]) -> int:
+    """How many may have a state: not those who say that they have none."""
+    return len(found) + len(set(peers).difference(answered))
 
 
 def _believed(

@@ -2,6 +2,7 @@
 
 `toml`: the run that it founds; "" for one that joins with an invite. `home`: its own directory.
 Told `prepare`, it moves its parameters a little. Told `at` and `die`, it kills itself so many seconds after the step began.
+Who joins and is told `alone` steps at once and without a word, as any loop does, until it has been in a step of the others.
 """
 
 import json
@@ -23,6 +24,14 @@ def main() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(blocks(options["mb"]))))
     inner = torch.optim.SGD(model.parameters(), lr=0.0)
     noise = torch.Generator().manual_seed(options["rank"])
+    drift = [torch.randn(parameter.shape, generator=noise) for parameter in model.parameters()]
+
+    def train() -> None:
+        """What a step moves costs next to nothing, whoever makes it."""
+        with torch.no_grad():
+            for parameter, moves in zip(model.parameters(), drift, strict=True):
+                parameter.add_(moves, alpha=1e-3)
+
     warm_up()
     assert callable(thinwire.join)  # which loads what is behind it
     say(loaded=True)
@@ -32,12 +41,21 @@ def main() -> None:
         say(invite=swarm.invite)
         optimizer = swarm.wrap(model, inner)
         say(ready=True, round=swarm.round, began=began, seconds=time.monotonic() - began)
+
+        def told_of() -> None:
+            end, report = time.monotonic(), swarm.last
+            say(end=end, contributors=report.contributors, round=swarm.round, digest=swarm.digest)
+
+        if told.get("alone"):
+            me = swarm.status.peer
+            while swarm.last is None or me not in swarm.last.members:
+                train()
+                optimizer.step()
+            told_of()
         while True:
             told = listen()
             if "prepare" in told:
-                with torch.no_grad():
-                    for parameter in model.parameters():
-                        parameter.add_(torch.randn(parameter.shape, generator=noise), alpha=1e-3)
+                train()
                 say(invite=swarm.invite)
                 continue
             until(told["at"])
@@ -45,8 +63,7 @@ def main() -> None:
                 threading.Timer(told["die"], die).start()
             while swarm.round < told["round"]:  # who has just come makes the step that it has missed, too
                 optimizer.step()
-            end, report = time.monotonic(), swarm.last
-            say(end=end, contributors=report.contributors, round=swarm.round, digest=swarm.digest)
+            told_of()
 
 
 if __name__ == "__main__":

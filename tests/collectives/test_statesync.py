@@ -1,4 +1,5 @@
 import asyncio
+from collections import Counter
 
 import blake3
 import pytest
@@ -180,3 +181,115 @@ def test_who_asks_for_the_state_does_not_ask_for_copies():
     fetch({FOUNDER: source}, b"same")
     fetch({FOUNDER: source}, b"same", copy_below=2)
     assert [message.copy for message in asked] == [False, True]
+
+
+class Crowd:
+    """Peers that answer at once what `says` gives (None: nothing); those of `gone` turn out to be no more."""
+
+    def __init__(self, peers, says, gone=()):
+        self.peers, self.says, self.gone, self.asked, self.inbox = peers, says, set(gone), [], None
+
+    def send(self, peer, message):
+        self.asked.append((peer, type(message)))
+        if peer in self.gone:
+            self.inbox.put_nowait((peer, None))
+        elif (source := self.says(peer)) is not None:
+            self.inbox.put_nowait((peer, source.answer(message)))
+
+    def fetch(self, **more):
+        """What was fetched, and the virtual seconds that took."""
+
+        async def main():
+            self.inbox = asyncio.Queue()
+            fetched = await fetch_state(
+                self.peers, self.send, self.inbox, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0, **more
+            )
+            return fetched, asyncio.get_running_loop().time()
+
+        return clock.run(main(), seed=1)
+
+
+SIX = tuple(bytes([n]) * 32 for n in range(1, 7))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+def test_who_is_no_more_is_not_waited_for(count):
+    peers = SIX[:count]
+    held = Source(b"new!", round=3, members=peers)
+    fetched, took = Crowd(peers, lambda peer: held, gone=peers[:1]).fetch()
+    assert fetched.offer.round == 3 and set(fetched.sources) <= set(peers[1:]) and took == 0
+
+
+@pytest.mark.parametrize("silent, waited", [(2, 0.0), (3, 10.0)])
+def test_who_is_silent_is_waited_for_while_it_could_change_something(silent, waited):
+    held = Source(b"new!", round=3, members=SIX)
+    fetched, took = Crowd(SIX, lambda peer: None if peer in SIX[:silent] else held).fetch()
+    assert fetched.offer.round == 3 and took == waited
+
+
+def test_a_few_that_agree_are_not_enough_while_others_could_contradict():
+    held, other = Source(b"new!", round=3, members=SIX), Source(b"else", round=3, members=SIX)
+    fetched, _ = Crowd(SIX, lambda peer: other if peer in SIX[3:] else held).fetch()
+    assert fetched is None
+    fetched, _ = Crowd(SIX[:4], lambda peer: other if peer == SIX[3] else held).fetch()
+    assert fetched is None
+
+
+def test_a_swarm_between_two_rounds_is_asked_again_at_once():
+    """Some have made a step that the others are about to make: that is no contradiction to wait over."""
+    old, new = Source(b"old.", round=3, members=SIX), Source(b"new!", round=4, members=SIX)
+    asked = Counter()
+
+    def says(peer):
+        asked[peer] += 1
+        return old if peer in SIX[:3] and asked[peer] == 1 else new
+
+    fetched, took = Crowd(SIX, says).fetch()
+    assert fetched.offer.round == 4 and took == 0
+
+
+def test_who_stays_between_two_rounds_is_asked_a_few_times():
+    old, new = Source(b"old.", round=3, members=SIX), Source(b"new!", round=4, members=SIX)
+    crowd = Crowd(SIX, lambda peer: old if peer in SIX[:3] else new)
+    assert crowd.fetch() == (None, 0) and len(crowd.asked) <= 5 * len(SIX)
+
+
+def test_when_all_are_gone_nobody_is_waited_for():
+    assert Crowd(SIX, lambda peer: None, gone=SIX).fetch() == (None, 0)
+
+
+def test_a_source_that_dies_is_left_at_once():
+    """Its chunk is asked of another, not after five patiences."""
+    held, peers = Source(b"new!", round=3, members=SIX), SIX[:2]
+    crowd = Crowd(peers, lambda peer: held)
+    send = crowd.send
+
+    def dies(peer, message):
+        if isinstance(message, StateFetch) and not crowd.gone:
+            crowd.gone = {peer}
+        send(peer, message)
+
+    crowd.send = dies
+    fetched, took = crowd.fetch()
+    assert fetched.chunks == {0: b"new!"} and took == 0
+
+
+def test_who_offers_the_same_later_is_a_source_too():
+    """Nobody waited for it; it is asked when those who have answered turn out to be no more, one by one."""
+    held = Source(b"new!", round=3, members=SIX)
+    crowd = Crowd(SIX, lambda peer: held)
+    send = crowd.send
+
+    def later(peer, message):
+        loop = asyncio.get_running_loop()
+        if isinstance(message, StateFetch) and peer in SIX[:4]:
+            crowd.gone.add(peer)
+            loop.call_later(1.0, send, peer, message)
+        elif isinstance(message, StateAsk) and peer in SIX[4:]:
+            loop.call_later(0.5, send, peer, message)
+        else:
+            send(peer, message)
+
+    crowd.send = later
+    fetched, took = crowd.fetch()
+    assert fetched.chunks == {0: b"new!"} and fetched.sources == SIX and took == 4.0

@@ -54,3 +54,43 @@ def test_one_that_the_leader_cannot_reach_follows_without_the_state(swarm):
         )
 
     clock.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_who_joins_when_one_dies_loses_no_time_by_it(swarm, seed):
+    """The state's way from when it is asked for, at most what is left of a round, and the round that the joiner is in."""
+
+    async def main():
+        s = swarm(6, rounds=9, size=100_000, seed=seed, bandwidth=5e6)
+        s.start()
+        await asyncio.sleep(4.0 + 0.6 * seed)
+        joiner = s.join(7)
+        await asyncio.sleep(0.51)  # it has just asked for offers
+        began = asyncio.get_running_loop().time()
+        s.nodes[2].kill()
+        left = [0, 1, 3, 4, 5, 7]
+        await s.finish(left)
+        s.check(left)
+        came = next(time for time, name, _ in joiner.log if name == "synced") - began
+        first = min(number for number, peers in joiner.contributors.items() if joiner.id in peers)
+        took = joiner.committed_at[first] - began
+        assert came < 0.5 and took < came + 2 * 1.5  # rounds of 1.25 s and an exchange
+
+    clock.run(main(), seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_who_joins_pairs_asks_the_next_one_at_once_when_one_dies(swarm, seed):
+    async def main():
+        s = swarm(3, rounds=8, seed=seed, outer='method = "noloco"\n')
+        s.start()
+        await asyncio.sleep(4.2)
+        joiner = s.join(7)
+        await asyncio.sleep(0.51)
+        began = asyncio.get_running_loop().time()
+        s.nodes[0].kill()
+        s.nodes[1].kill()
+        await s.finish([2, 7])
+        assert next(time for time, name, _ in joiner.log if name == "synced") - began < 0.8
+
+    clock.run(main(), seed=seed)
