@@ -300,7 +300,7 @@ class Peer:
         session, me = self.session, self.identity.peer_id
         session = session.links[fragment] if isinstance(session, ChainedSession) else session
         replica = session.replica
-        if not set(self.presence.roster.view.peers) - {me} <= set(session.without):
+        if not set(self.presence.roster.view.peers) - {me} <= set(session.states.without):
             return False  # who may have one has not said that it does not, and may be rounds ahead
 
         def change() -> None:
