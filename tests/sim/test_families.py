@@ -88,7 +88,7 @@ def test_a_replica_that_adds_something_of_its_own_is_seen(monkeypatch: pytest.Mo
     ("name", "at", "away", "until", "ready"),
     [
         ("diloco", 0.25, 3.0, 12.0, [0, 0]),  # nobody that has come has got its state: it founds the run once more
-        ("diloco", 1.5, 12.0, 24.0, [0, 1]),  # they have gone on without it
+        ("diloco", 1.5, 16.0, 26.0, [0, 2]),  # they have gone on without it
         pytest.param("merge", 8.0, 3.0, 64.0, [0, 1], marks=pytest.mark.trial),  # it has had a round alone
     ],
 )
