@@ -31,7 +31,7 @@ from .sealing import (
     session_of,
     stream_keys,
 )
-from .tcp import confirmed, pace, round_trip, tune
+from .tcp import confirmed, hold_back, pace, round_trip, tune
 
 if TYPE_CHECKING:
     from thinwire.swarm.frame import Buffer
@@ -207,6 +207,7 @@ class Stream(asyncio.BufferedProtocol):
             return
         self.up += size
         self.idle = False
+        hold_back(self._transport.get_extra_info("socket"))
         self._transport.write(record)
         if self._outgoing is not None and self._transport.get_write_buffer_size() == 0:
             self._flushed()

@@ -11,6 +11,9 @@ CONGESTION = "bbr"
 MAX_PACING_RATE = 47
 """SO_MAX_PACING_RATE of Linux, which Python has no name for."""
 
+AHEAD, LEAST_AHEAD = 0.1, 1 << 16
+"""Seconds' worth of bytes that the kernel holds unsent, and bytes at least: half of it bridges what our loop does meanwhile."""
+
 
 def tune(sock: socket.socket) -> bool:
     """Set a socket for long links; True when the kernel grants CONGESTION control.
@@ -61,4 +64,19 @@ def pace(sock: socket.socket, rate: int) -> None:
     try:
         sock.setsockopt(socket.SOL_SOCKET, MAX_PACING_RATE, min(rate, 2**32 - 1))
     except OSError:
+        pass
+
+
+def hold_back(sock: socket.socket) -> None:
+    """Let the kernel take little more than it is about to send (Linux, TCP_NOTSENT_LOWAT): what waits with us goes to the
+    stream that gets on, can be overtaken, and can be called back. Elsewhere nothing happens.
+    """
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 112)
+        # struct tcp_info: tcpi_pacing_rate, bytes/s, at offset 104. Without BBR the kernel reckons one, too.
+        rate = struct.unpack_from("=Q", info, 104)[0] if len(info) >= 112 else 0
+        if rate:
+            most = min(2**31 - 1, max(LEAST_AHEAD, int(AHEAD * rate)))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, most)
+    except (AttributeError, OSError):
         pass

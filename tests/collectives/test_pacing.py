@@ -62,6 +62,21 @@ def test_bulk_through_sockets_is_no_faster_than_its_limit(wire, loop):
     wire.run(work, loop=loop)
 
 
+@pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
+def test_what_cannot_leave_yet_waits_here_and_not_in_the_kernel(wire, loop):
+    """Else frames are dealt to streams long before they leave, and round after round one of them ends last."""
+
+    async def work():
+        first, second = await wire.pair(up=RATE // 10)
+        link = (await wire.settled(first, second))[0]
+        assert await first.chunk(second, bytes(10 * SIZE))
+        await asyncio.sleep(0)
+        kept = [stream._transport.get_write_buffer_size() for stream in link.bundle._streams.values()]
+        assert sum(kept) > 7 * SIZE
+
+    wire.run(work, loop=loop)
+
+
 def test_on_a_narrow_uplink_state_goes_after_rounds(wire):
     async def work():
         first = await wire.peer(1, up=RATE)
