@@ -1,7 +1,8 @@
 """How a joiner or a straggler gets the state of the last committed round: from many peers at once, each chunk checked.
 
 Several peers offer the hashes of their state's chunks; enough of them must agree on one digest, of all that were asked and not
-only of those that answer first: who applies a round answers when it is done with it. Then only chunks that
+only of those that answer first: who applies a round answers when it is done with it. Nobody is waited for whose answer could
+change nothing. Then only chunks that
 differ from what is here are fetched, a few at a time from every source that offered that digest; a source that sends a wrong
 chunk is not asked again, one that has no more of it is left out. Equal states cost nothing but the offers. What has been
 fetched when a try fails is of use to the next one (`Partial`), as far as the chunks are the same.
@@ -72,11 +73,11 @@ class Foreign:
 
 Offers = dict[PeerId, tuple[StateOffer, tuple[Digest, ...]]]
 
+Mail = tuple[PeerId, Frame | None]
+"""What a peer says about its state, or (no frame) that the link to it is lost."""
+
 Believed = Callable[[Collection[PeerId]], bool]
 """Whether the common word of these peers is to be believed."""
-
-Mail = asyncio.Queue[tuple[PeerId, Frame | None]]
-"""What peers say of a state; None of one whose process is no more."""
 
 Agreed = Callable[[Mapping[PeerId, StateOffer], Collection[PeerId], bool], tuple[PeerId, ...] | None]
 """Whose common offer is to be believed, of those that were made; nobody's when they contradict each other, and None when more
@@ -94,7 +95,7 @@ def state_digest(round: int, layout: Digest, members: Sequence[PeerId], hashes: 
 async def fetch_state(
     peers: Collection[PeerId],
     send: Callable[[PeerId, Message], None],
-    inbox: Mail,
+    inbox: asyncio.Queue[Mail],
     *,
     layout: Digest,
     have: Sequence[Digest],
@@ -110,15 +111,16 @@ async def fetch_state(
     """The agreed state of the last committed round, or None when nobody offered one that enough agree on (try again).
     Foreign when those who answered agree on the state of another model.
 
+    `peers` are those in reach, which may change meanwhile: who comes is asked, and who is gone is not waited for.
     `have` are the hashes of the chunks that are here, `nbytes` the state's size: both follow from the layout. `patience`
     is how many seconds all offers are waited for, and the unit of STALL. Rounds up to `newer_than` are of no use.
     `believed` tells whether those who make one offer are enough; offers of no use are no dissent then. Without it, a
     newcomer's way, more than half of those who may have a state must have answered, and agree; after STALL patiences those who
     have answered will do. When all have answered and the swarm was between two rounds, they are asked again at once.
-    `partial` is what earlier tries have left, and gets what this one leaves. `inbox` has what is said of this `fragment`.
-    `turn` is held while chunks travel, so that of several states only some do at a time; who has waited for it asks for
-    offers again, because rounds have gone on. With `copy_below` what is looked for is a copy of a state whose holders are
-    all gone: the newest one of a round below that, by whomever it was kept.
+    `partial` is what earlier tries have left, and gets what this one leaves. `inbox` has what is said of
+    this `fragment`. `turn` is held while chunks travel, so that of several states only some do at a time; who has waited for it
+    asks for offers again, because rounds have gone on. With `copy_below` what is looked for is a copy of a state whose holders
+    are all gone: the newest one of a round below that, by whomever it was kept.
     """
     partial = Partial() if partial is None else partial
     ours = (layout, nbytes)
@@ -130,22 +132,22 @@ async def fetch_state(
             return _believed(found, newer_than, believed, ours) or None
         if copy_below is not None:
             return _newest(found, copy_below, ours) if late or set(peers) <= set(answered) else None
-        might = _might(peers, found, answered)
+        might = len(found) + len(set(peers).difference(answered))
         own = {peer: offer for peer, offer in found.items() if (offer.layout, offer.nbytes) == ours}
         # Who is silent to the end has no state: it may still look for one, as we do, and must not keep us from ours.
         return _agreed(own or found) if 2 * len(found) > might or late else None
 
     def certain(found: Mapping[PeerId, StateOffer], answered: Collection[PeerId]) -> bool:
         """Whether a newcomer need not hear the others: enough agree already, were all of them to say something else."""
-        might = _might(peers, found, answered)
+        might = len(found) + len(set(peers).difference(answered))
         same = Counter(offer.digest for offer in found.values() if (offer.layout, offer.nbytes) == ours)
         simple = believed is None and copy_below is None
         return simple and might >= AGED and 3 * max(same.values(), default=0) >= 2 * might
 
-    question = StateAsk(fragment, copy_below is not None)
+    question, away = StateAsk(fragment, copy_below is not None), set[PeerId]()
 
     async def find() -> tuple[Offers, StateOffer] | Foreign | None:
-        offers, chosen = await _offers(peers, lambda peer: send(peer, question), inbox, patience, agreed, certain)
+        offers, chosen = await _offers(peers, lambda peer: send(peer, question), inbox, patience, agreed, certain, away)
         offer = offers[chosen[0]][0] if chosen else None
         if offer is None:
             return None
@@ -161,25 +163,27 @@ async def fetch_state(
         found = await find() if waits else found
         if not isinstance(found, tuple):
             return found
-        return await _fetch(*found, send, inbox, have=have, patience=patience, partial=partial, fragment=fragment)
+        return await _fetch(*found, away, send, inbox, have=have, patience=patience, partial=partial, fragment=fragment)
 
 
 async def _fetch(
     offers: Offers,
     offer: StateOffer,
+    away: Collection[PeerId],
     send: Callable[[PeerId, Message], None],
-    inbox: Mail,
+    inbox: asyncio.Queue[Mail],
     *,
     have: Sequence[Digest],
     patience: float,
     partial: Partial,
     fragment: int,
 ) -> Fetched | None:
-    """The state of an offer, from all who make it; None when none of them is left to ask."""
+    """The state of an offer, from all who make it and are not `away`; None when none of them is left to ask."""
     chosen = tuple(sorted(peer for peer, (one, _) in offers.items() if one.digest == offer.digest))
     hashes, nbytes = offers[chosen[0]][1], offer.nbytes
     needed = [index for index, found in enumerate(hashes) if index >= len(have) or have[index] != found]
-    sources = [peer for peer in chosen if peer not in partial.liars] or list(chosen)
+    here = [peer for peer in chosen if peer not in away]
+    sources = [peer for peer in here if peer not in partial.liars] or here
     offered = set(hashes)
     partial.chunks = {one: chunk for one, chunk in partial.chunks.items() if one in offered}
     chunks = {index: partial.chunks[hashes[index]] for index in needed if hashes[index] in partial.chunks}
@@ -244,31 +248,34 @@ async def _fetch(
 async def _offers(
     peers: Collection[PeerId],
     ask: Callable[[PeerId], None],
-    inbox: Mail,
+    inbox: asyncio.Queue[Mail],
     patience: float,
     agreed: Agreed,
     certain: Callable[[Mapping[PeerId, StateOffer], Collection[PeerId]], bool],
+    away: set[PeerId],
 ) -> tuple[Offers, tuple[PeerId, ...]]:
-    """What is offered, as far as it fits together, and who makes the offer that is to be believed."""
+    """What is offered, as far as it fits together, and who makes the offer that is to be believed. `away` gets those whose
+    link was lost since they answered last: what they said counts, but nothing can be had from them.
+    """
     found: Offers = {}
+    asked: set[PeerId] = set()
     answered: set[PeerId] = set()
-    gone: set[PeerId] = set()
 
     def offered() -> dict[PeerId, StateOffer]:
         return {peer: offer for peer, (offer, _) in found.items()}
 
     async def listen() -> None:
         """Until all have answered, or those who have are enough."""
-        nonlocal gone
-        while not (answered | gone).issuperset(peers) and not certain(offered(), answered | gone):
+        while not answered.issuperset(peers) and not certain(offered(), answered):
             peer, frame = await inbox.get()
             if frame is None:
-                gone |= {peer}.intersection(peers)
+                away.add(peer)
                 continue
             offer, raw = frame.message, bytes(frame.payload) if isinstance(frame.message, StateOffer) else b""
-            if not isinstance(offer, StateOffer) or peer not in peers:
+            if not isinstance(offer, StateOffer) or peer not in asked:
                 continue
             answered.add(peer)
+            away.discard(peer)
             hashes = tuple(raw[at : at + 32] for at in range(0, len(raw), 32))
             whole = len(raw) == 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES)
             # Without members it is the state of a peer that looks for one itself, and no round's outcome.
@@ -280,25 +287,21 @@ async def _offers(
                 found[peer] = (offer, hashes)
 
     for turn in range(STALL):
-        for peer in peers:  # again, because a link may have broken with the question, and rounds go on
+        for peer in sorted(peers):  # again, because a link may have broken with the question, and rounds go on
+            asked.add(peer)
             ask(peer)
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await listen()
-        chosen = agreed(offered(), answered | gone, turn == STALL - 1)
+        chosen = agreed(offered(), answered, turn == STALL - 1)
         if chosen or not answered:
             break
-        if (answered | gone).issuperset(peers) and len({offer.round for offer in offered().values()}) > 1:
+        if answered.issuperset(peers) and len({offer.round for offer in offered().values()}) > 1:
             found.clear()  # some had made a step that others were about to make
             answered.clear()
-        elif chosen is not None or (answered | gone).issuperset(peers):
+        elif chosen is not None or answered.issuperset(peers):
             break
     return found, chosen or ()
-
-
-def _might(peers: Collection[PeerId], found: Collection[PeerId], answered: Collection[PeerId]) -> int:
-    """How many may have a state: not those who say that they have none."""
-    return len(peers) - (len(answered) - len(found))
 
 
 def _believed(

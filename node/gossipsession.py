@@ -240,7 +240,7 @@ class GossipSession:
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
-        self._states.done(peer)
+        self._states.lost(peer)
         self._early.drop(peer)
         self._inquiry.lost(peer)
         self._present.discard(peer)
@@ -248,8 +248,6 @@ class GossipSession:
         for circle in (self._past, self.current):
             if circle is not None:
                 circle.lost(peer)
-        if gone:
-            self._states.gone(peer)
         if gone or not self.roster.alive(peer):
             self.current.drop(peer, "gone")
 

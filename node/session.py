@@ -1,7 +1,8 @@
 """The rounds of one peer: routes what comes in to the round in progress, and begins the next when one is over.
 
 Everything here runs on the event loop and belongs to the loop's thread. The session knows no model: it averages encoded
-chunks for `Rounds`; the replica's state is served to joiners (`stateserver`), and fetched when we are behind (`following`).
+chunks for `Rounds`; the replica's state is served to joiners (`stateserver`), and fetched when this peer is the one that is
+behind (`following`).
 """
 
 from __future__ import annotations
@@ -260,7 +261,9 @@ class Session:
             self.routed(peer, frame)
         self.advanced()
         self.states.resume()
-        if self.me not in self.replica.members or self.manifest.asynchronous:
+        # Where we alone had a vote, and have none, the others go on after a while: it begins when they hear that.
+        mute = self._probation > 0 and self.replica.members == (self.me,)
+        if self.me not in self.replica.members or mute or self.manifest.asynchronous:
             self.take_part()
 
     def advanced(self) -> None:
@@ -318,12 +321,11 @@ class Session:
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
-        self.states.done(peer)
+        self.states.lost(peer)
         self._history.done(peer)
         self.following.ahead.lost(peer)
         self.stats.pop(peer, None)
         if gone:
-            self.states.gone(peer)
             self.following.gone[peer] = self.current.round
         if self._lateness is not None:
             self._lateness.lost(peer)

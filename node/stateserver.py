@@ -64,7 +64,7 @@ class StateServer:
         self._waiting: set[PeerId] = set()
         self._held = False
         self._partial = Partial()
-        self._mail: Mail | None = None
+        self._mail: asyncio.Queue[Mail] | None = None
         self.offered = False
         """Whether the last `fetch` found anybody who has a state, whatever it was worth."""
         self.without: set[PeerId] = set()
@@ -101,7 +101,7 @@ class StateServer:
         return any(one is not None and one.readers for one in (self._snapshot, self._older))
 
     def done(self, peer: PeerId, round: int = LAST_ROUND) -> None:
-        """A peer takes part in `round`, so it has the state before it; or is gone."""
+        """A peer takes part in `round`, so it has the state before it."""
         for snapshot in (self._snapshot, self._older):
             if snapshot is not None and snapshot.offer.round < round:
                 snapshot.readers.discard(peer)
@@ -110,8 +110,9 @@ class StateServer:
         if self._older is not None and not self._older.readers:
             self._older = None
 
-    def gone(self, peer: PeerId) -> None:
-        """The process of a peer is no more: its answer is not waited for."""
+    def lost(self, peer: PeerId) -> None:
+        """The link to `peer` broke: it reads no more, and what it owes of a state is asked of others."""
+        self.done(peer)
         if self._mail is not None:
             self._mail.put_nowait((peer, None))
 
@@ -152,7 +153,7 @@ class StateServer:
         self.without.clear()
         try:
             fetched = await fetch_state(
-                sorted(peers),
+                peers,
                 self._outbox.control,
                 self._mail,
                 layout=self._replica.layout,
