@@ -1,7 +1,8 @@
 """How a joiner or a straggler gets the state of the last committed round: from many peers at once, each chunk checked.
 
 Several peers offer the hashes of their state's chunks; enough of them must agree on one digest, of all that were asked and not
-only of those that answer first: who applies a round answers when it is done with it. Then only chunks that
+only of those that answer first: who applies a round answers when it is done with it. Nobody is waited for whose answer could
+change nothing. Then only chunks that
 differ from what is here are fetched, a few at a time from every source that offered that digest; a source that sends a wrong
 chunk is not asked again, one that has no more of it is left out. Equal states cost nothing but the offers. What has been
 fetched when a try fails is of use to the next one (`Partial`), as far as the chunks are the same.
@@ -116,10 +117,10 @@ async def fetch_state(
     `believed` tells whether those who make one offer are enough; offers of no use are no dissent then. Without it, a
     newcomer's way, more than half of those who may have a state must have answered, and agree; after STALL patiences those who
     have answered will do. When all have answered and the swarm was between two rounds, they are asked again at once.
-    `partial` is what earlier tries have left, and gets what this one leaves. `inbox` has what is said of this `fragment`.
-    `turn` is held while chunks travel, so that of several states only some do at a time; who has waited for it asks for
-    offers again, because rounds have gone on. With `copy_below` what is looked for is a copy of a state whose holders are
-    all gone: the newest one of a round below that, by whomever it was kept.
+    `partial` is what earlier tries have left, and gets what this one leaves. `inbox` has what is said of
+    this `fragment`. `turn` is held while chunks travel, so that of several states only some do at a time; who has waited for it
+    asks for offers again, because rounds have gone on. With `copy_below` what is looked for is a copy of a state whose holders
+    are all gone: the newest one of a round below that, by whomever it was kept.
     """
     partial = Partial() if partial is None else partial
     ours = (layout, nbytes)
@@ -131,14 +132,14 @@ async def fetch_state(
             return _believed(found, newer_than, believed, ours) or None
         if copy_below is not None:
             return _newest(found, copy_below, ours) if late or set(peers) <= set(answered) else None
-        might = _might(peers, found, answered)
+        might = len(found) + len(set(peers).difference(answered))
         own = {peer: offer for peer, offer in found.items() if (offer.layout, offer.nbytes) == ours}
         # Who is silent to the end has no state: it may still look for one, as we do, and must not keep us from ours.
         return _agreed(own or found) if 2 * len(found) > might or late else None
 
     def certain(found: Mapping[PeerId, StateOffer], answered: Collection[PeerId]) -> bool:
         """Whether a newcomer need not hear the others: enough agree already, were all of them to say something else."""
-        might = _might(peers, found, answered)
+        might = len(found) + len(set(peers).difference(answered))
         same = Counter(offer.digest for offer in found.values() if (offer.layout, offer.nbytes) == ours)
         simple = believed is None and copy_below is None
         return simple and might >= AGED and 3 * max(same.values(), default=0) >= 2 * might
@@ -265,7 +266,7 @@ async def _offers(
 
     async def listen() -> None:
         """Until all have answered, or those who have are enough."""
-        while not (answered | away).issuperset(peers) and not certain(offered(), answered | away):
+        while not answered.issuperset(peers) and not certain(offered(), answered):
             peer, frame = await inbox.get()
             if frame is None:
                 away.add(peer)
@@ -288,25 +289,19 @@ async def _offers(
     for turn in range(STALL):
         for peer in sorted(peers):  # again, because a link may have broken with the question, and rounds go on
             asked.add(peer)
-            away.discard(peer)
             ask(peer)
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await listen()
-        chosen = agreed(offered(), answered | away, turn == STALL - 1)
+        chosen = agreed(offered(), answered, turn == STALL - 1)
         if chosen or not answered:
             break
-        if (answered | away).issuperset(peers) and len({offer.round for offer in offered().values()}) > 1:
+        if answered.issuperset(peers) and len({offer.round for offer in offered().values()}) > 1:
             found.clear()  # some had made a step that others were about to make
             answered.clear()
-        elif chosen is not None or (answered | away).issuperset(peers):
+        elif chosen is not None or answered.issuperset(peers):
             break
     return found, chosen or ()
-
-
-def _might(peers: Collection[PeerId], found: Collection[PeerId], answered: Collection[PeerId]) -> int:
-    """How many may have a state: not those who say that they have none."""
-    return len(found) + len(set(peers).difference(answered))
 
 
 def _believed(

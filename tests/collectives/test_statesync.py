@@ -187,11 +187,12 @@ class Crowd:
     """Peers that answer at once what `says` gives (None: nothing); those of `gone` turn out to be no more."""
 
     def __init__(self, peers, says, gone=()):
-        self.peers, self.says, self.gone, self.asked, self.inbox = peers, says, set(gone), [], None
+        self.peers, self.says, self.gone, self.asked, self.inbox = set(peers), says, set(gone), [], None
 
     def send(self, peer, message):
         self.asked.append((peer, type(message)))
         if peer in self.gone:
+            self.peers.discard(peer)
             self.inbox.put_nowait((peer, None))
         elif (source := self.says(peer)) is not None:
             self.inbox.put_nowait((peer, source.answer(message)))
