@@ -191,8 +191,9 @@ class Butterfly:
 
     @property
     def forsaken(self) -> bool:
-        """Whether there is a verdict, and nobody in reach keeps its results any more."""
-        return self.agreement.commit is not None and bool(self.sources) and self._spent.issuperset(self.sources)
+        """Whether there is a verdict, and most in reach who had its results keep them no more: the others have gone on, too."""
+        sources = self.sources
+        return self.agreement.commit is not None and 2 * len(self._spent.intersection(sources)) > len(sources)
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """The link to `peer` broke."""

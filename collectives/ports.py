@@ -39,7 +39,7 @@ async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: 
     Returns the server and its port. Raises PortTaken.
     """
     loop = asyncio.get_running_loop()
-    reason = "no port to try"
+    reason, hint = "no port to try", "choose another port or stop what uses it"
     # At most 64 tries: in a range that is nearly full, the next dial tries others.
     for port in random.SystemRandom().sample(ports, min(len(ports), 64)):
         try:
@@ -48,10 +48,13 @@ async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: 
             reason = error.strerror or str(error)
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 break
+            if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+                hint = "it is no address of this machine: name one with --host, such as 0.0.0.0"
+                break
             continue
         return server, server.sockets[0].getsockname()[1]
     text = str(ports.start) if len(ports) == 1 else f"{ports.start}-{ports.stop - 1}"
-    raise PortTaken(f"cannot listen on {host} port {text}: {reason}", "choose another port or stop what uses it")
+    raise PortTaken(f"cannot listen on {host} port {text}: {reason}", hint)
 
 
 def _family(host: str) -> int:

@@ -29,16 +29,24 @@ class Proofs:
             return
         if named != sorted(set(named)) or not set(named) <= set(opened.alive):
             return
-        if self._pending is None or len(named) > len(self._pending[1]):
-            vote = Vote(terms.round, terms.fragment, opened.ballot, name_of(opened), message.digest)
-            voters = {proof.peer for proof in message.votes if self._verify(proof.peer, vote, proof.signature)}
-            if self._pending is None or len(voters) > len(self._pending[1]):
-                self._pending = (message, voters)
+        if not self._better(message, set(named), electorate):
+            return
+        vote = Vote(terms.round, terms.fragment, opened.ballot, name_of(opened), message.digest)
+        voters = {proof.peer for proof in message.votes if self._verify(proof.peer, vote, proof.signature)}
+        if self._better(message, voters, electorate):
+            self._pending = (message, voters)
 
     def believed(self, electorate: Electorate) -> Commit | None:
         """The verdict, when its votes are a quorum as far as we can tell who is gone."""
-        if self._pending is None:
+        if self._pending is None or not _enough(*self._pending, electorate):
             return None
-        message, voters = self._pending
-        gone = {peer for peer in gone_in(message.opened) if peer not in electorate.live or peer in electorate.gone}
-        return message if electorate.enough(voters, gone, message.opened.alive) else None
+        return self._pending[0]
+
+    def _better(self, message: Commit, voters: set[PeerId], electorate: Electorate) -> bool:
+        """Whether a verdict with these votes is to be kept: many who have no say here shall not hide a few who decide."""
+        return self._pending is None or len(voters) > len(self._pending[1]) or _enough(message, voters, electorate)
+
+
+def _enough(message: Commit, voters: set[PeerId], electorate: Electorate) -> bool:
+    gone = {peer for peer in gone_in(message.opened) if peer not in electorate.live or peer in electorate.gone}
+    return electorate.enough(voters, gone, message.opened.alive)

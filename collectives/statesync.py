@@ -72,6 +72,9 @@ class Foreign:
 
 Offers = dict[PeerId, tuple[StateOffer, tuple[Digest, ...]]]
 
+Mail = tuple[PeerId, Frame | None]
+"""What a peer says about its state, or (no frame) that the link to it is lost."""
+
 Believed = Callable[[Collection[PeerId]], bool]
 """Whether the common word of these peers is to be believed."""
 
@@ -91,7 +94,7 @@ def state_digest(round: int, layout: Digest, members: Sequence[PeerId], hashes: 
 async def fetch_state(
     peers: Collection[PeerId],
     send: Callable[[PeerId, Message], None],
-    inbox: asyncio.Queue[tuple[PeerId, Frame]],
+    inbox: asyncio.Queue[Mail],
     *,
     layout: Digest,
     have: Sequence[Digest],
@@ -107,6 +110,7 @@ async def fetch_state(
     """The agreed state of the last committed round, or None when nobody offered one that enough agree on (try again).
     Foreign when those who answered agree on the state of another model.
 
+    `peers` are those in reach, which may change meanwhile: who comes is asked, and who is gone is not waited for.
     `have` are the hashes of the chunks that are here, `nbytes` the state's size: both follow from the layout. `patience`
     is how many seconds all offers are waited for, and the unit of STALL. Rounds up to `newer_than` are of no use.
     `believed` tells whether those who make one offer are enough; offers of no use are no dissent then. Without it, a
@@ -126,15 +130,15 @@ async def fetch_state(
             return _believed(found, newer_than, believed, ours) or None
         if copy_below is not None:
             return _newest(found, copy_below, ours) if late or set(peers) <= set(answered) else None
-        might = len(peers) - (len(answered) - len(found))
+        might = len(found) + len(set(peers).difference(answered))
         own = {peer: offer for peer, offer in found.items() if (offer.layout, offer.nbytes) == ours}
         # Who is silent to the end has no state: it may still look for one, as we do, and must not keep us from ours.
         return _agreed(own or found) if 2 * len(found) > might or late else None
 
-    question = StateAsk(fragment, copy_below is not None)
+    question, away = StateAsk(fragment, copy_below is not None), set[PeerId]()
 
     async def find() -> tuple[Offers, StateOffer] | Foreign | None:
-        offers, chosen = await _offers(peers, lambda peer: send(peer, question), inbox, patience, agreed)
+        offers, chosen = await _offers(peers, lambda peer: send(peer, question), inbox, patience, agreed, away)
         offer = offers[chosen[0]][0] if chosen else None
         if offer is None:
             return None
@@ -150,25 +154,27 @@ async def fetch_state(
         found = await find() if waits else found
         if not isinstance(found, tuple):
             return found
-        return await _fetch(*found, send, inbox, have=have, patience=patience, partial=partial, fragment=fragment)
+        return await _fetch(*found, away, send, inbox, have=have, patience=patience, partial=partial, fragment=fragment)
 
 
 async def _fetch(
     offers: Offers,
     offer: StateOffer,
+    away: Collection[PeerId],
     send: Callable[[PeerId, Message], None],
-    inbox: asyncio.Queue[tuple[PeerId, Frame]],
+    inbox: asyncio.Queue[Mail],
     *,
     have: Sequence[Digest],
     patience: float,
     partial: Partial,
     fragment: int,
 ) -> Fetched | None:
-    """The state of an offer, from all who make it; None when none of them is left to ask."""
+    """The state of an offer, from all who make it and are not `away`; None when none of them is left to ask."""
     chosen = tuple(sorted(peer for peer, (one, _) in offers.items() if one.digest == offer.digest))
     hashes, nbytes = offers[chosen[0]][1], offer.nbytes
     needed = [index for index, found in enumerate(hashes) if index >= len(have) or have[index] != found]
-    sources = [peer for peer in chosen if peer not in partial.liars] or list(chosen)
+    here = [peer for peer in chosen if peer not in away]
+    sources = [peer for peer in here if peer not in partial.liars] or here
     offered = set(hashes)
     partial.chunks = {one: chunk for one, chunk in partial.chunks.items() if one in offered}
     chunks = {index: partial.chunks[hashes[index]] for index in needed if hashes[index] in partial.chunks}
@@ -206,6 +212,9 @@ async def _fetch(
         except TimeoutError:
             give_up(slowest)
             continue
+        if frame is None:
+            give_up(peer)
+            continue
         message = frame.message
         if not isinstance(message, StateChunk) or message.round != offer.round or asked.get(message.index) != peer:
             continue
@@ -225,22 +234,30 @@ async def _fetch(
 async def _offers(
     peers: Collection[PeerId],
     ask: Callable[[PeerId], None],
-    inbox: asyncio.Queue[tuple[PeerId, Frame]],
+    inbox: asyncio.Queue[Mail],
     patience: float,
     agreed: Agreed,
+    away: set[PeerId],
 ) -> tuple[Offers, tuple[PeerId, ...]]:
-    """What is offered, as far as it fits together, and who makes the offer that is to be believed."""
+    """What is offered, as far as it fits together, and who makes the offer that is to be believed. `away` gets those whose
+    link was lost since they answered last: what they said counts, but nothing can be had from them.
+    """
     found: Offers = {}
+    asked: set[PeerId] = set()
     answered: set[PeerId] = set()
 
     async def listen() -> None:
         """Until all have answered."""
         while not answered.issuperset(peers):
             peer, frame = await inbox.get()
+            if frame is None:
+                away.add(peer)
+                continue
             offer, raw = frame.message, bytes(frame.payload) if isinstance(frame.message, StateOffer) else b""
-            if not isinstance(offer, StateOffer) or peer not in peers:
+            if not isinstance(offer, StateOffer) or peer not in asked:
                 continue
             answered.add(peer)
+            away.discard(peer)
             hashes = tuple(raw[at : at + 32] for at in range(0, len(raw), 32))
             whole = len(raw) == 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES)
             # Without members it is the state of a peer that looks for one itself, and no round's outcome.
@@ -252,7 +269,8 @@ async def _offers(
                 found[peer] = (offer, hashes)
 
     for turn in range(STALL):
-        for peer in peers:  # again, because a link may have broken with the question, and rounds go on
+        for peer in sorted(peers):  # again, because a link may have broken with the question, and rounds go on
+            asked.add(peer)
             ask(peer)
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):

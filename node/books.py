@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from .config import Config
 from .console import LOGGER
 from .events import EventLog
+from .lock import unwritable
 from .peer import Peer
 from .report import Reporter
 from .status import this_process, write_status
@@ -18,10 +19,14 @@ STATUS_SECONDS = 1.0
 
 
 class Books:
-    """Opens the event log of a run. `report` is what the peer writes to. Raises OSError."""
+    """Opens the event log of a run. `report` is what the peer writes to. Raises InUseError."""
 
     def __init__(self, config: Config, run_id: bytes, device: str = "") -> None:
-        self._log, self._status = EventLog(config.directories.run(run_id).events), config.directories.status
+        events = config.directories.run(run_id).events
+        try:
+            self._log, self._status = EventLog(events), config.directories.status
+        except OSError as error:
+            raise unwritable(events, error) from None
         self.report = Reporter(
             self._write, say=LOGGER.log, wall=time.time, name=config.name, device=device, process=this_process()
         )

@@ -81,7 +81,7 @@ class ChainRounds(OverlappedRounds):
 
     async def sync(self, *, weight: int, loss: float, speed: float) -> Outcome:
         """See Rounds.sync. `weight`: the tokens since what was last sent of this fragment."""
-        current, behind = self.session.current, self.session.behind
+        current, behind = self.session.current, self.session.following.behind
         if self._settled is not None or current.agreement.commit is not None or behind.is_set():
             self.late = True
             self.aired.set()

@@ -97,7 +97,7 @@ class ChainedSession:
                 bandwidth=bandwidth,
                 stash=stash,
             )
-            link.told, link.turn = self._advanced, turn
+            link.told, link.following.turn = self._advanced, turn
             link.stats, link.on_commit = self.stats, lambda: self.on_commit()
         self.ahead: Session = next(iter(self.links.values()))
         if presence.watch is not None:

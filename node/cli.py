@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = app(args=arguments or ["--help"], prog_name="thinwire", standalone_mode=False, obj=session)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except HintedError as error:
         record_traceback(error, session.log, show=session.debug)

@@ -5,6 +5,7 @@ Text is tokenized once, into a cache file that is named by its content and mappe
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sysconfig
@@ -70,6 +71,10 @@ def open_corpus(path: Path | None, tokenizer: Tokenizer, cache: Path) -> Corpus:
             raise DataError(f"{path or root}: no text in it", "give a file or a folder with text")
         return Corpus((np.memmap(target, dtype, mode="r"),), tokenizer.vocab, identity)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DataError(
+                f"{cache}: {error.strerror}", "the text is kept there as tokens: make room, or name another --home"
+            ) from None
         raise _unreadable(Path(error.filename or root), error) from None
 
 
@@ -114,7 +119,7 @@ def _walk(root: Path, without: Collection[str] = ()) -> Iterator[Path]:
 
 
 def _unreadable(file: Path, error: OSError) -> DataError:
-    return DataError(f"{file}: {error.strerror or error}", "check that the file may be read and the disk has room")
+    return DataError(f"{file}: {error.strerror or error}", "check that the file may be read")
 
 
 def _identity(files: list[Path], root: Path, tokenizer: Tokenizer) -> str:

@@ -37,7 +37,15 @@ from .tokenizer import load_tokenizer
 from .training import batches_of, prepare
 from .waiting import cancelled
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANGUP = getattr(signal, "SIGHUP", None)
+"""The terminal is gone."""
+
+
+def _signals() -> list[signal.Signals]:
+    """Those that end a daemon well. Under nohup it outlives its terminal."""
+    outlives = HANGUP is None or signal.getsignal(HANGUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *(() if outlives else (HANGUP,))]
+
 
 Result = TypeVar("Result")
 
@@ -67,6 +75,16 @@ def _run(entry: Entry, options: Options, *, here: Path) -> int:
         return uvloop.run(daemon.run())
 
 
+def _hand_out(invite: str) -> None:
+    """Print how others join; a run goes on though nobody reads that."""
+    try:
+        print(f"thinwire join {invite}", flush=True)
+    except OSError as error:
+        LOGGER.warning("cannot print the invite: %s; `thinwire invite` shows it", error.strerror)
+        # What is still buffered must not complain when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Daemon:
     """See the module. `here` is the directory in which files named by the manifest are looked for."""
 
@@ -86,13 +104,16 @@ class Daemon:
         life = self._life()
 
         def signalled(number: int) -> None:
+            if self._stopping and number == HANGUP:
+                return  # the system and the shell may each say so
             if self._stopping:
                 os._exit(128 + number)
             self._stopping = True
             LOGGER.warning("stopping after this round; once more to stop at once")
             life.stop()
 
-        for number in SIGNALS:
+        signals = _signals()
+        for number in signals:
             loop.add_signal_handler(number, signalled, number)
         try:
             await self._live(life, books)
@@ -104,7 +125,7 @@ class Daemon:
             books.close()
             for worker in (self._worker, self._second):
                 worker.shutdown(cancel_futures=True)
-            for number in SIGNALS:
+            for number in signals:
                 # What is left takes a moment, and the exit code is settled: a first signal in it changes nothing any more.
                 loop.remove_signal_handler(number)
                 signal.signal(number, lambda number, _: signalled(number))
@@ -129,7 +150,7 @@ class Daemon:
             rounds=options.rounds,
             held=held_of,
             moves=moves,
-            invited=lambda code: print(f"thinwire join {code}", flush=True),
+            invited=_hand_out,
         )
 
     async def _live(self, life: Life, books: Books) -> None:

@@ -240,7 +240,7 @@ class GossipSession:
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
-        self._states.done(peer)
+        self._states.lost(peer)
         self._early.drop(peer)
         self._inquiry.lost(peer)
         self._present.discard(peer)

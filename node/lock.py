@@ -17,6 +17,11 @@ class InUseError(HintedError):
     exit_code: ClassVar[int] = 3
 
 
+def unwritable(path: Path, error: OSError) -> InUseError:
+    """The error for a file of ours that cannot be opened."""
+    return InUseError(f"cannot write {path}: {error.strerror}", "name a directory of your own with --home")
+
+
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
     """Hold the lock file while the block runs; the system lets go of it however the process ends. Raises InUseError."""
@@ -26,7 +31,7 @@ def hold(path: Path) -> Iterator[None]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise InUseError(f"cannot write {path}: {error.strerror}", "name a directory of your own with --home") from None
+        raise unwritable(path, error) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

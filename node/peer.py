@@ -7,7 +7,7 @@ gets the model's parameters and makes the peer a member.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from thinwire.swarm.roster import Roster
 from thinwire.swarm.seat import Seating, seating
 
 from .chains import ChainedReplica
+from .chainsession import ChainedSession
 from .checkpoint import CheckpointStore, SaveOutcome
 from .directories import RunDirectory
 from .doors import Doors, OpenTransport
@@ -94,6 +95,8 @@ class Peer:
         """Whether the session has begun: there are rounds, a replica and a roster to ask about."""
         self._running: asyncio.Task[None] | None = None
         self._anchors = AnchorFile(directory.path / "anchors.json", doors.disk)
+        self._returns = False
+        """Whether we have founded this run before, and were its only member when we left it."""
         self._lived = directory.manifest.name in doors.disk.names(directory.path)
         self.keep = Keep(CheckpointStore(directory.checkpoints, doors.disk, identity), run_id, doors, emit)
 
@@ -113,7 +116,7 @@ class Peer:
             return False
         self.doors.rng.shuffle(anchors)  # the first may all be gone, and each of them takes its time
         # A machine that answers that nobody listens there any more need not be asked again.
-        alone = self._anchors.alone
+        alone = self._returns = self._anchors.alone
         refusal = await self._knock(anchors, BACK_SECONDS if alone else SEARCH_SECONDS, (REFUSED,))
         if refusal is None or alone or (isinstance(refusal, (NoSwarm, Refused)) and refusal.nobody):
             return refusal is None
@@ -153,7 +156,7 @@ class Peer:
         )
         doors = self.doors
         self.presence = Presence(
-            self.transport, roster, now=doors.now, emit=self.emit, site=self._site, aside=doors.aside
+            self.transport, roster, now=doors.now, emit=self._seen, site=self._site, aside=doors.aside
         )
         self.presence.watch = Watch(
             roster,
@@ -277,10 +280,13 @@ class Peer:
         if isinstance(self.rounds, Rounds):
             self.rounds.beside = beside
         self.ready = True
+        if not joins and self.replica.alike:
+            self.drop_anchor()
         if joins:
             alone = int(SEARCH_SECONDS / PATIENCE)
             tries = OWN_STATE if self.replica.round else 0
-            if not await self.rounds.enter(tries=tries, alone=alone, lost=self.lost):
+            lost = partial(self._again, work) if self._returns else self.lost
+            if not await self.rounds.enter(tries=tries, alone=alone, lost=lost):
                 raise NoSwarm("the swarm went away before it could give us its state", "ask for a new invite")
         else:
             await work(lambda: write(self.replica.theta))
@@ -288,6 +294,21 @@ class Peer:
                 self.session.take_part()
         for one in self.beside:
             self.presence.attend(one())
+
+    async def _again(self, work: Work, fragment: int) -> bool:
+        """Go on alone, or found the run once more: those who came after the last round that we had alone have no state."""
+        session, me = self.session, self.identity.peer_id
+        session = session.links[fragment] if isinstance(session, ChainedSession) else session
+        replica = session.replica
+        if not set(self.presence.roster.view.peers) - {me} <= set(session.states.without):
+            return False  # who may have one has not said that it does not, and may be rounds ahead
+
+        def change() -> None:
+            replica.members = (me,)
+
+        await session.change(work, change)
+        session.brought_back()
+        return True
 
     def save(self, private: PrivateState | None) -> SaveOutcome:
         """Write a checkpoint, see `Keep.save`."""
@@ -304,6 +325,12 @@ class Peer:
             if record is not None and peer != self.identity.peer_id and record.addresses:
                 seeds.append(Seed(record.addresses[0], record.transport_key))
         return Invite(self.run_id, tuple(seeds[:MAX_SEEDS])) if seeds else None
+
+    def _seen(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Tell it; and who is here is worth knowing before the first round with them is over, which may take hours."""
+        self.emit(kind, fields)
+        if kind == "joined" and self.ready and self.replica.alike and self.replica.members == (self.identity.peer_id,):
+            self.drop_anchor()
 
     def drop_anchor(self) -> None:
         """Keep on disk where the others are."""

@@ -89,9 +89,9 @@ class Rounds:
         """
         session, tried, lonely = self._session, 0, 0
         while not await self._catch_up():
-            if session.foreign is not None:
-                raise mismatch(session.replica, session.foreign)
-            lonely = lonely + 1 if session.alone else 0
+            if session.following.foreign is not None:
+                raise mismatch(session.replica, session.following.foreign)
+            lonely = lonely + 1 if session.following.alone else 0
             if lost is not None and lonely >= LONELY and await lost(session.fragment):
                 await self._adopt()
                 return True
@@ -114,7 +114,7 @@ class Rounds:
         """
         await self.settled()
         session = self._session
-        if session.current.agreement.commit is None and not session.behind.is_set():
+        if session.current.agreement.commit is None and not session.following.behind.is_set():
             try:
                 encoded = await self._work(self._encode)
             except FloatingPointError as error:
@@ -138,7 +138,7 @@ class Rounds:
                 await self._late(weight)
         if outcome.commit is not None:
             await whole(self._settle(outcome, outcome.commit))
-        elif outcome.diverged or session.behind.is_set():
+        elif outcome.diverged or session.following.behind.is_set():
             if not await self._catch_up():
                 session.again()
                 await session.pause()
@@ -154,13 +154,13 @@ class Rounds:
 
     async def _catch_up(self) -> bool:
         """Take over the swarm's state, if there is one for us."""
-        fetched = await self._session.newer(self._work)
+        fetched = await self._session.following.newer(self._work)
         if fetched is not None:
             await whole(self._take_over(fetched))
         return fetched is not None
 
     async def _take_over(self, fetched: Fetched) -> None:
-        await self._session.install(fetched, self._work)
+        await self._session.states.install(self._work, fetched)
         await self._adopt()
 
     async def _settle(self, outcome: Outcome, commit: Commit) -> None:

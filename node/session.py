@@ -1,7 +1,8 @@
 """The rounds of one peer: routes what comes in to the round in progress, and begins the next when one is over.
 
 Everything here runs on the event loop and belongs to the loop's thread. The session knows no model: it averages encoded
-chunks for `Rounds`; the replica's state it serves to joiners, and fetches when this peer is the one that is behind.
+chunks for `Rounds`; the replica's state is served to joiners (`stateserver`), and fetched when this peer is the one that is
+behind (`following`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from thinwire.collectives.proposal import Terms
 from thinwire.collectives.series import STASH, Series, fragment_of, round_of
 from thinwire.collectives.shards import Grid
 from thinwire.collectives.stash import Stash
-from thinwire.collectives.statesync import Fetched, Foreign
 from thinwire.compression.codec import Buffer
-from thinwire.node.ahead import Ahead
+from thinwire.node.following import Following
 from thinwire.node.history import History
 from thinwire.node.outer import Replica
 from thinwire.node.presence import TICK, Emit, Presence
@@ -101,10 +101,6 @@ class Session:
         presence.link = self._series.bandwidth.known
         if manifest.exchange.sick == "isolate" and presence.watch is not None:
             self._series.sick = presence.watch.slow
-        self.behind = self._series.behind
-        """Set when the swarm is so far ahead that the state must be fetched."""
-        self.foreign: Foreign | None = None
-        """Set when those who were asked for their state train another model."""
         self.strays = 0
         """Frames that were dropped because they are of a round that is over, or far ahead."""
         self.stats: dict[PeerId, tuple[float, float, int]] = {}
@@ -116,20 +112,21 @@ class Session:
         self._now, self._emit, self._probation = now, emit, probation
         self._outbox = presence.outbox
         entered = probation == 0 and self.me in replica.members
-        self._states = StateServer(
+        self.states = StateServer(
             replica, presence.outbox, now, entered=entered, fragment=fragment, emit=emit, report=self.report
         )
-        self._ahead = Ahead(now)
-        self._gone: dict[PeerId, int] = {}
+        self.following = Following(
+            replica,
+            self.states,
+            presence=presence,
+            series=self._series,
+            current=lambda: self.current,
+            now=now,
+            fragment=fragment,
+        )
         # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._stash = self._series.stash
-        self.turn: asyncio.Semaphore | None = None
-        """Held while chunks of a state are fetched; sessions of other fragments have the same."""
-        self._committed = False
-        """Whether a round was committed here in this life."""
-        self._outdated = False
-        """Whether others have brought our state back while we were away."""
         self._history = History(replica.state.nbytes, now)
         self._plan = blake3.blake3(
             msgspec.msgpack.encode([replica.layout, codec.spec, grid.total, grid.chunk, manifest.exchange.aggregation])
@@ -191,7 +188,7 @@ class Session:
     def overtaken(self) -> bool:
         """Whether the swarm has gone on without us, by a round or more: training on the old state is of no more use."""
         commit, ahead = self.current.agreement.commit, self.current.round > self.replica.round
-        return (commit is not None and ahead and not self.follows(commit)) or self.behind.is_set()
+        return (commit is not None and ahead and not self.follows(commit)) or self.following.behind.is_set()
 
     @property
     def ready(self) -> Collection[PeerId]:
@@ -237,36 +234,36 @@ class Session:
                 self.replica.settle()
             return result
 
-        return await self._states.change(work, change)
+        return await self.states.change(work, change)
 
     def advance(self) -> None:
         """The replica has a new state: begin the next round, or the same one anew when the state of the last was fetched."""
         done, lost, attempt = self.current, set[PeerId](), self._life
-        if self.replica.round == done.round and done.complete:
+        committed = self.replica.round == done.round and done.complete
+        if committed:
             lost = done.departed
-            self._committed = True
             self._history.add(done)
             self._probation = max(0, self._probation - 1)
         else:
             self._history.clear()
-        if self.replica.round + 1 == done.round and self._states.entered:
+        if self.replica.round + 1 == done.round and self.states.entered:
             # What we promised in it is forgotten, so we have no say in it any more; and our next announcement is a later one.
             self._probation, attempt, lost = max(1, self._probation), done.attempt, done.lost_after_open
-        self._gone = {peer: number for peer, number in self._gone.items() if peer in lost and number == done.round}
-        self.behind.clear()
-        self._outdated = False
+        self.following.begin(done.round, lost, committed=committed)
         self._give_up()
         self.current = self._next_round(attempt)
         self._outbox.begin(self.current.round, self.fragment)
         # Those who are beyond it, and who have announced something in it before we began it anew.
         said = done.agreement.ready.keys() - {self.me} if done.round == self.current.round else set[PeerId]()
-        for peer in sorted(said | set(self._ahead.begin(self.current.round))):
+        for peer in sorted(said | set(self.following.ahead.begin(self.current.round))):
             self._outbox.control(peer, Ask(self.current.round, self.fragment))
         for peer, frame in self._stash.take(lambda frame: fragment_of(frame.message) == self.fragment):
             self.routed(peer, frame)
         self.advanced()
-        self._states.resume()
-        if self.me not in self.replica.members or self.manifest.asynchronous:
+        self.states.resume()
+        # Where we alone had a vote, and have none, the others go on after a while: it begins when they hear that.
+        mute = self._probation > 0 and self.replica.members == (self.me,)
+        if self.me not in self.replica.members or mute or self.manifest.asynchronous:
             self.take_part()
 
     def advanced(self) -> None:
@@ -304,7 +301,7 @@ class Session:
         witness = self._probation == 0
         terms = self.replica.terms(terms)
         return self._series.begin(
-            terms, self.grid, gone=self._gone, witness=witness, attempt=attempt, turn=self.replica.turn
+            terms, self.grid, gone=self.following.gone, witness=witness, attempt=attempt, turn=self.replica.turn
         )
 
     def _phase(self, round: int, name: str) -> None:
@@ -324,12 +321,12 @@ class Session:
 
     def lost(self, peer: PeerId, *, gone: bool) -> None:
         """See Handler."""
-        self._states.done(peer)
+        self.states.lost(peer)
         self._history.done(peer)
-        self._ahead.lost(peer)
+        self.following.ahead.lost(peer)
         self.stats.pop(peer, None)
         if gone:
-            self._gone[peer] = self.current.round
+            self.following.gone[peer] = self.current.round
         if self._lateness is not None:
             self._lateness.lost(peer)
         self.current.lost(peer, gone=gone)
@@ -340,13 +337,13 @@ class Session:
         message = frame.message
         self._series.look()
         if isinstance(message, STATE):
-            self._states.routed(peer, frame)
+            self.states.routed(peer, frame)
         elif isinstance(message, Behind):
-            self._ahead.claimed(peer, message.round)
+            self.following.ahead.claimed(peer, message.round)
             if message.round >= self.current.round:
                 self.current.agreement.passed(peer)
                 self.current.spent(peer)
-            self._look_ahead()
+            self.following.look()
         else:
             self._route_round(peer, frame)
 
@@ -355,16 +352,16 @@ class Session:
         self._series.look()
         self.current.tick()
         self._history.pump()
-        self._history.prune(self.current, self.live, read=self._states.read)
-        self._states.ticked()
-        self._look_ahead()
+        self._history.prune(self.current, self.live, read=self.states.read)
+        self.states.ticked()
+        self.following.look()
 
     def _route_round(self, peer: PeerId, frame: Frame) -> None:
         message, current, number = frame.message, self.current.round, round_of(frame.message)
         if isinstance(message, Ready) and message.weight:
             self.stats[peer] = (message.loss, message.speed, number)
         if isinstance(message, Ready):
-            self._states.done(peer, number)
+            self.states.done(peer, number)
         if isinstance(message, Prepare) and not self.replica.members:
             self._outbox.control(peer, Decline(number, self.fragment, "no state yet"))
         if number == current:
@@ -373,11 +370,11 @@ class Session:
             self.current.hear(peer, frame)
             if isinstance(message, Commit):
                 # Not every verdict can be believed afterwards: who was gone then may be here now.
-                self._ahead.claimed(peer, number)
+                self.following.ahead.claimed(peer, number)
                 self.current.agreement.passed(peer)
             if isinstance(message, Ready):
                 self._history.done(peer)
-                self._history.prune(self.current, self.live, read=self._states.read)
+                self._history.prune(self.current, self.live, read=self.states.read)
         elif number < current:
             self._route_past(peer, frame, number)
         else:
@@ -387,7 +384,7 @@ class Session:
             if isinstance(message, Ready):
                 self.current.agreement.passed(peer)
             lacking = frame.signature and self.current.agreement.commit is None
-            if lacking and self._ahead.seen(peer, number, self.patience):
+            if lacking and self.following.ahead.seen(peer, number, self.patience):
                 self._outbox.control(peer, Ask(current, self.fragment))
 
     def _route_past(self, peer: PeerId, frame: Frame, number: int) -> None:
@@ -404,113 +401,7 @@ class Session:
             if frame.signature:
                 self._outbox.control(peer, Behind(self.replica.round, self.fragment))
 
-    def _look_ahead(self) -> None:
-        """Fetch the state when the swarm has gone on without us so far that nobody helps us to follow."""
-        if self.behind.is_set() or self._ahead.silent:
-            return
-        fly, others = self.current, self._voices()
-        if not others and self._sovereign:
-            return
-        others = others or sorted(self.live)
-        if self._ahead.inquire(self.replica.round, others, fly.moved, self.patience):
-            for peer in others:
-                self._outbox.control(peer, Ask(fly.round, self.fragment))
-        patience = self.patience
-        if fly.agreement.commit is not None:
-            # Only its results are lacking: they are not waited for for ever, and hardly where nobody has them any more.
-            patience = self._series.floor if fly.forsaken else 2 * patience
-        able = fly.agreement.able_without
-        if self._ahead.beyond_reach(self.replica.round, others, fly.moved, patience, able):
-            self.behind.set()
-            if fly.agreement.commit is None:
-                fly.agreement.overtaken()
-                fly.pump()
-
-    def _voices(self) -> list[PeerId]:
-        """Who is still here of the last round that we know of, ours or the one whose verdict we have: what they say counts."""
-        commit = self.current.agreement.commit
-        members = self.replica.members if commit is None else commit.opened.members
-        return [p for p in members if p != self.me and p not in self._gone and self.roster.alive(p)]
-
-    @property
-    def _sovereign(self) -> bool:
-        """Whether our last round is ours to continue: when no other member of it is left, no stranger's word replaces it.
-
-        Not so what a checkpoint brought: the swarm may have gone on without us, and all who were there then may be gone.
-        """
-        return self._committed and self.me in self.replica.members and not self._outdated
-
-    @property
-    def without(self) -> Collection[PeerId]:
-        """Who answered, when a state was last looked for, that it has none."""
-        return self._states.without
-
-    @property
-    def entered(self) -> bool:
-        """Whether this peer is part of the swarm, and gives its state to who asks."""
-        return self._states.entered
-
-    @property
-    def lone(self) -> bool:
-        """Whether nobody else takes part in the round in progress, or could: nothing comes of it without our contribution."""
-        fly = self.current
-        over = fly.agreement.commit is not None or self.behind.is_set()
-        return not over and not self._voices() and not (self.live & {*fly.agreement.ready})
-
-    def outdated(self) -> bool:
-        """While we were away the state was brought back by others, says who may: theirs is to be fetched. False, and nothing
-        happens, where other members of our last round are here: their word is the better one.
-        """
-        fly = self.current
-        known = self._outdated and self.behind.is_set()
-        if known or self._voices() or fly.agreement.commit is not None:
-            return False
-        self._outdated = True
-        self.behind.set()
-        fly.agreement.overtaken()
-        fly.pump()
-        return True
-
     def brought_back(self) -> None:
         """The state that comes next was made here, after all who had one were gone: nothing that was promised binds us."""
-        self._probation, self._outdated = 0, False
-
-    async def copy(self, work: Work, below: int) -> Fetched | None:
-        """Fetch the newest copy of a state of a round before `below` that anybody keeps."""
-        fetched = await self._states.fetch(self.live, work, patience=self.patience, newer_than=-1, copy_below=below)
-        return fetched if isinstance(fetched, Fetched) else None
-
-    @property
-    def alone(self) -> bool:
-        """Whether nobody offered a state when one was looked for: those that are here, if any, are no swarm."""
-        return not self._states.offered
-
-    async def newer(self, work: Work) -> Fetched | None:
-        """Fetch the state of the last committed round from those who have it; None when nobody offers what we need.
-
-        When somebody said that we are behind, only a later round will do.
-        """
-        behind, voices, able = self.behind.is_set(), self._voices(), self.current.agreement.able_without
-        self.behind.clear()
-        if self._sovereign and not voices:
-            return None
-
-        def believed(those: Collection[PeerId]) -> bool:
-            return 2 * len(set(those) & set(voices)) > len(voices) or (behind and not able(those))
-
-        fetched = await self._states.fetch(
-            self.live,
-            work,
-            patience=self.patience,
-            newer_than=self.replica.round - (not behind),
-            believed=believed if voices else None,
-            turn=self.turn,
-        )
-        if isinstance(fetched, Foreign):
-            self.foreign = fetched
-            return None
-        return fetched
-
-    async def install(self, fetched: Fetched, work: Work) -> None:
-        """Make what `newer` gave the replica's state; then comes `advance`."""
-        await self._states.install(work, fetched)
+        self._probation = 0
+        self.following.brought_back()

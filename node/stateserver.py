@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from thinwire.collectives.outbox import Outbox
-from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Believed, Fetched, Foreign, Partial, fetch_state
+from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Believed, Fetched, Foreign, Mail, Partial, fetch_state
 from thinwire.node.outer import Replica
 from thinwire.node.presence import Emit
 from thinwire.node.waiting import Result, Work
@@ -64,7 +64,7 @@ class StateServer:
         self._waiting: set[PeerId] = set()
         self._held = False
         self._partial = Partial()
-        self._mail: asyncio.Queue[tuple[PeerId, Frame]] | None = None
+        self._mail: asyncio.Queue[Mail] | None = None
         self.offered = False
         """Whether the last `fetch` found anybody who has a state, whatever it was worth."""
         self.without: set[PeerId] = set()
@@ -101,7 +101,7 @@ class StateServer:
         return any(one is not None and one.readers for one in (self._snapshot, self._older))
 
     def done(self, peer: PeerId, round: int = LAST_ROUND) -> None:
-        """A peer takes part in `round`, so it has the state before it; or is gone."""
+        """A peer takes part in `round`, so it has the state before it."""
         for snapshot in (self._snapshot, self._older):
             if snapshot is not None and snapshot.offer.round < round:
                 snapshot.readers.discard(peer)
@@ -109,6 +109,12 @@ class StateServer:
             self._snapshot = None
         if self._older is not None and not self._older.readers:
             self._older = None
+
+    def lost(self, peer: PeerId) -> None:
+        """The link to `peer` broke: it reads no more, and what it owes of a state is asked of others."""
+        self.done(peer)
+        if self._mail is not None:
+            self._mail.put_nowait((peer, None))
 
     def routed(self, peer: PeerId, frame: Frame) -> None:
         """A frame about state."""
@@ -147,7 +153,7 @@ class StateServer:
         self.without.clear()
         try:
             fetched = await fetch_state(
-                sorted(peers),
+                peers,
                 self._outbox.control,
                 self._mail,
                 layout=self._replica.layout,

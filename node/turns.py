@@ -216,7 +216,7 @@ class ChainedRounds:
         if link is None or number in self._flights or self._is_over(number):
             await asyncio.sleep(0)  # for who waits to touch the model
             return not all(self._is_over(one) for one in self.links)
-        if not link.owed and link.session.lone:
+        if not link.owed and link.session.following.lone:
             await asyncio.sleep(TICK)
             return True
         self.cut = self._behind(turn, link)

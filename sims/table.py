@@ -32,7 +32,8 @@ class Session:
 
     def __init__(self, table: Table, me: PeerId, replica: Any, codec: Any, cut: Grid, number: int = 0) -> None:
         self.me, self.replica, self.codec, self.number, self._table, self._grid = me, replica, codec, number, table, cut
-        self.behind, self.patience, self.grace = asyncio.Event(), 1.0, table.manifest.exchange.seconds
+        self.following = SimpleNamespace(behind=asyncio.Event(), lone=False)
+        self.patience, self.grace = 1.0, table.manifest.exchange.seconds
         self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None, opened=None), attempt=0)
         self.ready: Collection[PeerId] = table.members
 

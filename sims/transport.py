@@ -140,7 +140,9 @@ class SimTransport:
         # Packets are whole when they come; of one on its way so much is here as its share of the uplink may have brought.
         pipe, now = link.pipe(link.other(self), bulk=True), self._net.loop.now
         came, then = self._came.get(peer, (0.0, now))
-        busy = (pipe.queue or pipe.flying or pipe.waiting) and not self._net.holds.held(peer, self.peer_id)
+        # Nothing of what is flying has come yet: while it is sent again, after a loss, nor does what is behind it.
+        moving = pipe.waiting or pipe.arrived or (pipe.queue and not pipe.flying)
+        busy = moving and not self._net.holds.held(peer, self.peer_id)
         if busy and pipe.uplink.rate:
             came += (now - then) * pipe.uplink.rate / max(1, pipe.uplink.flows)
         self._came[peer] = (came, now)

@@ -149,6 +149,7 @@ class Vitals:
     def _rosters(self, running: list[Machine], now: float) -> None:
         there = {m.identity.peer_id for m in self._machines if m.process is not None and m.process.ready}
         skewed = {m.identity.peer_id for m in self._machines if self._excused(m, now)}
+        skewed |= {m.identity.peer_id for m in running if m.process is not None and m.process.peer.session.roster.left}
         coming = {m.identity.peer_id for m in self._machines if m.process is not None and not m.process.ready}
         fallen = {m.identity.peer_id: self._changed.get(m.index, 0.0) for m in self._machines if not m.up}
         everybody = tuple(sorted(there))

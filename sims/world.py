@@ -180,7 +180,7 @@ class SimWorld:
     async def play(self) -> None:
         """From the first boot to the end."""
         for machine in self.machines:
-            self.net.at(machine.spec.join, self._join, machine)
+            self.net.at(machine.spec.join, machine.boot)
             if machine.spec.leave is not None:
                 self.net.at(machine.spec.leave, machine.leave)
         for fault in self.scenario.faults:
@@ -205,10 +205,6 @@ class SimWorld:
             transport.links.clear()  # nobody is to hear of the end of another
         for machine in self.machines:
             machine.kill("the end", crash=False)
-
-    def _join(self, machine: Machine) -> None:
-        machine.boot()
-        self._changed([machine.index])
 
     def _changed(self, peers: list[int]) -> None:
         self.vitals.change(peers, self.loop.time())
@@ -344,6 +340,7 @@ class SimWorld:
     def booted(self, machine: Machine) -> None:
         """A process runs."""
         self.journal.event(self.loop.time(), machine.index, "up")
+        self._changed([machine.index])
 
     def ended(self, machine: Machine, reason: str, failure: BaseException | None) -> None:
         """A process is no more."""

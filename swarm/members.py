@@ -13,7 +13,7 @@ from . import rumor
 from .broadcast import Broadcast
 from .identity import Identity, short
 from .member import Event, Member
-from .ownrecord import OwnRecord
+from .ownrecord import MISSED, OwnRecord
 from .preset import Preset
 from .protocol import PeerId
 from .record import PeerRecord
@@ -188,7 +188,7 @@ class Members:
     def _accept_own(self, record: PeerRecord, now: float) -> None:
         verdict = self.own.judge(record)
         if verdict == "earlier":
-            self._answer(now, above=record.sequence)
+            self._answer(now, above=record.sequence + MISSED)
         elif verdict == "rival":
             where = ", ".join(record.addresses) or "an unknown address"
             self.events.append(Event("duplicate", self.me, f"our key is in use at {where}"))

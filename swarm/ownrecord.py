@@ -12,6 +12,9 @@ from .record import SKEW, PeerRecord
 FOREIGN_LIMIT = 3
 """Records in our name, from our address but not by us, before we believe that somebody else uses our key."""
 
+MISSED = 1000
+"""Records that an earlier life of ours may have issued after one that we hear of. No two of all lives may have one sequence."""
+
 
 class OwnRecord:
     """`record` is the current one; `publish_at` when a new one is due (infinity: not). `period`: least seconds between two.

@@ -153,6 +153,11 @@ class Roster:
         self._gone = True
         return [(peer, Gossip((item,))) for peer in self._rng.sample(others, min(FAREWELLS, len(others)))]
 
+    @property
+    def left(self) -> bool:
+        """Whether we have said goodbye."""
+        return self._gone
+
     def handle(self, sender: PeerId, message: Message, now: float) -> Letters:
         """Take in a message whose signature is checked. Returns messages to send. Raises TypeError for other types."""
         if self._gone:

@@ -94,7 +94,11 @@ def learner(
     host.round = lambda: _chain(peer, seat.stage).replica.round if peer.ready else 0
 
     def outdated(origin: PeerId, stage: int) -> None:
-        if peer.ready and (origin, stage) == (host.host.origin, seat.stage) and _chain(peer, stage).outdated():
+        if (
+            peer.ready
+            and (origin, stage) == (host.host.origin, seat.stage)
+            and _chain(peer, stage).following.outdated()
+        ):
             peer.emit(
                 "outdated", {"peer": origin.hex(), "detail": f"stage {stage} was brought back while we were away"}
             )

@@ -46,13 +46,13 @@ class Salvage:
         assert isinstance(session, ChainedSession)
         link = session.links[stage]
         me = self._peer.identity.peer_id
-        if not holders(self._peer, stage) - {me} <= set(link.without):
+        if not holders(self._peer, stage) - {me} <= set(link.states.without):
             return False  # who may have it has not said that it does not
         will = await self._steward.ask(stage, link.patience)
-        if will is None or not set(will.others) - {me} <= set(link.without):
+        if will is None or not set(will.others) - {me} <= set(link.states.without):
             return False
         own = link.replica.round
-        fetched = await link.copy(self._work, below=will.round)
+        fetched = await link.following.copy(self._work, below=will.round)
         copied = fetched.offer.round if fetched is not None else None
         newest = max(will.round - 1, own)
         choice = rescue(

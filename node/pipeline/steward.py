@@ -75,7 +75,7 @@ class Steward:
         peer, session = self._peer, self._peer.session if self._peer.ready else None
         if not isinstance(session, ChainedSession) or not 0 <= stage < session.replica.count:
             return None
-        if stage in session.links or not all(link.entered for link in session.links.values()):
+        if stage in session.links or not all(link.states.entered for link in session.links.values()):
             return None
         if heir not in holders(peer, stage):
             return None

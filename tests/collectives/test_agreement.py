@@ -667,6 +667,17 @@ def test_forged_commit_is_not_believed(case):
     assert peer.commit is None
 
 
+def test_a_verdict_of_strangers_hides_no_other():
+    """Four who have no say here have decided something by the same number; then a verdict comes with three members' votes."""
+    peer, ids = _led()
+    strangers = [name(i) for i in (7, 8, 9, 10)]
+    peer.hear(strangers[0], _commit(_open(strangers, strangers[0]), strangers), b"", 0.0)
+    assert peer.commit is None
+    commit = _commit(_open(ids, ids[0]), ids[:3])
+    peer.hear(ids[0], commit, b"", 0.0)
+    assert peer.commit == commit
+
+
 def test_weight_is_capped_and_nothing_weighs_nothing():
     ids = [name(i) for i in range(3)]
     peer = agreement(ids[0], ids, ids)

@@ -415,6 +415,20 @@ def test_who_keeps_nothing_any_more_is_not_waited_for():
     assert not seat.fly.forsaken, "what it had said was about another round"
 
 
+def test_one_of_many_that_may_keep_results_is_not_waited_for_alone():
+    """Its link may be the one that loses what we ask; the others have gone on, and so has it."""
+    seat, third = Seat(), bytes([9]) * 32
+    seat.fly.reach(third)
+    group = (LEADER, OTHER, third)
+    entries = tuple(Contribution(peer, 1, 10) for peer in group)
+    opened = Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ())
+    seat.hear(LEADER, _commit(opened, seat, voters=group))
+    seat.fly.spent(OTHER)
+    assert not seat.fly.forsaken
+    seat.fly.spent(third)
+    assert seat.fly.forsaken
+
+
 @pytest.mark.parametrize("owes", [True, False])
 def test_bytes_on_their_way_are_progress_when_they_are_owed_and_for_a_while(owes):
     """LEADER withholds its results, while OTHER sends on at 2.5 kB/s: what it owes, or what is of no use."""

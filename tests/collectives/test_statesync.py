@@ -1,6 +1,7 @@
 import asyncio
 
 import blake3
+import pytest
 from thinwire.collectives.statesync import Foreign, fetch_state, state_digest
 from thinwire.sims import clock
 from thinwire.swarm.frame import Frame
@@ -103,6 +104,46 @@ def test_who_has_not_answered_or_has_gone_on_meanwhile_is_asked_again():
 
     fetched, took = clock.run(main(), seed=1)
     assert fetched.offer.round == 6 and fetched.sources == (FOUNDER, SECOND) and took < 2.1
+
+
+@pytest.mark.parametrize("when", [0.0, 2.1])
+def test_who_is_lost_is_no_source_any_more(when):
+    """Its offer counts, and what it was asked for is asked of another at once: not after five patiences."""
+
+    async def main():
+        loop, inbox = asyncio.get_running_loop(), asyncio.Queue()
+        source = Source(b"this", round=5, members=(FOUNDER, SECOND))
+        loop.call_at(when, inbox.put_nowait, (FOUNDER, None))
+
+        def send(peer, message):
+            if peer == SECOND or (peer == FOUNDER and isinstance(message, StateAsk)):
+                inbox.put_nowait((peer, source.answer(message)))
+
+        fetched = await fetch_state(
+            (FOUNDER, SECOND, THIRD), send, inbox, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0
+        )
+        return fetched, loop.time()
+
+    fetched, took = clock.run(main(), seed=1)
+    assert fetched.sources == (FOUNDER, SECOND) and fetched.chunks == {0: b"this"} and took < 2.2
+
+
+def test_who_comes_within_reach_meanwhile_is_asked_and_who_goes_is_not_waited_for():
+    async def main():
+        loop, inbox, peers = asyncio.get_running_loop(), asyncio.Queue(), {SECOND, THIRD}
+        source = Source(b"this", round=5, members=(FOUNDER, SECOND))
+        loop.call_at(1.0, peers.remove, THIRD)
+        loop.call_at(1.0, peers.add, FOUNDER)
+
+        def send(peer, message):
+            if peer != THIRD:
+                inbox.put_nowait((peer, source.answer(message)))
+
+        fetched = await fetch_state(peers, send, inbox, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0)
+        return fetched, loop.time()
+
+    fetched, took = clock.run(main(), seed=1)
+    assert fetched.sources == (FOUNDER, SECOND) and took < 2.1
 
 
 def test_the_newest_copy_counts_whoever_keeps_it():

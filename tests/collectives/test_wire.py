@@ -11,7 +11,7 @@ import psutil
 import pytest
 import uvloop
 from thinwire.collectives import streams
-from thinwire.collectives.ports import PortTaken
+from thinwire.collectives.ports import PortTaken, listen
 from thinwire.collectives.sealing import WORDS
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.protocol import (
@@ -287,9 +287,18 @@ def test_port_taken(wire):
         first = await wire.peer(1)
         with pytest.raises(PortTaken) as error:
             await wire.peer(2, port=first.port)
-        assert error.value.exit_code == 3 and error.value.hint
+        assert error.value.exit_code == 3 and "port" in error.value.hint
 
     wire.run(work)
+
+
+def test_an_address_of_another_machine():
+    async def work():
+        with pytest.raises(PortTaken) as error:
+            await listen(asyncio.Protocol, "192.0.2.1", range(0, 1))
+        assert "--host" in error.value.hint
+
+    asyncio.run(work())
 
 
 def test_member_and_bulk_ports_come_from_the_range(wire):

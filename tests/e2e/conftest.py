@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from thinwire.node.directories import directories
 from thinwire.node.events import read_events
+from thinwire.node.status import read_status
 
 CAP = 100.0
 """Seconds after which something that should have happened has not; a generous multiple of what it takes."""
@@ -41,9 +42,10 @@ batch = 2
 [outer]
 method = "{method}"
 steps = {steps}
+{outer}
 [exchange]
-grace = 5.0
-min_peers = {min_peers}
+grace = {grace}
+{exchange}
 """
 
 COMMAND = str(Path(sys.executable).with_name("thinwire"))
@@ -62,6 +64,7 @@ class Daemon:
 
     def __init__(self, home: Path) -> None:
         self.home, self.name = home, home.name
+        self.program: tuple[str, ...] = (COMMAND,)
         self.process: subprocess.Popen[bytes] | None = None
         self.events: list[Event] = []
         self.lives: list[int] = []
@@ -76,7 +79,7 @@ class Daemon:
         self._said.mkdir(exist_ok=True)
         with open(self._said / "stdout", "wb") as out, open(self._said / "stderr", "wb") as errors:
             self.process = subprocess.Popen(
-                [COMMAND, *map(str, arguments), "--home", str(self.home)],
+                [*self.program, *map(str, arguments), "--home", str(self.home)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,
@@ -155,6 +158,16 @@ class Daemon:
         assert command == "thinwire join"
         return code
 
+    def newest_invite(self) -> str:
+        """The one that its status has, with all who are there now; any peer's."""
+        me, until = self.wait("ready") and self.id, time.monotonic() + CAP
+        while time.monotonic() < until:
+            said = read_status(directories(self.home).status)
+            if said is not None and said.invite and said.peer == me:
+                return said.invite
+            time.sleep(0.05)
+        raise AssertionError(f"{self.name}: no invite in the status")
+
     def complaint(self) -> tuple[str, str]:
         """Its one `error:` line and its one `hint:` line, with nothing after them."""
         lines = self.stderr.splitlines()
@@ -189,17 +202,28 @@ class Daemon:
 
 
 class Machine:
-    """Daemons in one directory, of one manifest and one text."""
+    """Daemons in one directory, of one manifest and one text. `outer`, `exchange`: more lines of these tables."""
 
     def __init__(
-        self, path: Path, *, rounds: int = 0, steps: int = 30, min_peers: int = 1, seed: int = 1, method: str = "diloco"
+        self,
+        path: Path,
+        *,
+        rounds: int = 0,
+        steps: int = 30,
+        grace: float = 5.0,
+        seed: int = 1,
+        method: str = "diloco",
+        outer: str = "",
+        exchange: str = "",
     ) -> None:
         path.mkdir(exist_ok=True)
         self.path = path
         self.daemons: dict[str, Daemon] = {}
         self._passed: dict[str, int] = {}
         self.manifest = path / "run.toml"
-        text = MANIFEST.format(rounds=rounds, steps=steps, min_peers=min_peers, seed=seed, method=method)
+        text = MANIFEST.format(
+            rounds=rounds, steps=steps, grace=grace, seed=seed, method=method, outer=outer, exchange=exchange
+        )
         self.manifest.write_text(text)
         self.text = path / "text.txt"
         draw = random.Random(0)

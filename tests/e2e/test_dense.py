@@ -7,8 +7,7 @@ import pytest
 
 @pytest.mark.trial
 def test_a_run_with_four_bits(machine):
-    here = machine(steps=10)
-    here.manifest.write_text(here.manifest.read_text() + 'codec = "int4(block=256)"\n')
+    here = machine(steps=10, exchange='codec = "int4(block=256)"')
     founder = here.found("founder", "--wait-for", 2, "--rounds", 3)
     other = here.join("other", founder.invite(), "--rounds", 3)
     assert (founder.exit(), other.exit()) == (0, 0)
@@ -18,8 +17,7 @@ def test_a_run_with_four_bits(machine):
 
 
 def test_parameters_that_cannot_be_are_refused(machine):
-    here = machine()
-    here.manifest.write_text(here.manifest.read_text() + 'codec = "int4(block=20)"\n')
+    here = machine(exchange='codec = "int4(block=20)"')
     founder = here.found("founder")
     assert founder.exit() == 2
     error, _ = founder.complaint()

@@ -28,21 +28,9 @@ class Swarm:
         if not self.living:
             daemon = self.machine.found(name, *more)
         else:
-            daemon = self.machine.join(name, self.invite(), *more)
+            daemon = self.machine.join(name, self.living[0].newest_invite(), *more)
         self.living.append(daemon)
         return daemon
-
-    def invite(self):
-        """The newest invite of the oldest."""
-        oldest = self.living[0]
-        oldest.wait("ready")
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            said = read_status(directories(oldest.home).status)
-            if said is not None and said.invite and said.peer == oldest.id:
-                return said.invite
-            time.sleep(0.05)
-        raise AssertionError("no invite in the status")
 
     def top_up(self, n):
         """At least n, all of them members, exchanging with each other."""
@@ -181,7 +169,7 @@ def test_two_daemons_on_one_key(life):
     twin.home.mkdir()
     shutil.copy(older.home / "identity.key", twin.home / "identity.key")
     life.living.remove(older)
-    life.living.append(life.machine.join("twin", life.invite()))
+    life.living.append(life.machine.join("twin", life.living[0].newest_invite()))
     assert older.exit() == 3
     error, hint = older.complaint()
     assert older.id[:8] in error and "--home" in hint
@@ -226,10 +214,17 @@ def test_disk_full(life, small_disk):
     assert cramped.stderr.count("cannot write the log file") == 1 and "Traceback" not in cramped.stderr
 
 
-def test_sigterm_leaves_well(life):
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param([signal.SIGTERM], id="term"),
+        pytest.param([signal.SIGHUP, signal.SIGHUP], id="terminal closed", marks=pytest.mark.trial),
+    ],
+)
+def test_signal_leaves_well(life, numbers):
     life.top_up(3)
     leaver = life.living.pop()
-    asked = leaver.signal(signal.SIGTERM)
+    asked = [leaver.signal(number) for number in numbers][0]
     assert leaver.exit() == 0
     own = leaver.of("left")[-1]
     assert own["round"] == leaver.round

@@ -23,8 +23,7 @@ def test_a_run_that_trains_on(machine):
 
 @pytest.mark.trial
 def test_a_run_that_waits_for_nobody(machine):
-    here = machine(steps=12, method="delayed-nesterov")
-    here.manifest.write_text(here.manifest.read_text().replace("grace = 5.0", "grace = 0.2"))
+    here = machine(steps=12, method="delayed-nesterov", grace=0.2)
     founder = here.found("founder", "--wait-for", 2, "--rounds", 8)
     other = here.join("other", founder.invite(), "--rounds", 8)
     assert (founder.exit(), other.exit()) == (0, 0)
@@ -70,10 +69,7 @@ def test_back_from_a_checkpoint(machine, method):
 @pytest.mark.trial
 def test_several_fragments_under_way(machine):
     """Each with rounds of its own; one of two is killed, and comes back to all of them."""
-    here = machine(steps=12, method="streaming")
-    manifest = here.manifest.read_text()
-    assert 'method = "streaming"' in manifest
-    here.manifest.write_text(manifest.replace('method = "streaming"', 'method = "streaming"\noverlap = 9'))
+    here = machine(steps=12, method="streaming", outer="overlap = 9")
     founder = here.found("founder", "--wait-for", 2)
     other = here.join("other", founder.invite())
     for daemon in (founder, other):

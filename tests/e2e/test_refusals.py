@@ -130,7 +130,7 @@ def test_nobody_there(refused):
 
 def test_second_signal_ends_at_once(machine):
     """The first lets it finish the round, which can take a while: here two peers are needed and there is one."""
-    here = machine(min_peers=2)
+    here = machine(exchange="min_peers = 2")
     lonely = {130: (here.found("a"), signal.SIGINT), 143: (here.found("b"), signal.SIGTERM)}
     for code, (daemon, number) in lonely.items():
         daemon.wait("phase", phase="announce")
@@ -148,3 +148,26 @@ def test_first_signal_ends_a_search(machine):
         daemon.wait("start")
         daemon.signal(signal.SIGTERM)
         assert daemon.exit() == 0
+
+
+@pytest.mark.parametrize("out", ["closed", "unread"])
+def test_nobody_reads_the_invite(machine, out):
+    """The run is none the worse for it."""
+    here = machine()
+    daemon = here.daemon("founder")
+    words = {"closed": 'exec "$@" >&-', "unread": '"$@" | true; exit ${PIPESTATUS[0]}'}
+    daemon.program = ("bash", "-c", words[out], "bash", *daemon.program)
+    here.found("founder", "--rounds", 2)
+    assert daemon.exit() == 0, daemon.stderr
+    assert daemon.of("round")[-1]["round"] == 2 and "error:" not in daemon.stderr
+
+
+@pytest.mark.trial
+def test_nohup_outlives_the_terminal(machine):
+    here = machine()
+    daemon = here.daemon("founder")
+    daemon.program = ("nohup", *daemon.program)
+    here.found("founder").wait("ready")
+    daemon.wait("round", after=daemon.signal(signal.SIGHUP))
+    daemon.signal(signal.SIGTERM)
+    assert daemon.exit() == 0

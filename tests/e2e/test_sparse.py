@@ -42,8 +42,7 @@ def test_daemons_of_other_methods(machine, method, steps):
 
 @pytest.mark.trial
 def test_daemons_that_own_parts_of_sparse_sums(machine):
-    here = machine(rounds=4, steps=20, method="sparseloco")
-    here.manifest.write_text(here.manifest.read_text() + 'collective = "sparse-butterfly"\n')
+    here = machine(rounds=4, steps=20, method="sparseloco", exchange='collective = "sparse-butterfly"')
     founder = here.found("founder", "--wait-for", 2)
     other = here.join("other", founder.invite())
     assert (founder.exit(), other.exit()) == (0, 0)
@@ -55,8 +54,7 @@ def test_daemons_that_own_parts_of_sparse_sums(machine):
 
 
 def test_a_codec_that_cannot_be_is_refused(machine):
-    here = machine(method="sparseloco")
-    here.manifest.write_text(here.manifest.read_text() + 'codec = "topk(k=0,chunk=4096)|2bit|rice"\n')
+    here = machine(method="sparseloco", exchange='codec = "topk(k=0,chunk=4096)|2bit|rice"')
     founder = here.found("founder")
     assert founder.exit() == 2
     error, _ = founder.complaint()

@@ -144,7 +144,7 @@ class Rounds:
         self.me, self.codec, self.grid = PEERS[0], CODEC, CUT
         self.replica = replica_of(method, outer)
         self.model = self.replica.theta.copy()
-        self.behind, self.patience, self.grace = asyncio.Event(), 1.0, 2.0
+        self.following, self.patience, self.grace = SimpleNamespace(behind=asyncio.Event()), 1.0, 2.0
         self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None))
         self.verdicts, self.announced, self.advanced, self.reports = [], [], 0, []
         self.rounds = BufferedRounds(self, manifest, read=self.read, write=self.write, work=at_once)

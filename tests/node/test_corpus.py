@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from pathlib import Path
@@ -108,6 +109,17 @@ def test_text_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     second = opened(tmp_path / "x.txt", tmp_path)
     assert second.identity != first.identity and text_of(second) == b"hellO\n\n"
     assert text_of(first) == b"hello\n\n"
+
+
+def test_a_disk_without_room_for_tokens_is_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "text.txt").write_text("some text")
+    monkeypatch.setattr(corpus_module.os, "fsync", full)
+    with pytest.raises(DataError, match="cache: No space") as error:
+        opened(tmp_path / "text.txt", tmp_path)
+    assert "make room" in error.value.hint and not list((tmp_path / "cache").iterdir())
 
 
 def test_the_identity_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.node import events as module
+from thinwire.node.books import Books
+from thinwire.node.config import load
 from thinwire.node.events import EventLog, read_events
+from thinwire.node.lock import InUseError
 from thinwire.node.status import PeerStatus, Status, alive, read_status, this_process, write_status
 
 
@@ -154,3 +157,12 @@ def test_alive_means_this_very_process():
     assert not alive(zombie)
     child.wait()
     assert not alive(zombie)
+
+
+def test_an_event_log_that_cannot_be_opened_is_named(tmp_path):
+    config = load({"home": tmp_path}, {})
+    events = config.directories.run(b"r" * 32).events
+    events.mkdir(parents=True)
+    with pytest.raises(InUseError, match="events.jsonl") as error:
+        Books(config, b"r" * 32)
+    assert error.value.exit_code == 3 and "--home" in error.value.hint

@@ -5,6 +5,7 @@ The oracle "agreement" holds all digests of a round against each other, of all m
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from thinwire.node.lowrank import LowRankReplica
 from thinwire.sims import families, seeds
 from thinwire.sims.families import CHURN, FAMILIES
+from thinwire.sims.faults import Fault
 from thinwire.sims.world import simulate
 from thinwire.swarm import manifest as manifests
 from thinwire.swarm.methods import OUTER
@@ -80,3 +82,28 @@ def test_a_replica_that_adds_something_of_its_own_is_seen(monkeypatch: pytest.Mo
     monkeypatch.setattr(LowRankReplica, "commit", leaking)
     found = simulate(families.scenario("powersgd", 0), preset=seeds.PACE, first=True).violations
     assert found and found[0].oracle == "agreement"
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "away", "until", "ready"),
+    [
+        ("diloco", 0.25, 3.0, 12.0, [0, 0]),  # nobody that has come has got its state: it founds the run once more
+        ("diloco", 1.5, 12.0, 24.0, [0, 1]),  # they have gone on without it
+        pytest.param("merge", 8.0, 3.0, 64.0, [0, 1], marks=pytest.mark.trial),  # it has had a round alone
+    ],
+)
+def test_a_founder_that_comes_back_before_its_first_round_with_others(
+    name: str, at: float, away: float, until: float, ready: list[int]
+) -> None:
+    """There is one run: whoever came meanwhile is in it, whether it had the founder's state or not."""
+    scenario = families.scenario(name, 0)
+    peers = tuple(replace(peer, join=0.05 * bool(peer.index)) for peer in scenario.peers)
+    scenario = replace(scenario, peers=peers, faults=(Fault(at, "restart", (0,), away),), duration=until)
+    run = simulate(scenario, preset=seeds.PACE, stall=FAMILIES[name].stall)
+    assert run.violations == ()
+    digests: dict[int, set[str]] = {}
+    for event in run.journal.events:
+        if event.name == "round":
+            digests.setdefault(event.fields["round"], set()).add(event.fields["digest"])
+    assert len(digests) >= 2 and all(len(found) == 1 for found in digests.values())
+    assert [event.fields["round"] for event in run.journal.events if event.name == "ready" and not event.peer] == ready

@@ -512,7 +512,7 @@ def test_a_state_is_offered_once_it_has_its_digest(tmp_path, told):
         await ones[0].until(lambda: len(Beside.waiting) == 2)
         asked, told[:] = clock.current().time(), []
         late = One(world, 2, invite=ones[0].invites[0], beside=Beside(0.95))
-        await late.until(lambda: any(one._states._waiting for one in (ones[0].peer.session, ones[1].peer.session)))
+        await late.until(lambda: any(one.states._waiting for one in (ones[0].peer.session, ones[1].peer.session)))
         assert Beside.waiting and clock.current().time() < asked + 5.0
         await late.reach(ones[0].peer.replica.round + 2)
         await stop([*ones, late])

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from thinwire.node.duties import DuplicateKey
 from thinwire.node.life import Life
+from thinwire.node.presence import Presence
 from thinwire.node.rounds import Rounds
 from thinwire.sims import seeds
 from thinwire.sims.clock import HOST
@@ -58,6 +59,21 @@ def test_a_peer_that_makes_no_rounds_any_more_is_noticed_in_every_trial(monkeypa
     for seed in (0, 1):
         found = simulate(seeds.trial(seed), preset=seeds.PACE, stall=seeds.STALL, first=True).violations
         assert found and (found[0].oracle, found[0].peer) == ("lockstep", ONE)
+
+
+def test_who_has_said_goodbye_is_missed_by_nobody(monkeypatch):
+    leave = Presence.leave
+
+    async def slowly(self):
+        await leave(self)
+        await asyncio.sleep(2.0)
+
+    monkeypatch.setattr(Presence, "leave", slowly)
+    scenario = seeds.trial(3, 4)
+    manifest = scenario.manifest.replace('name = "trial"', 'name = "trial"\nrounds = 14')
+    scenario = replace(scenario, manifest=manifest, faults=(), duration=40.0)
+    run = simulate(scenario, preset=seeds.PACE, stall=seeds.STALL)
+    assert run.violations == () and len([event for event in run.journal.events if event.name == "down"]) == 4
 
 
 def test_the_error_of_a_helper_that_nobody_awaits_is_noticed_among_many_tasks(monkeypatch):

@@ -419,3 +419,33 @@ def test_what_loses_packets_touches_its_peers_alone_and_ends_in_time() -> None:
     assert 2.0 < max(named) < 4.0  # the time-out that is running at the end is waited for
     assert sum(delay > 0.1 for delay in named) > 500
     assert max(others) == max(after) == min(named)
+
+
+def test_a_lost_packet_does_not_come_while_it_is_sent_again() -> None:
+    """What waits for a time-out is no progress: neither the packet that was lost nor what is behind it."""
+
+    async def main() -> tuple[list[int], list[int]]:
+        net = SimNet(5)
+        a, b = _swarm(net, 2)
+        a.uplink.rate = 1e6
+        await a.send(b.peer_id, _chunk())
+        await b.recv()
+
+        async def watch() -> list[int]:
+            before, seen = b.came(a.peer_id), []
+            for index in range(2):
+                await a.send(b.peer_id, _chunk(index, MIB))
+            for _ in range(3):
+                await asyncio.sleep(0.25)
+                seen.append(b.came(a.peer_id) - before)
+            for _ in range(2):
+                await b.recv()
+            return seen
+
+        well = await watch()
+        net.lose((a.peer_id,), 0.999, until=net.loop.time() + 1.0)
+        return well, await watch()
+
+    well, lossy = clock.run(main(), seed=1)
+    assert sorted(set(well)) == well and well[-1] > MIB // 4
+    assert lossy == [0, 0, 0]

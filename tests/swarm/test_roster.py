@@ -467,8 +467,13 @@ def test_a_record_of_an_earlier_life_is_outbid() -> None:
     roster = _alone(others=2)
     earlier = record(0, 9, issued=EPOCH - 50)
     roster.handle(NAMES[1], Gossip((rumor.announce(earlier),)), 1.0)
-    assert roster.record.sequence == 10 and _kinds(roster) == []
-    for sequence in (20, 30):  # but it comes again and again
+    assert roster.record.sequence > earlier.sequence and _kinds(roster) == []
+    # That life had issued more, of which we have not heard, and others have: with our clock set back we began below them.
+    other = _alone(5, others=0)
+    for mine in (*(record(0, sequence, issued=EPOCH - 50) for sequence in range(9, 30)), roster.record):
+        other.handle(NAMES[2], Gossip((rumor.announce(mine),)), 1.0)
+    assert other.states()[NAMES[0]] == "alive" and other.record_of(NAMES[0]) == roster.record
+    for sequence in (5000, 9000):  # but it comes again and again
         roster.handle(NAMES[1], Gossip((rumor.announce(record(0, sequence, issued=EPOCH - 50)),)), 5.0 + sequence)
     assert _kinds(roster) == [("duplicate", NAMES[0])]
 
