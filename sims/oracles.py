@@ -54,7 +54,7 @@ USUAL = 40
 """Rounds after which what was long once says nothing about the usual norm any more (aggregate.MEMORY to that power: 1.5 %)."""
 
 SLACK = 0.02
-"""Part of the largest value by which two encodings may differ from what was encoded."""
+"""Part of the longest contribution by which encodings may differ from what was encoded, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +243,17 @@ class Oracles:
             ]
             self._bound(index, old, new, honest, sum(weights))
 
+    def _rounding(self, delta: Floats) -> float:
+        """How far what is encoded is from `delta`; coarse codecs are."""
+        cut, square = grid(delta.size, self._codec), 0.0
+        for chunk in range(len(cut)):
+            start, stop = cut.span(chunk)
+            payload, decoded = np.empty(self._codec.nbytes(stop - start), np.uint8), np.empty(stop - start, np.float32)
+            encode(self._codec, delta[start:stop], payload)
+            self._codec.decode(payload.data, decoded)
+            square += float(np.sum(np.square(decoded - delta[start:stop])))
+        return float(np.sqrt(square))
+
     def _fair(self, weight: int, trained: int) -> bool:
         # What goes on while an exchange is under way counts for the next; who was left out meanwhile forgoes some of it.
         if self._manifest.outer.method == "eager":
@@ -304,6 +315,7 @@ class Oracles:
         aggregate = new.momentum - np.float32(self._manifest.outer.momentum) * old.momentum
         away = float(np.linalg.norm(aggregate - mean))
         limit = (1 - share / total) * (1 + NORM_LIMIT) * longest
-        slack = SLACK * longest * (1 + len(deltas)) + 1e-3 * limit
+        rounding = max(SLACK * longest, *(self._rounding(delta) for delta, _ in deltas))
+        slack = rounding * (1 + len(deltas)) + 1e-3 * limit  # of every contribution, and of each sum on its way around a ring
         if not away <= limit + slack:
             self._tell("bound", index, f"round {new.round}: {away:.3g} from the honest mean, the limit is {limit:.3g}")

@@ -47,6 +47,11 @@ def test_families(name: str, numbers: range) -> None:
     assert not failed, "\n".join(failed)
 
 
+def test_coarse_roundings_are_no_lies() -> None:
+    """Of a ring with 4 bits whose ballot adopts another's results: what each rounding takes is more than of other codecs."""
+    assert seeds.check_family(58, "diloco") is None
+
+
 def test_every_method_and_every_way_of_the_data_is_played() -> None:
     """By the manifests of the first seeds, and all of them have each kind of churn and somebody who comes late."""
     seen: dict[str, set[object]] = {"method": set(), "collective": set(), "topology": set(), "chained": set()}
