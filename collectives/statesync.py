@@ -265,8 +265,8 @@ async def _offers(
         return {peer: offer for peer, (offer, _) in found.items()}
 
     async def listen() -> None:
-        """Until all have answered, or those who have are enough."""
-        while not answered.issuperset(peers) and not certain(offered(), answered):
+        """Until all who were asked and are here have answered, or those who have are enough."""
+        while not answered.issuperset(asked.intersection(peers)) and not certain(offered(), answered):
             peer, frame = await inbox.get()
             if frame is None:
                 away.add(peer)

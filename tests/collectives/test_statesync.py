@@ -147,6 +147,24 @@ def test_who_comes_within_reach_meanwhile_is_asked_and_who_goes_is_not_waited_fo
     assert fetched.sources == (FOUNDER, SECOND) and took < 2.1
 
 
+def test_who_comes_when_all_that_were_asked_have_answered_is_not_waited_for():
+    """Those who start together see each other one by one: each has the founder's word, and newcomers have none to give."""
+
+    async def main():
+        loop, inbox, peers = asyncio.get_running_loop(), asyncio.Queue(), {FOUNDER}
+        held, newcomer = Source(b"this", round=5, members=(FOUNDER,)), Source(b"this")
+
+        def send(peer, message):
+            loop.call_later(0.1, inbox.put_nowait, (peer, (newcomer if peer != FOUNDER else held).answer(message)))
+
+        loop.call_at(0.05, peers.update, (SECOND, THIRD))
+        fetched = await fetch_state(peers, send, inbox, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0)
+        return fetched, loop.time()
+
+    fetched, took = clock.run(main(), seed=1)
+    assert fetched.sources == (FOUNDER,) and took < 0.5
+
+
 def test_the_newest_copy_counts_whoever_keeps_it():
     """Copies are of different rounds, which is no dissent; one of a round that there cannot be is believed by nobody."""
     sources = {
