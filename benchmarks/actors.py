@@ -69,10 +69,10 @@ class Actor:
         except BrokenPipeError:
             pass
 
-    def hear(self) -> dict[str, Any]:
-        """The next line. Raises RuntimeError when the process has ended, or says nothing for too long."""
+    def hear(self, seconds: float | None = None) -> dict[str, Any]:
+        """The next line. Raises RuntimeError when the process has ended, or says nothing for so long (None: its patience)."""
         try:
-            said = self._said.get(timeout=self._patience)
+            said = self._said.get(timeout=self._patience if seconds is None else seconds)
         except queue.Empty:
             said = None
         if said is None:
