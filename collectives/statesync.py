@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import blake3
@@ -188,7 +187,6 @@ async def _fetch(
     partial.chunks = {one: chunk for one, chunk in partial.chunks.items() if one in offered}
     chunks = {index: partial.chunks[hashes[index]] for index in needed if hashes[index] in partial.chunks}
     asked: dict[int, PeerId] = {}
-    known = set(chosen)
     load: Counter[PeerId] = Counter()
     now = asyncio.get_running_loop().time
     moved = dict.fromkeys(sources, now())
@@ -226,10 +224,6 @@ async def _fetch(
             give_up(peer)
             continue
         message = frame.message
-        if isinstance(message, StateOffer) and message.digest == offer.digest and peer not in known:
-            known.add(peer)  # it was not waited for
-            sources.append(peer)
-            moved[peer] = now()
         if not isinstance(message, StateChunk) or message.round != offer.round or asked.get(message.index) != peer:
             continue
         size = min(CHUNK_BYTES, nbytes - message.index * CHUNK_BYTES)
@@ -242,7 +236,7 @@ async def _fetch(
             if len(frame.payload):  # else its round is over there, and it serves another state by now
                 partial.liars.add(peer)
             give_up(peer)
-    return Fetched(offer, hashes, chunks, tuple(sorted(known)))
+    return Fetched(offer, hashes, chunks, chosen)
 
 
 async def _offers(
@@ -286,15 +280,20 @@ async def _offers(
             ):
                 found[peer] = (offer, hashes)
 
-    for turn in range(STALL):
+    waited = hurried = 0
+    while True:
         for peer in sorted(peers):  # again, because a link may have broken with the question, and rounds go on
             asked.add(peer)
             ask(peer)
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(patience):
                 await listen()
-        chosen = agreed(offered(), answered, turn == STALL - 1)
-        if chosen or not answered:
+            hurried += 1
+        except TimeoutError:
+            waited += 1
+        # Only time that was given to those who are silent makes it late, not how often the others were asked.
+        chosen = agreed(offered(), answered, waited == STALL)
+        if chosen or not answered or STALL in (waited, hurried):
             break
         if answered.issuperset(peers) and len({offer.round for offer in offered().values()}) > 1:
             found.clear()  # some had made a step that others were about to make

@@ -293,22 +293,20 @@ def test_a_source_that_dies_is_left_at_once():
     assert fetched.chunks == {0: b"new!"} and took == 0
 
 
-def test_who_offers_the_same_later_is_a_source_too():
-    """Nobody waited for it; it is asked when those who have answered turn out to be no more, one by one."""
-    held = Source(b"new!", round=3, members=SIX)
-    crowd = Crowd(SIX, lambda peer: held)
-    send = crowd.send
+@pytest.mark.parametrize("honest, liars", [(3, 2), (1, 1)])
+def test_a_few_that_answer_while_the_others_apply_a_round_are_not_believed_before_it_is_late(honest, liars):
+    """They have another round each time, so that all are asked again at once: that is no time given to those who are silent."""
+    peers = SIX[: honest + liars]
+    held, evil = Source(b"new!", round=3, members=SIX), Source(b"evil", round=9, members=SIX)
+    crowd, asked = Crowd(peers, lambda peer: None), Counter()
 
-    def later(peer, message):
+    def send(peer, message):
         loop = asyncio.get_running_loop()
-        if isinstance(message, StateFetch) and peer in SIX[:4]:
-            crowd.gone.add(peer)
-            loop.call_later(1.0, send, peer, message)
-        elif isinstance(message, StateAsk) and peer in SIX[4:]:
-            loop.call_later(0.5, send, peer, message)
-        else:
-            send(peer, message)
+        asked[peer] += isinstance(message, StateAsk)
+        lies = peer in peers[honest:]
+        delay = 1.9 if lies else 3.0 if asked[peer] == 5 else 0.0
+        loop.call_later(delay, crowd.inbox.put_nowait, (peer, (evil if lies else held).answer(message)))
 
-    crowd.send = later
-    fetched, took = crowd.fetch()
-    assert fetched.chunks == {0: b"new!"} and fetched.sources == SIX and took == 4.0
+    crowd.send = send
+    fetched, _ = crowd.fetch()
+    assert fetched is None
