@@ -82,11 +82,6 @@ class Actor:
             raise RuntimeError(f"{self.name} ended with code {self.process.returncode}, or was stuck:\n{tail}")
         return said
 
-    @property
-    def speaks(self) -> bool:
-        """Whether there is a line to be heard."""
-        return not self._said.empty()
-
     def kill(self) -> None:
         """SIGKILL."""
         self.process.kill()

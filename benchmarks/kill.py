@@ -141,11 +141,11 @@ class Stage:
         self._open = False
         self._life.close()
 
-    def _step(self) -> int:
-        """A step of those who are members; how many were in it."""
+    def _step(self, *, usual: bool = True) -> int:
+        """A step of those who are members; how many were in it. With all of them it is a `usual` one."""
         moment, answers = self.program.step()
         count: int = min(answer["contributors"] for answer in answers)
-        if count == len(self.program.actors):
+        if usual and count == len(self.program.actors):
             self._normal.append(max(answer["end"] for answer in answers) - moment)
         return count
 
@@ -186,7 +186,8 @@ class Stage:
             return told
         newcomer.say(invite=program.invite, alone=True)
         newcomer.hear()
-        while self._step() <= len(program.actors):
+        # Usual steps have no newcomer that takes the processor for its arrival.
+        while newcomer.process.poll() is None and self._step(usual=False) <= len(program.actors):
             pass
         began = newcomer.hear()["began"]
         self._joins.append(newcomer.hear()["end"] - began)

@@ -91,6 +91,17 @@ def state_digest(round: int, layout: Digest, members: Sequence[PeerId], hashes: 
     return hasher.digest()
 
 
+def vouched(offer: StateOffer, payload: Buffer) -> tuple[Digest, ...] | None:
+    """The hashes of the chunks of what is offered; None when they are not those of its digest, or it is no round's outcome:
+    without members it is the state of a peer that looks for one itself.
+    """
+    raw = bytes(payload)
+    if not offer.members or len(raw) != 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES):
+        return None
+    hashes = tuple(raw[at : at + 32] for at in range(0, len(raw), 32))
+    return hashes if state_digest(offer.round, offer.layout, offer.members, hashes) == offer.digest else None
+
+
 async def fetch_state(
     peers: Collection[PeerId],
     send: Callable[[PeerId, Message], None],
@@ -265,19 +276,13 @@ async def _offers(
             if frame is None:
                 away.add(peer)
                 continue
-            offer, raw = frame.message, bytes(frame.payload) if isinstance(frame.message, StateOffer) else b""
+            offer = frame.message
             if not isinstance(offer, StateOffer) or peer not in asked:
                 continue
             answered.add(peer)
             away.discard(peer)
-            hashes = tuple(raw[at : at + 32] for at in range(0, len(raw), 32))
-            whole = len(raw) == 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES)
-            # Without members it is the state of a peer that looks for one itself, and no round's outcome.
-            if (
-                whole
-                and offer.members
-                and state_digest(offer.round, offer.layout, offer.members, hashes) == offer.digest
-            ):
+            hashes = vouched(offer, frame.payload)
+            if hashes is not None:
                 found[peer] = (offer, hashes)
 
     waited = hurried = 0

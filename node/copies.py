@@ -49,7 +49,7 @@ class Copy:
 
     def lost(self, peer: PeerId) -> None:
         """The link to a peer broke."""
-        self._server.done(peer)
+        self._server.lost(peer)
 
     def ticked(self) -> None:
         """Time passes."""

@@ -33,19 +33,10 @@ from .peer import Peer
 from .pipeline.arrival import seat
 from .pipeline.group import held_of, learner, next_of
 from .pipeline.place import share
+from .signals import HANGUP, ending
 from .tokenizer import load_tokenizer
 from .training import batches_of, prepare
 from .waiting import cancelled
-
-HANGUP = getattr(signal, "SIGHUP", None)
-"""The terminal is gone."""
-
-
-def _signals() -> list[signal.Signals]:
-    """Those that end a daemon well. Under nohup it outlives its terminal."""
-    outlives = HANGUP is None or signal.getsignal(HANGUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *(() if outlives else (HANGUP,))]
-
 
 Result = TypeVar("Result")
 
@@ -105,15 +96,15 @@ class Daemon:
 
         def signalled(number: int) -> None:
             if self._stopping and number == HANGUP:
-                return  # the system and the shell may each say so
+                return
             if self._stopping:
                 os._exit(128 + number)
             self._stopping = True
             LOGGER.warning("stopping after this round; once more to stop at once")
             life.stop()
 
-        signals = _signals()
-        for number in signals:
+        handled = ending()
+        for number in handled:
             loop.add_signal_handler(number, signalled, number)
         try:
             await self._live(life, books)
@@ -125,7 +116,7 @@ class Daemon:
             books.close()
             for worker in (self._worker, self._second):
                 worker.shutdown(cancel_futures=True)
-            for number in signals:
+            for number in handled:
                 # What is left takes a moment, and the exit code is settled: a first signal in it changes nothing any more.
                 loop.remove_signal_handler(number)
                 signal.signal(number, lambda number, _: signalled(number))

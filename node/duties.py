@@ -65,6 +65,7 @@ class Duties:
 
         def told(outcome: Outcome) -> None:
             report.round(peer, outcome, loss=report.loss, seconds=0.0, steps=0, weight=0)
+            peer.drop_anchor()
 
         peer.rounds.follow(told)
 

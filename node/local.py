@@ -21,6 +21,7 @@ from .console import log_style, set_up_logging
 from .diary import commits, usual_round
 from .livetable import Display, Scene, rows
 from .options import Options
+from .signals import HANGUP, ending
 
 POLL_SECONDS = 0.2
 STALL_SECONDS = 180.0
@@ -56,7 +57,7 @@ def start_local(run: Path, config: Config, options: Options) -> int:
     set_up_logging(style, config.directories.log, debug=options.debug)
     swarm = LocalSwarm(run, manifest, config, options)
     display = Display(style)
-    before = {number: signal.signal(number, swarm.signalled) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, swarm.signalled) for number in ending()}
     try:
         try:
             picture.check()
@@ -180,6 +181,8 @@ class LocalSwarm:
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
         """A signal for us: the first is passed on, the second ends everything. Raises SystemExit for the second."""
+        if self.stopped and number == HANGUP:
+            return
         hasty, self.stopped = bool(self.stopped), self.stopped or number
         for child in self._children():
             child.end(now=hasty or child in (self.alone, self._standby))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +13,15 @@ from thinwire.collectives.transport import Contact
 from .disk import Disk
 
 T = TypeVar("T")
+
+MOST = 64
+"""Anchors that are kept. Some of so many are there, and a file of them can be read again."""
+
+FEW = 8
+"""Anchors of which one is there, as likely as not, when all have been there together."""
+
+LONGEST = 1 << 16
+"""Bytes of a small file."""
 
 
 class _Anchor(msgspec.Struct, frozen=True):
@@ -39,16 +49,21 @@ class AnchorFile:
         return tuple(Contact(anchor.address, anchor.transport_key) for anchor in self._saved.anchors)
 
     @property
+    def few(self) -> bool:
+        """Whether those that were saved, or loaded, last may all be gone at once."""
+        return len(self._saved.anchors) < FEW
+
+    @property
     def alone(self) -> bool:
         """What was saved, or loaded, last."""
         return self._saved.alone
 
     def save(self, contacts: Iterable[Contact], *, alone: bool = False) -> None:
-        """Replace the file; a disk that does not take it costs nothing now.
+        """Replace the file, by the first MOST of these; a disk that does not take it costs nothing now.
 
         Without contacts those of before stay: who is alone after a split needs those that it knew.
         """
-        anchors = tuple(_Anchor(contact.address, contact.transport_key) for contact in contacts)
+        anchors = tuple(_Anchor(contact.address, contact.transport_key) for contact in islice(contacts, MOST))
         known = _Known(anchors or self._saved.anchors, alone)
         if not known.anchors or known == self._saved:
             return
@@ -61,7 +76,7 @@ class AnchorFile:
 
 def _read(path: Path, disk: Disk, kind: type[T]) -> T | None:
     try:
-        return msgspec.json.decode(disk.read(path, 1 << 16), type=kind)
+        return msgspec.json.decode(disk.read(path, LONGEST), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 

@@ -32,7 +32,7 @@ from .fragments import Layout
 from .keep import Keep
 from .knock import NoSwarm, Refused, knock
 from .ledger import Lease
-from .memory import AnchorFile, replace_file
+from .memory import MOST, AnchorFile, replace_file
 from .methods import check_codec, fitted, method_of
 from .outer import Read, Replica, Write
 from .power import FRESH, steps_by_power
@@ -327,14 +327,18 @@ class Peer:
         return Invite(self.run_id, tuple(seeds[:MAX_SEEDS])) if seeds else None
 
     def _seen(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Tell it; and who is here is worth knowing before the first round with them is over, which may take hours."""
+        """Tell it; and some of who is here are worth knowing before the first round with them is over, which may take hours."""
         self.emit(kind, fields)
-        if kind == "joined" and self.ready and self.replica.alike and self.replica.members == (self.identity.peer_id,):
+        alone = self.ready and self.replica.alike and self.replica.members == (self.identity.peer_id,)
+        if kind == "joined" and alone and self._anchors.few:
             self.drop_anchor()
 
     def drop_anchor(self) -> None:
         """Keep on disk where the others are."""
-        records = [self.session.roster.record_of(peer) for peer in self.session.roster.view.peers]
+        peers = self.session.roster.view.peers
+        if len(peers) > MOST:
+            peers = tuple(self.doors.rng.sample(peers, MOST))
+        records = [self.session.roster.record_of(peer) for peer in peers]
         self._anchors.save(
             (
                 Contact(address, record.transport_key)

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from thinwire.collectives.outbox import Outbox
-from thinwire.collectives.statesync import IN_FLIGHT, LAST_ROUND, Believed, Fetched, Foreign, Mail, Partial, fetch_state
+from thinwire.collectives.statesync import (
+    IN_FLIGHT,
+    LAST_ROUND,
+    Believed,
+    Fetched,
+    Foreign,
+    Mail,
+    Partial,
+    fetch_state,
+    vouched,
+)
 from thinwire.node.outer import Replica
 from thinwire.node.presence import Emit
 from thinwire.node.waiting import Result, Work
@@ -124,7 +134,7 @@ class StateServer:
         elif isinstance(message, StateFetch):
             self._serve(peer, message)
         elif self._mail is not None:
-            if isinstance(message, StateOffer) and message.members:
+            if isinstance(message, StateOffer) and vouched(message, frame.payload) is not None:
                 self.offered = True
             elif isinstance(message, StateOffer):
                 self.without.add(peer)

@@ -316,8 +316,8 @@ class Oracles:
         away = float(np.linalg.norm(aggregate - mean))
         limit = (1 - share / total) * (1 + NORM_LIMIT) * longest
         rounding = max(SLACK * longest, *(self._rounding(delta) for delta, _ in deltas))
-        slack = (
-            rounding * (1 + len(deltas)) + 1e-3 * limit
-        )  # of every contribution, and of each sum on its way around a ring
+        # Of each contribution and of the result; of all sums on their way around a ring, or of a site.
+        often = len(deltas) + 1 if self._manifest.exchange.topology == "ring" else 3
+        slack = often * rounding + 1e-3 * limit
         if not away <= limit + slack:
             self._tell("bound", index, f"round {new.round}: {away:.3g} from the honest mean, the limit is {limit:.3g}")

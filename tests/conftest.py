@@ -16,9 +16,11 @@ settings.load_profile("thinwire")
 # Tiny models on shared cores: more threads only wait for each other. Daemons that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell that starts the tests in the background lets them ignore SIGINT, and what they start would ignore it as well.
+# A shell that starts the tests in the background lets them ignore SIGINT, and nohup SIGHUP; what they start would, as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -142,12 +142,13 @@ def test_demo(launcher):
 
 
 @pytest.mark.trial
-def test_interrupted(launcher):
-    """The first Ctrl-C lets every peer say goodbye and save; the run without an end is summed up."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_interrupted(launcher, number):
+    """The first Ctrl-C, or a terminal that closes, lets every peer say goodbye and save; a run without an end is summed up."""
     launcher.run("--local", 2, "--log", "plain", rounds=0)
     launcher.wait("some rounds", lambda: SOME_ROUNDS.search(launcher.said("stderr")))
-    launcher.process.send_signal(signal.SIGINT)
-    assert launcher.process.wait(CAP) == 130, launcher.said("stderr")
+    launcher.process.send_signal(number)
+    assert launcher.process.wait(CAP) == 128 + number, launcher.said("stderr")
     assert launcher.processes() == []
     screen = launcher.said("stdout")
     assert "bytes sent      peer 1" in screen and "error:" not in launcher.said("stderr")

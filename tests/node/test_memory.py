@@ -2,7 +2,7 @@
 
 from thinwire.collectives.transport import Contact
 from thinwire.node.disk import RealDisk
-from thinwire.node.memory import AnchorFile
+from thinwire.node.memory import FEW, MOST, AnchorFile
 
 HERE, THERE = Contact("10.0.0.1:7000", bytes(32)), Contact("[::1]:7001", bytes([1]) * 32)
 
@@ -57,3 +57,17 @@ def test_a_damaged_file_and_a_full_disk_cost_nothing(tmp_path):
     path.rmdir()
     file.save([HERE])
     assert file.load() == (HERE,)
+
+
+def test_so_many_are_kept_as_can_be_read_again(tmp_path):
+    file = AnchorFile(tmp_path / "anchors.json", RealDisk())
+    file.save(Contact("h" * 60 + f":{number}", bytes(32)) for number in range(1, 4097))
+    assert len(AnchorFile(tmp_path / "anchors.json", RealDisk()).load()) == MOST
+
+
+def test_a_few_may_all_be_gone(tmp_path):
+    file = AnchorFile(tmp_path / "anchors.json", RealDisk())
+    for number in range(1, FEW + 1):
+        assert file.few
+        file.save(Contact(f"10.0.0.1:{one}", bytes(32)) for one in range(1, number + 1))
+    assert not file.few

@@ -24,6 +24,9 @@ class Outbox:
         assert later
         self.sent.append((to, frame))
 
+    def control(self, to, message):
+        self.sent.append((to, Frame(message)))
+
     def later(self, to, kind, fragment=None):
         return self.waiting
 
@@ -194,3 +197,20 @@ def test_the_copy_is_made_where_computing_is_allowed():
         assert here.copies() == here.replica.state.nbytes and bytes(here.fetch(ANN, 0)) == before
 
     run(work)
+
+
+@pytest.mark.parametrize("hashes", [b"", bytes(64)])
+def test_an_offer_that_does_not_hold_is_none(hashes):
+    """Whoever comes back finds a swarm where there is a state, not where somebody says so."""
+
+    async def main():
+        here = Server()
+        fetching = asyncio.ensure_future(here.server.fetch([ANN], at_once, patience=60.0, newer_than=-1))
+        await asyncio.sleep(0)
+        replica = here.replica
+        offer = StateOffer(9, bytes(32), replica.layout, replica.state.nbytes, (ANN,))
+        here.server.routed(ANN, Frame(offer, hashes))
+        assert await fetching is None
+        assert not here.server.offered and here.server.without == {ANN}
+
+    asyncio.run(main())
