@@ -287,7 +287,11 @@ class Peer:
             tries = OWN_STATE if self.replica.round else 0
             lost = partial(self._again, work) if self._returns else self.lost
             if not await self.rounds.enter(tries=tries, alone=alone, lost=lost):
-                raise NoSwarm("the swarm went away before it could give us its state", "ask for a new invite")
+                hint = "start again: alone, or where all say that they have no state, this founder founds its run again"
+                raise NoSwarm(
+                    "the swarm went away before it could give us its state",
+                    hint if self._returns else "ask for a new invite",
+                )
         else:
             await work(lambda: write(self.replica.theta))
             if self.manifest.asynchronous:
