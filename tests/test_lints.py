@@ -181,6 +181,7 @@ MAY_OPEN = {
         "node/averages.py": "the handle of what goes on beside a training loop of one's own",
         "node/background.py": "the threads beside a training loop of one's own",
         "node/daemon.py": "the worker, and signals",
+        "node/signals.py": "names of signals, and how they were when we came",
         "node/opening.py": "makes the doors",
         "node/local.py": LOCAL,
         "node/children.py": LOCAL,
