@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import blake3
@@ -165,15 +166,35 @@ async def fetch_state(
             return Foreign(offer.nbytes)
         return (offers, offer) if offer.round > newer_than else None
 
-    found, turn = await find(), turn or asyncio.Semaphore()
+    found = await find()
     if not isinstance(found, tuple):
         return found
-    waits = turn.locked()
-    async with turn:
-        found = await find() if waits else found
+    async with _held(turn or asyncio.Semaphore(), inbox) as waited:
+        found = await find() if waited else found
         if not isinstance(found, tuple):
             return found
         return await _fetch(*found, away, send, inbox, have=have, patience=patience, partial=partial, fragment=fragment)
+
+
+@asynccontextmanager
+async def _held(turn: asyncio.Semaphore, inbox: asyncio.Queue[Mail]) -> AsyncIterator[bool]:
+    """Hold `turn`: whether it had to be waited for. What peers say meanwhile they will be asked again, and is not kept."""
+
+    async def forget() -> None:
+        while True:
+            await inbox.get()
+
+    waits = turn.locked()
+    forgetting = asyncio.create_task(forget()) if waits else None
+    try:
+        await turn.acquire()
+    finally:
+        if forgetting is not None:
+            forgetting.cancel()
+    try:
+        yield waits
+    finally:
+        turn.release()
 
 
 async def _fetch(
@@ -260,7 +281,7 @@ async def _offers(
     away: set[PeerId],
 ) -> tuple[Offers, tuple[PeerId, ...]]:
     """What is offered, as far as it fits together, and who makes the offer that is to be believed. `away` gets those whose
-    link was lost since they answered last: what they said counts, but nothing can be had from them.
+    link was lost after that: what they said counts, but they are not waited for, and nothing can be had from them.
     """
     found: Offers = {}
     asked: set[PeerId] = set()
@@ -271,7 +292,7 @@ async def _offers(
 
     async def listen() -> None:
         """Until all who were asked and are here have answered, or those who have are enough."""
-        while not answered.issuperset(asked.intersection(peers)) and not certain(offered(), answered):
+        while not answered.issuperset(asked.intersection(peers) - away) and not certain(offered(), answered):
             peer, frame = await inbox.get()
             if frame is None:
                 away.add(peer)
@@ -289,6 +310,7 @@ async def _offers(
     while True:
         for peer in sorted(peers):  # again, because a link may have broken with the question, and rounds go on
             asked.add(peer)
+            away.discard(peer)
             ask(peer)
         try:
             async with asyncio.timeout(patience):

@@ -277,6 +277,21 @@ def test_when_all_are_gone_nobody_is_waited_for():
     assert Crowd(SIX, lambda peer: None, gone=SIX).fetch() == (None, 0)
 
 
+def test_the_only_one_that_is_asked_is_not_waited_for_when_it_is_gone():
+    """Where replicas differ one peer is asked after the other, and who is asked does not change meanwhile."""
+
+    async def main():
+        inbox = asyncio.Queue()
+
+        def send(peer, message):
+            inbox.put_nowait((peer, None))
+
+        fetched = await fetch_state([FOUNDER], send, inbox, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0)
+        return fetched, asyncio.get_running_loop().time()
+
+    assert clock.run(main(), seed=1) == (None, 0)
+
+
 def test_a_source_that_dies_is_left_at_once():
     """Its chunk is asked of another, not after five patiences."""
     held, peers = Source(b"new!", round=3, members=SIX), SIX[:2]

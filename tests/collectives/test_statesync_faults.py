@@ -119,6 +119,34 @@ def test_who_has_waited_for_its_turn_asks_what_is_offered_by_then():
     assert 30.0 < seconds < 32.0 and not held and not source.asked
 
 
+def test_what_is_said_while_a_turn_is_waited_for_does_not_pile_up():
+    """Whoever sends chunks that nobody asked for, for as long as another state takes, must not fill the memory."""
+    source, most = Source(NEW, round=3), []
+
+    async def main():
+        turn, inbox, loop = asyncio.Semaphore(), asyncio.Queue(), clock.current()
+        await turn.acquire()
+        loop.call_later(10.0, turn.release)
+
+        def flood():
+            most.append(inbox.qsize())
+            inbox.put_nowait((PEERS[1], Frame(StateChunk(3, 0), bytes(1000))))
+            if loop.time() < 9.0:
+                loop.call_later(0.1, flood)
+
+        loop.call_later(0.1, flood)
+
+        def send(peer, message):
+            inbox.put_nowait((peer, source.answer(message)))
+
+        return await fetch_state(
+            PEERS[:1], send, inbox, layout=LAYOUT, have=(), nbytes=SIZE, patience=PATIENCE, turn=turn
+        )
+
+    fetched = clock.run(main(), seed=1)
+    assert whole(fetched, bytes(SIZE)) == NEW and len(most) > 80 and max(most) <= 1
+
+
 def test_what_nobody_offers_waits_for_no_turn():
     async def main():
         turn, inbox = asyncio.Semaphore(0), asyncio.Queue()
