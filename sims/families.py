@@ -57,7 +57,7 @@ class Family:
     steps: int = 4
     grace: float = 1.0
     seconds: float = SECONDS
-    stall: float = 14.0
+    stall: float = 12.0
     begin: float = 0.05
 
 

@@ -61,7 +61,7 @@ class Vitals:
         self._told: dict[int, float] = {}
         self._wrong: dict[int, float] = {}
         self._quiet_since = self._moved_at = 0.0
-        self._start = self._frontier = 0
+        self._start = self._here = 0
         self._rounds = ROUNDS * oracles.turns
 
     def touch(self, peers: Iterable[int], until: float) -> None:
@@ -110,8 +110,11 @@ class Vitals:
             self._bans(machine, machine.process)
             self._caps(machine, machine.process)
         frontier = self._oracles.frontier
-        if frontier > self._frontier:
-            self._frontier, self._moved_at = frontier, now
+        # What only those knew who are gone is no round that the others must get beyond.
+        here = max((m.process.peer.replica.round for m in running if m.process is not None), default=0)
+        if here > self._here:
+            self._moved_at = now
+        self._here = here
         if now > self._quiet_since + self._settle:
             self._rosters(running, now)
         if now <= self._quiet_since:
@@ -120,7 +123,7 @@ class Vitals:
             self._lockstep(running, frontier, now)
         since = max(self._quiet_since, self._moved_at)
         if now > since + self._pause:
-            self._tell("progress", -1, f"no round after {frontier} for {now - since:.0f} s")
+            self._tell("progress", -1, f"no round after {here} for {now - since:.0f} s")
             self._moved_at = now
         for machine in self._honest:
             process = machine.process

@@ -52,6 +52,13 @@ def test_coarse_roundings_are_no_lies() -> None:
     assert seeds.check_family(58, "diloco") is None
 
 
+@pytest.mark.trial
+@pytest.mark.parametrize(("name", "seed"), [("streaming", 20), ("sparse-chains", 417)])
+def test_a_round_that_only_the_dead_knew_is_no_mark_for_the_others(name: str, seed: int) -> None:
+    """They go on from what they have, and that is progress, though they are not yet where the dead were."""
+    assert seeds.check_family(seed, name) is None
+
+
 def test_every_method_and_every_way_of_the_data_is_played() -> None:
     """By the manifests of the first seeds, and all of them have each kind of churn and somebody who comes late."""
     seen: dict[str, set[object]] = {"method": set(), "collective": set(), "topology": set(), "chained": set()}
