@@ -13,6 +13,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from thinwire.collectives.electorate import ORPHANED
+from thinwire.node.peer import PATIENCE
 from thinwire.sims import liars
 from thinwire.sims.faults import QUIET, Fault, draw
 from thinwire.sims.regions import MBIT, REGIONS
@@ -46,7 +48,8 @@ SITES = ("", "home", "lab")
 @dataclass(frozen=True, slots=True)
 class Family:
     """Runs of one kind. `outer`: what stands in [outer], one of several; `exchange`: more lines of [exchange].
-    `stall`: seconds without a round that are too many when nothing is wrong; merge has one round with all, and then ends.
+    `stall`: seconds without a round that are too many when nothing is wrong: what a swarm waits that has lost all its members,
+    and a round. merge has one round with all, and then ends.
     `begin`: when those come who are there from the start; who founds the run waits for those of 0.
     """
 
@@ -57,7 +60,7 @@ class Family:
     steps: int = 4
     grace: float = 1.0
     seconds: float = SECONDS
-    stall: float = 12.0
+    stall: float = ORPHANED * PATIENCE + 4.0
     begin: float = 0.05
 
 
