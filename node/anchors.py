@@ -41,6 +41,8 @@ class Anchors:
         self._path, self._doors, self._file = path, doors, AnchorFile(path, doors.disk)
         self.returns = False
         """Whether we have founded this run before, and were its only member when we left it."""
+        self.founds = False
+        """Whether the run begins with us in this life, for the first time or once more: then others need a new invite."""
 
     def known(self) -> tuple[Contact, ...]:
         """Those of the last life."""
@@ -102,7 +104,10 @@ class Anchors:
 
         def change() -> None:
             replica.members = (me,)
+            replica.seal(())  # or whoever is offered this state finds that its digest is another one
 
         await session.change(work, change)
         session.brought_back()
+        session.report("founded again", "nobody who is here has a state")
+        self.founds = True
         return True

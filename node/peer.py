@@ -85,7 +85,7 @@ class Peer:
         self.ready = False
         """Whether the session has begun: there are rounds, a replica and a roster to ask about."""
         self._running: asyncio.Task[None] | None = None
-        self._anchors = Anchors(directory.path / "anchors.json", doors)
+        self.anchors = Anchors(directory.path / "anchors.json", doors)
         self._lived = directory.manifest.name in doors.disk.names(directory.path)
         self.keep = Keep(CheckpointStore(directory.checkpoints, doors.disk, identity), run_id, doors, emit)
 
@@ -95,13 +95,13 @@ class Peer:
         """Open a run of our own, or come back to it, see `Anchors.come_back`. Raises NoSwarm, Refused."""
         self._take(signed)
         await self._open(open_transport)
-        return await self._anchors.come_back(self._knock)
+        return await self.anchors.come_back(self._knock)
 
     async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
         """Find the swarm of an invite, within `search` seconds. Raises NoSwarm, Refused, ManifestMismatch."""
         await self._open(open_transport)
         seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
-        refusal = await self._knock((*seeds, *self._anchors.known()), search, ())
+        refusal = await self._knock((*seeds, *self.anchors.known()), search, ())
         if refusal is not None:
             raise refusal
 
@@ -215,6 +215,7 @@ class Peer:
         await work(lambda: self.replica.keep_ledger(self.manifest))
         del theta  # the replica has its own; this one would stay for as long as joining takes
         self.private = await self.keep.restore(self.replica, layout, work)
+        self.anchors.founds = not joins
         if not joins:
             # Nobody else runs this: whatever swarm there was, it goes on from here.
             self.replica.members = (self.identity.peer_id,)
@@ -241,9 +242,9 @@ class Peer:
         if joins:
             alone = int(SEARCH_SECONDS / PATIENCE)
             tries = OWN_STATE if self.replica.round else 0
-            lost = partial(self._anchors.found_again, self.session, work) if self._anchors.returns else self.lost
+            lost = partial(self.anchors.found_again, self.session, work) if self.anchors.returns else self.lost
             if not await self.rounds.enter(tries=tries, alone=alone, lost=lost):
-                raise NoSwarm("the swarm went away before it could give us its state", self._anchors.advice)
+                raise NoSwarm("the swarm went away before it could give us its state", self.anchors.advice)
         else:
             await work(lambda: write(self.replica.theta))
             if self.manifest.asynchronous:
@@ -269,12 +270,12 @@ class Peer:
     def _seen(self, kind: str, fields: Mapping[str, object]) -> None:
         """Tell it; and some of who is here are worth knowing before the first round with them is over, which may take hours."""
         self.emit(kind, fields)
-        if kind == "joined" and self.ready and self._alone and self._anchors.few:
+        if kind == "joined" and self.ready and self._alone and self.anchors.few:
             self.drop_anchor()
 
     def drop_anchor(self) -> None:
         """Keep on disk where the others are."""
-        self._anchors.drop(self.session.roster, alone=self._alone)
+        self.anchors.drop(self.session.roster, alone=self._alone)
 
     @property
     def _alone(self) -> bool:
