@@ -15,6 +15,13 @@ then makes nobody forget what was kept before. What its round has not sent of ch
 an owner it could lose as much. Only who is kept from a chunk for longer loses what it has kept of it, as where owners really
 change. `Kept` counts it. Whoever leads, all that is held is no larger than the parameters.
 
+A checkpoint has what is kept, and an owner that comes back goes on with it while the state is the same. Where rounds have
+passed it has to drop it, as it does its residual: what was kept may have gone into sums of these rounds that its earlier life
+has made. Nobody knows afterwards, and part of it would be sent twice. For the same reason it drops it of chunks whose results
+its earlier life may have made in the first round that it applies. With β = `exchange.keep` the next sum would have got β kept:
+what is lost is at most β / (1 − β) times as long as the longest mean of these chunks was. With β = 0.5 that is one mean, of the
+one part in N that is the owner's, once (tests/compression/test_portions.py).
+
 Since results depend on who owns what, another ballot has others (`Settled`). They are made `aside`, because the largest of many
 values take long to find; who owns chunks may be in the middle of its inner steps, so not where these are made.
 """
@@ -22,7 +29,7 @@ values take long to find; who owns chunks may be in the middle of its inner step
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol, cast
 
@@ -107,7 +114,9 @@ class Kept:
 
     def __init__(self) -> None:
         self._rests: dict[int, tuple[int, Floats]] = {}
-        self._left: tuple[int, dict[int, Floats]] = (0, {})
+        self._left: tuple[int, dict[int, Floats], Collection[int]] = (0, {}, ())
+        self._earlier = False
+        """Whether an earlier life has kept this, and may have made sums of the next round with it."""
         self.lost: tuple[int, float] = (0, 0.0)
 
     def of(self, index: int) -> Floats | None:
@@ -119,26 +128,34 @@ class Kept:
         """What is kept, by chunk."""
         return {index: rest for index, (_, rest) in self._rests.items()}
 
-    def leave(self, round: int, rests: Mapping[int, Floats]) -> None:
-        """A round has a verdict, which has left this of chunks that we own in it: it counts from `commit` on."""
-        self._left = round, dict(rests)
+    def leave(self, round: int, rests: Mapping[int, Floats], others: Collection[int] = ()) -> None:
+        """A round has a verdict, which has left this of chunks whose results we have made: it counts from `commit` on.
+
+        `others`: chunks whose results others have made.
+        """
+        self._left = round, dict(rests), others
 
     def commit(self, round: int) -> None:
-        """A round is applied. What has belonged to others for too long is given up."""
-        left, self._left = self._left, (0, {})
-        if left[0] == round:
-            self._rests |= {index: (round, rest) for index, rest in left[1].items()}
-        for index in [index for index, (since, _) in self._rests.items() if since + HOLD < round]:
-            self._drop(index)
+        """A round is applied. What has belonged to others for too long is given up, and what may have been sent already."""
+        left, self._left = self._left, (0, {}, ())
+        _, rests, others = left if left[0] == round else (round, {}, ())
+        self._rests |= {index: (round, rest) for index, rest in rests.items()}
+        earlier, self._earlier = self._earlier, False
+        for index, (since, _) in list(self._rests.items()):
+            spent = earlier and since < round and index not in others
+            if spent or since + HOLD < round:
+                self._drop(index)
 
     def clear(self) -> None:
         """The parameters are others than those that all this was left of."""
-        self._left = 0, {}
+        self._left, self._earlier = (0, {}, ()), False
         for index in list(self._rests):
             self._drop(index)
 
     def load(self, rests: Mapping[int, NDArray[Any]], grid: Grid, round: int) -> int:
-        """Take up what `all` gave after `round`, where it fits the chunks of `grid`; how many do not and are passed over."""
+        """Take up what `all` gave an earlier life after `round`, where it fits the chunks of `grid`; how many do not and are
+        passed over.
+        """
         fit = {
             index: (round, rest.copy())
             for index, rest in rests.items()
@@ -147,7 +164,7 @@ class Kept:
             and rest.dtype == np.float32
             and np.isfinite(rest).all()
         }
-        self._rests, self._left = fit, (0, {})
+        self._rests, self._left, self._earlier = fit, (0, {}, ()), True
         return len(rests) - len(fit)
 
     def _drop(self, index: int) -> None:
@@ -246,8 +263,16 @@ class Sieve(Settled):
         super().settle()
         self.halt()
         found = ((index, made.get(self.results.hashes((index,)))) for index, made in self._rests.items())
-        self._kept.leave(self.round, {index: rest for index, rest in found if rest is not None})
+        self._kept.leave(self.round, {index: rest for index, rest in found if rest is not None}, self._others())
         self._rests = {}
+
+    def _others(self) -> Collection[int]:
+        """Chunks whose results were made by others for sure: who made those of a ballot before is not known."""
+        commit = self.agreement.commit
+        if commit is None or commit.opened.adopted is not None:
+            return ()
+        working = [peer for peer in commit.opened.alive if peer not in commit.opened.idle]
+        return {index for index, owner in enumerate(self._shared(commit.opened, working)) if owner != self.me}
 
     def halt(self) -> None:
         """Nothing more comes of this round here: what is being made is for nobody."""

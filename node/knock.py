@@ -1,17 +1,24 @@
-"""Knocking at the gates of a swarm until somebody lets us in."""
+"""Knocking at the gates of a swarm until somebody lets us in; and what a gate tells whom it lets in."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
 from thinwire.collectives.transport import Contact, Transport
 from thinwire.swarm.errors import HintedError
-from thinwire.swarm.manifest import ManifestMismatch
-from thinwire.swarm.protocol import Hello, Welcome
+from thinwire.swarm.manifest import ManifestMismatch, SignedManifest
+from thinwire.swarm.protocol import Hello, PeerId, Welcome
+from thinwire.swarm.roster import Roster
 
 from .doors import Doors
+
+SEARCH_SECONDS = 60.0
+"""How long a swarm is looked for before `join` gives up, when it is not told otherwise."""
+
+MAX_RECORDS = 10
 
 
 class NoSwarm(HintedError):
@@ -84,3 +91,22 @@ ADVICE = {
     "banned": "this key has misbehaved; see `thinwire id`",
 }
 """Refusals that waiting does not change, and what a person can do."""
+
+
+def welcome(signed: SignedManifest, roster: Roster, newcomer: PeerId, rng: random.Random) -> Welcome:
+    """What a newcomer is told: the run, and the records of some who are here."""
+    others = roster.others
+    if roster.alive(newcomer):
+        others.remove(newcomer)
+    chosen = rng.sample(others, min(MAX_RECORDS, len(others)))
+    records = tuple(known.wire for peer in chosen if (known := roster.record_of(peer)) is not None)
+    return Welcome(
+        roster.record.wire,
+        signed.toml,
+        signed.author,
+        signed.signature,
+        records,
+        endpoint="",
+        bulk="",
+        secret=bytes(32),
+    )

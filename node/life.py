@@ -40,7 +40,8 @@ class Life:
     """See the module. `peer` and `report` tell how it is going.
 
     wait_for: peers that must hold the state and take part before training begins, a minute at most. rounds: leave after this
-    round; None: when the manifest says so. invited: called with an invite by the peer that begins the run.
+    round; None: when the manifest says so. invited: called with an invite by the peer with which the run begins, also
+    when it begins once more.
     beside: as `work`, for what need not wait for inner steps; without it `work` does that, too.
     held: of what is trained, the fragments that this peer has to do with, see `Peer.take_up`.
     moves: whether this life is over after a round, because the peer is to train something else in another.
@@ -132,7 +133,7 @@ class Life:
         self.report.phase = "joining" if joins else "starting"
         await self._take_up(learner, joins)
         invite = peer.invite()
-        if not joins and invite is not None:
+        if peer.anchors.founds and invite is not None:
             self._invited(invite.code())
         await self._gather()
         last = self._last or peer.manifest.run.rounds

@@ -19,8 +19,9 @@ from thinwire.swarm.preset import LAN, WAN
 
 from .config import Config, advertised
 from .disk import RealDisk
+from .knock import SEARCH_SECONDS
 from .methods import check_codec
-from .peer import SEARCH_SECONDS, Doors, OpenTransport, Peer
+from .peer import Doors, OpenTransport, Peer
 from .presence import Emit
 
 

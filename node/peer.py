@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from thinwire.collectives.transport import REFUSED, Contact, Transport
+from thinwire.collectives.transport import Contact, Transport
 from thinwire.compression.codec import Floats
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.identity import Identity, short
-from thinwire.swarm.invite import Invite, Seed
+from thinwire.swarm.invite import MAX_SEEDS, Invite, Seed
 from thinwire.swarm.manifest import ManifestError, ManifestMismatch, SignedManifest
 from thinwire.swarm.preset import Preset
 from thinwire.swarm.protocol import VERSION, Hello, PeerId, Refuse, Welcome
@@ -23,16 +23,16 @@ from thinwire.swarm.record import PeerRecord, RecordError
 from thinwire.swarm.roster import Roster
 from thinwire.swarm.seat import Seating, seating
 
+from .anchors import Anchors, contacts
 from .chains import ChainedReplica
-from .chainsession import ChainedSession
 from .checkpoint import CheckpointStore, SaveOutcome
 from .directories import RunDirectory
 from .doors import Doors, OpenTransport
 from .fragments import Layout
 from .keep import Keep
-from .knock import NoSwarm, Refused, knock
+from .knock import SEARCH_SECONDS, NoSwarm, Refused, knock, welcome
 from .ledger import Lease
-from .memory import MOST, AnchorFile, replace_file
+from .memory import replace_file
 from .methods import check_codec, fitted, method_of
 from .outer import Read, Replica, Write
 from .power import FRESH, steps_by_power
@@ -44,12 +44,6 @@ from .turns import ChainedRounds
 from .waiting import Work
 from .watch import Watch
 
-SEARCH_SECONDS = 60.0
-"""How long a swarm is looked for before `join` gives up, when it is not told otherwise."""
-
-BACK_SECONDS = 5.0
-"""How long a founder that comes back and was alone looks for peers that still run what it founded."""
-
 PATIENCE = 2.0
 """Least seconds without progress before somebody acts."""
 
@@ -58,9 +52,6 @@ OWN_STATE = 5
 
 PROBATION = 2
 """Rounds without a vote after a restart: the one in progress, and one more, because it may have just been committed."""
-
-MAX_RECORDS = 10
-MAX_SEEDS = 4
 
 
 class Peer:
@@ -94,44 +85,23 @@ class Peer:
         self.ready = False
         """Whether the session has begun: there are rounds, a replica and a roster to ask about."""
         self._running: asyncio.Task[None] | None = None
-        self._anchors = AnchorFile(directory.path / "anchors.json", doors.disk)
-        self._returns = False
-        """Whether we have founded this run before, and were its only member when we left it."""
+        self.anchors = Anchors(directory.path / "anchors.json", doors)
         self._lived = directory.manifest.name in doors.disk.names(directory.path)
         self.keep = Keep(CheckpointStore(directory.checkpoints, doors.disk, identity), run_id, doors, emit)
 
     # --- the first stage: the run
 
     async def found(self, signed: SignedManifest, open_transport: OpenTransport) -> bool:
-        """Open a run of our own, or come back to it: True when peers of an earlier life still run it.
-
-        Who was in a swarm with others and can reach none of them is cut off, for all it knows, and they go on: it does not
-        begin the run anew beside them. Not so when it was alone before, or when nobody listens at their addresses any more.
-        Raises NoSwarm, Refused.
-        """
+        """Open a run of our own, or come back to it, see `Anchors.come_back`. Raises NoSwarm, Refused."""
         self._take(signed)
         await self._open(open_transport)
-        anchors = list(self._anchors.load())
-        if not anchors:
-            return False
-        self.doors.rng.shuffle(anchors)  # the first may all be gone, and each of them takes its time
-        # A machine that answers that nobody listens there any more need not be asked again.
-        alone = self._returns = self._anchors.alone
-        refusal = await self._knock(anchors, BACK_SECONDS if alone else SEARCH_SECONDS, (REFUSED,))
-        if refusal is None or alone or (isinstance(refusal, (NoSwarm, Refused)) and refusal.nobody):
-            return refusal is None
-        if isinstance(refusal, Refused):
-            raise refusal
-        raise NoSwarm(
-            f"none of the {len(anchors)} peers that this run had can be reached, and they may go on with it",
-            f"start again when they can; if they are gone for good, remove {self._directory.path / 'anchors.json'} first",
-        )
+        return await self.anchors.come_back(self._knock)
 
     async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
         """Find the swarm of an invite, within `search` seconds. Raises NoSwarm, Refused, ManifestMismatch."""
         await self._open(open_transport)
-        contacts = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
-        refusal = await self._knock((*contacts, *self._anchors.load()), search, ())
+        seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
+        refusal = await self._knock((*seeds, *self.anchors.known()), search, ())
         if refusal is not None:
             raise refusal
 
@@ -172,9 +142,9 @@ class Peer:
         hello = Hello(VERSION, self.run_id, self._record.wire)
         return await knock(contacts, hello, self._welcome, self.transport, self.doors, seconds=seconds, lasting=lasting)
 
-    def _welcome(self, welcome: Welcome) -> None:
-        self._take(SignedManifest(welcome.manifest, welcome.author, welcome.manifest_signature))
-        for wire in (welcome.record, *welcome.records):
+    def _welcome(self, told: Welcome) -> None:
+        self._take(SignedManifest(told.manifest, told.author, told.manifest_signature))
+        for wire in (told.record, *told.records):
             try:
                 record = PeerRecord.parse(wire, run_id=self.run_id, now=int(self.doors.wall()))
                 self.presence.roster.learn(record, self.doors.now())
@@ -206,21 +176,7 @@ class Peer:
             return Refuse("busy", "still looking for the swarm; knock again")
         roster = self.presence.roster
         roster.learn(record, self.doors.now())
-        others = roster.others
-        if roster.alive(record.peer_id):
-            others.remove(record.peer_id)
-        chosen = self.doors.rng.sample(others, min(MAX_RECORDS, len(others)))
-        records = tuple(known.wire for peer in chosen if (known := roster.record_of(peer)) is not None)
-        return Welcome(
-            roster.record.wire,
-            self.signed.toml,
-            self.signed.author,
-            self.signed.signature,
-            records,
-            endpoint="",
-            bulk="",
-            secret=bytes(32),
-        )
+        return welcome(self.signed, roster, record.peer_id, self.doors.rng)
 
     # --- the second stage: the model
 
@@ -259,6 +215,7 @@ class Peer:
         await work(lambda: self.replica.keep_ledger(self.manifest))
         del theta  # the replica has its own; this one would stay for as long as joining takes
         self.private = await self.keep.restore(self.replica, layout, work)
+        self.anchors.founds = not joins
         if not joins:
             # Nobody else runs this: whatever swarm there was, it goes on from here.
             self.replica.members = (self.identity.peer_id,)
@@ -285,34 +242,15 @@ class Peer:
         if joins:
             alone = int(SEARCH_SECONDS / PATIENCE)
             tries = OWN_STATE if self.replica.round else 0
-            lost = partial(self._again, work) if self._returns else self.lost
+            lost = partial(self.anchors.found_again, self.session, work) if self.anchors.returns else self.lost
             if not await self.rounds.enter(tries=tries, alone=alone, lost=lost):
-                hint = "start again: alone, or where all say that they have no state, this founder founds its run again"
-                raise NoSwarm(
-                    "the swarm went away before it could give us its state",
-                    hint if self._returns else "ask for a new invite",
-                )
+                raise NoSwarm("the swarm went away before it could give us its state", self.anchors.advice)
         else:
             await work(lambda: write(self.replica.theta))
             if self.manifest.asynchronous:
                 self.session.take_part()
         for one in self.beside:
             self.presence.attend(one())
-
-    async def _again(self, work: Work, fragment: int) -> bool:
-        """Go on alone, or found the run once more: those who came after the last round that we had alone have no state."""
-        session, me = self.session, self.identity.peer_id
-        session = session.links[fragment] if isinstance(session, ChainedSession) else session
-        replica = session.replica
-        if not set(self.presence.roster.view.peers) - {me} <= set(session.states.without):
-            return False  # who may have one has not said that it does not, and may be rounds ahead
-
-        def change() -> None:
-            replica.members = (me,)
-
-        await session.change(work, change)
-        session.brought_back()
-        return True
 
     def save(self, private: PrivateState | None) -> SaveOutcome:
         """Write a checkpoint, see `Keep.save`."""
@@ -324,34 +262,24 @@ class Peer:
         """An invite that names us first and then others; None when nobody can dial us."""
         own = self.transport.addresses()
         seeds = [Seed(own[0], self.identity.transport_public)] if own else []
-        for peer in self.session.roster.view.peers if self.ready else ():
-            record = self.session.roster.record_of(peer)
-            if record is not None and peer != self.identity.peer_id and record.addresses:
-                seeds.append(Seed(record.addresses[0], record.transport_key))
+        if self.ready:
+            roster = self.session.roster
+            seeds += [Seed(other.address, other.transport_key) for other in contacts(roster, roster.view.peers)]
         return Invite(self.run_id, tuple(seeds[:MAX_SEEDS])) if seeds else None
 
     def _seen(self, kind: str, fields: Mapping[str, object]) -> None:
         """Tell it; and some of who is here are worth knowing before the first round with them is over, which may take hours."""
         self.emit(kind, fields)
-        alone = self.ready and self.replica.alike and self.replica.members == (self.identity.peer_id,)
-        if kind == "joined" and alone and self._anchors.few:
+        if kind == "joined" and self.ready and self._alone and self.anchors.few:
             self.drop_anchor()
 
     def drop_anchor(self) -> None:
         """Keep on disk where the others are."""
-        peers = self.session.roster.view.peers
-        if len(peers) > MOST:
-            peers = tuple(self.doors.rng.sample(peers, MOST))
-        records = [self.session.roster.record_of(peer) for peer in peers]
-        self._anchors.save(
-            (
-                Contact(address, record.transport_key)
-                for record in records
-                if record is not None and record.peer_id != self.identity.peer_id
-                for address in record.addresses[:1]
-            ),
-            alone=self.replica.alike and self.replica.members == (self.identity.peer_id,),
-        )
+        self.anchors.drop(self.session.roster, alone=self._alone)
+
+    @property
+    def _alone(self) -> bool:
+        return self.replica.alike and self.replica.members == (self.identity.peer_id,)
 
     @property
     def running(self) -> asyncio.Task[None]:

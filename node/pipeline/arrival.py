@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from thinwire.swarm.manifest import Manifest, ManifestError
 from thinwire.swarm.seat import WAITING, Seat, Seating
 
-from ..peer import SEARCH_SECONDS, NoSwarm, Peer
+from ..knock import SEARCH_SECONDS, NoSwarm
+from ..peer import Peer
 from .place import fitting, gaps, home, memory, share
 
 SETTLE_SECONDS = 3.0

@@ -60,6 +60,19 @@ def test_what_is_sent_and_what_is_kept_are_the_mean_and_what_was_kept(beta, deno
         np.testing.assert_allclose(sent + kept, sums, atol=1e-5)
 
 
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("beta", [0.5, 0.8])
+def test_what_the_next_sum_gets_of_what_is_kept_is_bounded_by_the_means(beta, alike):
+    """By β / (1 − β) of the longest one: so much is lost with an owner."""
+    n, portions = 900, Portions(NARROW, BROAD, beta)
+    chunks, kept, longest = layout(n, n, 256), None, 0.0
+    for round in range(20):
+        said = [NARROW.select(values(0 if alike else 10 * round + i, n), chunks) for i in range(4)]
+        longest = max(longest, np.linalg.norm(sparsemean.mean(said, [1.0] * 4, chunks, "contributor_mean")))
+        _, kept = portions.thin([NARROW.encode(one) for one in said], [1.0] * 4, kept, n)
+        assert beta * np.linalg.norm(kept) <= beta / (1 - beta) * longest
+
+
 def test_a_round_begins_from_what_was_kept_and_changes_nothing_of_it():
     n, portions = 512, Portions(NARROW, BROAD)
     payload = NARROW.encode(NARROW.select(values(1, n), layout(n, n, 256)))

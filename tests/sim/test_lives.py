@@ -246,6 +246,30 @@ def test_a_founder_goes_on_from_its_checkpoint(tmp_path):
     live(tmp_path, scene)
 
 
+@pytest.mark.parametrize("state", [False, True], ids=["nobody has a state", "others have it"])
+def test_a_founder_that_founds_its_run_again_hands_out_an_invite(tmp_path, state):
+    async def scene(world):
+        first = One(world, 0, pace=100.0)
+        await first.until(lambda: first.invites)
+        other = One(world, 1, invite=first.invites[0], pace=100.0)
+        if state:
+            await other.until(lambda: other.of("ready"))
+        else:
+            await first.until(lambda: first.of("joined"))
+        first.kill()
+        again = One(world, 0, life=1, pace=100.0)
+        await again.until(lambda: again.of("ready"))
+        await other.until(lambda: other.of("ready"))
+        await asyncio.sleep(1.0)
+        assert len(again.invites) == len(again.of("founded again")) == (not state) and not other.invites
+        if not state:
+            assert again.invites == [again.peer.invite().code()] != first.invites
+        for one in (again, other):
+            one.kill()
+
+    live(tmp_path, scene)
+
+
 def test_checkpoints_on_the_way(tmp_path):
     async def scene(world):
         one = One(world, 0, pace=10.0)

@@ -437,6 +437,48 @@ def test_an_owner_that_comes_back_has_what_it_had_kept_while_the_state_is_the_sa
         else:
             assert seen["after"].keys() == seen["kept"].keys()
             assert all(np.array_equal(seen["after"][chunk], rest) for chunk, rest in seen["kept"].items())
+            assert not any(name == "given up" for _, name, _ in s.nodes[1].log)
+
+    clock.run(main(), seed=3)
+
+
+def test_what_an_earlier_life_has_sent_of_what_it_had_kept_is_not_sent_again(sieve):
+    """All sums of a round are there, and nobody but the leader has heard that it is over: then an owner comes back from its
+    checkpoint of the round before, and applies the round like all others.
+    """
+
+    async def main():
+        s = sieve(4, rounds=7)
+        seed = blake3.blake3(RUN + (4).to_bytes(8, "big")).digest()
+        first = leader_order(seed, tuple(sorted(node.id for node in s.nodes.values())), 4, 0)[0]
+        leader = next(node for node in s.nodes.values() if node.id == first)
+        owner, control, seen = (leader.index + 1) % 4, leader.presence.outbox.control, {}
+
+        def say(to, message):
+            if isinstance(message, Commit) and message.opened.round == 4:
+                clock.current().call_later(1.2, control, to, message)
+            else:
+                control(to, message)
+
+        def crash(_):
+            old = s.nodes[owner].replica
+            seen["kept"], own = rests(s.nodes[owner]), old.private(s.layout)
+            s.nodes[owner].kill()
+            replica = s.join(owner, 1).replica
+            replica.state[:], replica.round, replica.members = old.state, old.round, old.members
+            replica.seal()
+            assert replica.round == 3 and replica.recall(own, s.layout) == ""
+
+        leader.presence.outbox.control = say
+        s.fail_at(leader.index, 4, "commit", crash)
+        s.fail_at(owner, 4, "applied", lambda node: seen.update(after=rests(node)))
+        s.start()
+        await s.finish()
+        s.check()
+        again = s.nodes[owner]
+        assert seen["kept"] and [fields["round"] for _, name, fields in again.log if name == "synced"] == [3]
+        assert not seen["after"] and any(name == "given up" for _, name, _ in again.log)
+        assert rests(again)  # of later rounds
 
     clock.run(main(), seed=3)
 
