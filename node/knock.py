@@ -39,7 +39,7 @@ class Refused(HintedError):
 
 async def knock(
     contacts: Sequence[Contact],
-    hello: Hello,
+    hello: Callable[[], Hello],
     enter: Callable[[Welcome], None],
     transport: Transport,
     doors: Doors,
@@ -50,14 +50,16 @@ async def knock(
     """Knock for so many seconds, until a contact lets us in and `enter` takes its welcome; None then, else what went wrong.
 
     Who refuses for good (see ADVICE, and the codes in `lasting`), or welcomes us to another run (`enter` raises
-    ManifestMismatch), is not asked again; the last such refusal is given, or NoSwarm.
+    ManifestMismatch), is not asked again as long as we have the same to say; the last such refusal is given, or NoSwarm.
     """
     until, said = doors.now() + seconds, "nobody answered"
     last: NoSwarm | Refused | ManifestMismatch | None = None
-    there = False
+    there, everybody, words = False, contacts, hello()
     while contacts:
+        if words != (words := hello()):  # our clock was put right, and a record of ours that none could believe is replaced
+            contacts = everybody
         for contact in contacts:
-            answer = await transport.meet(contact, hello)
+            answer = await transport.meet(contact, words)
             if isinstance(answer, Welcome):
                 try:
                     enter(answer)

@@ -107,17 +107,17 @@ class Peer:
 
     async def _open(self, open_transport: OpenTransport) -> None:
         self.transport = await open_transport(self._admit)
-        self._record = PeerRecord.create(
+        record = PeerRecord.create(
             self.identity,
             run_id=self.run_id,
             addresses=self.transport.addresses()[:8],
             sequence=int(self.doors.wall() * 1000),
             issued=int(self.doors.wall()),
         )
-        self.transport.learn(self._record)
+        self.transport.learn(record)
         roster = Roster(
             self.identity,
-            self._record,
+            record,
             run_id=self.run_id,
             preset=self._preset,
             rng=self.doors.rng,
@@ -139,7 +139,9 @@ class Peer:
         self._running = asyncio.create_task(self.presence.run())
 
     async def _knock(self, contacts: Sequence[Contact], seconds: float, lasting: Sequence[str]) -> HintedError | None:
-        hello = Hello(VERSION, self.run_id, self._record.wire)
+        def hello() -> Hello:
+            return Hello(VERSION, self.run_id, self.presence.roster.record.wire)
+
         return await knock(contacts, hello, self._welcome, self.transport, self.doors, seconds=seconds, lasting=lasting)
 
     def _welcome(self, told: Welcome) -> None:

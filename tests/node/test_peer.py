@@ -102,7 +102,8 @@ def test_a_founder_that_was_in_a_swarm_looks_for_it(tmp_path, answers, alone, se
     AnchorFile(tmp_path / "anchors.json", RealDisk()).save(ADDRESSES, alone=alone)
 
     async def opened(open_transport):
-        peer.transport, peer._record = Transport(), SimpleNamespace(wire=b"")
+        peer.transport = Transport()
+        peer.presence = SimpleNamespace(roster=SimpleNamespace(record=SimpleNamespace(wire=b"")))
 
     peer._open, peer._welcome = opened, lambda welcome: None
     if isinstance(found, bool):

@@ -59,6 +59,11 @@ def test_a_round_that_only_the_dead_knew_is_no_mark_for_the_others(name: str, se
     assert seeds.check_family(seed, name) is None
 
 
+@pytest.mark.trial
+def test_who_knocks_with_a_wrong_clock_gets_in_when_it_is_put_right() -> None:
+    assert seeds.check_family(35, "hierarchy") is None
+
+
 def test_every_method_and_every_way_of_the_data_is_played() -> None:
     """By the manifests of the first seeds, and all of them have each kind of churn and somebody who comes late."""
     seen: dict[str, set[object]] = {"method": set(), "collective": set(), "topology": set(), "chained": set()}

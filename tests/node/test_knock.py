@@ -1,0 +1,52 @@
+"""Knocking at gates that refuse what a wrong clock has signed."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+from thinwire.collectives.transport import Contact
+from thinwire.node.knock import Refused, knock
+from thinwire.sims import clock
+from thinwire.swarm.protocol import VERSION, Hello, Refuse, Welcome
+
+HERE, DEAD = Contact("10.0.0.1:7000", bytes(32)), Contact("10.0.0.2:7000", bytes(32))
+RIGHT = 12.0
+"""When our clock is put right."""
+
+
+def _knock(contacts, seconds=60.0):
+    """What comes of it, when, and how often each was asked. HERE believes only what is signed with the right clock."""
+    asked = []
+
+    async def main():
+        loop = clock.current()
+        doors = SimpleNamespace(now=loop.time, rng=random.Random(1))
+
+        def hello():
+            return Hello(VERSION, bytes(32), b"right" if loop.time() >= RIGHT else b"wrong")
+
+        async def meet(contact, words):
+            asked.append(contact)
+            if contact is DEAD:
+                return Refuse("unreachable", "nobody is there")
+            if words.record == b"wrong":
+                return Refuse("signature", "record issued 317 s in the future")
+            return Welcome(b"", b"", bytes(32), bytes(64), (), "", "", bytes(32))
+
+        refusal = await knock(
+            contacts, hello, lambda welcome: None, SimpleNamespace(meet=meet), doors, seconds=seconds
+        )
+        return refusal, loop.time()
+
+    return *clock.run(main(), seed=1), asked
+
+
+def test_who_refused_what_a_wrong_clock_had_signed_is_asked_again_when_it_is_right():
+    refusal, took, asked = _knock([HERE, DEAD])
+    assert refusal is None and RIGHT <= took <= RIGHT + 2.0 and asked.count(HERE) == 2
+
+
+def test_whom_all_refuse_for_good_is_told_so_at_once():
+    refusal, took, asked = _knock([HERE])
+    assert isinstance(refusal, Refused) and "clocks" in refusal.hint and took < 2.0 and asked == [HERE]
