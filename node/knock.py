@@ -56,7 +56,9 @@ async def knock(
     last: NoSwarm | Refused | ManifestMismatch | None = None
     there, everybody, words = False, contacts, hello()
     while contacts:
-        if words != (words := hello()):  # our clock was put right, and a record of ours that none could believe is replaced
+        if words != (
+            words := hello()
+        ):  # our clock was put right, and a record of ours that none could believe is replaced
             contacts = everybody
         for contact in contacts:
             answer = await transport.meet(contact, words)

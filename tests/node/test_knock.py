@@ -34,9 +34,7 @@ def _knock(contacts, seconds=60.0):
                 return Refuse("signature", "record issued 317 s in the future")
             return Welcome(b"", b"", bytes(32), bytes(64), (), "", "", bytes(32))
 
-        refusal = await knock(
-            contacts, hello, lambda welcome: None, SimpleNamespace(meet=meet), doors, seconds=seconds
-        )
+        refusal = await knock(contacts, hello, lambda welcome: None, SimpleNamespace(meet=meet), doors, seconds=seconds)
         return refusal, loop.time()
 
     return *clock.run(main(), seed=1), asked
