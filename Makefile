@@ -55,7 +55,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/wan.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/idle.py
-	$(BIN)/python benchmarks/codecs.py
+	$(BIN)/python benchmarks/codecspeed.py
 
 clean:
 	rm -rf build $(VENV) *.egg-info
