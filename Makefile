@@ -41,6 +41,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p thinwire
+	$(BIN)/mypy benchmarks examples
 
 soak: $(VENV)/ready
 	$(PYTEST) -m soak --timeout 3600
