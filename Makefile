@@ -41,6 +41,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p thinwire
+	$(BIN)/mypy benchmarks examples
 
 soak: $(VENV)/ready
 	$(PYTEST) -m soak --timeout 3600
@@ -55,7 +56,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/wan.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/idle.py
-	$(BIN)/python benchmarks/codecs.py
+	$(BIN)/python benchmarks/codecspeed.py
 
 clean:
 	rm -rf build $(VENV) *.egg-info

@@ -1,9 +1,11 @@
-"""The GPU's part of benchmarks/codecs.py: encoding and averaging on the device, in GB/s of fp32 read."""
+"""The GPU's part of benchmarks/codecspeed.py: encoding and averaging on the device, in GB/s of fp32 read."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from thinwire.compression import tensors
@@ -18,12 +20,12 @@ def measure(seed: int, repeats: int, device: str = "cuda", elements: int = 1 << 
     generator = torch.Generator(device).manual_seed(seed)
     x = torch.randn(elements, generator=generator, device=device)
     target = torch.empty_like(x)
-    acts = {"copy": (lambda: target.copy_(x), 1)}
+    acts: dict[str, tuple[Callable[[], object], int]] = {"copy": (lambda: target.copy_(x), 1)}
     for codec in CODECS:
         payload = tensors.encode(codec, x)
-        acts[f"{codec.spec} encode"] = (lambda codec=codec: tensors.encode(codec, x), 1)
+        acts[f"{codec.spec} encode"] = (partial(tensors.encode, codec, x), 1)
         acts[f"{codec.spec} average"] = (
-            lambda codec=codec, payload=payload: tensors.mean(codec, [payload] * PEERS, [1.0] * PEERS, x.numel()),
+            partial(tensors.mean, codec, [payload] * PEERS, [1.0] * PEERS, x.numel()),
             PEERS,
         )
     times: dict[str, list[float]] = {name: [] for name in acts}

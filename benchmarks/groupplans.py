@@ -53,7 +53,7 @@ def speed(way: str, slow: float) -> float:
     run = simulate(Scenario("plans", 3, 40.0, RUN + WAYS[way], peers, compute="torch", interval=40.0))
     assert not run.violations, run.violations
     rounds = [event for event in run.journal.events if event.name == "round" and event.peer == 1]
-    return mean(event.fields["tokens_per_second"] for event in rounds[-LAST:])
+    return mean(float(event.fields["tokens_per_second"]) for event in rounds[-LAST:])
 
 
 def main() -> None:

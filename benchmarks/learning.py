@@ -53,7 +53,7 @@ class Task:
     pace: float = 0.0
 
     @property
-    def model(self) -> dict[str, int]:
+    def model(self) -> dict[str, Any]:
         """Sizes of the built-in model."""
         return {"layers": self.layers, "width": self.width, "heads": 4, "context": self.context}
 

@@ -13,6 +13,7 @@ import argparse
 import json
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import contest
@@ -97,9 +98,7 @@ def measure(
     try:
         for number, name in enumerate(("equal", "by bandwidth")):
             start = first + number * PORTS
-            ways[name] = contest.thinwire(
-                peers, options.mb, options.codec, lambda rank, s=start, b=bool(number): place(s, b, rank)
-            )
+            ways[name] = contest.thinwire(peers, options.mb, options.codec, partial(place, start, bool(number)))
             ways[name].helpers = [shaper]
             ways[name].hear()
         for turn in range(WARM + options.turns):

@@ -71,12 +71,12 @@ class Replica:
         """Of the neighbours' values, weighted by the norms of their last gradients."""
         before, after = (self.sections[one].parameters() for one in (stage - 1, stage + 1))
         norms = self.norms[stage - 1], self.norms[stage + 1]
-        return [_mean(one, two, *norms) for one, two in zip(before, after, strict=True)]
+        return [_mean(one, two, norms) for one, two in zip(before, after, strict=True)]
 
 
-def _mean(one: torch.Tensor, two: torch.Tensor, *norms: float) -> torch.Tensor:
-    vectors = (each.detach().numpy().ravel() for each in (one, two))
-    return torch.from_numpy(average(*vectors, *norms)).view(one.shape)
+def _mean(one: torch.Tensor, two: torch.Tensor, norms: tuple[float, float]) -> torch.Tensor:
+    before, after = (each.detach().numpy().ravel() for each in (one, two))
+    return torch.from_numpy(average(before, after, *norms)).view(one.shape)
 
 
 def _values(section: Section) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ from thinwire.compression.kernels import outer_step
 from thinwire.compression.lowrank import LowRank, PowerSGD
 from thinwire.compression.portions import Portions
 from thinwire.compression.portions import layout as runs
-from thinwire.compression.sparse import Sparse
+from thinwire.compression.sparse import Selected, Sparse
 from thinwire.node.fragments import Layout
 from thinwire.node.inner import learning_rate
 from thinwire.node.methods import WIDE
@@ -72,8 +72,9 @@ def sparse(
 
     def make(toy: Toy, layout: Layout) -> Step:
         codec = registry.parse(spec)
-        chunks = chunks_of(layout, codec.chunk)  # type: ignore[attr-defined]
-        memories = [ErrorFeedback(codec, chunks, beta, on_exclusion) for _ in toy.peers]  # type: ignore[arg-type]
+        assert isinstance(codec, Sparse)
+        chunks = chunks_of(layout, codec.chunk)
+        memories = [ErrorFeedback(codec, chunks, beta, on_exclusion) for _ in toy.peers]
         draw = np.random.default_rng(toy.seed)
 
         def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
@@ -102,7 +103,8 @@ def sieved(
     """SparseLoCo whose chunks have owners that send a part of each sum, as the product makes it of payloads."""
 
     def make(toy: Toy, layout: Layout) -> Step:
-        codec: Sparse = registry.parse(spec)  # type: ignore[assignment]
+        codec = registry.parse(spec)
+        assert isinstance(codec, Sparse)
         portions = Portions(codec, replace(codec, k=min(codec.chunk, wide * codec.k)), keep)
         cut = parts(layout.total, portions, codec.chunk)
         chunks = runs(layout.total, cut.chunk, codec.chunk)
@@ -113,7 +115,8 @@ def sieved(
             sent = []
             for memory, delta in zip(memories, deltas, strict=True):
                 payload = memory.prepare(delta)
-                sent.append(list(portions.split(payload, memory.choice)))  # type: ignore[arg-type]
+                assert isinstance(memory.choice, Selected)
+                sent.append(list(portions.split(payload, memory.choice)))
                 memory.commit()
             for index in range(len(cut)):
                 start, stop = cut.span(index)
@@ -153,7 +156,8 @@ def demo_run(spec: str, beta: float = 0.999, lr: float = 3e-3) -> Callable[[Toy]
     """DeMo: every gradient goes into the replica's momentum, and its strongest coefficients are exchanged in every step."""
 
     def make(toy: Toy, layout: Layout) -> Step:
-        codec: demo.Demo = registry.parse(spec)  # type: ignore[assignment]
+        codec = registry.parse(spec)
+        assert isinstance(codec, demo.Demo)
         chunks = chunks_of(layout, codec.chunk)
         momenta = [np.zeros(layout.total, np.float32) for _ in toy.peers]
         schedule = toy.config(lr=lr)

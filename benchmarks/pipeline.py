@@ -35,7 +35,7 @@ from thinwire.sims import clock
 from thinwire.sims.network import SimNet
 from thinwire.sims.transport import SimTransport
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import Welcome
+from thinwire.swarm.protocol import Hello, Welcome
 from thinwire.swarm.record import PeerRecord
 
 RUN = b"p" * 32
@@ -85,12 +85,17 @@ async def step(
     """The last of `steps` steps: virtual seconds, processor seconds, and bulk bytes that all peers sent in it."""
     net, loop = SimNet(1, latency=latency, bandwidth=rate), asyncio.get_running_loop()
     identities = [Identity.generate(bytes([index + 1]) * 32) for index in range(STAGES)]
-    boundary, transports, records, runs, tasks = Boundary(spec, width, VOCABULARY, 1), [], [], [], []
+    boundary, transports, records, tasks = Boundary(spec, width, VOCABULARY, 1), [], [], []
+    runs: list[Origin | Host] = []
     for index, identity in enumerate(identities):
         address = f"10.0.0.{index}:1"
         records.append(PeerRecord.create(identity, run_id=RUN, addresses=(address,), sequence=1, issued=net.wall()))
         welcome = Welcome(records[-1].wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
-        transports.append(net.transport(identity, RUN, lambda hello, them, welcome=welcome: welcome, address))
+
+        def admit(hello: Hello, them: PeerRecord, welcome: Welcome = welcome) -> Welcome:
+            return welcome
+
+        transports.append(net.transport(identity, RUN, admit, address))
     for index, (identity, transport) in enumerate(zip(identities, transports, strict=True)):
         for record in records:
             transport.learn(record)
@@ -130,6 +135,7 @@ async def step(
             runs.append(Origin(own, Update(own, INNER), boundary, crew, patience=patience, window=window, **common))
         tasks.append(loop.create_task(receive(transport, runs[-1])))
     origin, data, spent, real, sent = runs[0], batches(length, size), 0.0, 0.0, 0
+    assert isinstance(origin, Origin)
     for _ in range(steps):
         before, began = sum(transport.traffic.bulk_up for transport in transports), time.process_time()
         outcome = await origin.step(data)
@@ -141,7 +147,7 @@ async def step(
     return spent, real, sent
 
 
-async def receive(transport: SimTransport, run: Any) -> None:
+async def receive(transport: SimTransport, run: Origin | Host) -> None:
     while True:
         arrival = await transport.recv()
         assert arrival.frame is not None

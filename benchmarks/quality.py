@@ -95,7 +95,7 @@ def table(losses: dict[str, list[float]]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="quality", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="quality", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))

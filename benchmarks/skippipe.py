@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import machine
 import numpy as np
@@ -32,13 +32,14 @@ from thinwire.node.pipeline.instance import Instance, Unarranged, load
 from thinwire.node.pipeline.origin import Origin
 from thinwire.node.pipeline.patience import Patience
 from thinwire.node.pipeline.pilot import Pilot
+from thinwire.node.pipeline.section import Section
 from thinwire.node.pipeline.stage import Stage
 from thinwire.node.pipeline.survey import Survey
 from thinwire.node.pipeline.update import Update
 from thinwire.sims import clock
 from thinwire.sims.network import SimNet
 from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import PeerId, Welcome
+from thinwire.swarm.protocol import Hello, PeerId, Welcome
 from thinwire.swarm.record import PeerRecord
 
 RUN = b"k" * 32
@@ -109,9 +110,11 @@ class Replica:
             record = PeerRecord.create(identity, run_id=RUN, addresses=(place,), sequence=1, issued=self.net.wall())
             welcome = Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
             records.append(record)
-            self.transports.append(
-                self.net.transport(identity, RUN, lambda hello, them, welcome=welcome: welcome, place)
-            )
+
+            def admit(hello: Hello, them: PeerRecord, welcome: Welcome = welcome) -> Welcome:
+                return welcome
+
+            self.transports.append(self.net.transport(identity, RUN, admit, place))
         for transport in self.transports:
             for record in records:
                 transport.learn(record)
@@ -132,7 +135,7 @@ class Replica:
         if self.plan is not None:
             pilot = Pilot(self.survey, room=self.room, emit=common["emit"], **self.plan)
         self.origin = Origin(
-            own, Update(own, INNER), self.boundary, Crew(holders),  # type: ignore[arg-type]
+            cast(Section, own), Update(own, INNER), self.boundary, Crew(holders),
             patience=Patience(loop.time, first=900.0, least=200.0),
             window=self.window or self.micros, pilot=pilot, **common,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The sparse codec's rows of benchmarks/codecs.py: from the accumulator to the payload's bytes, and from a payload to its sum.
+"""The sparse codec's rows of benchmarks/codecspeed.py: from an accumulator to the payload's bytes, from a payload to its sum.
 
 Half of the model is one matrix, which threads share, the rest are four, which they take in turn. Plain torch does less: of
 encoding it has top-k and codes but neither levels to fit nor entropy coding, of adding up it is given indices and values.
@@ -7,6 +7,7 @@ encoding it has top-k and codes but neither levels to fit nor entropy coding, of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ def figures(x: Floats) -> Iterator[Figures]:
         payload = encode(1)()
         assert isinstance(payload, bytes)
         bits = 8 * len(payload) / x.size
-        yield f"{codec.spec} encode ({bits:.4f} bit)", encode, lambda k=codec.k: plain_encode(tensor, k), x.nbytes
+        yield f"{codec.spec} encode ({bits:.4f} bit)", encode, partial(plain_encode, tensor, codec.k), x.nbytes
     codec, out = Sparse(), np.zeros_like(x)
     payload, selected = (
         codec.encode(codec.select(x, chunks)),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from thinwire.compression.codec import Floats
@@ -41,9 +41,9 @@ class Toy:
         size = ModelConfig(256, self.layers, self.width, heads=self.width // 16, context=self.split.context)
         return Transformer(size, self.seed)
 
-    def config(self, **changes: object) -> InnerConfig:
+    def config(self, **changes: Any) -> InnerConfig:
         """The inner optimizer, its schedule over all steps."""
-        return replace(self.inner, steps=self.rounds * self.steps, **changes)  # type: ignore[arg-type]
+        return replace(self.inner, steps=self.rounds * self.steps, **changes)
 
     def trainers(self, config: InnerConfig | None = None) -> list[Trainer]:
         """One for each replica."""
@@ -82,8 +82,8 @@ class Mixed:
 
 def synchronous(toy: Toy) -> float:
     """Data parallelism: every inner step on the gradients of all."""
-    mixed = Mixed([toy.batches(peer) for peer in toy.peers])
-    trainer = Trainer(toy.model(), toy.config(accumulate=len(toy.peers)), mixed, clock=time.perf_counter)  # type: ignore[arg-type]
+    mixed = cast(Batches, Mixed([toy.batches(peer) for peer in toy.peers]))
+    trainer = Trainer(toy.model(), toy.config(accumulate=len(toy.peers)), mixed, clock=time.perf_counter)
     trainer.run_steps(toy.rounds * toy.steps)
     return toy.loss(trainer)
 

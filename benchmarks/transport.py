@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
     fork = mp.get_context("fork")
-    shared = {
+    shared: dict[str, Any] = {
         "ports": fork.Array("i", options.peers),
         "seconds": fork.Array("d", options.peers),
         "cpu": fork.Array("d", options.peers),
@@ -102,14 +102,14 @@ def main() -> None:
     ]
     for process in processes:
         process.start()
-    barrier: Any = shared["barrier"]
+    barrier = shared["barrier"]
     barrier.wait()
     each = options.mib * (options.peers - 1) * CHUNK_BYTES
     slowest = []
     for _ in range(options.repeat):
         barrier.wait()
         barrier.wait()
-        seconds, cpu = max(shared["seconds"][:]), sum(shared["cpu"][:])  # type: ignore[index]
+        seconds, cpu = max(shared["seconds"][:]), sum(shared["cpu"][:])
         slowest.append(seconds)
         print(f"{seconds:.3f} s  {each / seconds / 1e6:6.0f} MB/s  {cpu / (each * options.peers / 1e9):.2f} CPU s/GB")
         barrier.wait()

@@ -70,7 +70,9 @@ def paired(
 class Naive(EagerRounds):
     """One-round overlap without eager updates: everybody applies what is late, and that alone."""
 
-    _share = 0.0  # type: ignore[assignment]
+    @property
+    def _share(self) -> float:
+        return 0.0
 
 
 class Heavy(Co2Replica):
@@ -109,7 +111,8 @@ def overlapped(outer: str, *, naive: bool = False, codec: str = "fp32") -> Calla
                 toy.rounds * toy.steps // manifest.pace, lambda index, steps: trainers[index].run_steps(steps).tokens
             )
             assert len({seat.replica.digest for seat in table.seats}) == 1
-            return table.seats[0].replica.theta
+            theta: Floats = table.seats[0].replica.theta
+            return theta
 
         layout.write(trainers[0].model, asyncio.run(play()))
         return toy.loss(trainers[0])

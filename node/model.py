@@ -117,7 +117,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         # Its own first values are normal numbers, drawn for nothing; on the meta device that even loads torch's compiler.
-        self.embedding = nn.Embedding.from_pretrained(torch.empty(config.vocab, config.width), freeze=False)  # type: ignore[no-untyped-call]
+        self.embedding = nn.Embedding.from_pretrained(torch.empty(config.vocab, config.width), freeze=False)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width, eps=1e-5)
         self.head = matrix(config.width, config.vocab)

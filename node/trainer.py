@@ -82,7 +82,7 @@ class Trainer:
         for size in self.portions:
             batch = self.batches.next(size)
             loss = self._loss(batch) / (sum(self.portions) / size)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.detach()
             tokens += batch[1].numel()
         if self.config.clip > 0:

@@ -4,6 +4,7 @@ import ast
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,13 @@ def test_no_path_of_one_machine():
 @pytest.mark.parametrize(("text", "count"), [(b'"/%s/x"' % b"tmp", 1), (b"cd /%s\n" % b"root", 1), (b"a/tmp/x", 0)])
 def test_the_path_lint_bites(text, count):
     assert len(paths(text)) == count
+
+
+def test_no_script_hides_a_standard_module():
+    """Scripts import their neighbours by bare names: one called codecs.py would stand before Python's own."""
+    scripts = [file for folder in ("benchmarks", "examples") for file in sorted((ROOT / folder).rglob("*.py"))]
+    assert len(scripts) > 10
+    assert not {file.stem for file in scripts} & sys.stdlib_module_names
 
 
 def test_public_names_are_complete():

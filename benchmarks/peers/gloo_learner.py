@@ -24,7 +24,10 @@ until(moment)
 lesson.begin()
 for _ in range(options["steps"]):
     lesson.gradients()
-    gradients = [parameter.grad for parameter in lesson.model.parameters()]
+    gradients = []
+    for parameter in lesson.model.parameters():
+        assert parameter.grad is not None
+        gradients.append(parameter.grad)
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= count

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 
@@ -22,7 +23,8 @@ def build(options: dict[str, Any]) -> nn.Module:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module.Transformer(module.ModelConfig(256, **options["model"]), options["seed"])
+    model: nn.Module = module.Transformer(module.ModelConfig(256, **options["model"]), options["seed"])
+    return model
 
 
 class Lesson:
@@ -41,7 +43,7 @@ class Lesson:
         self.step = 0
         self._syncs, self._due = 0, 0.0
         self._moments: list[float] = []
-        self._snapshots: list[np.ndarray] = []
+        self._snapshots: list[NDArray[np.float32]] = []
 
     def begin(self) -> None:
         """The first step's time starts."""

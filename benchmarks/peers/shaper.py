@@ -7,13 +7,14 @@
 import asyncio
 import json
 import sys
+from typing import Any
 
 import uvloop
 from thinwire.sims.emulate import Access, Emulation
 from turns import listen, say
 
 
-async def main(options: dict) -> None:
+async def main(options: dict[str, Any]) -> None:
     """Open all ways, then wait."""
     count = options["peers"]
     rates = options["rate"] if isinstance(options["rate"], list) else [options["rate"]] * count

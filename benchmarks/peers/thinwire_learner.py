@@ -3,8 +3,10 @@
 import json
 import sys
 import time
+from typing import Any
 
 import thinwire
+import torch
 from lesson import Lesson
 from thinwire.compression.warmup import warm_up
 from turns import listen, say, until
@@ -21,26 +23,27 @@ def main() -> None:
         train(lesson, options, None)
         return
     host = options["hosts"][options["rank"]]
-    place = {"host": host, "port": 7400, "ports": "7401-7499", "advertise": f"{host}:7400"} if options["links"] else {}
-    with thinwire.join(
-        options["toml"] or told["invite"], home=options["home"], **(place or {"host": "127.0.0.1"})
-    ) as swarm:
+    place: dict[str, Any] = {"host": "127.0.0.1"}
+    if options["links"]:
+        place = {"host": host, "port": 7400, "ports": "7401-7499", "advertise": f"{host}:7400"}
+    with thinwire.join(options["toml"] or told["invite"], home=options["home"], **place) as swarm:
         say(invite=swarm.invite)
         train(lesson, options, swarm)
 
 
-def train(lesson: Lesson, options: dict, swarm: thinwire.Swarm | None) -> None:
+def train(lesson: Lesson, options: dict[str, Any], swarm: thinwire.Swarm | None) -> None:
     """The training loop that anyone could have."""
     missing, waited = 0, 0.0
 
-    def note(report: thinwire.RoundReport) -> None:
-        nonlocal missing, waited
-        missing += len(report.missing) + (not report.committed)
-        waited += report.seconds
-        lesson.snapshot(swarm.outer())
-
-    optimizer = lesson.inner
+    optimizer: torch.optim.Optimizer = lesson.inner
     if swarm is not None:
+
+        def note(report: thinwire.RoundReport) -> None:
+            nonlocal missing, waited
+            missing += len(report.missing) + (not report.committed)
+            waited += report.seconds
+            lesson.snapshot(swarm.outer())
+
         optimizer = swarm.wrap(lesson.model, lesson.inner, batch=options["batch"], on_round=note)
     say(ready=True)
     moment = listen()["at"]

@@ -44,6 +44,7 @@ def main() -> None:
 
         def told_of() -> None:
             end, report = time.monotonic(), swarm.last
+            assert report is not None  # one step has been made at least
             say(end=end, contributors=report.contributors, round=swarm.round, digest=swarm.digest)
 
         if told.get("alone"):

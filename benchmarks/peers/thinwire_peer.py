@@ -4,10 +4,12 @@ import asyncio
 import json
 import sys
 import time
+from typing import Any
 
 import blake3
 import numpy as np
 import uvloop
+from numpy.typing import NDArray
 from thinwire.collectives.averager import Averager
 from thinwire.collectives.transport import Contact
 from thinwire.collectives.wire import ZmqTransport
@@ -26,11 +28,12 @@ def now() -> int:
     return int(time.time())
 
 
-async def main(options: dict) -> None:
+async def main(options: dict[str, Any]) -> None:
     """Link with all others, then average whenever told to."""
     rank, count = options["rank"], options["peers"]
     everyone = [Identity.generate(bytes([number]) * 32) for number in range(count)]
-    identity, record = everyone[rank], None
+    identity = everyone[rank]
+    record: PeerRecord | None = None
     # All that takes long comes before the sockets: a peer that does not answer is given up.
     warm_up()
     source = arrays(options["mb"], rank)
@@ -38,6 +41,7 @@ async def main(options: dict) -> None:
     result = [np.ones_like(array) for array in source]
 
     def admit(hello: Hello, stranger: PeerRecord) -> Welcome | Refuse:
+        assert record is not None  # nobody is told the address before it is there
         return Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
 
     ports = range(*options["ports"]) if "ports" in options else None
@@ -95,18 +99,18 @@ async def main(options: dict) -> None:
     await transport.close()
 
 
-def through(options: dict, other: int, address: str) -> str:
+def through(options: dict[str, Any], other: int, address: str) -> str:
     """Where to dial `other`: `via` names hosts that stand for the peers."""
     return f"{options['via'][other]}:{address.rpartition(':')[2]}" if "via" in options else address
 
 
-def mean_of_first(options: dict) -> np.ndarray:
+def mean_of_first(options: dict[str, Any]) -> NDArray[np.float64]:
     """The exact mean of the first array."""
     firsts = [arrays(min(options["mb"], 4), rank)[0].astype(np.float64) for rank in range(options["peers"])]
-    return sum(firsts) / len(firsts)
+    return sum(firsts, np.zeros_like(firsts[0])) / len(firsts)
 
 
-def error(result: np.ndarray, exact: np.ndarray | None) -> float:
+def error(result: NDArray[np.float32], exact: NDArray[np.float64] | None) -> float:
     """Relative L2 error; 0 where the exact mean is not kept."""
     return 0.0 if exact is None else float(np.linalg.norm(result - exact) / np.linalg.norm(exact))
 

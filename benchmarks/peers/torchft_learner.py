@@ -68,7 +68,7 @@ with DiLoCo(
 
     def performed() -> bool:
         global failed
-        done = perform()
+        done: bool = perform()
         failed += not done
         return done
 

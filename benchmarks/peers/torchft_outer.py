@@ -65,7 +65,7 @@ def main() -> None:
 
         def performed() -> bool:
             nonlocal sync
-            done = perform()
+            done: bool = perform()
             sync = time.monotonic() - sync
             return done
 
@@ -87,7 +87,7 @@ def main() -> None:
             end = time.monotonic()
             digest = hashlib.blake2b()
             for parameter in model.parameters():
-                digest.update(parameter.detach().numpy())
+                digest.update(parameter.detach().numpy().data)
             say(
                 end=end,
                 sync=sync,

@@ -1,8 +1,8 @@
 """How fast the codecs are: GB/s of fp32 read, beside copying the same array and beside the same thing in plain torch.
 
-    python benchmarks/codecs.py                  64 MiB of Gaussian values, every codec
-    python benchmarks/codecs.py --only int4      rows whose name has this in it
-    python benchmarks/codecs.py --json           the figures for machines
+    python benchmarks/codecspeed.py                  64 MiB of Gaussian values, every codec
+    python benchmarks/codecspeed.py --only int4      rows whose name has this in it
+    python benchmarks/codecspeed.py --json           the figures for machines
 
 All of a table is measured in turn, again and again, so that a busy moment meets every row; the figure is the median. Dense
 codecs work chunk by chunk as in a round (2 MiB), with two threads on two chunks at a time. "Average" decodes and adds up the
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import machine
 import numpy as np
@@ -28,7 +29,8 @@ import torch
 from numpy.typing import NDArray
 from plaintorch import average_integers, encode_integers
 from thinwire.compression import registry
-from thinwire.compression.codec import Floats
+from thinwire.compression.codec import Buffer, Floats
+from thinwire.compression.quantize import Integers
 
 CHUNK = 1 << 19
 """Elements of a chunk, as the grid of a large model has them."""
@@ -76,12 +78,12 @@ def encode_row(spec: str, x: Floats, shared: Shared) -> Row:
     codec = registry.dense(spec)
     parts = [x[start : start + CHUNK] for start in range(0, x.size, CHUNK)]
     room = [np.zeros(codec.nbytes(part.size), np.uint8) for part in parts]
-    pieces = [lambda part=part, out=out: codec.encode(part, out) for part, out in zip(parts, room, strict=True)]
+    pieces = [partial(codec.encode, part, out) for part, out in zip(parts, room, strict=True)]
     tensors = [torch.from_numpy(part) for part in parts]
     return Row(
         f"{codec.spec} encode",
         lambda threads: shared(threads, pieces),
-        (lambda: [encode_integers(codec, part) for part in tensors]) if spec.startswith("int") else None,
+        (lambda: [encode_integers(codec, part) for part in tensors]) if isinstance(codec, Integers) else None,
         x.nbytes,
     )
 
@@ -89,6 +91,10 @@ def encode_row(spec: str, x: Floats, shared: Shared) -> Row:
 def average_row(spec: str, x: Floats, shared: Shared) -> Row:
     """Decoding and adding up the payloads of some peers."""
     codec = registry.dense(spec)
+
+    def mean(sources: Sequence[Buffer], size: int) -> None:
+        codec.mean(sources, [1.0] * PEERS, shared.room(size))
+
     pieces: list[Act] = []
     payloads: list[list[NDArray[np.uint8]]] = []
     for start in range(0, x.size, CHUNK):
@@ -98,14 +104,12 @@ def average_row(spec: str, x: Floats, shared: Shared) -> Row:
             encoded.append(np.zeros(codec.nbytes(part.size), np.uint8))
             codec.encode(np.roll(part, peer), encoded[-1])
         payloads.append(encoded)
-        sources = [payload.data for payload in encoded]
-        size = part.size
-        pieces.append(lambda sources=sources, size=size: codec.mean(sources, [1.0] * PEERS, shared.room(size)))
+        pieces.append(partial(mean, [payload.data for payload in encoded], part.size))
     tensors = [[torch.from_numpy(payload) for payload in group] for group in payloads]
     return Row(
         f"{codec.spec} average",
         lambda threads: shared(threads, pieces),
-        (lambda: [average_integers(codec, group, CHUNK) for group in tensors]) if spec.startswith("int") else None,
+        (lambda: [average_integers(codec, group, CHUNK) for group in tensors]) if isinstance(codec, Integers) else None,
         PEERS * x.nbytes,
     )
 
@@ -204,7 +208,7 @@ def main() -> None:
     chosen = [row for row in rows(x) if options.only in row.name]
     others = machine.wait_until_quiet(0.05, 0.0)
     found = measure(chosen, x, options.repeats, options.cpu)
-    gpu = "not measured: no GPU"
+    gpu: dict[str, float] | str = "not measured: no GPU"
     if torch.cuda.is_available():
         from gpucodecs import measure as measure_gpu
 
