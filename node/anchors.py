@@ -77,6 +77,11 @@ class Anchors:
         Raises NoSwarm, Refused.
         """
         anchors = list(self.known())
+        if self._file.damaged:
+            raise NoSwarm(
+                f"{self._path}, which says where the others of this run are, cannot be read",
+                "join them with an invite of theirs; if nobody goes on with this run, remove the file first",
+            )
         if not anchors:
             return False
         self._doors.rng.shuffle(anchors)  # the first may all be gone, and each of them takes its time

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
+import blake3
 import msgspec
 from thinwire.collectives.transport import Contact
 
 from .disk import Disk
-
-T = TypeVar("T")
 
 MOST = 64
 """Anchors that are kept. Some of so many are there, and a file of them can be read again."""
@@ -34,18 +32,34 @@ class _Known(msgspec.Struct, frozen=True):
     alone: bool
 
 
+class _Checked(msgspec.Struct, frozen=True):
+    known: _Known
+    check: str
+
+
 class AnchorFile:
     """Where other peers were reachable when this one last saw them: the way back into a swarm whose seeds are gone. And whether
     it was without them by common decision (`alone`): then it is the swarm, and they look for it.
+
+    The file has everything twice, with a check: a founder that cannot read it would begin its run anew beside the others.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path, self._disk = path, disk
         self._saved = _Known((), False)
+        self.damaged = False
+        """Whether `load` has found a file of which nothing can be believed."""
 
     def load(self) -> tuple[Contact, ...]:
         """What was saved last, most useful first; empty when there is nothing that can be read."""
-        self._saved = _read(self._path, self._disk, _Known) or _Known((), False)
+        try:
+            data = self._disk.read(self._path, LONGEST)
+        except FileNotFoundError:
+            data = None
+        except OSError:
+            data = b""
+        found = None if data is None else _known(data[: len(data) // 2]) or _known(data[len(data) // 2 :])
+        self.damaged, self._saved = data is not None and found is None, found or _Known((), False)
         return tuple(Contact(anchor.address, anchor.transport_key) for anchor in self._saved.anchors)
 
     @property
@@ -68,17 +82,22 @@ class AnchorFile:
         if not known.anchors or known == self._saved:
             return
         try:
-            replace_file(self._path, self._disk, msgspec.json.encode(known))
+            replace_file(self._path, self._disk, 2 * (msgspec.json.encode(_Checked(known, _check(known))) + b"\n"))
         except OSError:
             return
         self._saved = known
 
 
-def _read(path: Path, disk: Disk, kind: type[T]) -> T | None:
+def _check(known: _Known) -> str:
+    return blake3.blake3(msgspec.json.encode(known)).hexdigest()
+
+
+def _known(line: bytes) -> _Known | None:
     try:
-        return msgspec.json.decode(disk.read(path, LONGEST), type=kind)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = msgspec.json.decode(line, type=_Checked)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    return found.known if found.check == _check(found.known) else None
 
 
 def replace_file(path: Path, disk: Disk, data: bytes) -> None:

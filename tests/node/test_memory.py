@@ -49,14 +49,30 @@ def test_a_damaged_file_and_a_full_disk_cost_nothing(tmp_path):
     path = tmp_path / "anchors.json"
     path.write_bytes(b'[{"address": 1}]')
     file = AnchorFile(path, RealDisk())
-    assert file.load() == ()
+    assert file.load() == () and file.damaged
     path.unlink()
+    assert file.load() == () and not file.damaged
     path.mkdir()
     file.save([HERE])
-    assert file.load() == ()
+    assert file.load() == () and file.damaged
     path.rmdir()
     file.save([HERE])
-    assert file.load() == (HERE,)
+    assert file.load() == (HERE,) and not file.damaged
+
+
+def test_no_bit_that_flips_makes_it_forget_or_believe_something_else(tmp_path):
+    path = tmp_path / "anchors.json"
+    AnchorFile(path, RealDisk()).save([HERE, THERE], alone=True)
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        file = AnchorFile(path, RealDisk())
+        assert file.load() == (HERE, THERE) and file.alone and not file.damaged
+    for length in (0, 10, len(whole) // 2):
+        path.write_bytes(whole[:length])
+        assert file.load() == () and file.damaged
 
 
 def test_so_many_are_kept_as_can_be_read_again(tmp_path):

@@ -114,6 +114,23 @@ def test_a_founder_that_was_in_a_swarm_looks_for_it(tmp_path, answers, alone, se
     assert seconds <= time[0] < seconds + 4
 
 
+def test_a_founder_that_cannot_read_where_the_others_are_does_not_begin_anew_beside_them(tmp_path):
+    author = Identity.generate(b"1" * 32)
+    signed = sign(b"", author)
+    doors = Doors(lambda: 0.0, lambda: 1e9, random.Random(1), RealDisk())
+    run_id = signed.verify().run_id(author.public_key)
+    peer = Peer(author, run_id, doors, RunDirectory(tmp_path), LOCAL, lambda *said: None)
+    (tmp_path / "anchors.json").write_bytes(b"not what was written")
+
+    async def opened(open_transport):
+        pass
+
+    peer._open = opened
+    with pytest.raises(NoSwarm, match="cannot be read") as error:
+        clock.run(peer.found(signed, None), seed=1)
+    assert "invite" in error.value.hint and "remove" in error.value.hint
+
+
 def working(outer, *, round=4, stats=(), members=(ME, OTHER), alive=()):
     peer = SimpleNamespace(
         manifest=parse(outer),

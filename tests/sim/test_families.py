@@ -64,6 +64,11 @@ def test_who_knocks_with_a_wrong_clock_gets_in_when_it_is_put_right() -> None:
     assert seeds.check_family(35, "hierarchy") is None
 
 
+@pytest.mark.trial
+def test_a_founder_whose_disk_has_flipped_a_bit_does_not_begin_its_run_anew_beside_the_others() -> None:
+    assert seeds.check_family(126, "sieve") is None
+
+
 def test_every_method_and_every_way_of_the_data_is_played() -> None:
     """By the manifests of the first seeds, and all of them have each kind of churn and somebody who comes late."""
     seen: dict[str, set[object]] = {"method": set(), "collective": set(), "topology": set(), "chained": set()}
