@@ -10,7 +10,7 @@ from typing import ClassVar
 from thinwire.collectives.transport import Contact, Transport
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.manifest import ManifestMismatch, SignedManifest
-from thinwire.swarm.protocol import Hello, PeerId, Welcome
+from thinwire.swarm.protocol import Hello, PeerId, Refuse, Welcome
 from thinwire.swarm.roster import Roster
 
 from .doors import Doors
@@ -50,33 +50,32 @@ async def knock(
     """Knock for so many seconds, until a contact lets us in and `enter` takes its welcome; None then, else what went wrong.
 
     Who refuses for good (see ADVICE, and the codes in `lasting`), or welcomes us to another run (`enter` raises
-    ManifestMismatch), is not asked again as long as we have the same to say; the last such refusal is given, or NoSwarm.
+    ManifestMismatch), is not asked again, but for those whose clock differs from ours: one of both may be put right. When
+    nobody is left who may think better of it the last such refusal is given, or NoSwarm.
     """
     until, said = doors.now() + seconds, "nobody answered"
     last: NoSwarm | Refused | ManifestMismatch | None = None
-    there, everybody, words = False, contacts, hello()
+    there = False
     while contacts:
-        if words != (
-            words := hello()
-        ):  # our clock was put right, and a record of ours that none could believe is replaced
-            contacts = everybody
+        words, hopeful = hello(), False
         for contact in contacts:
-            answer = await transport.meet(contact, words)
+            answer, again = await transport.meet(contact, words), True
             if isinstance(answer, Welcome):
                 try:
                     enter(answer)
                     return None
                 except ManifestMismatch as error:
-                    last, over = error, True
+                    last, again = error, False
             else:
                 said = f"{contact.address}: {answer.detail or answer.code}"
-                over = answer.code in ADVICE or answer.code in lasting
+                again = answer.code not in ADVICE and answer.code not in lasting
                 if answer.code in ADVICE:
                     text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
                     last, there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
-            if over:
+            hopeful |= again
+            if not again and not (isinstance(answer, Refuse) and answer.code == "signature"):
                 contacts = [other for other in contacts if other is not contact]
-        if doors.now() >= until:
+        if not hopeful or doors.now() >= until:
             break
         await asyncio.sleep(0.2 + 0.8 * doors.rng.random())
     found = last or NoSwarm(
