@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-# How long one example takes depends on the machine; it never decides a test.
-settings.register_profile("thinwire", deadline=None)
+# How long one example takes depends on the machine; it never decides a test. The same examples in every run, or a change is
+# blamed for what was there before; `pytest --hypothesis-profile others` looks for more.
+settings.register_profile("others", deadline=None)
+settings.register_profile("thinwire", deadline=None, derandomize=True)
 settings.load_profile("thinwire")
 
 # Tiny models on shared cores: more threads only wait for each other. Daemons that tests start inherit it.

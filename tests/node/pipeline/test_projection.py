@@ -144,7 +144,7 @@ def test_any_range_is_read_and_set(data):
     before = read(projection, layout)
     expected = before.copy()
     expected[start:stop] = keep * before[start:stop] + (1 - keep) * theta[::-1][start:stop]
-    projection.write(np.ascontiguousarray(theta[::-1][start:stop]), start, keep)
+    projection.write(theta[::-1][start:stop].copy(), start, keep)
     assert np.allclose(read(projection, layout), expected, atol=1e-6)
     some = np.empty(stop - start, np.float32)
     projection.read(start, stop, some)
