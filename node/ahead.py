@@ -62,6 +62,10 @@ class Ahead:
         """A peer says that it has committed `round`, and nothing more of ours."""
         self._claims[peer] = round
 
+    def past(self, round: int) -> set[PeerId]:
+        """Who says that it has committed a later round than this."""
+        return {peer for peer, claim in self._claims.items() if claim > round}
+
     def lost(self, peer: PeerId) -> None:
         """A peer is not here any more."""
         for what in (self._seen, self._claims, self._asked):
@@ -81,7 +85,7 @@ class Ahead:
         they can, `able` tells. Else half of a swarm would wait for ever for the half that has gone on, and so would all for
         the one that was left of a quorum.
         """
-        past = {peer for peer, claim in self._claims.items() if claim > round}
+        past = self.past(round)
         most = 2 * sum(peer in past for peer in voices) > len(voices)
         if not most and (not past or able(past)):
             self._since = None

@@ -13,7 +13,7 @@ from thinwire.node.outer import Replica
 from thinwire.node.presence import Presence
 from thinwire.node.stateserver import StateServer
 from thinwire.node.waiting import Work
-from thinwire.swarm.protocol import Ask, PeerId
+from thinwire.swarm.protocol import Ask, PeerId, StateAsk
 
 
 class Following:
@@ -68,6 +68,7 @@ class Following:
         self._committed |= committed
         self.gone = {peer: number for peer, number in self.gone.items() if peer in lost and number == round}
         self.behind.clear()
+        self._states.without.clear()
         self._outdated = False
 
     def look(self) -> None:
@@ -78,14 +79,21 @@ class Following:
         if not others and self._sovereign:
             return
         others = others or sorted(self._live)
-        patience = self._series.patience
+        patience, without = self._series.patience, self._states.without
         if self.ahead.inquire(self._replica.round, others, fly.moved, patience):
             for peer in others:
                 self._outbox.control(peer, Ask(fly.round, self._fragment))
+                if peer not in self.ahead.past(self._replica.round):
+                    self._outbox.control(peer, StateAsk(self._fragment))
         if fly.agreement.commit is not None:
             # Only its results are lacking: they are not waited for for ever, and hardly where nobody has them any more.
             patience = self._series.floor if fly.forsaken else 2 * patience
-        able = fly.agreement.able_without
+
+        def able(past: Collection[PeerId]) -> bool:
+            return fly.agreement.able_without({*past, *without})
+
+        # Who has lost its state cannot go on from it, though it is here.
+        others = [peer for peer in others if peer not in without]
         if self.ahead.beyond_reach(self._replica.round, others, fly.moved, patience, able):
             self._give_way(fly)
 
@@ -116,13 +124,18 @@ class Following:
 
         When somebody said that we are behind, only a later round will do.
         """
-        behind, voices, able = self.behind.is_set(), self._voices(), self._current().agreement.able_without
+        behind, able = self.behind.is_set(), self._current().agreement.able_without
         self.behind.clear()
-        if self._sovereign and not voices:
+
+        def heard() -> set[PeerId]:
+            """Who has lost its state, and looks for one as we do, has no say in which is the right one."""
+            return set(self._voices()) - self._states.without
+
+        if not (voices := heard()) and self._sovereign:
             return None
 
         def believed(those: Collection[PeerId]) -> bool:
-            return 2 * len(set(those) & set(voices)) > len(voices) or (behind and not able(those))
+            return 2 * len(heard().intersection(those)) > len(heard()) or (behind and not able(those))
 
         fetched = await self._states.fetch(
             self._live,

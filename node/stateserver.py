@@ -76,9 +76,9 @@ class StateServer:
         self._partial = Partial()
         self._mail: asyncio.Queue[Mail] | None = None
         self.offered = False
-        """Whether the last `fetch` found anybody who has a state, whatever it was worth."""
+        """Whether anybody has offered a state since the last `fetch` began, whatever it was worth."""
         self.without: set[PeerId] = set()
-        """Who answered the last `fetch` that it has none."""
+        """Who said, since the last `fetch` began, that it has none."""
 
     async def change(self, work: Work, how: Callable[[], Result]) -> Result:
         """Let `how` change the replica where `work` computes: nothing is offered until `resume`.
@@ -131,13 +131,16 @@ class StateServer:
         message = frame.message
         if isinstance(message, StateAsk):
             self._offer(peer)
-        elif isinstance(message, StateFetch):
+            return
+        if isinstance(message, StateFetch):
             self._serve(peer, message)
-        elif self._mail is not None:
-            if isinstance(message, StateOffer) and vouched(message, frame.payload) is not None:
-                self.offered = True
-            elif isinstance(message, StateOffer):
-                self.without.add(peer)
+            return
+        if isinstance(message, StateOffer) and vouched(message, frame.payload) is None:
+            self.without.add(peer)
+        elif isinstance(message, StateOffer):
+            self.without.discard(peer)
+            self.offered = True
+        if self._mail is not None:
             self._mail.put_nowait((peer, frame))
 
     def ticked(self) -> None:

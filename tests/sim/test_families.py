@@ -59,6 +59,13 @@ def test_a_round_that_only_the_dead_knew_is_no_mark_for_the_others(name: str, se
     assert seeds.check_family(seed, name) is None
 
 
+def test_who_has_lost_its_state_keeps_nobody_from_following_those_who_have_one() -> None:
+    """Of two members one comes back without a state, from a damaged disk; the other has gone on alone, and who is between
+    waited for the first one's word for ever, while that one found no two that agreed.
+    """
+    assert seeds.check_family(17, "delayed-nesterov") is None
+
+
 @pytest.mark.trial
 def test_who_knocks_with_a_wrong_clock_gets_in_when_it_is_put_right() -> None:
     assert seeds.check_family(35, "hierarchy") is None
