@@ -52,8 +52,7 @@ class Ahead:
 
     def inquire(self, round: int, voices: Collection[PeerId], moved: float, patience: float) -> bool:
         """Whether to ask all voices, because one of them is past `round`, our last, and nothing has come for a patience."""
-        past = any(self._claims.get(one, 0) > round or self._seen.get(one, 0) > round + 1 for one in voices)
-        if not past or self._now() < max(moved, self._inquired) + patience:
+        if not self.further(round).intersection(voices) or self._now() < max(moved, self._inquired) + patience:
             return False
         self._inquired = self._now()
         return True
@@ -65,6 +64,10 @@ class Ahead:
     def past(self, round: int) -> set[PeerId]:
         """Who says that it has committed a later round than this."""
         return {peer for peer, claim in self._claims.items() if claim > round}
+
+    def further(self, round: int) -> set[PeerId]:
+        """Who has committed a later round than this, as it says or as what it sends of later ones shows."""
+        return self.past(round) | {peer for peer, seen in self._seen.items() if seen > round + 1}
 
     def lost(self, peer: PeerId) -> None:
         """A peer is not here any more."""

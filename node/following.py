@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from thinwire.collectives.butterfly import Butterfly
 from thinwire.collectives.series import Series
-from thinwire.collectives.statesync import Fetched, Foreign
+from thinwire.collectives.statesync import Believed, Fetched, Foreign
 from thinwire.node.ahead import Ahead
 from thinwire.node.outer import Replica
 from thinwire.node.presence import Presence
@@ -68,7 +68,7 @@ class Following:
         self._committed |= committed
         self.gone = {peer: number for peer, number in self.gone.items() if peer in lost and number == round}
         self.behind.clear()
-        self._states.without.clear()
+        self._states.forget(*self._states.without)
         self._outdated = False
 
     def look(self) -> None:
@@ -79,21 +79,22 @@ class Following:
         if not others and self._sovereign:
             return
         others = others or sorted(self._live)
-        patience, without = self._series.patience, self._states.without
+        patience, further = self._series.patience, self.ahead.further(self._replica.round)
+        empty = self._states.empty - further
         if self.ahead.inquire(self._replica.round, others, fly.moved, patience):
             for peer in others:
                 self._outbox.control(peer, Ask(fly.round, self._fragment))
-                if peer not in self.ahead.past(self._replica.round):
+                if peer not in further | empty:
                     self._outbox.control(peer, StateAsk(self._fragment))
         if fly.agreement.commit is not None:
             # Only its results are lacking: they are not waited for for ever, and hardly where nobody has them any more.
             patience = self._series.floor if fly.forsaken else 2 * patience
 
         def able(past: Collection[PeerId]) -> bool:
-            return fly.agreement.able_without({*past, *without})
+            return fly.agreement.able_without({*past, *empty})
 
         # Who has lost its state cannot go on from it, though it is here.
-        others = [peer for peer in others if peer not in without]
+        others = [peer for peer in others if peer not in empty]
         if self.ahead.beyond_reach(self._replica.round, others, fly.moved, patience, able):
             self._give_way(fly)
 
@@ -128,23 +129,28 @@ class Following:
         self.behind.clear()
 
         def heard() -> set[PeerId]:
-            """Who has lost its state, and looks for one as we do, has no say in which is the right one."""
-            return set(self._voices()) - self._states.without
-
-        if not (voices := heard()) and self._sovereign:
-            return None
+            """Who has lost its state has no say in which is the right one. Who only looks for it keeps its say."""
+            return set(self._voices()) - self._states.empty
 
         def believed(those: Collection[PeerId]) -> bool:
             return 2 * len(heard().intersection(those)) > len(heard()) or (behind and not able(those))
 
-        fetched = await self._states.fetch(
-            self._live,
-            work,
-            patience=self._series.patience,
-            newer_than=self._replica.round - (not behind),
-            believed=believed if voices else None,
-            turn=self.turn,
-        )
+        async def fetch(believed: Believed | None) -> Fetched | Foreign | None:
+            return await self._states.fetch(
+                self._live,
+                work,
+                patience=self._series.patience,
+                newer_than=self._replica.round - (not behind),
+                believed=believed,
+                turn=self.turn,
+            )
+
+        voices = self._voices()
+        if self._sovereign and not voices:
+            return None
+        fetched = await fetch(believed if voices else None)
+        if fetched is None and voices and not heard() and self._me not in self._replica.members:
+            fetched = await fetch(None)  # nobody is left who could say that what we have is right: we are as a newcomer
         if isinstance(fetched, Foreign):
             self.foreign = fetched
             return None

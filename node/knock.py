@@ -54,7 +54,7 @@ async def knock(
     nobody is left who may think better of it the last such refusal is given, or NoSwarm.
     """
     until, said = doors.now() + seconds, "nobody answered"
-    last: NoSwarm | Refused | ManifestMismatch | None = None
+    refusals: dict[Contact, Refused | ManifestMismatch] = {}
     there = False
     while contacts:
         words, hopeful = hello(), False
@@ -65,19 +65,22 @@ async def knock(
                     enter(answer)
                     return None
                 except ManifestMismatch as error:
-                    last, again = error, False
+                    refusals[contact], again = error, False
             else:
                 said = f"{contact.address}: {answer.detail or answer.code}"
                 again = answer.code not in ADVICE and answer.code not in lasting
                 if answer.code in ADVICE:
                     text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
-                    last, there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
+                    refusals[contact], there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
             hopeful |= again
+            if again:
+                refusals.pop(contact, None)  # it was asked again, and says something else
             if not again and not (isinstance(answer, Refuse) and answer.code == "signature"):
                 contacts = [other for other in contacts if other is not contact]
         if not hopeful or doors.now() >= until:
             break
         await asyncio.sleep(0.2 + 0.8 * doors.rng.random())
+    last = next(reversed(refusals.values()), None)
     found = last or NoSwarm(
         f"no peer of the swarm could be reached; {said}",
         "check that a peer of the swarm runs and that its address can be dialled from here, or ask for a new invite",

@@ -49,6 +49,8 @@ class AnchorFile:
         self._saved = _Known((), False)
         self.damaged = False
         """Whether `load` has found a file of which nothing can be believed."""
+        self._whole = True
+        """Whether there is no half of the file that must be made anew."""
 
     def load(self) -> tuple[Contact, ...]:
         """What was saved last, most useful first; empty when there is nothing that can be read."""
@@ -58,8 +60,10 @@ class AnchorFile:
             data = None
         except OSError:
             data = b""
-        found = None if data is None else _known(data[: len(data) // 2]) or _known(data[len(data) // 2 :])
-        self.damaged, self._saved = data is not None and found is None, found or _Known((), False)
+        halves = [] if data is None else [_known(data[: len(data) // 2]), _known(data[len(data) // 2 :])]
+        found = next((half for half in halves if half is not None), None)
+        self.damaged, self._whole = data is not None and found is None, None not in halves
+        self._saved = found or _Known((), False)
         return tuple(Contact(anchor.address, anchor.transport_key) for anchor in self._saved.anchors)
 
     @property
@@ -79,13 +83,13 @@ class AnchorFile:
         """
         anchors = tuple(_Anchor(contact.address, contact.transport_key) for contact in islice(contacts, MOST))
         known = _Known(anchors or self._saved.anchors, alone)
-        if not known.anchors or known == self._saved:
+        if not known.anchors or (known == self._saved and self._whole):
             return
         try:
             replace_file(self._path, self._disk, 2 * (msgspec.json.encode(_Checked(known, _check(known))) + b"\n"))
         except OSError:
             return
-        self._saved = known
+        self._saved, self._whole = known, True
 
 
 def _check(known: _Known) -> str:

@@ -78,7 +78,9 @@ class StateServer:
         self.offered = False
         """Whether anybody has offered a state since the last `fetch` began, whatever it was worth."""
         self.without: set[PeerId] = set()
-        """Who said, since the last `fetch` began, that it has none."""
+        """Who said, since the last `fetch` began, that it looks for one itself."""
+        self.empty: set[PeerId] = set()
+        """Those of them that have none at all, not even one that a checkpoint brought."""
 
     async def change(self, work: Work, how: Callable[[], Result]) -> Result:
         """Let `how` change the replica where `work` computes: nothing is offered until `resume`.
@@ -137,11 +139,18 @@ class StateServer:
             return
         if isinstance(message, StateOffer) and vouched(message, frame.payload) is None:
             self.without.add(peer)
+            if not message.members and not message.round:
+                self.empty.add(peer)
         elif isinstance(message, StateOffer):
-            self.without.discard(peer)
+            self.forget(peer)
             self.offered = True
         if self._mail is not None:
             self._mail.put_nowait((peer, frame))
+
+    def forget(self, *peers: PeerId) -> None:
+        """What these said of having no state is of no account any more."""
+        self.without.difference_update(peers)
+        self.empty.difference_update(peers)
 
     def ticked(self) -> None:
         """Drop what nobody has asked for in a while."""
@@ -163,7 +172,7 @@ class StateServer:
     ) -> Fetched | Foreign | None:
         """The state that these peers agree on, see `fetch_state`; none that has a NaN or an infinity."""
         self._mail, self.offered = asyncio.Queue(), False
-        self.without.clear()
+        self.forget(*self.without)
         try:
             fetched = await fetch_state(
                 peers,

@@ -61,7 +61,8 @@ class Vitals:
         self._told: dict[int, float] = {}
         self._wrong: dict[int, float] = {}
         self._quiet_since = self._moved_at = 0.0
-        self._start = self._here = 0
+        self._start = 0
+        self._here: dict[Process, int] = {}
         self._rounds = ROUNDS * oracles.turns
 
     def touch(self, peers: Iterable[int], until: float) -> None:
@@ -110,9 +111,10 @@ class Vitals:
             self._bans(machine, machine.process)
             self._caps(machine, machine.process)
         frontier = self._oracles.frontier
-        # What only those knew who are gone is no round that the others must get beyond.
-        here = max((m.process.peer.replica.round for m in running if m.process is not None), default=0)
-        if here > self._here:
+        # What only those knew who are gone is no round that the others must get beyond; who comes with a round has made none.
+        here = {m.process: m.process.peer.replica.round for m in running if m.process is not None}
+        stayed = here.keys() & self._here.keys()
+        if max((here[one] for one in stayed), default=0) > max((self._here[one] for one in stayed), default=0):
             self._moved_at = now
         self._here = here
         if now > self._quiet_since + self._settle:
@@ -123,7 +125,7 @@ class Vitals:
             self._lockstep(running, frontier, now)
         since = max(self._quiet_since, self._moved_at)
         if now > since + self._pause:
-            self._tell("progress", -1, f"no round after {here} for {now - since:.0f} s")
+            self._tell("progress", -1, f"no round after {max(here.values(), default=0)} for {now - since:.0f} s")
             self._moved_at = now
         for machine in self._honest:
             process = machine.process

@@ -108,3 +108,12 @@ def test_few_claims_are_believed_when_the_others_can_do_nothing_without_them(her
     assert asked[-1] == {ANN}
     here.ahead.begin(9)
     assert not here.ahead.beyond_reach(9, everybody, 0.0, 2.0, able), "when nobody says anything nothing is believed"
+
+
+def test_who_has_claimed_or_sent_something_later_is_further(here):
+    here.ahead.claimed(ANN, 3)
+    here.ahead.seen(BEN, 4, 2.0)  # our own round, after 3
+    assert not here.ahead.further(3)
+    here.ahead.claimed(ANN, 4)
+    here.ahead.seen(BEN, 5, 2.0)
+    assert here.ahead.further(3) == {ANN, BEN} and here.ahead.past(3) == {ANN}

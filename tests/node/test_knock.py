@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from thinwire.collectives.transport import Contact
-from thinwire.node.knock import Refused, knock
+from thinwire.node.knock import NoSwarm, Refused, knock
 from thinwire.sims import clock
 from thinwire.swarm.protocol import VERSION, Hello, Refuse, Welcome
 
@@ -16,9 +16,9 @@ RIGHT = 12.0
 """When the clock that is wrong is put right."""
 
 
-def _knock(contacts, ours=True):
+def _knock(contacts, ours=True, leaves=False):
     """What comes of it, when, and who was asked. HERE believes only what is signed with a clock like its own; `ours`: ours is
-    the one that is wrong.
+    the one that is wrong; `leaves`: it is no more when the clock is right.
     """
     asked = []
 
@@ -31,7 +31,7 @@ def _knock(contacts, ours=True):
 
         async def meet(contact, words):
             asked.append(contact)
-            if contact is DEAD:
+            if contact is DEAD or (leaves and loop.time() >= RIGHT):
                 return Refuse("unreachable", "nobody is there")
             if words.record == b"wrong" if ours else loop.time() < RIGHT:
                 return Refuse("signature", "record issued 317 s in the future")
@@ -53,3 +53,9 @@ def test_who_refused_what_a_wrong_clock_had_signed_is_asked_again(ours):
 def test_whom_all_refuse_for_good_is_told_so_at_once():
     refusal, took, asked = _knock([HERE])
     assert isinstance(refusal, Refused) and "clocks" in refusal.hint and took < 2.0 and asked == [HERE]
+
+
+def test_a_refusal_that_is_taken_back_is_not_what_went_wrong():
+    """The clock is right in the end, and then the one that refused is gone: that is what the user should hear."""
+    refusal, _, asked = _knock([HERE, DEAD], ours=False, leaves=True)
+    assert isinstance(refusal, NoSwarm) and "nobody is there" in str(refusal) and asked.count(HERE) > 2

@@ -70,6 +70,10 @@ def test_no_bit_that_flips_makes_it_forget_or_believe_something_else(tmp_path):
         path.write_bytes(data)
         file = AnchorFile(path, RealDisk())
         assert file.load() == (HERE, THERE) and file.alone and not file.damaged
+    path.write_bytes(whole[:5] + b"?" + whole[6:])
+    assert file.load() == (HERE, THERE)
+    file.save([HERE, THERE], alone=True)
+    assert path.read_bytes() == whole, "the same again, but the damaged half is made anew"
     for length in (0, 10, len(whole) // 2):
         path.write_bytes(whole[:length])
         assert file.load() == () and file.damaged

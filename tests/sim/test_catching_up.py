@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from thinwire.sims import clock
@@ -77,3 +78,34 @@ def test_who_joins_when_one_dies_loses_no_time_by_it(swarm, seed):
         assert came < 0.5 and took < came + 2 * 1.5  # rounds of 1.25 s and an exchange
 
     clock.run(main(), seed=seed)
+
+
+def test_members_that_restart_together_do_not_believe_the_one_that_stayed(swarm):
+    """They look for the state, but each has its own from a checkpoint: it keeps its say in which is the right one."""
+
+    async def main():
+        s = swarm(5, rounds=3)
+        s.start()
+        await s.finish()
+        before, liar = {index: s.nodes[index].replica for index in range(4)}, s.nodes[4]
+        forged = liar.replica
+        forged.state[:] += 1.0
+        forged.round = 4
+        forged.seal()
+        s.rounds = 7
+        for index in before:
+            s.nodes[index].kill()
+        await asyncio.sleep(0.5)
+        for index, old in before.items():
+            node = s.nodes[index] = type(liar)(s, index, 1)
+            node.replica.state[:], node.replica.round, node.replica.members = old.state, old.round, old.members
+            node.replica.seal()
+            node.rounds.enter = partial(node.rounds.enter, tries=5)
+            node.start(joins=True)
+        await asyncio.sleep(10.0)
+        for index in before:
+            assert forged.digest.hex() not in [
+                fields["digest"] for _, kind, fields in s.nodes[index].log if kind == "synced"
+            ]
+
+    clock.run(main(), seed=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from thinwire.node.duties import DuplicateKey
@@ -13,6 +14,8 @@ from thinwire.node.rounds import Rounds
 from thinwire.sims import seeds
 from thinwire.sims.clock import HOST
 from thinwire.sims.faults import Fault
+from thinwire.sims.network import EPOCH
+from thinwire.sims.vitals import Vitals
 from thinwire.sims.world import simulate
 from thinwire.swarm.errors import HintedError
 
@@ -107,3 +110,41 @@ def test_who_is_down_when_it_should_leave_does_not_come_back():
     run = simulate(replace(scenario, peers=peers), preset=seeds.PACE, stall=seeds.STALL, first=True)
     assert [event.at for event in run.journal.events if event.peer == 2 and event.name == "up"] == [0.05]
     assert not run.violations
+
+
+def test_who_dies_and_comes_back_with_its_round_makes_no_progress():
+    """However often: as little as who fetches a state."""
+    told, others = [], SimpleNamespace(frontier=6, together=False, turns=1)
+    clocks = SimpleNamespace(wall=lambda: EPOCH, now=lambda: 0.0)
+    machines = [
+        SimpleNamespace(
+            index=index, process=None, clocks=clocks, up=True, identity=SimpleNamespace(peer_id=bytes([index]))
+        )
+        for index in (0, 1)
+    ]
+    vitals = Vitals(
+        machines,
+        (),
+        others,
+        lambda *said: told.append(said),
+        preset=seeds.PACE,
+        settle=1e9,
+        pause=14.0,
+        window=0,
+    )
+    vitals._honest, vitals._bans, vitals._caps = machines, lambda *given: None, lambda *given: None
+
+    class Life:
+        ready = True
+
+        def __init__(self, round):
+            self.peer = SimpleNamespace(replica=SimpleNamespace(round=round))
+
+    machines[0].process = Life(5)
+    for second in range(30):
+        machines[1].process = Life(6) if second % 10 == 0 else machines[1].process if second % 10 < 5 else None
+        vitals.look(float(second))
+    assert [said[0] for said in told] == ["progress"]
+    machines[0].process.peer.replica.round = 6
+    vitals.look(30.0)
+    assert vitals._moved_at == 30.0, "a round of those who stayed is progress, though others had made it before"
