@@ -10,7 +10,7 @@ from typing import ClassVar
 from thinwire.collectives.transport import Contact, Transport
 from thinwire.swarm.errors import HintedError
 from thinwire.swarm.manifest import ManifestMismatch, SignedManifest
-from thinwire.swarm.protocol import Hello, PeerId, Refuse, Welcome
+from thinwire.swarm.protocol import Hello, PeerId, Welcome
 from thinwire.swarm.roster import Roster
 
 from .doors import Doors
@@ -72,10 +72,10 @@ async def knock(
                 if answer.code in ADVICE:
                     text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
                     refusals[contact], there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
-            hopeful |= again
             if again:
+                hopeful = True
                 refusals.pop(contact, None)  # it was asked again, and says something else
-            if not again and not (isinstance(answer, Refuse) and answer.code == "signature"):
+            elif isinstance(answer, Welcome) or answer.code != "signature":
                 contacts = [other for other in contacts if other is not contact]
         if not hopeful or doors.now() >= until:
             break

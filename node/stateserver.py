@@ -78,7 +78,7 @@ class StateServer:
         self.offered = False
         """Whether anybody has offered a state since the last `fetch` began, whatever it was worth."""
         self.without: set[PeerId] = set()
-        """Who said, since the last `fetch` began, that it looks for one itself."""
+        """Who said, since the last `fetch` or round began, that it looks for one itself, or offered what does not hold."""
         self.empty: set[PeerId] = set()
         """Those of them that have none at all, not even one that a checkpoint brought."""
 

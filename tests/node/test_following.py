@@ -1,0 +1,103 @@
+"""Whose word a peer follows when some of those that it goes by have lost their state."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from thinwire.collectives.quorum import enough
+from thinwire.node.following import Following
+from thinwire.swarm.protocol import Ask, StateAsk
+
+ME, ANN, BEN, CAT, DAN, EVE = (bytes([n]) * 32 for n in range(6))
+PATIENCE = 2.0
+
+
+class Here:
+    """A peer after round 3 of `members`, with those of `alive` within reach. `told`: what it sends; `asked`: how it fetches."""
+
+    def __init__(self, members, alive, empty=(), fetched=()):
+        self.now, self.told, self.asked = 100.0, [], []
+        self.states = SimpleNamespace(empty=set(empty), without=set(empty), fetch=self._fetch)
+        agreement = SimpleNamespace(
+            commit=None,
+            ready={},
+            overtaken=lambda: None,
+            able_without=lambda without: enough(set(members) - set(without), members, ()),
+        )
+        fly = SimpleNamespace(round=4, moved=0.0, forsaken=False, pump=lambda: None, agreement=agreement)
+        roster = SimpleNamespace(alive=lambda peer: peer in alive, record=SimpleNamespace(peer_id=ME))
+        outbox = SimpleNamespace(control=lambda to, message: self.told.append((to, type(message))))
+        self._fetched = iter(fetched)
+        self.following = Following(
+            SimpleNamespace(round=3, members=members),
+            self.states,
+            presence=SimpleNamespace(roster=roster, live=set(alive), outbox=outbox),
+            series=SimpleNamespace(behind=asyncio.Event(), patience=PATIENCE, floor=PATIENCE),
+            current=lambda: fly,
+            now=lambda: self.now,
+            fragment=0,
+        )
+
+    async def _fetch(self, peers, work, *, believed, **rest):
+        self.asked.append(believed)
+        found, empty = next(self._fetched)
+        self.states.empty |= set(empty)
+        return found
+
+    def behind(self, *past):
+        """Whether it gives way to those who say that they are past its round."""
+        for peer in past:
+            self.following.ahead.claimed(peer, 4)
+        for _ in range(5):
+            self.now += PATIENCE
+            self.following.look()
+        return self.following.behind.is_set()
+
+
+@pytest.mark.parametrize(
+    ("members", "alive", "past", "empty", "behind"),
+    [
+        ((BEN, ANN), (ANN, BEN), ANN, (), False),  # the first of two may go on alone
+        ((BEN, ANN), (ANN, BEN), ANN, (BEN,), True),
+        ((BEN,), (ANN, BEN), ANN, (BEN,), True),  # the past one is a stranger: nobody else has anything to go on from
+        ((ANN, BEN, CAT, DAN, EVE), (ANN, BEN), ANN, (BEN,), True),  # as when only the one were here
+        ((ANN, BEN), (BEN,), BEN, (BEN,), True),  # it has got a state since
+    ],
+)
+def test_who_has_lost_its_state_is_not_waited_for(members, alive, past, empty, behind):
+    assert Here(members, alive, empty).behind(past) == behind
+
+
+def test_only_who_shows_nothing_of_itself_is_asked_whether_it_has_a_state():
+    here = Here((CAT, BEN, ANN), (ANN, BEN, CAT), empty=(CAT,))
+    here.behind(ANN)
+    assert {to for to, kind in here.told if kind is StateAsk} == {BEN}
+    assert {to for to, kind in here.told if kind is Ask} >= {ANN, BEN}
+
+
+def newer(here):
+    async def work(function):
+        return function()
+
+    return asyncio.run(here.following.newer(work))
+
+
+def test_who_has_lost_its_state_has_no_say_in_which_is_the_right_one():
+    here = Here((ANN, BEN), (ANN, BEN), fetched=[(None, ())])
+    assert newer(here) is None
+    (believed,) = here.asked
+    assert not believed([ANN])
+    here.states.empty.add(BEN)
+    assert believed([ANN]) and not believed([CAT])
+
+
+def test_who_has_its_state_by_the_word_of_such_is_as_a_newcomer():
+    state = object()
+    here = Here((BEN,), (ANN, BEN), fetched=[(None, [BEN]), (state, [])])
+    assert newer(here) is state
+    assert here.asked[0] is not None and here.asked[1] is None
+
+
+def test_a_member_is_no_newcomer_though_all_others_have_lost_their_state():
+    here = Here((ME, BEN), (ANN, BEN), fetched=[(None, [BEN])])
+    assert newer(here) is None and len(here.asked) == 1
