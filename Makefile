@@ -12,7 +12,7 @@ FOLDERS := swarm compression collectives node sims
 DEMO_plain = --local 4 --chaos examples/demo.toml
 DEMO_pipeline = --local 2 --weak 3 --memory 7MiB --chaos --up 20Mbit/s examples/pipeline.toml
 
-.PHONY: demo test trial lint soak bench clean
+.PHONY: demo test trial lint soak mutants bench clean
 
 # The checkout is installed in place. setuptools' editable finder cannot serve compression/ (it has no __init__.py), so a
 # folder of links, which mypy reads too, stands in front of it.
@@ -43,8 +43,13 @@ lint: $(VENV)/ready
 	$(BIN)/mypy -p thinwire
 	$(BIN)/mypy benchmarks examples
 
-soak: $(VENV)/ready
+soak: $(VENV)/ready mutants
 	$(PYTEST) -m soak --timeout 3600
+
+# Small changes of the code, of which the unit tests must notice 95 %.
+mutants: $(VENV)/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[mutation]"
+	$(BIN)/python tests/kit/mutants.py
 
 # Figures of this machine (docs/benchmarks.md has some). FULL=1: every size. HIVEMIND=DIR: beside hivemind, which gets an
 # environment of its own in DIR; TORCHFT=DIR: beside torchft likewise. benchmarks/loss.py and overlap.py need root and half an hour.

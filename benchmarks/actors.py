@@ -39,12 +39,12 @@ class Actor:
     ) -> None:
         self._patience = patience
         self.name = f"{script} {options.get('rank', '')}"
-        self._complaints = tempfile.TemporaryFile()
+        self._blame_book = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [*prefix, python, str(PEERS / script), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,
+            stderr=self._blame_book,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
@@ -69,7 +69,7 @@ class Actor:
         except BrokenPipeError:
             pass
 
-    def hear(self, seconds: float | None = None) -> dict[str, Any]:
+    def receive(self, seconds: float | None = None) -> dict[str, Any]:
         """The next line. Raises RuntimeError when the process has ended, or says nothing for so long (None: its patience)."""
         try:
             said = self._said.get(timeout=self._patience if seconds is None else seconds)
@@ -77,8 +77,8 @@ class Actor:
             said = None
         if said is None:
             self.kill()
-            self._complaints.seek(0)
-            tail = self._complaints.read().decode(errors="replace")[-4000:]
+            self._blame_book.seek(0)
+            tail = self._blame_book.read().decode(errors="replace")[-4000:]
             raise RuntimeError(f"{self.name} ended with code {self.process.returncode}, or was stuck:\n{tail}")
         return said
 
@@ -98,7 +98,7 @@ class Actor:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._complaints.close()
+        self._blame_book.close()
 
 
 def close(actors: Iterable[Actor]) -> None:

@@ -79,7 +79,7 @@ def compare(peers: int, mb: float, options: argparse.Namespace, python: str) -> 
         if python and mb in HIVEMIND_SIZES:
             contestants += [contest.hivemind(python, peers, mb, codec) for codec in ("fp32", "int8")]
         for each in contestants:
-            ready = each.hear()
+            ready = each.receive()
             assert all(answer["ready"] for answer in ready)
             for _ in range(WARM_UP):
                 each.turn(counts=False)

@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 from plaintorch import average_integers, encode_integers
 from thinwire.compression import registry
-from thinwire.compression.codec import Buffer, Floats
-from thinwire.compression.quantize import Integers
+from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.dense.blockint import Integers
 
 CHUNK = 1 << 19
 """Elements of a chunk, as the grid of a large model has them."""

@@ -58,7 +58,7 @@ class Contestant:
             process.stdin.write(json.dumps(fields) + "\n")
             process.stdin.flush()
 
-    def hear(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[dict[str, Any]]:
         """The next line of every process. Raises RuntimeError when one has ended."""
         heard = []
         for process in self.processes:
@@ -73,7 +73,7 @@ class Contestant:
         """One repetition; those that do not count warm up."""
         if self._prepares:
             self.say(prepare=True)
-            self.hear()
+            self.receive()
         pids = machine.family(process.pid for process in self.processes)
         if not self.base:
             self.base = [machine.resident(pid) for pid in pids]
@@ -83,14 +83,14 @@ class Contestant:
         time.sleep(HEADSTART / 2)
         busy, cpu, helped = machine.busy(), machine.cpu_seconds(pids), machine.cpu_seconds(self.helpers)
         self.say(at=moment)
-        answers = self.hear()
+        answers = self.receive()
         seconds = max(answer["end"] for answer in answers) - moment
         spent = machine.cpu_seconds(pids) - cpu
         other = machine.busy() - busy - spent - (machine.cpu_seconds(self.helpers) - helped)
         foreign = max(0.0, other) / ((time.monotonic() - moment) * (os.cpu_count() or 1))
         if self._checks:
             self.say(check=True)
-            answers = self.hear()
+            answers = self.receive()
         made = Turn(seconds, spent, foreign, answers)
         peaks = [machine.resident(pid, peak=True) for pid in pids]
         self.extra = max(self.extra, sum(max(0, p - b) for p, b in zip(peaks, self.base, strict=False)) / self.peers)
@@ -142,7 +142,7 @@ def thinwire(
     ]
     way = "" if topology == "butterfly" else f"{topology} "
     made = Contestant(f"thinwire {way}{codec.partition('(')[0]}", commands, peers=peers, checks=True)
-    made.say(addresses=[answer["address"] for answer in made.hear()])
+    made.say(addresses=[answer["address"] for answer in made.receive()])
     return made
 
 

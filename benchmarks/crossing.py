@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from thinwire.node.pipeline.boundary import Boundary
-from thinwire.node.pipeline.section import Section
+from thinwire.compression.boundary import Boundary
+from thinwire.node.pipeline.model.section import Section
 from torch import Tensor, nn
 
 

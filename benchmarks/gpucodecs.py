@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from thinwire.compression import tensors
-from thinwire.compression.quantize import Integers
+from thinwire.compression.dense import torch_backend
+from thinwire.compression.dense.blockint import Integers
 
 CODECS = (Integers(8), Integers(8, 4096), Integers(4), Integers(4, asymmetric=True), Integers(3))
 PEERS = 4
@@ -22,10 +22,10 @@ def measure(seed: int, repeats: int, device: str = "cuda", elements: int = 1 << 
     target = torch.empty_like(x)
     acts: dict[str, tuple[Callable[[], object], int]] = {"copy": (lambda: target.copy_(x), 1)}
     for codec in CODECS:
-        payload = tensors.encode(codec, x)
-        acts[f"{codec.spec} encode"] = (partial(tensors.encode, codec, x), 1)
+        payload = torch_backend.encode(codec, x)
+        acts[f"{codec.spec} encode"] = (partial(torch_backend.encode, codec, x), 1)
         acts[f"{codec.spec} average"] = (
-            partial(tensors.mean, codec, [payload] * PEERS, [1.0] * PEERS, x.numel()),
+            partial(torch_backend.mean, codec, [payload] * PEERS, [1.0] * PEERS, x.numel()),
             PEERS,
         )
     times: dict[str, list[float]] = {name: [] for name in acts}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from statistics import mean
 
-from thinwire.sims.scenario import PeerSpec, Scenario
-from thinwire.sims.world import simulate
+from thinwire.sims.scenario.scenario import PeerSpec, Scenario
+from thinwire.sims.simulation.world import simulate
 
 RUN = """[outer]
 method = "streaming"
-steps = 6
+sync_every = 6
 [model]
 layers = 3
 width = 8
@@ -22,17 +22,17 @@ context = 8
 batch = 1
 warmup = 0
 [exchange]
-grace = 1.0
+straggler_timeout = 1.0
 [pipeline]
 stages = 3
 codec = "fp32"
-micro = 8
-window = 8
+microbatches = 8
+max_in_flight = 8
 """
 WAYS = {
     "even": "rebalance = 0.0\n",
     "planned": 'paths = "planned"\n',
-    "a third skipped": 'paths = "planned"\nskip = 0.34\n',
+    "a third skipped": 'paths = "planned"\nskip_fraction = 0.34\n',
 }
 LAST = 4
 """So many turns of its own fragment count, the last."""

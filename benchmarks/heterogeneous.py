@@ -24,14 +24,14 @@ import machine
 import numpy as np
 import torch
 from crossing import Staged
-from thinwire.compression.codec import Floats
-from thinwire.node.fragments import Layout, layout_of
-from thinwire.node.inner import InnerConfig
-from thinwire.node.parts import stages_of
-from thinwire.node.pipeline.boundary import Boundary
-from thinwire.node.pipeline.projection import Projection
-from thinwire.node.pipeline.section import Section
-from thinwire.node.trainer import Trainer
+from thinwire.compression.boundary import Boundary
+from thinwire.compression.core.types import Floats
+from thinwire.node.pipeline.model.section import Section
+from thinwire.node.pipeline.model.subspace_projection import SubspaceProjection
+from thinwire.node.state.fragments import stages_of
+from thinwire.node.state.layout import Layout, layout_of
+from thinwire.node.training.inner_optimizer import InnerConfig
+from thinwire.node.training.trainer import Trainer
 from toy import Toy, text
 
 
@@ -72,7 +72,7 @@ class Coded(Full):
 class Projected(Full):
     """A group that trains a projection of the model."""
 
-    kind = Projection
+    kind = SubspaceProjection
 
     def __init__(self, part: int, toy: Toy, peer: bytes) -> None:
         self._k = toy.width // part
@@ -95,7 +95,7 @@ class Projected(Full):
         self._boundary.freeze(self._projection.frozen.rows(256, self.module.config.width))
 
 
-class Naive(Projection):
+class Naive(SubspaceProjection):
     """As though what the projection takes away had been unlearned."""
 
     def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:

@@ -12,9 +12,9 @@ from types import TracebackType
 
 import machine
 from actors import Actor
-from thinwire.sims.ground import Site
-from thinwire.sims.namespaces import Namespaces
-from thinwire.sims.scenariofile import parse
+from thinwire.sims.processes.netns_testbed import NetnsTestbed
+from thinwire.sims.processes.testbed import Site
+from thinwire.sims.scenario.parser import parse
 
 SCENARIO = """name = "home-links"
 duration = 3600
@@ -47,7 +47,7 @@ class HomeLinks:
         self.sites: Sequence[Site] = ()
 
     def __enter__(self) -> HomeLinks:
-        self._ground = Namespaces(self._scenario)
+        self._ground = NetnsTestbed(self._scenario)
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self.sites = asyncio.run_coroutine_threadsafe(self._ground.open(), self._loop).result(60)
         threading.Thread(target=self._sample, daemon=True).start()
@@ -66,9 +66,9 @@ class HomeLinks:
             for listens, site in ((True, self.sites[0]), (False, self.sites[1])):
                 ends.append(Actor("probe.py", prefix=site.prefix, host=host, port=PORT, listens=listens))
                 if listens:
-                    ends[0].hear()
+                    ends[0].receive()
             ends[1].say(size=2_000_000)
-            said = ends[1].hear()
+            said = ends[1].receive()
         finally:
             for end in ends:
                 end.kill()

@@ -29,7 +29,7 @@ width = 32
 heads = 2
 context = 32
 [outer]
-steps = 100000
+sync_every = 100000
 """
 THINWIRE = str(Path(sys.executable).with_name("thinwire"))
 

@@ -169,7 +169,7 @@ class Stage:
         if self._newcomers:
             newcomer = program.load()  # it takes seconds of a core, so it is over before we measure
             program.actors.append(newcomer)  # where it is closed, whatever happens
-            newcomer.hear()
+            newcomer.receive()
             program.actors.remove(newcomer)
         for _ in range(NORMAL):
             self._step()
@@ -177,20 +177,20 @@ class Stage:
         die = statistics.median(self._normal) * self._rng.uniform(*MOMENTS)
         moment, answers = program.step(victim, die)
         program.actors.remove(victim)
-        said = victim.hear()
-        died = (said if "dies" in said else victim.hear())["dies"]  # it may have ended the step before
+        said = victim.receive()
+        died = (said if "dies" in said else victim.receive())["dies"]  # it may have ended the step before
         victim.close()
         self._commits.append(max(answer["end"] for answer in answers) - died)
         told = f"killed after {died - moment:.3f} s, commit after {self._commits[-1]:.3f} s"
         if newcomer is None:
             return told
         newcomer.say(invite=program.invite, alone=True)
-        newcomer.hear()
+        newcomer.receive()
         # Usual steps have no newcomer that takes the processor for its arrival.
         while newcomer.process.poll() is None and self._step(usual=False) <= len(program.actors):
             pass
-        began = newcomer.hear()["began"]
-        self._joins.append(newcomer.hear()["end"] - began)
+        began = newcomer.receive()["began"]
+        self._joins.append(newcomer.receive()["end"] - began)
         program.actors.append(newcomer)
         return f"{told}, in a step after {self._joins[-1]:.3f} s"
 

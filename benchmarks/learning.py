@@ -17,10 +17,10 @@ import torch
 from actors import Actor, Lighthouse, close, free_port
 from homelinks import HomeLinks
 from numpy.typing import NDArray
-from thinwire.node import model as built_in
-from thinwire.node.corpus import open_corpus
-from thinwire.node.data import Batches, Split, shards_of, split
-from thinwire.node.tokenizer import load_tokenizer
+from thinwire.node.training import transformer
+from thinwire.node.training.batches import Batches, Split, shards_of, split
+from thinwire.node.training.corpus import open_corpus
+from thinwire.node.training.tokenizer import load_tokenizer
 
 SHARDS = 256
 
@@ -31,7 +31,7 @@ rounds = {rounds}
 [model]
 kind = "custom"
 [outer]
-steps = {H}
+sync_every = {H}
 {outer}
 [exchange]
 codec = "{codec}"
@@ -99,7 +99,7 @@ def prepare(task: Task, steps: int, place: Path) -> Split:
 
 def losses(task: Task, cut: Split, snapshots: Path, samples: int) -> list[float]:
     """Held-out loss of every snapshot, nats per byte."""
-    model = built_in.Transformer(built_in.ModelConfig(256, **task.model), task.seed).eval()
+    model = transformer.Transformer(transformer.ModelConfig(256, **task.model), task.seed).eval()
     batches, found = list(cut.evaluation(64, samples // 64)), []
     rows: NDArray[np.float32]
     for rows in np.load(snapshots):
@@ -133,7 +133,7 @@ def train(
         "hosts": hosts,
         "links": links is not None,
         "port": free_port(),
-        "source": built_in.__file__,
+        "source": transformer.__file__,
         "model": task.model,
         "seed": task.seed,
         "batch": task.batch,
@@ -172,17 +172,17 @@ def train(
 
 def _run(actors: list[Actor], program: Program, links: HomeLinks | None, snapshots: list[Path]) -> Run:
     for actor in actors:
-        actor.hear()
+        actor.receive()
     first, others = actors[0], actors[1:]
     first.say(invite="")
     invite = ""
     if program.outer is not None:
-        invite = first.hear()["invite"]
-        first.hear()  # it has the state that the others fetch
+        invite = first.receive()["invite"]
+        first.receive()  # it has the state that the others fetch
     for actor in others:
         actor.say(invite=invite)
     for actor in others if program.outer is not None else actors:
-        while "ready" not in actor.hear():
+        while "ready" not in actor.receive():
             pass
     pids = machine.family(actor.process.pid for actor in actors)
     emulation = links.load() if links else machine.Load([])
@@ -191,7 +191,7 @@ def _run(actors: list[Actor], program: Program, links: HomeLinks | None, snapsho
     began = time.monotonic() + 0.1
     for actor in actors:
         actor.say(at=began)
-    answers = [actor.hear(7200) for actor in actors]
+    answers = [actor.receive(7200) for actor in actors]
     ended = max(answer["end"] for answer in answers)
     return Run(began, ended, answers, cpu.spent(), emulation.spent(), own.foreign(), snapshots)
 

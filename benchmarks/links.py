@@ -18,8 +18,8 @@ from typing import Any
 
 import contest
 import machine
-from thinwire.collectives.allotment import Load, allot, seconds
-from thinwire.collectives.shards import grid
+from thinwire.collectives.topology.bandwidth_shares import PeerLoad, allot, seconds
+from thinwire.collectives.topology.shards import grid
 from thinwire.compression.registry import dense
 from wan import PORTS, free_ports
 
@@ -76,7 +76,7 @@ def bounds(options: argparse.Namespace, rates: list[float]) -> dict[str, float]:
     codec, total = dense(options.codec), int(options.mb * 1e6) // 4
     cut = grid(total, codec)
     size = sum(codec.nbytes(cut.size(index)) for index in range(len(cut))) / len(cut)
-    loads, run, odd = [Load(int(rate), int(rate)) for rate in rates], *divmod(len(cut), len(rates))
+    loads, run, odd = [PeerLoad(int(rate), int(rate)) for rate in rates], *divmod(len(cut), len(rates))
     equal = [run + (at < odd) for at in range(len(rates))]
     return {
         name: size * max(seconds(loads, owned)) + 2 * options.rtt / 1e3
@@ -100,7 +100,7 @@ def measure(
             start = first + number * PORTS
             ways[name] = contest.thinwire(peers, options.mb, options.codec, partial(place, start, bool(number)))
             ways[name].helpers = [shaper]
-            ways[name].hear()
+            ways[name].receive()
         for turn in range(WARM + options.turns):
             for name, way in ways.items():
                 machine.wait_until_quiet(0.1, options.quiet, [shaper])

@@ -44,7 +44,7 @@ def programs(options: argparse.Namespace) -> dict[str, Program]:
             "thinwire_learner.py",
             "int4(block=256)",
             f'method = "streaming"\nlr = {options.outer_lr}\nmomentum = {options.outer_momentum}\n'
-            f"fragments = {options.fragments}\noverlap = {options.overlap}\nalpha = {options.alpha}",
+            f"fragments = {options.fragments}\noverlap = {options.overlap}\nlocal_mix = {options.alpha}",
             options.fragments,
         ),
         Program(

@@ -25,8 +25,8 @@ from typing import Any
 import contest
 import machine
 from homelinks import HomeLinks
-from thinwire.collectives.shards import grid
-from thinwire.collectives.tcp import CONGESTION, has_congestion_control
+from thinwire.collectives.topology.shards import grid
+from thinwire.collectives.transport.zeromq.tcp_options import CONGESTION, has_congestion_control
 from thinwire.compression.registry import dense
 
 PACKET, HEADERS = 1500, 52
@@ -88,7 +88,7 @@ def measure(options: argparse.Namespace, loss: float, topology: str, links: Home
     )
     ours.helpers = [os.getpid()]
     try:
-        ours.hear()
+        ours.receive()
         for number in range(options.warm + options.turns):
             time.sleep(options.apart)
             machine.wait_until_quiet(0.1, options.quiet, [os.getpid()])

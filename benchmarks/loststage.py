@@ -21,14 +21,14 @@ import machine
 import numpy as np
 import torch
 from skipping import SHARDS, apply, gradient, through
-from thinwire.node.corpus import open_corpus
-from thinwire.node.data import Batches, Split, split
-from thinwire.node.inner import InnerConfig
-from thinwire.node.model import ModelConfig, Transformer
-from thinwire.node.pipeline.rescue import FASTER, average
-from thinwire.node.pipeline.section import Section, cut
-from thinwire.node.pipeline.update import Update
-from thinwire.node.tokenizer import load_tokenizer
+from thinwire.node.pipeline.model.section import Section, cut
+from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
+from thinwire.node.pipeline.recovery.stage_source import FASTER, average
+from thinwire.node.training.batches import Batches, Split, split
+from thinwire.node.training.corpus import open_corpus
+from thinwire.node.training.inner_optimizer import InnerConfig
+from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.node.training.transformer import ModelConfig, Transformer
 
 AFTER = (20, 40, 60)
 """Steps after the loss at which is looked."""
@@ -42,7 +42,7 @@ class Replica:
     def __init__(self, layers: int, width: int, context: int, inner: InnerConfig, seed: int, micros: int) -> None:
         model = Transformer(ModelConfig(256, layers=layers, width=width, heads=4, context=context), seed)
         self.sections = [Section(model, part, not stage) for stage, part in enumerate(cut(layers, (1,) * layers))]
-        self.updates = [Update(part, inner) for part in self.sections]
+        self.updates = [StageOptimizer(part, inner) for part in self.sections]
         self.norms, self._inner, self._paths, self._step = [0.0] * layers, inner, [tuple(range(layers))] * micros, 0
 
     def train(self, source: Batches, steps: int, batch: int) -> None:
@@ -64,7 +64,7 @@ class Replica:
         """A stage begins again with these values, and without moments."""
         for parameter, value in zip(self.sections[stage].parameters(), values, strict=True):
             parameter.data.copy_(value)
-        self.updates[stage] = Update(self.sections[stage], self._inner)
+        self.updates[stage] = StageOptimizer(self.sections[stage], self._inner)
         self.updates[stage].faster = faster
 
     def mean(self, stage: int) -> list[torch.Tensor]:

@@ -31,10 +31,10 @@ context = 32
 [inner]
 batch = 1
 [outer]
-steps = 2
+sync_every = 2
 [exchange]
 codec = "{codec}"
-grace = 60.0
+straggler_timeout = 60.0
 """
 
 

@@ -6,22 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from thinwire.collectives.aggregate import RULES
-from thinwire.collectives.shards import grid
-from thinwire.collectives.sieve import parts
-from thinwire.compression import demo, registry, sparsemean
-from thinwire.compression.chunks import Chunks
-from thinwire.compression.codec import Floats
-from thinwire.compression.feedback import ErrorFeedback
-from thinwire.compression.kernels import outer_step
-from thinwire.compression.lowrank import LowRank, PowerSGD
-from thinwire.compression.portions import Portions
-from thinwire.compression.portions import layout as runs
-from thinwire.compression.sparse import Selected, Sparse
-from thinwire.node.fragments import Layout
-from thinwire.node.inner import learning_rate
-from thinwire.node.methods import WIDE
-from thinwire.node.sparse import chunks_of
+from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.rounds.sparse_butterfly import parts
+from thinwire.collectives.topology.shards import grid
+from thinwire.compression import registry
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.types import Floats
+from thinwire.compression.kernels.base import outer_step
+from thinwire.compression.powersgd import LowRank, PowerSGD
+from thinwire.compression.sparse import demo
+from thinwire.compression.sparse import mean as sparsemean
+from thinwire.compression.sparse.error_feedback import ErrorFeedback
+from thinwire.compression.sparse.sharded import Portions
+from thinwire.compression.sparse.sharded import layout as runs
+from thinwire.compression.sparse.topk import Selected, Sparse
+from thinwire.node.methods.registry import WIDE
+from thinwire.node.methods.sparse.replica import chunks_of
+from thinwire.node.state.layout import Layout
+from thinwire.node.training.inner_optimizer import learning_rate
 from toy import Make, Step, Toy, train
 
 

@@ -17,7 +17,7 @@ name = "steps"
 [model]
 kind = "custom"
 [outer]
-steps = 1
+sync_every = 1
 [exchange]
 codec = "{codec}"
 """
@@ -57,28 +57,28 @@ class Steps:
         loading = [self.load() for _ in range(count)]
         self.actors = loading
         for actor in loading:
-            actor.hear()
+            actor.receive()
         for number, actor in enumerate(loading):
             actor.say(invite=self.invite)
-            invite = actor.hear()["invite"]
+            invite = actor.receive()["invite"]
             self.invite = self.invite or invite
             if number == 0:
-                actor.hear()  # ready: it has the state that the others fetch
+                actor.receive()  # ready: it has the state that the others fetch
         for actor in loading[1:]:
-            actor.hear()
+            actor.receive()
 
     def step(self, victim: Actor | None = None, die: float = 0.0) -> tuple[float, list[dict[str, Any]]]:
         """One outer step of all; when it began, and what everybody says at its end. `victim` dies `die` seconds later."""
         for actor in self.actors:
             actor.say(prepare=True)
         for actor in self.actors:
-            prepared = actor.hear()
+            prepared = actor.receive()
             if actor is not victim:
                 self.invite = prepared["invite"]
         moment = time.monotonic() + HEADSTART
         for actor in self.actors:
             actor.say(at=moment, round=self.round + 1, die=die if actor is victim else None)
-        answers = [actor.hear() for actor in self.actors if actor is not victim]
+        answers = [actor.receive() for actor in self.actors if actor is not victim]
         self.round = answers[0]["round"]
         if len({(answer["round"], answer["digest"]) for answer in answers}) > 1:
             raise RuntimeError(f"{self.name}: replicas differ: {answers}")

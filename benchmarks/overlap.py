@@ -50,7 +50,7 @@ def main() -> None:
     known = [Program(ALONE, "thinwire_learner.py")]
     for overlap in options.overlap:
         alpha = 0.5 if overlap else 0.0
-        outer = f'method = "streaming"\nfragments = {options.fragments}\noverlap = {overlap}\nalpha = {alpha}'
+        outer = f'method = "streaming"\nfragments = {options.fragments}\noverlap = {overlap}\nlocal_mix = {alpha}'
         known.append(Program(f"overlap {overlap}", "thinwire_learner.py", options.codec, outer, part=options.fragments))
     rows: dict[str, list[dict[str, Any]]] = {program.name: [] for program in known}
     steps = options.windows * options.H

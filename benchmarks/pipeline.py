@@ -20,23 +20,23 @@ from typing import Any
 
 import machine
 import torch
-from thinwire.collectives.outbox import Outbox
-from thinwire.node.inner import InnerConfig
-from thinwire.node.model import ModelConfig, Transformer
-from thinwire.node.pipeline.boundary import Boundary
-from thinwire.node.pipeline.crew import Crew
-from thinwire.node.pipeline.host import Host
-from thinwire.node.pipeline.origin import Origin
-from thinwire.node.pipeline.patience import Patience
-from thinwire.node.pipeline.section import cut, section
-from thinwire.node.pipeline.stage import Stage
-from thinwire.node.pipeline.update import Update
-from thinwire.sims import clock
-from thinwire.sims.network import SimNet
-from thinwire.sims.transport import SimTransport
-from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import Hello, Welcome
-from thinwire.swarm.record import PeerRecord
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.compression.boundary import Boundary
+from thinwire.node.pipeline.model.section import cut, section
+from thinwire.node.pipeline.model.stage import Stage
+from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
+from thinwire.node.pipeline.step.host import Host
+from thinwire.node.pipeline.step.origin import Origin
+from thinwire.node.pipeline.step.stage_holders import StageHolders
+from thinwire.node.pipeline.step.timeouts import Timeouts
+from thinwire.node.training.inner_optimizer import InnerConfig
+from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.sims.engine import virtual_loop
+from thinwire.sims.network.network import SimNet
+from thinwire.sims.network.transport import SimTransport
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.messages.registry import Hello, Welcome
 
 RUN = b"p" * 32
 STAGES, MICROS, VOCABULARY = 4, 8, 512
@@ -111,7 +111,7 @@ async def step(
 
         own = sections[index]
         common: dict[str, Any] = {
-            "outbox": Outbox(transport),
+            "send_queue": SendQueue(transport),
             "work": work,
             "now": loop.time,
             "emit": lambda name, fields: None,
@@ -122,7 +122,7 @@ async def step(
                 identities[0].peer_id,
                 index,
                 Stage(own),
-                Update(own, INNER),
+                StageOptimizer(own, INNER),
                 boundary,
                 context=length,
                 **common,
@@ -130,9 +130,13 @@ async def step(
             runs.append(host)
             tasks.append(loop.create_task(host.run()))
         else:
-            crew = Crew({stage: [identities[stage].peer_id] for stage in range(1, STAGES)})
-            patience = Patience(loop.time, first=600.0, least=60.0)
-            runs.append(Origin(own, Update(own, INNER), boundary, crew, patience=patience, window=window, **common))
+            stage_holders = StageHolders({stage: [identities[stage].peer_id] for stage in range(1, STAGES)})
+            patience = Timeouts(loop.time, first=600.0, least=60.0)
+            runs.append(
+                Origin(
+                    own, StageOptimizer(own, INNER), boundary, stage_holders, patience=patience, window=window, **common
+                )
+            )
         tasks.append(loop.create_task(receive(transport, runs[-1])))
     origin, data, spent, real, sent = runs[0], batches(length, size), 0.0, 0.0, 0
     assert isinstance(origin, Origin)
@@ -151,11 +155,11 @@ async def receive(transport: SimTransport, run: Origin | Host) -> None:
     while True:
         arrival = await transport.recv()
         assert arrival.frame is not None
-        run.routed(arrival.peer, arrival.frame)
+        run.on_frame(arrival.peer, arrival.frame)
 
 
 def play(*arguments: Any, **options: Any) -> tuple[float, float, int]:
-    return clock.run(step(*arguments, **options), seed=1, limit=1e6)
+    return virtual_loop.run(step(*arguments, **options), seed=1, limit=1e6)
 
 
 def links(width: int, length: int, unit: float, rate: float = 12.5e6) -> list[dict[str, Any]]:

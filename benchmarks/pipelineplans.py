@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 import machine
-from thinwire.node.pipeline.checker import violations
-from thinwire.node.pipeline.instance import Instance, load
-from thinwire.node.pipeline.makespan import full, makespan
-from thinwire.node.pipeline.routing import build
-from thinwire.node.pipeline.search import TRIES, mend, plan
+from thinwire.node.pipeline.planner.constraints import violations
+from thinwire.node.pipeline.planner.initial_plan import build
+from thinwire.node.pipeline.planner.makespan import full, makespan
+from thinwire.node.pipeline.planner.problem import Problem, load
+from thinwire.node.pipeline.planner.search import TRIES, mend, plan
 
 FOLDER = Path(__file__).parents[1] / "examples" / "pipelines"
 PUBLISHED = {
@@ -57,7 +57,7 @@ def show(name: str, options: argparse.Namespace) -> None:
         mended = max(mended, after.makespan / len(after.paths) * len(found.paths))
     ours = f"{spans[0]:.2f}" if len(spans) == 1 else f"{spans[0]:.2f} to {spans[-1]:.2f}"
     known = f"{published:.2f}" if published else "-"
-    kind = "" if isinstance(asked, Instance) else " (own stages)"
+    kind = "" if isinstance(asked, Problem) else " (own stages)"
     print(
         f"| {name}{kind} | {whole:.2f} | {makespan(instance, first):.2f} | {known} | {aim:.1f} | {ours} "
         f"| {100 * (1 - spans[0] / whole):.0f} % | {took:.0f} | {mended:.2f} | {longest:.1f} |",

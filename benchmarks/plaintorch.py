@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from thinwire.compression.quantize import Integers
+from thinwire.compression.dense.blockint import Integers
 from torch import Tensor
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from outermeans import demo_run, dense, low_rank, sieved, sparse
-from thinwire.node.inner import InnerConfig
+from thinwire.node.training.inner_optimizer import InnerConfig
 from toy import PEERS, Make, Toy, apart, synchronous, text, train
 from unlike import asynchronous, overlapped, paired
 
@@ -32,7 +32,7 @@ def rounds_of(make: Make) -> Callable[[Toy], float]:
     return lambda toy: train(toy, make)
 
 
-STREAMING = 'method = "streaming"\nfragments = 2\noverlap = {}\nalpha = {}'
+STREAMING = 'method = "streaming"\nfragments = 2\noverlap = {}\nlocal_mix = {}'
 TOPK = "topk(k={},chunk=4096)|2bit|rice"
 RUNS: dict[str, Callable[[Toy], float]] = {
     "synchronous": synchronous,
@@ -76,7 +76,7 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "async naive": asynchronous('method = "buffered-async"\nlr = 0.7\nmomentum = 0.9\nnesterov = true'),
     "async buffered": asynchronous('method = "buffered-async"'),
     "delayed nesterov": asynchronous('method = "delayed-nesterov"'),
-    "delayed, by power": asynchronous('method = "delayed-nesterov"\nwork = "by-power"'),
+    "delayed, by power": asynchronous('method = "delayed-nesterov"\nstep_balancing = "by-speed"'),
     "co2 .4/.8": overlapped('method = "co2"\nlr = 0.4\nmomentum = 0.8'),
     "co2, no penalty": overlapped('method = "co2"\nlr = 0.4\nmomentum = 0.8', naive=True),
 }

@@ -4,8 +4,8 @@
     python benchmarks/regions.py --only regions --parameters 2500000
 
 Every peer is the product's own code on a simulated network. In the ten regions there is a peer in each, with the round trips
-and the rates of one connection of `sims/regions.py`. "blind" rings go in another order in every round; the others follow
-what the peers have measured of each other meanwhile. The bound is 2 · (N − 1) / N of the payload by the rate of a peer's
+and the rates of one connection of `sims/network/regions.py`. "blind" rings go in another order in every round; the others
+follow what the peers have measured of each other meanwhile. The bound is 2 · (N − 1) / N of the payload by the rate of a peer's
 link, and two round trips from the leader to who is farthest from it, the mean over leaders: one to agree on who takes part, one
 on the result. What it takes to fill a ring and to empty it is in no bound.
 """
@@ -21,17 +21,17 @@ from typing import Any
 
 import machine
 from sites import seconds_of
-from thinwire.node.presence import Presence
-from thinwire.sims.regions import MBIT, PATHS, REGIONS, Path
-from thinwire.sims.scenario import PeerSpec, Scenario
-from thinwire.sims.world import simulate
+from thinwire.node.membership.presence import Presence
+from thinwire.sims.network.regions import MBIT, PATHS, REGIONS, Path
+from thinwire.sims.scenario.scenario import PeerSpec, Scenario
+from thinwire.sims.simulation.world import simulate
 
 STEPS, STEP = 4, 4.0
 MANIFEST = """
 [outer]
-steps = {steps}
+sync_every = {steps}
 [exchange]
-grace = 300.0
+straggler_timeout = 300.0
 topology = "{topology}"
 """
 

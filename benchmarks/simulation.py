@@ -18,11 +18,11 @@ import time
 from typing import Any
 
 import machine
-from thinwire.sims import seeds
-from thinwire.sims.regions import MBIT, REGIONS
-from thinwire.sims.scenario import PeerSpec, Scenario
-from thinwire.sims.scenariofile import load
-from thinwire.sims.world import Run, simulate
+from thinwire.sims.network.regions import MBIT, REGIONS
+from thinwire.sims.scenario.parser import load
+from thinwire.sims.scenario.scenario import PeerSpec, Scenario
+from thinwire.sims.simulation.world import Run, simulate
+from thinwire.sims.trials import trial
 
 PEERS = 50
 SEEDS = (0, 1, 2, 3, 5, 8)
@@ -30,7 +30,7 @@ MANIFEST = """
 [run]
 name = "figures"
 [outer]
-steps = {steps}
+sync_every = {steps}
 """
 
 
@@ -40,18 +40,18 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="also a thousand peers for ten virtual minutes")
     parser.add_argument("--peers", type=int, default=1000, help="how many peers --full plays")
     options = parser.parse_args()
-    simulate(seeds.trial(0, 4), preset=seeds.PACE)  # what is imported and compiled once
+    simulate(trial.trial(0, 4), preset=trial.PACE)  # what is imported and compiled once
     report: dict[str, Any] = {"machine": machine.describe()}
     rows = []
     for name, steps, duration in (("30 s", 30.0, 600.0), ("2.5 s", 2.5, 120.0)):
         seconds, run = spent(swarm(int(4 * steps), duration))
         report[f"factor_rounds_{name.replace(' ', '')}"] = round(duration / seconds, 1)
         rows.append((f"{PEERS} peers, a round every {name}", f"{duration / seconds:.0f} × real time", rounds(run)))
-    trials = [spent(seeds.trial(seed), preset=seeds.PACE, stall=seeds.STALL, first=True)[0] for seed in SEEDS]
+    trials = [spent(trial.trial(seed), preset=trial.PACE, stall=trial.STALL, first=True)[0] for seed in SEEDS]
     report["seconds_per_seed"] = round(sum(trials) / len(trials), 2)
-    report["factor_trial"] = round(seeds.SECONDS * len(trials) / sum(trials), 1)
+    report["factor_trial"] = round(trial.SECONDS * len(trials) / sum(trials), 1)
     rows.append(
-        (f"a seed of the trial ({PEERS} peers, {seeds.SECONDS:.0f} s)", f"{report['seconds_per_seed']} CPU s", "")
+        (f"a seed of the trial ({PEERS} peers, {trial.SECONDS:.0f} s)", f"{report['seconds_per_seed']} CPU s", "")
     )
     if options.full:
         scenario = load("thousand-peers-gossip", peers=options.peers)

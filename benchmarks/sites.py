@@ -16,10 +16,10 @@ from statistics import mean
 from typing import Any
 
 import machine
-from thinwire.sims.regions import MBIT, Path
-from thinwire.sims.scenario import PeerSpec, Scenario
-from thinwire.sims.sites import flat_bytes, tall_bytes
-from thinwire.sims.world import Run, simulate
+from thinwire.sims.network.regions import MBIT, Path
+from thinwire.sims.planner.site_bytes import flat_bytes, tall_bytes
+from thinwire.sims.scenario.scenario import PeerSpec, Scenario
+from thinwire.sims.simulation.world import Run, simulate
 
 STEPS, STEP = 4, 1.0
 INSIDE = 1000.0
@@ -27,9 +27,9 @@ INSIDE = 1000.0
 
 MANIFEST = """
 [outer]
-steps = {steps}
+sync_every = {steps}
 [exchange]
-grace = 300.0
+straggler_timeout = 300.0
 topology = "{topology}"
 """
 

@@ -7,7 +7,7 @@ A byte model on the source of Python's standard library, six stages of one block
 never skipped. Trained with 33 % skipped, each micro-batch visits four of the six, by plans over even links, new ones every few
 steps. "half": the first stage and two of the five others, in order, each such pair as often. The gradient of a stage is divided
 by all micro-batches of a step, or by those that went through it. The steps are those of a replica in stages, made here in one
-process (tests/sim/test_pipeline.py holds both together).
+process (tests/swarms/pipelines/test_pipeline.py holds both together).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tempfile import TemporaryDirectory
 import machine
 import numpy as np
 import torch
-from thinwire.node.corpus import open_corpus
-from thinwire.node.data import Batch, Batches, Split, split
-from thinwire.node.inner import InnerConfig
-from thinwire.node.model import ModelConfig, Transformer
-from thinwire.node.pipeline.instance import Instance
-from thinwire.node.pipeline.search import search
-from thinwire.node.pipeline.section import Section, cut
-from thinwire.node.pipeline.update import Update, clipping
-from thinwire.node.tokenizer import load_tokenizer
+from thinwire.node.pipeline.model.section import Section, cut
+from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer, clipping
+from thinwire.node.pipeline.planner.problem import Problem
+from thinwire.node.pipeline.planner.search import search
+from thinwire.node.training.batches import Batch, Batches, Split, split
+from thinwire.node.training.corpus import open_corpus
+from thinwire.node.training.inner_optimizer import InnerConfig
+from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.node.training.transformer import ModelConfig, Transformer
 
 STAGES, SHARDS, REPLAN = 6, 16, 10
 
@@ -46,7 +46,7 @@ def plans(length: int, micros: int, seed: int) -> Iterator[list[tuple[int, ...]]
             work, memory = np.ones(STAGES), np.full(STAGES, micros)
             even = 1.0 - np.eye(STAGES)
             stages = tuple((stage,) for stage in range(STAGES))
-            instance = Instance("", even, stages, work, memory, length, micros, rounds=1, gap=0.0)
+            instance = Problem("", even, stages, work, memory, length, micros, rounds=1, gap=0.0)
             paths = search(instance, seed=1000 * seed + step, tries=2000, restarts=1).paths
         yield [tuple(path) for path in paths]
         step += 1
@@ -73,7 +73,12 @@ def through(
 
 
 def apply(
-    updates: Sequence[Update], step: int, paths: Sequence[Sequence[int]], tokens: int, clip: float, by_visits: bool
+    updates: Sequence[StageOptimizer],
+    step: int,
+    paths: Sequence[Sequence[int]],
+    tokens: int,
+    clip: float,
+    by_visits: bool,
 ) -> None:
     """One inner step of every stage that was visited, as a replica in stages makes it."""
     visits = Counter(stage for path in paths for stage in path)
@@ -96,7 +101,7 @@ def train(
 ) -> list[Section]:
     """The model's sections after `inner.steps` steps."""
     sections = [Section(model, layers, not stage) for stage, layers in enumerate(cut(STAGES, (1,) * STAGES))]
-    updates = [Update(part, inner) for part in sections]
+    updates = [StageOptimizer(part, inner) for part in sections]
     source = Batches(data, batch, range(SHARDS))
     ways = plans(length, micros, seed)
     for step in range(inner.steps):

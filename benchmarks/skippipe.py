@@ -21,26 +21,26 @@ from typing import Any, cast
 import machine
 import numpy as np
 import torch
-from thinwire.collectives.outbox import Outbox
-from thinwire.node.inner import InnerConfig
-from thinwire.node.pipeline.account import Outcome
-from thinwire.node.pipeline.arrangement import arranged
-from thinwire.node.pipeline.boundary import Boundary
-from thinwire.node.pipeline.crew import Crew
-from thinwire.node.pipeline.host import Host
-from thinwire.node.pipeline.instance import Instance, Unarranged, load
-from thinwire.node.pipeline.origin import Origin
-from thinwire.node.pipeline.patience import Patience
-from thinwire.node.pipeline.pilot import Pilot
-from thinwire.node.pipeline.section import Section
-from thinwire.node.pipeline.stage import Stage
-from thinwire.node.pipeline.survey import Survey
-from thinwire.node.pipeline.update import Update
-from thinwire.sims import clock
-from thinwire.sims.network import SimNet
-from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import Hello, PeerId, Welcome
-from thinwire.swarm.record import PeerRecord
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.compression.boundary import Boundary
+from thinwire.node.pipeline.model.section import Section
+from thinwire.node.pipeline.model.stage import Stage
+from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
+from thinwire.node.pipeline.planner.arrangement import arranged
+from thinwire.node.pipeline.planner.problem import Problem, UnarrangedProblem, load
+from thinwire.node.pipeline.step.gradient_ledger import StepOutcome
+from thinwire.node.pipeline.step.host import Host
+from thinwire.node.pipeline.step.measurements import Measurements
+from thinwire.node.pipeline.step.origin import Origin
+from thinwire.node.pipeline.step.replanner import Replanner
+from thinwire.node.pipeline.step.stage_holders import StageHolders
+from thinwire.node.pipeline.step.timeouts import Timeouts
+from thinwire.node.training.inner_optimizer import InnerConfig
+from thinwire.sims.engine import virtual_loop
+from thinwire.sims.network.network import SimNet
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.messages.registry import Hello, PeerId, Welcome
 
 RUN = b"k" * 32
 WIDTH, LENGTH, VOCABULARY = 64, 16, 64
@@ -76,7 +76,7 @@ class Replica:
     forward of each peer, may be changed.
     """
 
-    instance: Instance
+    instance: Problem
     micros: int
     room: int
     plan: dict[str, Any] | None
@@ -124,22 +124,22 @@ class Replica:
             for index in members:
                 own = Hollow()
                 host = Host(
-                    self.ids[index].peer_id, me, stage, Stage(own), Update(own, INNER), self.boundary,
+                    self.ids[index].peer_id, me, stage, Stage(own), StageOptimizer(own, INNER), self.boundary,
                     context=LENGTH, room=self.room, **self.common(index),
                 )  # fmt: skip
                 self.hosts.append(host)
                 self.start(index, host, host.run())
         own, common = Hollow(), self.common(0)
-        self.survey = Survey(loop.time)
-        pilot = None
+        self.measurements = Measurements(loop.time)
+        replanner = None
         if self.plan is not None:
-            pilot = Pilot(self.survey, room=self.room, emit=common["emit"], **self.plan)
+            replanner = Replanner(self.measurements, room=self.room, emit=common["emit"], **self.plan)
         self.origin = Origin(
-            cast(Section, own), Update(own, INNER), self.boundary, Crew(holders),
-            patience=Patience(loop.time, first=900.0, least=200.0),
-            window=self.window or self.micros, pilot=pilot, **common,
+            cast(Section, own), StageOptimizer(own, INNER), self.boundary, StageHolders(holders),
+            patience=Timeouts(loop.time, first=900.0, least=200.0),
+            window=self.window or self.micros, replanner=replanner, **common,
         )  # fmt: skip
-        self.pilot = pilot
+        self.replanner = replanner
         self.start(0, self.origin)
 
     def common(self, index: int) -> dict[str, Any]:
@@ -160,10 +160,10 @@ class Replica:
                 self.watch(*event)
 
         def unreachable(peer: PeerId) -> None:
-            (self.origin if not index else self.host(index)).lost(peer, gone=False)
+            (self.origin if not index else self.host(index)).on_link_down(peer, gone=False)
 
-        outbox = Outbox(self.transports[index], unreachable)
-        return {"outbox": outbox, "work": work, "now": loop.time, "emit": emit}
+        send_queue = SendQueue(self.transports[index], unreachable)
+        return {"send_queue": send_queue, "work": work, "now": loop.time, "emit": emit}
 
     def host(self, index: int) -> Host:
         return next(host for host in self.hosts if host.me == self.ids[index].peer_id)
@@ -173,9 +173,9 @@ class Replica:
             while True:
                 arrival = await self.transports[index].recv()
                 if arrival.frame is None:
-                    runs.lost(arrival.peer, gone=arrival.gone)
+                    runs.on_link_down(arrival.peer, gone=arrival.gone)
                 else:
-                    runs.routed(arrival.peer, arrival.frame)
+                    runs.on_frame(arrival.peer, arrival.frame)
 
         loop = asyncio.get_running_loop()
         self.tasks += [loop.create_task(receive()), *([loop.create_task(also)] if also is not None else [])]
@@ -186,17 +186,17 @@ class Replica:
         for task in self.tasks[2 * index - 2 : 2 * index]:
             task.cancel()
 
-    async def step(self, visits: Sequence[Any] | None = None) -> Outcome:
+    async def step(self, visits: Sequence[Any] | None = None) -> StepOutcome:
         """One step."""
         rows = torch.zeros(1, LENGTH + 1, dtype=torch.int64)
         self.events.clear()
         return await self.origin.step([(rows[:, :-1], rows[:, 1:])] * self.micros, visits)
 
 
-def cities() -> Instance:
+def cities() -> Problem:
     """One origin and ten hosts in five stages, arranged by the planner."""
     asked = load(FILE.read_bytes())
-    assert isinstance(asked, Unarranged)
+    assert isinstance(asked, UnarrangedProblem)
     here = [p for p in range(asked.instance.peers) if asked.instance.places[p] != "London"]
     whole = replace(
         asked.instance,
@@ -207,7 +207,7 @@ def cities() -> Instance:
         stages=tuple((p,) for p in range(6)),
         gap=0.0,
     )
-    found = arranged(Unarranged(whole, (1, 2, 2, 2, 2, 2), 1.0))
+    found = arranged(UnarrangedProblem(whole, (1, 2, 2, 2, 2, 2), 1.0))
     order = [p for stage in found.stages for p in stage]
     ends = np.cumsum([0, *(len(stage) for stage in found.stages)]).tolist()
     return replace(
@@ -219,7 +219,7 @@ def cities() -> Instance:
 
 
 async def steps(
-    instance: Instance, plan: dict[str, Any] | None, *, micros: int, room: int, window: int, rates: bool, count: int
+    instance: Problem, plan: dict[str, Any] | None, *, micros: int, room: int, window: int, rates: bool, count: int
 ) -> list[tuple[float, float, int]]:
     """Of each step: virtual seconds, the plan's, and how many plans there have been."""
     replica = Replica(instance, micros, room, plan, window=window, rates=rates)
@@ -227,7 +227,7 @@ async def steps(
     for _ in range(count):
         outcome = await replica.step()
         assert len(outcome.finished) == micros and not outcome.lost, outcome
-        found.append((outcome.flown, outcome.planned, replica.pilot.plans if replica.pilot else 0))
+        found.append((outcome.flown, outcome.planned, replica.replanner.plans if replica.replanner else 0))
     for task in replica.tasks:
         task.cancel()
     return found
@@ -253,10 +253,14 @@ def main() -> None:
     instance = cities()
     for rates in (False, True):
         common = {"micros": told.micros, "room": told.room, "rates": rates}
-        whole = clock.run(steps(instance, None, window=2 * told.room, count=4, **common), seed=1, limit=1e6)[-1][0]
+        whole = virtual_loop.run(steps(instance, None, window=2 * told.room, count=4, **common), seed=1, limit=1e6)[-1][
+            0
+        ]
         plan = {"tries": told.tries, "every": told.every}
         best, found = (
-            clock.run(steps(instance, {**plan, "skip": skip}, window=0, count=told.steps, **common), seed=1, limit=1e6)
+            virtual_loop.run(
+                steps(instance, {**plan, "skip": skip}, window=0, count=told.steps, **common), seed=1, limit=1e6
+            )
             for skip in (0.0, told.skip)
         )
         for line in found if told.verbose else ():

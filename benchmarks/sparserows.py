@@ -11,10 +11,11 @@ from functools import partial
 
 import numpy as np
 import torch
-from thinwire.compression import registry, sparsemean
-from thinwire.compression.chunks import Chunks
-from thinwire.compression.codec import Floats
-from thinwire.compression.sparse import Sparse
+from thinwire.compression import registry
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.types import Floats
+from thinwire.compression.sparse import mean
+from thinwire.compression.sparse.topk import Sparse
 from torch import Tensor
 
 COLUMNS = 2048
@@ -59,7 +60,7 @@ def figures(x: Floats) -> Iterator[Figures]:
     )
     yield (
         f"{codec.spec} average of {PEERS}",
-        lambda threads: lambda: sparsemean.mean(selected, [1.0] * PEERS, chunks, threads=threads, out=out),
+        lambda threads: lambda: mean.mean(selected, [1.0] * PEERS, chunks, threads=threads, out=out),
         None,
         PEERS * x.nbytes,
     )

@@ -25,15 +25,15 @@ import machine
 import torch
 from crossing import Staged
 from pipeline import MICROS, STAGES, links
-from thinwire.node.corpus import open_corpus
-from thinwire.node.data import Batches, Split, split
-from thinwire.node.inner import InnerConfig
-from thinwire.node.model import ModelConfig, Transformer
-from thinwire.node.pipeline.boundary import Boundary
-from thinwire.node.pipeline.confined import confine
-from thinwire.node.pipeline.section import Section
-from thinwire.node.tokenizer import load_tokenizer
-from thinwire.node.trainer import Trainer
+from thinwire.compression.boundary import Boundary
+from thinwire.node.pipeline.model.section import Section
+from thinwire.node.pipeline.model.subspace_model import confine
+from thinwire.node.training.batches import Batches, Split, split
+from thinwire.node.training.corpus import open_corpus
+from thinwire.node.training.inner_optimizer import InnerConfig
+from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.node.training.trainer import Trainer
+from thinwire.node.training.transformer import ModelConfig, Transformer
 
 SHARDS, VOCABULARY = 16, 256
 PARTS = {"subspace 8x": 8, "subspace 32x": 32}

@@ -37,13 +37,13 @@ def main() -> None:
             stack.callback(close, actors)
             invite = ""
             for actor in actors:
-                actor.hear()
+                actor.receive()
             for actor in actors:
                 actor.say(invite=invite)
                 if name == "thinwire":  # gloo's come together or not at all
-                    invite = invite or actor.hear()["invite"]
+                    invite = invite or actor.receive()["invite"]
             for actor in actors if name == "gloo" else actors[1:]:
-                actor.hear()
+                actor.receive()
         rows = [row for size in options.sizes for row in compare(programs, size, options)]
     print(f"\n{machine.describe()}; {options.peers} peers\n")
     print("| values | program | median ms | 99 % below ms | CPU ms of all | foreign CPU |\n|---|---|---|---|---|---|")
@@ -66,7 +66,7 @@ def compare(programs: dict[str, list[Actor]], size: int, options: argparse.Names
             moment = time.monotonic() + 0.05
             for actor in actors:
                 actor.say(at=moment, count=options.count, size=size)
-            answers = [actor.hear() for actor in actors]
+            answers = [actor.receive() for actor in actors]
             others, spent = load.foreign(), load.spent()
             if not all(answer["right"] and answer["count"] == options.peers for answer in answers):
                 raise RuntimeError(f"{name}: a wrong result: {answers}")

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
-from thinwire.compression.codec import Floats
-from thinwire.node.corpus import open_corpus
-from thinwire.node.data import Batch, Batches, Split, shards_of, split
-from thinwire.node.fragments import Layout, layout_of
-from thinwire.node.inner import InnerConfig
-from thinwire.node.model import ModelConfig, Transformer
-from thinwire.node.tokenizer import load_tokenizer
-from thinwire.node.trainer import Trainer
+from thinwire.compression.core.types import Floats
+from thinwire.node.state.layout import Layout, layout_of
+from thinwire.node.training.batches import Batch, Batches, Split, shards_of, split
+from thinwire.node.training.corpus import open_corpus
+from thinwire.node.training.inner_optimizer import InnerConfig
+from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.node.training.trainer import Trainer
+from thinwire.node.training.transformer import ModelConfig, Transformer
 
 PEERS = [bytes([index]) * 32 for index in range(4)]
 SHARDS = 256

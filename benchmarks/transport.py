@@ -17,12 +17,12 @@ import time
 from typing import Any
 
 import uvloop
-from thinwire.collectives.transport import Contact
-from thinwire.collectives.wire import ZmqTransport
+from thinwire.collectives.transport.interface import Contact
+from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import CHUNK_BYTES, VERSION, Chunk, Hello, Refuse, Welcome
-from thinwire.swarm.record import PeerRecord
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.messages.registry import CHUNK_BYTES, VERSION, Chunk, Hello, Refuse, Welcome
 
 RUN = bytes(32)
 

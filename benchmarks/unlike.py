@@ -9,21 +9,23 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from thinwire.collectives.aggregate import RULES
-from thinwire.collectives.halves import halves
-from thinwire.collectives.pairing import others
-from thinwire.collectives.shards import grid
-from thinwire.compression.codec import Floats
-from thinwire.node.co2 import Co2Replica
-from thinwire.node.eager import EagerRounds
-from thinwire.node.fragments import layout_of
-from thinwire.node.methods import METHODS
-from thinwire.node.outer import Read, Write
-from thinwire.node.paired import PairedReplica, Pull
-from thinwire.node.power import steps_by_power
-from thinwire.node.trainer import Trainer
-from thinwire.sims.table import Table
-from thinwire.swarm.manifest import parse
+from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.topology.matching import others
+from thinwire.collectives.topology.shards import grid
+from thinwire.compression.core.types import Floats
+from thinwire.node.methods.noloco.replica import GossipReplica, GossipStep
+from thinwire.node.methods.overlapped.co2 import Co2Replica
+from thinwire.node.methods.overlapped.eager import EagerReplica
+from thinwire.node.methods.registry import METHODS
+from thinwire.node.state.layout import layout_of
+from thinwire.node.state.replica import ParameterWrite, Read
+from thinwire.node.training.step_balancing import steps_by_power
+from thinwire.node.training.trainer import Trainer
+from thinwire.sims.simulation.outer_rounds_only import RoundTable
+from thinwire.swarm.manifest.parser import parse
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open
 from toy import PEERS, Toy
 
 
@@ -33,7 +35,7 @@ def paired(
     momentum: float = 0.5,
     group: int = 2,
     codec: str = "fp32",
-    seen: Callable[[int, Sequence[PairedReplica]], None] = lambda number, replicas: None,
+    seen: Callable[[int, Sequence[GossipReplica]], None] = lambda number, replicas: None,
 ) -> Callable[[Toy], float]:
     """NoLoCo: in every round each replica averages with one partner, or some, drawn as the product draws them. `seen` is called
     after each.
@@ -44,7 +46,7 @@ def paired(
         layout = layout_of(trainers[0].model)
         cut, theta = grid(layout.total, how), np.empty(layout.total, np.float32)
         layout.read(trainers[0].model, theta)
-        replicas = [PairedReplica(layout.digest, theta, ()) for _ in trainers]
+        replicas = [GossipReplica(layout.digest, theta, ()) for _ in trainers]
 
         def read(trainer: Trainer) -> Read:
             return lambda start, stop, out: layout.read(trainer.model, out, start)
@@ -58,7 +60,7 @@ def paired(
             for index, (one, trainer) in enumerate(zip(replicas, trainers, strict=True)):
                 drawn = others(bytes(32), number, view, toy.peers[index], group)
                 came, place = [sent[toy.peers.index(peer)] for peer in drawn], sum(p < toy.peers[index] for p in drawn)
-                pull = Pull(momentum, lr, gamma)
+                pull = GossipStep(momentum, lr, gamma)
                 one.step(read(trainer), sent[index], came, cut, how, members=(), pull=pull, place=place)
                 layout.write(trainer.model, one.theta)
             seen(number, replicas)
@@ -67,11 +69,10 @@ def paired(
     return run
 
 
-class Naive(EagerRounds):
+class Naive(EagerReplica):
     """One-round overlap without eager updates: everybody applies what is late, and that alone."""
 
-    @property
-    def _share(self) -> float:
+    def share(self, peers: int) -> float:
         return 0.0
 
 
@@ -86,11 +87,11 @@ def overlapped(outer: str, *, naive: bool = False, codec: str = "fp32") -> Calla
     """Methods that train while they exchange, with the product's rounds and replicas around a table."""
 
     def run(toy: Toy) -> float:
-        manifest = parse(f'[exchange]\ncodec = "{codec}"\n[outer]\nsteps = {toy.steps}\n{outer}')
+        manifest = parse(f'[exchange]\ncodec = "{codec}"\n[outer]\nsync_every = {toy.steps}\n{outer}')
         trainers = toy.trainers()
         layout = layout_of(trainers[0].model)
 
-        def learner(trainer: Trainer) -> tuple[Floats, Read, Write]:
+        def learner(trainer: Trainer) -> tuple[Floats, Read, ParameterWrite]:
             theta = np.empty(layout.total, np.float32)
             layout.read(trainer.model, theta)
             return (
@@ -100,13 +101,10 @@ def overlapped(outer: str, *, naive: bool = False, codec: str = "fp32") -> Calla
             )
 
         async def play() -> Floats:
-            table = Table(manifest, layout, [learner(trainer) for trainer in trainers])
+            table = RoundTable(manifest, layout, [learner(trainer) for trainer in trainers])
             if naive:
                 for seat in table.seats:
-                    if isinstance(seat.replica, Co2Replica):
-                        seat.replica.__class__ = Heavy
-                    else:
-                        seat.rounds.__class__ = Naive
+                    seat.replica.__class__ = Heavy if isinstance(seat.replica, Co2Replica) else Naive
             await table.play(
                 toy.rounds * toy.steps // manifest.pace, lambda index, steps: trainers[index].run_steps(steps).tokens
             )
@@ -131,13 +129,13 @@ def asynchronous(outer: str, *, grace: float = 0.5) -> Callable[[Toy], float]:
     """
 
     def run(toy: Toy) -> float:
-        manifest = parse(f'[exchange]\ncodec = "fp32"\n[outer]\nsteps = {toy.steps}\n{outer}')
+        manifest = parse(f'[exchange]\ncodec = "fp32"\n[outer]\nsync_every = {toy.steps}\n{outer}')
         method, chosen = METHODS[manifest.outer.method], manifest.outer
         total = toy.rounds * toy.steps * len(PEERS)
         counts = [toy.steps] * len(PEERS)
-        if chosen.work == "by-power":
+        if chosen.step_ratio != 1.0:
             speeds = [1 / seconds for seconds in UNEQUAL]
-            counts = [steps_by_power(own, speeds, toy.steps, chosen.spread) for own in speeds]
+            counts = [steps_by_power(own, speeds, toy.steps, chosen.step_ratio) for own in speeds]
         pace = sum(1 / seconds for seconds in UNEQUAL)
         trainers = [
             Trainer(
@@ -152,8 +150,8 @@ def asynchronous(outer: str, *, grace: float = 0.5) -> Callable[[Toy], float]:
         theta = np.empty(layout.total, np.float32)
         layout.read(trainers[0].model, theta)
         codec = method.codec(manifest, layout)
-        replicas: list[Any] = [method.replica.begin(manifest, layout, codec, theta, PEERS) for _ in PEERS]
         cut, made = grid(layout.total, codec), 0
+        replicas: list[Any] = [method.replica.begin(manifest, layout, codec, cut, theta, PEERS) for _ in PEERS]
         ready = [(count * seconds, index) for index, (count, seconds) in enumerate(zip(counts, UNEQUAL, strict=True))]
         while made < total:
             closes = min(ready)[0] + grace
@@ -165,15 +163,21 @@ def asynchronous(outer: str, *, grace: float = 0.5) -> Callable[[Toy], float]:
                 made += counts[index]
                 model = trainers[index].model
                 payloads.append(
-                    list(replicas[index].encode(lambda a, b, out, m=model: layout.read(m, out, a), cut, codec))
+                    list(
+                        replicas[index].contribution(
+                            lambda a, b, out, m=model: layout.read(m, out, a), attempt=1, peers=len(PEERS)
+                        )
+                    )
                 )
             results = []
             for chunk in range(len(cut)):
                 mean = np.empty(cut.size(chunk), np.float32)
                 RULES["mean"](codec, [payload[chunk] for payload in payloads], tokens, mean)
                 results.append(mean.view(np.uint8).data)
+            entries = tuple(Contribution(PEERS[index], 1, 1) for index in some)
+            opened = Open(1, 0, Ballot(1, PEERS[0]), tuple(PEERS), tuple(PEERS), entries, (), adopted=None, sources=())
             for replica in replicas:
-                replica.arrive(results, cut, codec, contributors=len(some), members=PEERS)
+                replica.commit(Outcome(tuple(results), Commit(opened, bytes(32), ())), PEERS[0])
             for index in some:
                 replicas[index].reset()
                 layout.write(trainers[index].model, replicas[index].theta)

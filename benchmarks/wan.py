@@ -21,7 +21,7 @@ from typing import Any
 
 import contest
 import machine
-from thinwire.collectives.shards import grid
+from thinwire.collectives.topology.shards import grid
 from thinwire.compression.registry import dense
 
 PORTS = 12
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace, rate: float, rtt: float, first: int, sh
     ours = contest.thinwire(options.peers, options.mb, options.codec, place)
     ours.helpers = [shaper]
     try:
-        ours.hear()
+        ours.receive()
         for number in range(options.turns + 1):
             machine.wait_until_quiet(0.1, options.quiet, [shaper])
             turn = ours.turn(counts=number > 0)

@@ -1,1 +1,1 @@
-"""Many peers' tensors become one."""
+"""Collective operations: many peers' tensors become one, round by round."""

@@ -1,24 +1,24 @@
-"""What a collective returns: a value for every remote failure, never an exception."""
+"""Result of a collective operation: remote failures are values, never exceptions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from thinwire.compression.codec import Buffer
-from thinwire.swarm.protocol import Commit, PeerId
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.messages.registry import Commit, PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one round for one peer.
+    """End of one round for one peer.
 
-    results: the encoded chunks of the aggregate in grid order, equal on all peers that committed; empty unless committed.
-    commit: the verdict with its proof, None when the round did not commit here.
-    missing: peers that are out of the round, each with a reason. diverged: our state differs from the majority's; fetch it.
-    dropped: without a commit, and what was given for the round will be in none: the model has been set anew.
-    kept: of the weight that was given for a round that committed, what is not in it and is still in the model, for the next.
-    taken: with or without a commit, the weight that was given is booked for later rounds and not to be given again.
+    results: encoded chunks of the aggregate in grid order, equal on all peers that committed; empty unless committed.
+    commit: certificate of the round, or None if it did not commit here. missing: peers that are out of the round, with
+    reasons. diverged: this peer's state differs from the majority's and must be fetched. dropped: the round did not
+    commit, and its contribution will not be part of any later round, because the model was reset. kept: weight given
+    for a committed round that is not part of it but still in the model, and counts for the next. taken: with or without
+    a commit, the weight that was given is recorded for later rounds and must not be given again.
     """
 
     results: tuple[Buffer, ...] = ()

@@ -1,7 +1,7 @@
-"""From the name in a manifest to a codec: "fp32", "int8(block=128)", "topk(k=64,chunk=4096)|2bit|rice".
+"""Registry of codecs by their names: "fp32", "int8(block=128)", "topk(k=64,chunk=4096)|2bit|rice".
 
-A spec is a name with integer parameters, and after each `|` the name of a stage. What is left out takes its default, and
-`codec.spec` says all of it. A new codec is one line in CODECS.
+A spec is a name with integer parameters, and the name of a stage after each `|`. Omitted parts take their defaults, and
+`codec.spec` is the complete name. A new codec is one line in CODECS.
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from thinwire.compression.activations import Rows, Tah
-from thinwire.compression.codec import Codec
-from thinwire.compression.demo import Demo
-from thinwire.compression.floats import Fp32, bf16, fp16
-from thinwire.compression.lowrank import PowerSGD
-from thinwire.compression.minifloat import E3M0
-from thinwire.compression.quantize import Int3, Int4, Int8
-from thinwire.compression.sparse import INDICES, LEVELS, Sparse
-from thinwire.compression.subspace import Subspace
+from thinwire.compression.activations.codecs import Rows, Tah
+from thinwire.compression.activations.subspace import Subspace
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.dense.blockint import Int3, Int4, Int8
+from thinwire.compression.dense.e3m0 import E3M0
+from thinwire.compression.dense.floats import Fp32, bf16, fp16
+from thinwire.compression.powersgd import PowerSGD
+from thinwire.compression.sparse.demo import Demo
+from thinwire.compression.sparse.topk import INDICES, LEVELS, Sparse
 
 
 class Named(Protocol):
-    """What every codec has, of whatever kind."""
+    """Common interface of all kinds of codecs."""
 
     @property
     def spec(self) -> str:
-        """The name in a manifest, with every parameter spelled out."""
+        """Name in a manifest, with every parameter spelled out."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`make` is called with the parameters and the stages as keywords; ValueError from it is the manifest's mistake.
+    """Registry entry of a codec.
 
-    parameters: names of the integers it takes. stages: for each `|`, in order, a keyword and the names that it may have.
-    kind: "dense" is a `codec.Codec` of flat chunks; "tensor" needs the shapes; "factors" is two
-    dense averages that depend on each other (lowrank.py); "rows" is for activations.
+    make: constructor, called with parameters and stages as keywords; a ValueError from it means a mistake in the
+    manifest. parameters: names of its integer parameters. stages: for each `|`, in order, a keyword and its allowed
+    names. kind: "dense" is a `codec.Codec` of flat chunks; "tensor" needs the shapes; "factors" is two dependent dense
+    averages (powersgd.py); "rows" is for activations.
     """
 
     make: Callable[..., Named]
@@ -69,16 +70,16 @@ _PAIR = re.compile(r"\s*([a-z_]+)\s*=\s*([0-9]{1,9})\s*")
 
 
 class SpecError(ValueError):
-    """A codec's name in a manifest that is not one; the message lists those there are."""
+    """Error for an unknown or invalid codec name; the message lists the valid ones."""
 
 
 def parse(spec: str) -> Named:
-    """The codec of a spec, of whatever kind; `parse(codec.spec) == codec`. Raises SpecError."""
+    """Return the codec of a spec, of any kind; `parse(codec.spec) == codec`. Raises SpecError."""
     return _make(spec)[0]
 
 
 def dense(spec: str) -> Codec:
-    """The dense codec of a spec: one that can put any flat chunk on the wire. Raises SpecError."""
+    """Return the dense codec of a spec, one that can encode any flat chunk. Raises SpecError."""
     codec, entry = _make(spec)
     if entry.kind != "dense":
         usable = ", ".join(_usage(name) for name, other in CODECS.items() if other.kind == "dense")

@@ -1,22 +1,22 @@
-"""Compile every kernel, or load it from the disk cache, before somebody waits for one."""
+"""Compilation of all kernels in advance, or their loading from the disk cache."""
 
 from __future__ import annotations
 
 import numpy as np
-from thinwire.compression import sparsemean
-from thinwire.compression.chunks import Chunks
-from thinwire.compression.codec import Codec
-from thinwire.compression.floats import Fp32, Half
-from thinwire.compression.kernels import sgd_step
-from thinwire.compression.minifloat import E3M0
-from thinwire.compression.quantize import Integers
-from thinwire.compression.sparse import Sparse
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.dense.blockint import Integers
+from thinwire.compression.dense.e3m0 import E3M0
+from thinwire.compression.dense.floats import Fp32, Half
+from thinwire.compression.kernels.base import sgd_step
+from thinwire.compression.sparse import mean as sparsemean
+from thinwire.compression.sparse.topk import Sparse
 
 
 def warm_up() -> None:
-    """Call before serving: all that a round computes, for writable and for read-only inputs.
+    """Run all that a round computes once, for writable and for read-only inputs; call before serving.
 
-    A kernel is compiled once per type of argument: the numbers of bits and the sizes do not matter.
+    A kernel is compiled once per argument type; bit widths and sizes do not matter.
     """
     codecs: list[Codec] = [Fp32(), Half(False), Integers(8), Integers(8, asymmetric=True), E3M0()]
     for codec in codecs:

@@ -1,1 +1,1 @@
-"""Everything a user touches: the command line, the daemon, training, checkpoints."""
+"""Everything a user touches: command line, daemon, Python interface, training, checkpoints."""

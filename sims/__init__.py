@@ -1,1 +1,1 @@
-"""The same code on a fake wire: virtual time and an in-memory network."""
+"""Simulator: the product's code in virtual time on an in-memory network; test beds of real processes."""

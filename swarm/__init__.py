@@ -1,1 +1,4 @@
-"""Who is here and what we run. Sans-IO: nothing in this package opens a socket or reads a clock."""
+"""Identities, membership, manifest and messages of a swarm.
+
+Sans-IO: no code in this package opens a socket or reads a clock.
+"""

@@ -1,7 +1,8 @@
-"""The only thing on a wire: a fixed header, one msgpack message, a signature for control messages, raw payload bytes.
+"""Frames: a fixed header, one msgpack message, a signature for control messages, raw payload bytes.
 
-A receiver reads the header and knows from it how much to read next; `parse_header` refuses any length over the limit
-of the message's type, so nothing is allocated for a liar. Then `decode` checks signature, structure and values.
+A frame is the only thing on a wire. The header tells a receiver how many bytes follow; `parse_header` refuses any
+length above the limit of the message's type, so that a false length causes no allocation. Then `decode` checks
+signature, structure and values.
 """
 
 from __future__ import annotations
@@ -13,32 +14,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 import blake3
 import msgpack
 import msgspec
-
-from .identity import SIGNATURE_BYTES, Identity, verify
-from .protocol import NUMBERS, TYPES, VERSION, Message
+from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, verify
+from thinwire.swarm.messages.registry import NUMBERS, TYPES, VERSION, Message
 
 if TYPE_CHECKING:
     Buffer: TypeAlias = bytes | bytearray | memoryview
-    """Anything with the buffer protocol, one contiguous dimension of bytes."""
+    """Any object with the buffer protocol: one contiguous dimension of bytes."""
 
 HEADER = struct.Struct("!4sBBHII")
-"""Magic, version, type number, flags, body bytes, payload bytes; big endian. The signature is not counted."""
+"""Magic, version, type number, flags, body bytes, payload bytes; big endian.
+
+The body bytes do not include the signature.
+"""
 
 HEADER_BYTES = HEADER.size
 MAGIC = b"tw\xf7\x1e"
 OPTIONAL = 1
-"""Flag of a message that a peer which does not know its type may ignore. No type of this version sets it."""
+"""Flag of a message that a peer may ignore if it does not know its type.
+
+No message type of this version sets it.
+"""
 
 MAX_DEPTH = 8
 _DOMAIN = "message"
 
 
 class FrameError(ValueError):
-    """Bytes that no honest peer of this version sends; names what is wrong."""
+    """Error for bytes that no honest peer of this version sends; the message describes the fault."""
 
 
 class VersionError(FrameError):
-    """The other side speaks another version of the protocol, `theirs`."""
+    """Error for a peer that uses another version of the protocol, `theirs`."""
 
     def __init__(self, theirs: int) -> None:
         super().__init__(f"peer speaks protocol version {theirs}, we speak {VERSION}")
@@ -46,7 +52,7 @@ class VersionError(FrameError):
 
 
 class UnknownType(FrameError):
-    """A type number that is not ours; the frame may be skipped when `optional`, else the link ends."""
+    """Error for an unknown type number. An `optional` frame may be skipped; otherwise the link ends."""
 
     def __init__(self, number: int, optional: bool) -> None:
         super().__init__(f"unknown message type {number}")
@@ -54,8 +60,10 @@ class UnknownType(FrameError):
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """One message with its payload. `signature` is set on received control messages, for those that relay proofs, and
-    `digest` on received bulk: blake3 of the payload, taken by us while it was still in the cache.
+    """One message with its payload.
+
+    signature: set on received control messages, for code that relays proofs. digest: set on received bulk data; blake3
+    of the payload, computed on arrival while the payload was still in the cache.
     """
 
     message: Message
@@ -64,7 +72,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     digest: bytes = b""
 
     def hashed(self) -> bytes:
-        """blake3 of the payload."""
+        """Return the blake3 hash of the payload."""
         return self.digest or blake3.blake3(_view(self.payload)).digest()
 
     def __repr__(self) -> str:
@@ -72,7 +80,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class Header(NamedTuple):
-    """A checked header: the message's type, and the bytes of body and payload that follow."""
+    """Validated header: the message's type, and the number of bytes of body and payload that follow."""
 
     kind: type[Message]
     body: int
@@ -89,10 +97,10 @@ _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in NUMBERS}
 
 
 def encode(frame: Frame, identity: Identity | None, run_id: bytes) -> bytes:
-    """Header, body and, for signed types, signature; the caller sends the payload after it as it is.
+    """Return header, body and, for signed types, signature. The caller sends the payload after it.
 
-    A signed type is signed with `identity`, or carries the frame's own signature when that is None (relaying). Raises
-    ValueError for a message that a receiver would refuse: a mistake of ours.
+    A signed type is signed with `identity`; if `identity` is None (relaying), the frame's own signature is used. Raises
+    ValueError for a message that a receiver would refuse, which is a mistake of the caller.
     """
     kind, payload = type(frame.message), nbytes(frame.payload)
     body = _encoder.encode(frame.message)
@@ -135,11 +143,11 @@ def parse_header(data: Buffer) -> Header:
 def decode(
     header: Header, rest: Buffer, payload: Buffer, *, public_key: bytes | None, run_id: bytes, later: bool = False
 ) -> Frame:
-    """Check and decode one frame: `rest` has `header.rest` bytes, `payload` (not copied) `header.payload`.
+    """Check and decode one frame from `rest` (`header.rest` bytes) and `payload` (not copied).
 
-    `public_key` is the Ed25519 key of the authenticated sender; None (a stranger) may send unsigned types only. Raises
-    FrameError and nothing else, whatever the bytes. `later`: the caller knows who sent it, and checks the signature itself
-    (`verify_message`).
+    public_key: Ed25519 key of the authenticated sender; None stands for a stranger, who may send unsigned types only.
+    later: the caller knows the sender and checks the signature itself with `verify_message`. Raises FrameError and no
+    other error, whatever the bytes.
     """
     kind = header.kind
     if nbytes(rest) != header.rest or nbytes(payload) != header.payload:
@@ -156,21 +164,27 @@ def decode(
 
 
 def sign_message(message: Message, payload: Buffer, identity: Identity, run_id: bytes) -> bytes:
-    """The signature (64 bytes) that `encode` would put on this message."""
+    """Return the signature (64 bytes) that `encode` would put on this message."""
     return identity.sign(_DOMAIN, *_parts(type(message), _encoder.encode(message), payload, run_id))
 
 
 def verify_message(message: Message, signature: bytes, public_key: bytes, run_id: bytes, payload: Buffer = b"") -> bool:
-    """Whether the owner of `public_key` signed this message in this run (a Vote that a Commit cites)."""
+    """Return True if the owner of `public_key` signed this message in this run.
+
+    Used for the votes that a Commit cites.
+    """
     return verify(public_key, _DOMAIN, signature, *_parts(type(message), _encoder.encode(message), payload, run_id))
 
 
 def nbytes(buffer: Buffer) -> int:
-    """Length of a buffer in bytes. Raises ValueError when it is not one contiguous dimension of bytes."""
+    """Return the length of a buffer in bytes.
+
+    Raises ValueError unless it is one contiguous dimension of bytes.
+    """
     return _view(buffer).nbytes
 
 
-def _view(buffer: Any) -> memoryview:  # Any: before Python 3.12 not all stubs name the buffer protocol
+def _view(buffer: Any) -> memoryview:  # Any: before Python 3.12 not all stubs declare the buffer protocol
     view = memoryview(buffer)
     if view.ndim != 1 or view.itemsize != 1 or not view.contiguous:
         raise ValueError("a buffer is one contiguous dimension of bytes")
@@ -186,9 +200,12 @@ def _parts(kind: type[Message], body: bytes, payload: Buffer, run_id: bytes) -> 
 
 
 def _parse(kind: type[Message], body: bytes) -> Message:
-    """Decode a body whose length is within the type's limit. One message has one encoding: any other is refused."""
+    """Decode a body whose length is within the type's limit.
+
+    A message has exactly one encoding; any other encoding is refused.
+    """
     try:
-        # Bulk bodies are a few numbers in at most 128 bytes; the exact schema alone bounds them.
+        # Bulk bodies are a few numbers in at most 128 bytes, so the exact schema is a sufficient bound.
         if not _is_bulk(kind):
             _screen(body)
         message = _decoders[kind].decode(body)
@@ -203,7 +220,7 @@ def _parse(kind: type[Message], body: bytes) -> Message:
 
 
 def _screen(body: bytes) -> None:
-    """Refuse structure that no message has, before any of it is given a meaning."""
+    """Refuse structure that no message has, before the body is decoded."""
     unpacker = msgpack.Unpacker(
         None,
         raw=False,

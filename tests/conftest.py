@@ -1,4 +1,4 @@
-"""Settings of every test."""
+"""Settings of all tests."""
 
 import gc
 import os

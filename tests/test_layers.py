@@ -1,7 +1,10 @@
-"""Imports point one way: compression, swarm -> collectives -> node -> sims. docs/architecture.md says why."""
+"""Imports point one way, between the top folders and between the packages inside them. docs/architecture.md says why."""
 
 import ast
 import sys
+import tomllib
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,77 @@ MAY_IMPORT = {
     "node": {"compression", "swarm", "collectives", "node"},
     "sims": {"compression", "swarm", "collectives", "node", "sims"},
 }
-# The command line is the one door to everything: inside a function, so that no daemon ever loads a simulation.
-COMMANDS = "node/simcommands.py"
-# Sans-IO: who wants the time, chance or the network passes it in.
+# The swarm package is sans-IO: the caller passes time, randomness and the network in.
 NOT_IN_SWARM = {"time", "datetime", "socket", "ssl", "select", "selectors", "asyncio", "threading", "zmq"}
+
+# Package -> packages that it may import. It may also import all that these may import. A package of its own folder is meant by
+# the name of the folder: "collectives" is collectives/outcome.py and its neighbours, not collectives/rounds/.
+PACKAGES = {
+    "compression/core": (),
+    "compression/kernels": ("compression/core",),
+    "compression/dense": ("compression/kernels",),
+    "compression/sparse": ("compression/kernels",),
+    "compression/activations": ("compression/dense",),
+    "compression": ("compression/activations", "compression/sparse"),
+    "swarm/messages": (),
+    "swarm/identity": ("swarm/messages",),
+    "swarm": ("swarm/identity",),
+    "swarm/membership": ("swarm/identity",),
+    "swarm/methods": ("swarm/messages",),
+    "swarm/manifest": ("swarm/identity", "swarm/methods"),
+    "collectives": ("swarm", "compression/kernels"),
+    "collectives/transport": ("swarm", "swarm/membership", "compression/core"),
+    "collectives/transport/zeromq": ("collectives/transport",),
+    "collectives/topology": ("swarm", "swarm/membership"),
+    "collectives/health": ("swarm/messages",),
+    "collectives/consensus": ("collectives/topology",),
+    "collectives/rounds": ("collectives", "collectives/consensus", "collectives/transport"),
+    "collectives/gossip": ("collectives", "collectives/topology", "collectives/transport", "compression"),
+    "collectives/allreduce": ("collectives/rounds", "compression/dense"),
+    "node": (),
+    "node/runtime": ("collectives", "collectives/transport"),
+    "node/state": ("node/runtime", "collectives/rounds", "swarm/manifest"),
+    "node/membership": ("node/runtime", "collectives/allreduce", "collectives/health", "swarm/manifest"),
+    "node/training": ("node/state",),
+    "node/outer": ("node/state", "node/membership"),
+    "node/methods/asynchronous": ("node/outer",),
+    "node/methods/overlapped": ("node/outer",),
+    "node/methods/noloco": ("node/outer", "collectives/gossip"),
+    "node/methods/sparse": ("node/state", "compression/sparse"),
+    "node/methods/powersgd": ("node/methods/sparse", "node/outer", "compression"),
+    "node/methods/concurrent": ("node/methods/overlapped", "node/methods/sparse"),
+    "node/methods": (
+        *("node/methods/asynchronous", "node/methods/concurrent", "node/methods/noloco", "node/methods/overlapped"),
+        *("node/methods/powersgd", "node/methods/sparse"),
+    ),
+    "node/peer": ("node/methods", "node/training", "collectives/transport/zeromq"),
+    "node/pipeline": (),
+    "node/pipeline/model": ("node/training", "compression"),
+    "node/pipeline/planner": ("node/runtime",),
+    "node/pipeline/step": ("node/pipeline/model", "node/pipeline/planner"),
+    "node/pipeline/recovery": ("node/peer",),
+    "node/pipeline/groups": ("node/pipeline/recovery", "node/pipeline/step"),
+    "node/api": ("node/peer",),
+    "node/public": ("node/api",),
+    "node/daemon": ("node/pipeline/groups",),
+    "node/local_swarm": ("node/daemon",),
+    "node/cli": ("node/local_swarm",),
+    "sims": (),
+    "sims/engine": ("node/runtime",),
+    "sims/network": ("sims/engine",),
+    "sims/scenario": ("sims/network", "swarm/manifest"),
+    "sims/planner": ("sims/network", "collectives/gossip", "swarm/manifest"),
+    "sims/results": ("sims/scenario", "node/local_swarm"),
+    "sims/peers": ("sims/scenario", "node/pipeline/groups"),
+    "sims/invariants": ("sims/peers",),
+    "sims/simulation": ("sims/invariants", "sims/results"),
+    "sims/trials": ("sims/simulation",),
+    "sims/processes": ("sims/peers", "sims/results"),
+    "sims/cli": ("sims/simulation", "sims/processes", "sims/planner", "node/cli"),
+}
+# Folders beside the packages that have few entries, too, so that a newcomer can take them in at a glance.
+OTHER_FOLDERS = ("docs", "examples", "sims/scenarios", "tests/kit")
+MOST_ENTRIES = 15
 
 
 def imports(source, package):
@@ -33,21 +103,10 @@ def imports(source, package):
             yield f"random.{node.attr}"  # the class `Random` takes its seed as an argument; the functions are global
 
 
-def outside_functions(source):
-    """The module without the bodies of its functions: what runs when it is imported."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [ast.Pass()]
-    return ast.unparse(tree)
-
-
-def violations(source, folder, package, file=""):
-    lazy = set(imports(source, package)) - set(imports(outside_functions(source), package)) if file == COMMANDS else ()
+def violations(source, folder, package):
+    """Imports against the rules of a top folder."""
     for name in imports(source, package):
         first, _, rest = name.partition(".")
-        if name in lazy and rest.split(".")[0] == "sims":
-            continue
         if first == "thinwire" and rest.split(".")[0] not in MAY_IMPORT[folder]:
             yield name
         if folder == "compression" and first not in {"thinwire", "torch", "numpy", "numba", *sys.stdlib_module_names}:
@@ -56,17 +115,103 @@ def violations(source, folder, package, file=""):
             yield name
 
 
+@cache
+def modules():
+    """File of each module of the product, by dotted name. The name of a package stands for its `__init__.py`."""
+    found = {}
+    for folder in MAY_IMPORT:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            inside = file.relative_to(ROOT).with_suffix("").parts
+            inside = inside[:-1] if inside[-1] == "__init__" else inside
+            found["thinwire" if inside == ("node", "public") else ".".join(("thinwire", *inside))] = file
+    return found
+
+
+def folder_of(file):
+    return file.relative_to(ROOT).parent.as_posix()
+
+
+def dotted_of(folder):
+    return "thinwire" if folder == "node/public" else f"thinwire.{folder.replace('/', '.')}"
+
+
+def package_of(name):
+    """Package in whose folder a dotted name is; "node/public" for a name of `thinwire` itself."""
+    parts = name.split(".")[1:]
+    inside = ("/".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((folder for folder in inside if folder in PACKAGES), "node/public")
+
+
+def allowed(package, table):
+    """Packages that a package may import: itself, its entries in the table, and all that these may import."""
+    found, left = {package}, [package]
+    while left:
+        for other in table[left.pop()]:
+            if other not in found:
+                found.add(other)
+                left.append(other)
+    return found
+
+
+def against_the_table(source, package, table=PACKAGES):
+    """Imports that the table does not allow to a module of a package."""
+    for name in imports(source, dotted_of(package)):
+        if name.split(".")[0] == "thinwire" and package_of(name) not in allowed(package, table):
+            yield name
+
+
+def circles(graph):
+    """Strongly connected components of more than one node (Tarjan): the nodes of each circle."""
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(node):
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph.get(node, ())):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            place = stack.index(node)
+            if len(stack) > place + 1:
+                found.append(sorted(stack[place:]))
+            del stack[place:]
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def edges(sources):
+    """Modules that each module imports, also lazily or for types only. `sources`: package and source by dotted name."""
+    graph = {}
+    for module, (package, source) in sources.items():
+        graph[module] = set()
+        for name in imports(source, package):
+            parts = name.split(".")
+            inside = (".".join(parts[:count]) for count in range(len(parts), 1, -1))
+            other = next((prefix for prefix in inside if prefix in sources), module)
+            if other != module:
+                graph[module].add(other)
+    return graph
+
+
+@cache
+def product():
+    return edges({name: (dotted_of(folder_of(file)), file.read_text()) for name, file in modules().items()})
+
+
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_imports_point_one_way(folder):
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
     found = {}
     for file in files:
-        inside = file.relative_to(ROOT).parent.parts
-        package = "thinwire" if inside[:2] == ("node", "public") else ".".join(("thinwire", *inside))
-        name = file.relative_to(ROOT).as_posix()
-        if bad := list(violations(file.read_text(), folder, package, name)):
-            found[name] = bad
+        if bad := list(violations(file.read_text(), folder, dotted_of(folder_of(file)))):
+            found[file.relative_to(ROOT).as_posix()] = bad
     assert not found
 
 
@@ -86,23 +231,133 @@ def test_imports_point_one_way(folder):
         ("compression", "import msgspec", True),
         ("collectives", "import asyncio\nfrom thinwire.swarm.frame import Frame", False),
         ("collectives", "from thinwire import node", True),
-        ("node", "from thinwire.sims import clock", True),
+        ("node", "from thinwire.sims import engine", True),
         ("node", "from .. import sims", True),
+        ("node", "def f():\n    from thinwire.sims import planner", True),
         ("sims", "from thinwire.node import daemon", False),
     ],
 )
-def test_the_rules_bite(folder, source, bad):
+def test_the_rules_of_the_folders_bite(folder, source, bad):
     assert bool(list(violations(source, folder, f"thinwire.{folder}"))) is bad
 
 
+def test_packages_import_what_the_table_allows():
+    found = {}
+    for file in modules().values():
+        if bad := list(against_the_table(file.read_text(), folder_of(file))):
+            found[file.relative_to(ROOT).as_posix()] = bad
+    assert not found
+
+
 @pytest.mark.parametrize(
-    ("file", "source", "bad"),
+    ("package", "source", "bad"),
     [
-        (COMMANDS, "def f():\n    from thinwire.sims import plan", False),
-        (COMMANDS, "from thinwire.sims import plan", True),
-        (COMMANDS, "from thinwire.sims import plan\ndef f():\n    from thinwire.sims import plan", True),
-        ("node/daemon.py", "def f():\n    from thinwire.sims import plan", True),
+        ("compression/core", "from thinwire.compression.kernels import dct", True),
+        ("compression/sparse", "from thinwire.compression.kernels.dct import matrix", False),
+        ("compression/sparse", "from thinwire.compression.dense.floats import Floats", True),
+        ("collectives/topology", "from thinwire.collectives.transport.bandwidth import Bandwidth", True),
+        ("collectives/topology", "from thinwire.collectives import outcome", True),
+        ("collectives/consensus", "from thinwire.swarm.messages.registry import Commit", False),
+        ("collectives/rounds", "from thinwire.collectives.outcome import Outcome", False),
+        ("node/state", "def f():\n    from thinwire.node.methods import registry", True),
+        ("node/state", "if TYPE_CHECKING:\n    from thinwire.node.peer.peer import Peer", True),
+        ("node/state", "from ..peer import peer", True),
+        ("node/methods/sparse", "from thinwire.node.methods.concurrent import fragment_loop", True),
+        ("node/methods/concurrent", "from thinwire.node.methods.sparse import replica", False),
+        ("node/pipeline/model", "import thinwire.node.pipeline.step.host", True),
+        ("node/daemon", "from thinwire.node.local_swarm.launcher import start_local", True),
+        ("node/daemon", "from thinwire import Swarm", True),
+        ("sims/scenario", "from thinwire.sims.peers.byzantine import corrupt", True),
     ],
 )
-def test_only_the_command_line_reaches_sims_and_only_when_asked(file, source, bad):
-    assert bool(list(violations(source, "node", "thinwire.node", file))) is bad
+def test_the_table_bites(package, source, bad):
+    assert bool(list(against_the_table(source, package))) is bad
+
+
+def test_every_entry_of_the_table_is_used():
+    used = {(folder_of(file), package_of(name)) for module, file in modules().items() for name in product()[module]}
+    idle = {(package, other) for package, others in PACKAGES.items() for other in others} - used
+    assert not idle, "may be taken off the table"
+
+
+def test_the_table_has_no_circle():
+    assert not circles(PACKAGES)
+    assert circles({**PACKAGES, "node/state": ("node/peer",)})[0][-1] == "node/training"
+
+
+def test_no_imports_form_a_circle():
+    assert len(product()) > 300 and sum(map(len, product().values())) > 1500
+    assert not circles(product())
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_no_imports_of_folders_form_a_circle(depth):
+    """Folders inside a folder of this depth count as a part of it."""
+    graph = defaultdict(set)
+    for module, others in product().items():
+        folder = "/".join(folder_of(modules()[module]).split("/")[:depth])
+        graph[folder] |= {"/".join(folder_of(modules()[other]).split("/")[:depth]) for other in others} - {folder}
+    assert not circles(graph)
+
+
+@pytest.mark.parametrize(
+    ("sources", "found"),
+    [
+        ({"a": "import thinwire.b", "b": "import thinwire.c", "c": ""}, []),
+        ({"a": "import thinwire.b", "b": "import thinwire.a", "c": ""}, [["thinwire.a", "thinwire.b"]]),
+        (
+            {"a": "from thinwire.b import x", "b": "def f():\n    from thinwire import a"},
+            [["thinwire.a", "thinwire.b"]],
+        ),
+        ({"a": "if TYPE_CHECKING:\n    from .b import x", "b": "from .a import y"}, [["thinwire.a", "thinwire.b"]]),
+        (
+            {
+                "a": "import thinwire.b",
+                "b": "import thinwire.c",
+                "c": "from thinwire.a import x",
+                "d": "import thinwire.a",
+            },
+            [["thinwire.a", "thinwire.b", "thinwire.c"]],
+        ),
+    ],
+)
+def test_a_circle_of_imports_is_found(sources, found):
+    assert circles(edges({f"thinwire.{name}": ("thinwire", source) for name, source in sources.items()})) == found
+
+
+def entries(folder):
+    """Names in a folder, without `__init__.py`, hidden files, and files that tools make."""
+    return [
+        path.name for path in folder.iterdir() if not path.name.startswith((".", "__")) and path.suffix != ".egg-info"
+    ]
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, *OTHER_FOLDERS])
+def test_a_folder_has_few_entries(folder):
+    assert 0 < len(entries(ROOT / folder)) <= MOST_ENTRIES
+
+
+def test_entries_are_counted(tmp_path):
+    for name in ("__init__.py", ".hidden", "a.py", "b.toml"):
+        (tmp_path / name).touch()
+    for name in ("__pycache__", "inner"):
+        (tmp_path / name).mkdir()
+    assert sorted(entries(tmp_path)) == ["a.py", "b.toml", "inner"]
+
+
+def test_every_package_is_in_the_table_and_in_pyproject():
+    folders = {folder_of(file) for file in modules().values()}
+    assert folders == set(PACKAGES)
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {dotted_of(folder) for folder in folders}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_says_what_it_is_for(package):
+    """A folder called compression with an `__init__.py` would hide the standard library's package, see pyproject.toml."""
+    file = ROOT / package / "__init__.py"
+    if package == "compression":
+        assert not file.exists()
+    else:
+        assert len(ast.get_docstring(ast.parse(file.read_text())).splitlines()[0]) > 20

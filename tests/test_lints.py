@@ -1,4 +1,4 @@
-"""What ruff does not look for: ways to run foreign bytes, paths of one machine, and a complete list of public names."""
+"""Lints that ruff does not have: foreign bytes, machine paths, public names, use of the environment, layout of tests."""
 
 import ast
 import re
@@ -46,7 +46,7 @@ def dangers(source):
                 yield node.lineno, name
 
 
-def test_nothing_runs_foreign_bytes():
+def test_package_never_executes_foreign_bytes():
     files = [file for folder in PRODUCT for file in sorted((ROOT / folder).rglob("*.py"))]
     assert len(files) > 10
     found = {str(file.relative_to(ROOT)): bad for file in files if (bad := list(dangers(file.read_text())))}
@@ -70,11 +70,11 @@ def test_nothing_runs_foreign_bytes():
         "import shelve",
     ],
 )
-def test_the_lint_bites(source):
+def test_foreign_bytes_lint_finds_violations(source):
     assert list(dangers(source))
 
 
-def test_the_lint_lets_live():
+def test_foreign_bytes_lint_accepts_harmless_code():
     source = "model.eval()\nx = torch.compile(f)\nfrom safetensors.numpy import load\nimport re\nre.compile('a')"
     assert not list(dangers(source))
 
@@ -90,7 +90,7 @@ def paths(data):
 
 
 @pytest.mark.skipif(not shutil.which("git") or not (ROOT / ".git").exists(), reason="not a git checkout")
-def test_no_path_of_one_machine():
+def test_files_have_no_paths_of_one_machine():
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
     files = [ROOT / name for name in names if name and (ROOT / name).is_file()]
@@ -100,18 +100,18 @@ def test_no_path_of_one_machine():
 
 
 @pytest.mark.parametrize(("text", "count"), [(b'"/%s/x"' % b"tmp", 1), (b"cd /%s\n" % b"root", 1), (b"a/tmp/x", 0)])
-def test_the_path_lint_bites(text, count):
+def test_path_lint_finds_violations(text, count):
     assert len(paths(text)) == count
 
 
-def test_no_script_hides_a_standard_module():
+def test_scripts_do_not_shadow_standard_modules():
     """Scripts import their neighbours by bare names: one called codecs.py would stand before Python's own."""
     scripts = [file for folder in ("benchmarks", "examples") for file in sorted((ROOT / folder).rglob("*.py"))]
     assert len(scripts) > 10
     assert not {file.stem for file in scripts} & sys.stdlib_module_names
 
 
-def test_public_names_are_complete():
+def test_all_lists_every_public_name():
     tree = ast.parse((ROOT / "node" / "public" / "__init__.py").read_text())
     defined = set()
     for node in tree.body:
@@ -135,67 +135,66 @@ TRANSPORT = "is the transport of life"
 LOCAL = "the demo: it makes the processes of a swarm and watches them"
 MAY_OPEN = {
     "clock": {
-        "node/books.py": "stamps the events of a process",
-        "node/commands.py": "the age of a status, for a person",
-        "node/daemon.py": "makes the doors",
-        "node/opening.py": "makes the doors",
-        "node/afterwards.py": LOCAL,
-        "node/alone.py": LOCAL,
-        "node/children.py": LOCAL,
-        "node/local.py": LOCAL,
+        "node/peer/report_sinks.py": "stamps the events of a process",
+        "node/cli/commands.py": "the age of a status, for a person",
+        "node/daemon/daemon.py": "makes the doors",
+        "node/peer/bootstrap.py": "makes the doors",
+        "node/local_swarm/evaluation.py": LOCAL,
+        "node/local_swarm/baseline.py": LOCAL,
+        "node/local_swarm/child_process.py": LOCAL,
+        "node/local_swarm/launcher.py": LOCAL,
     },
     "chance": {
-        "node/opening.py": "makes the doors",
-        "swarm/identity.py": "a new key, when no seed is given, and the name of its draft",
-        "collectives/links.py": TRANSPORT + ": keys of bulk streams",
-        "collectives/peering.py": TRANSPORT + ": back-off",
-        "collectives/ports.py": TRANSPORT + ": which ports of a range are tried first",
+        "node/peer/bootstrap.py": "makes the doors",
+        "swarm/identity/identity.py": "a new key, when no seed is given, and the name of its draft",
+        "collectives/transport/zeromq/link.py": TRANSPORT + ": keys of bulk streams",
+        "collectives/transport/zeromq/connections.py": TRANSPORT + ": back-off",
+        "collectives/transport/zeromq/listener.py": TRANSPORT + ": which ports of a range are tried first",
     },
     "network": {
-        "collectives/bundle.py": TRANSPORT,
-        "collectives/channel.py": TRANSPORT,
-        "collectives/control.py": TRANSPORT,
-        "collectives/gate.py": TRANSPORT,
-        "collectives/links.py": TRANSPORT,
-        "collectives/passage.py": TRANSPORT,
-        "collectives/ports.py": TRANSPORT,
-        "collectives/tcp.py": TRANSPORT,
-        "collectives/wire.py": TRANSPORT,
+        "collectives/transport/zeromq/stream_pool.py": TRANSPORT,
+        "collectives/transport/zeromq/zmq_socket.py": TRANSPORT,
+        "collectives/transport/zeromq/control_connection.py": TRANSPORT,
+        "collectives/transport/zeromq/admission.py": TRANSPORT,
+        "collectives/transport/zeromq/link.py": TRANSPORT,
+        "collectives/transport/zeromq/tcp_relay.py": TRANSPORT,
+        "collectives/transport/zeromq/listener.py": TRANSPORT,
+        "collectives/transport/zeromq/tcp_options.py": TRANSPORT,
+        "collectives/transport/zeromq/transport.py": TRANSPORT,
     },
     "disk": {
-        "node/disk.py": "is the disk of life",
-        "swarm/identity.py": "the key's file: read before there is a peer",
-        "node/api.py": "reads the manifest it is given",
-        "node/cli.py": "a pipe that nobody reads any more",
-        "node/commands.py": "reads the manifest it is given",
-        "node/config.py": "reads node.toml",
-        "node/console.py": "the log file",
-        "node/corpus.py": "reads the text to train on, and keeps its tokens",
-        "node/daemon.py": "reads the manifest it is given",
-        "node/events.py": "the event log of a process",
-        "node/export.py": "writes what it is asked to export",
-        "node/lock.py": "one process per home",
-        "node/simcommands.py": "reads the manifest it is given",
-        "node/status.py": "the status of a process",
-        "node/tokenizer.py": "reads the manifest's tokenizer",
-        "node/ward.py": LOCAL,
-        "node/alone.py": LOCAL,
-        "node/children.py": LOCAL,
-        "node/local.py": LOCAL,
-        "collectives/ports.py": TRANSPORT + ": how many sockets the system still gives",
+        "node/runtime/disk.py": "is the disk of life",
+        "swarm/identity/identity.py": "the key's file: read before there is a peer",
+        "node/api/swarm.py": "reads the manifest it is given",
+        "node/cli/main.py": "a pipe that nobody reads any more",
+        "node/cli/commands.py": "reads the manifest it is given",
+        "node/runtime/config.py": "reads node.toml",
+        "node/runtime/console.py": "the log file",
+        "node/training/corpus.py": "reads the text to train on, and keeps its tokens",
+        "node/daemon/daemon.py": "reads the manifest it is given",
+        "node/runtime/event_log.py": "the event log of a process",
+        "node/training/export.py": "writes what it is asked to export",
+        "node/runtime/lock.py": "one process per home",
+        "node/peer/status.py": "the status of a process",
+        "node/training/tokenizer.py": "reads the manifest's tokenizer",
+        "node/runtime/parent_watch.py": "reads the pipe from the parent",
+        "node/local_swarm/baseline.py": LOCAL,
+        "node/local_swarm/child_process.py": LOCAL,
+        "node/local_swarm/launcher.py": LOCAL,
+        "collectives/transport/zeromq/listener.py": TRANSPORT + ": how many sockets the system still gives",
     },
     "threads": {
-        "compression/parallel.py": "kernels, whose results do not depend on the number of threads",
-        "node/averages.py": "the handle of what goes on beside a training loop of one's own",
-        "node/background.py": "the threads beside a training loop of one's own",
-        "node/daemon.py": "the worker, and signals",
-        "node/signals.py": "names of signals, and how they were when we came",
-        "node/opening.py": "makes the doors",
-        "node/local.py": LOCAL,
-        "node/children.py": LOCAL,
-        "node/ward.py": LOCAL,
-        "collectives/averager.py": "a thread is what `work` is when nobody says otherwise",
-        "collectives/buffers.py": "a lock, not a thread: views of buffers die in any",
+        "compression/kernels/threads.py": "kernels, whose results do not depend on the number of threads",
+        "node/api/allreduce.py": "the handle of what goes on beside a training loop of one's own",
+        "node/runtime/loop_thread.py": "the threads beside a training loop of one's own",
+        "node/daemon/daemon.py": "the worker, and signals",
+        "node/runtime/signals.py": "names of signals, and how they were when we came",
+        "node/peer/bootstrap.py": "makes the doors",
+        "node/local_swarm/launcher.py": LOCAL,
+        "node/local_swarm/child_process.py": LOCAL,
+        "node/runtime/parent_watch.py": "waits in a thread for the end of the parent",
+        "collectives/allreduce/fixed_group.py": "a thread is what `work` is when nobody says otherwise",
+        "collectives/transport/buffer_pool.py": "a lock, not a thread: views of buffers die in any",
     },
 }
 CLOCK = {"time", "datetime"}
@@ -299,7 +298,7 @@ def own_modules(names):
     return [file for folder in names for file in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def test_doors_are_opened_where_it_is_allowed():
+def test_environment_is_used_only_where_allowed():
     files = own_modules(DOORS)
     assert len(files) > 80
     found, used = {}, set()
@@ -353,7 +352,7 @@ def test_doors_are_opened_where_it_is_allowed():
         ("import signal", "threads"),
     ],
 )
-def test_the_doors_lint_bites(source, door):
+def test_environment_lint_finds_violations(source, door):
     assert door in {found for _, found, _ in opened(source)}
 
 
@@ -368,5 +367,150 @@ def test_the_doors_lint_bites(source, door):
         "import asyncio\nasyncio.sleep(1)\nloop.time()",
     ],
 )
-def test_the_doors_lint_lets_live(source):
+def test_environment_lint_accepts_harmless_code(source):
     assert not list(opened(source))
+
+
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+RIDDLES = re.compile(r"test_(who|whom|whose|what|which|that|those|it|its|of|and|there)_")
+"""Names of tests that begin with a relative clause or a pronoun instead of the unit that is tested."""
+
+MOST_ENTRIES = 15
+
+
+def test_names_of_tests_begin_with_their_subject():
+    names = [
+        (file.relative_to(ROOT).as_posix(), node.name)
+        for file in TESTS
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    ]
+    assert len(names) > 1500
+    assert not [entry for entry in names if RIDDLES.match(entry[1])]
+
+
+def test_folders_of_tests_have_at_most_15_entries():
+    """Golden files are data: they are not counted."""
+    folders = {file.parent for file in TESTS if "golden" not in file.parts}
+    sizes = {
+        folder.relative_to(ROOT).as_posix(): len(
+            [one for one in folder.iterdir() if one.name not in ("__init__.py", "__pycache__", "conftest.py")]
+        )
+        for folder in folders
+    }
+    assert {name: size for name, size in sizes.items() if size > MOST_ENTRIES} == {}
+
+
+PLANTED = "patches the bugs and lies into the product"
+CENTRAL = "the one place in which tests of the transport reach into it"
+MAY_ACCESS = {
+    "tests/kit/planted.py": (11, PLANTED),
+    "tests/kit/lying_process.py": (2, PLANTED),
+    "tests/kit/wire.py": (17, CENTRAL),
+}
+"""File -> how often it may access private attributes of the product for good, and why."""
+
+STILL_ACCESS = {
+    "tests/kit/swarm.py": 1,
+    "tests/simulator/cli/test_play.py": 4,
+    "tests/simulator/invariants/test_always.py": 5,
+    "tests/simulator/processes/test_netns_testbed.py": 4,
+    "tests/simulator/processes/test_proxy.py": 1,
+    "tests/simulator/processes/test_proxy_toxics.py": 1,
+    "tests/simulator/scenario/test_faults.py": 1,
+    "tests/swarms/allreduce/test_fixed_group.py": 7,
+    "tests/swarms/allreduce/test_operations.py": 6,
+    "tests/swarms/membership/test_joiners.py": 2,
+    "tests/swarms/membership/test_lifecycle.py": 4,
+    "tests/swarms/membership/test_single_history.py": 1,
+    "tests/swarms/methods/test_concurrent_fragments.py": 5,
+    "tests/swarms/methods/test_noloco.py": 8,
+    "tests/swarms/pipelines/test_pipeline.py": 2,
+    "tests/swarms/pipelines/test_replanning.py": 2,
+    "tests/swarms/rounds/test_hostile_peers.py": 8,
+    "tests/swarms/topologies/test_hierarchy.py": 6,
+    "tests/swarms/topologies/test_regions.py": 3,
+    "tests/swarms/topologies/test_relay_plan.py": 2,
+    "tests/swarms/topologies/test_ring.py": 2,
+    "tests/swarms/topologies/test_sparse_allgather.py": 1,
+    "tests/swarms/topologies/test_sparse_butterfly.py": 2,
+    "tests/unit/collectives/consensus/test_paxos.py": 7,
+    "tests/unit/collectives/gossip/test_group.py": 2,
+    "tests/unit/collectives/gossip/test_pair.py": 1,
+    "tests/unit/collectives/health/test_diagnosis.py": 4,
+    "tests/unit/collectives/rounds/test_allgather.py": 9,
+    "tests/unit/collectives/transport/test_bandwidth.py": 1,
+    "tests/unit/collectives/transport/test_send_queue.py": 1,
+    "tests/unit/collectives/transport/zeromq/test_rate_limit.py": 2,
+    "tests/unit/collectives/transport/zeromq/test_transport_hostile.py": 1,
+    "tests/unit/collectives/transport/zeromq/test_transport_parts.py": 4,
+    "tests/unit/compression/activations/test_codecs.py": 2,
+    "tests/unit/compression/test_boundary.py": 4,
+    "tests/unit/node/api/test_allreduce.py": 6,
+    "tests/unit/node/api/test_background_peer.py": 11,
+    "tests/unit/node/api/test_swarm.py": 2,
+    "tests/unit/node/methods/concurrent/test_fragment_replicas.py": 1,
+    "tests/unit/node/methods/noloco/test_loop.py": 1,
+    "tests/unit/node/outer/test_state_server.py": 2,
+    "tests/unit/node/peer/test_lifecycle.py": 2,
+    "tests/unit/node/peer/test_peer.py": 4,
+    "tests/unit/node/pipeline/groups/test_stage_assignment.py": 1,
+    "tests/unit/node/pipeline/model/test_frozen_embedding.py": 5,
+    "tests/unit/node/training/test_corpus.py": 1,
+    "tests/unit/swarm/identity/test_identity.py": 2,
+}
+"""File -> how often it still accesses private attributes of the product. Numbers may only become smaller."""
+
+
+def private_accesses(source):
+    """Lines that read, write, import or patch a name with one leading underscore that the file itself does not define."""
+    tree = ast.parse(source)
+    own = {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    own |= {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) in ("self", "cls")
+    }
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Attribute) and not (dotted(node.value) in ("self", "cls") and node.attr in own):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in ("setattr", "getattr", "delattr"):
+            names = [
+                one.value for one in node.args[1:2] if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            ]
+        yield from (node.lineno for name in names if re.match("_[^_]", name))
+
+
+def test_tests_access_no_private_attributes_beyond_the_list():
+    allowed = {name: count for name, (count, _) in MAY_ACCESS.items()} | STILL_ACCESS
+    found = {file.relative_to(ROOT).as_posix(): list(private_accesses(file.read_text())) for file in TESTS}
+    more = {name: lines for name, lines in found.items() if len(lines) > allowed.get(name, 0)}
+    assert not more, "use public behaviour or a read-only property"
+    fewer = {name: len(found.get(name, ())) for name, count in allowed.items() if len(found.get(name, ())) < count}
+    assert not fewer, "lower the numbers in the list"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "peer._held",
+        "from thinwire.node import _hidden",
+        "monkeypatch.setattr(Peer, '_open', f)",
+        "def patched(self):\n    self._held",
+        "class Mine:\n    def __init__(self, peer):\n        self._mine = peer._mine",
+    ],
+)
+def test_private_access_lint_finds_violations(source):
+    assert list(private_accesses(source))
+
+
+@pytest.mark.parametrize(
+    "source", ["peer.held", "peer.__dict__", "class Mine:\n    def f(self):\n        self._mine = self._mine"]
+)
+def test_private_access_lint_accepts_own_attributes(source):
+    assert not list(private_accesses(source))

@@ -10,8 +10,9 @@ import sys
 from typing import Any
 
 import machine
-from thinwire.node import cli, daemon
-from thinwire.node.training import prepare
+from thinwire.node.cli import main
+from thinwire.node.daemon import daemon
+from thinwire.node.training.local_learner import prepare
 
 
 def measured(*arguments: Any, **options: Any) -> Any:
@@ -25,6 +26,6 @@ def measured(*arguments: Any, **options: Any) -> Any:
 
 if __name__ == "__main__":
     daemon.prepare = measured  # type: ignore[attr-defined]  # a name that it imports: the only seam there is
-    code = cli.main(sys.argv[1:])
+    code = main.main(sys.argv[1:])
     print(json.dumps({"peak": machine.resident(os.getpid(), peak=True)}), file=sys.stderr)
     raise SystemExit(code)

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import uvloop
-from thinwire.sims.emulate import Access, Emulation
+from thinwire.sims.processes.proxy import Proxy, ProxyAccessLink
 from turns import listen, say
 
 
@@ -18,7 +18,9 @@ async def main(options: dict[str, Any]) -> None:
     """Open all ways, then wait."""
     count = options["peers"]
     rates = options["rate"] if isinstance(options["rate"], list) else [options["rate"]] * count
-    emulation = Emulation([Access(rate, rate) for rate in rates], options["delay"], buffer=options.get("buffer", 0))
+    emulation = Proxy(
+        [ProxyAccessLink(rate, rate) for rate in rates], options["delay"], buffer=options.get("buffer", 0)
+    )
     ports = range(*options["ports"])
     for dialler in range(count):
         for target in range(count):

@@ -10,14 +10,14 @@ import blake3
 import numpy as np
 import uvloop
 from numpy.typing import NDArray
-from thinwire.collectives.averager import Averager
-from thinwire.collectives.transport import Contact
-from thinwire.collectives.wire import ZmqTransport
+from thinwire.collectives.allreduce.fixed_group import Averager
+from thinwire.collectives.transport.interface import Contact
+from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.compression.registry import dense
 from thinwire.compression.warmup import warm_up
-from thinwire.swarm.identity import Identity
-from thinwire.swarm.protocol import VERSION, Hello, Refuse, Welcome
-from thinwire.swarm.record import PeerRecord
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
 from turns import arrays, listen, say
 
 RUN = bytes(32)

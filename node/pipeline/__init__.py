@@ -1,1 +1,1 @@
-"""Peers too small for the model form one replica as pipeline stages."""
+"""Pipeline parallelism: peers too small for the model form one replica as stages."""

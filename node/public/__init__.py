@@ -4,26 +4,26 @@
         optimizer = swarm.wrap(model, inner_optimizer)
         ...  # your loop, unchanged
 
-What is heavy (torch, sockets, kernels) is imported with the first name that is used.
+Heavy modules (torch, sockets, kernels) are imported when a name is first used.
 """
 
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from thinwire.collectives.ports import PortTaken
-    from thinwire.node.api import Swarm, join
-    from thinwire.node.averages import Average, AverageError, Pending
-    from thinwire.node.background import SwarmError
-    from thinwire.node.companion import RoundReport
-    from thinwire.node.config import ConfigError
-    from thinwire.node.duties import DuplicateKey
-    from thinwire.node.knock import NoSwarm, Refused
-    from thinwire.node.lock import InUseError
-    from thinwire.node.optimizer import SwarmOptimizer
-    from thinwire.node.status import PeerStatus, Status
-    from thinwire.swarm.errors import HintedError
-    from thinwire.swarm.invite import InviteError
-    from thinwire.swarm.manifest import Manifest, ManifestError, ManifestMismatch
+    from thinwire.collectives.transport.zeromq.listener import PortTaken
+    from thinwire.node.api.allreduce import Average, AverageError, Pending
+    from thinwire.node.api.background_peer import RoundReport
+    from thinwire.node.api.optimizer import SwarmOptimizer
+    from thinwire.node.api.swarm import Swarm, join
+    from thinwire.node.membership.join import NoSwarm, Refused
+    from thinwire.node.peer.peer_services import DuplicateKey
+    from thinwire.node.peer.status import PeerStatus, Status
+    from thinwire.node.runtime.config import ConfigError
+    from thinwire.node.runtime.lock import InUseError
+    from thinwire.node.runtime.loop_thread import SwarmError
+    from thinwire.swarm.identity.errors import HintedError
+    from thinwire.swarm.identity.invite import InviteError
+    from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 
     __version__: str
 
@@ -53,34 +53,34 @@ __all__ = [
 ]
 
 _HOME = {
-    "Average": "node.averages",
-    "AverageError": "node.averages",
-    "ConfigError": "node.config",
-    "DuplicateKey": "node.duties",
-    "HintedError": "swarm.errors",
-    "InUseError": "node.lock",
-    "InviteError": "swarm.invite",
-    "Manifest": "swarm.manifest",
-    "ManifestError": "swarm.manifest",
-    "ManifestMismatch": "swarm.manifest",
-    "NoSwarm": "node.knock",
-    "PeerStatus": "node.status",
-    "Pending": "node.averages",
-    "PortTaken": "collectives.ports",
-    "Refused": "node.knock",
-    "RoundReport": "node.companion",
-    "Status": "node.status",
-    "Swarm": "node.api",
-    "SwarmError": "node.background",
-    "SwarmOptimizer": "node.optimizer",
-    "join": "node.api",
+    "Average": "node.api.allreduce",
+    "AverageError": "node.api.allreduce",
+    "ConfigError": "node.runtime.config",
+    "DuplicateKey": "node.peer.peer_services",
+    "HintedError": "swarm.identity.errors",
+    "InUseError": "node.runtime.lock",
+    "InviteError": "swarm.identity.invite",
+    "Manifest": "swarm.manifest.manifest",
+    "ManifestError": "swarm.manifest.manifest",
+    "ManifestMismatch": "swarm.manifest.manifest",
+    "NoSwarm": "node.membership.join",
+    "PeerStatus": "node.peer.status",
+    "Pending": "node.api.allreduce",
+    "PortTaken": "collectives.transport.zeromq.listener",
+    "Refused": "node.membership.join",
+    "RoundReport": "node.api.background_peer",
+    "Status": "node.peer.status",
+    "Swarm": "node.api.swarm",
+    "SwarmError": "node.runtime.loop_thread",
+    "SwarmOptimizer": "node.api.optimizer",
+    "join": "node.api.swarm",
 }
 
 
-if not _typing.TYPE_CHECKING:  # a type checker shall know that there are no other names
+if not _typing.TYPE_CHECKING:  # so that a type checker knows that there are no other names
 
     def __getattr__(name: str) -> object:
-        """Public names on their first use (PEP 562)."""
+        """Import a public name on its first use (PEP 562)."""
         if name == "__version__":
             from importlib.metadata import version
 
@@ -94,5 +94,5 @@ if not _typing.TYPE_CHECKING:  # a type checker shall know that there are no oth
 
 
 def __dir__() -> list[str]:
-    """What there is, without importing it."""
+    """Return all names without importing them."""
     return sorted({*globals(), *__all__})

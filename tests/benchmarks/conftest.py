@@ -1,4 +1,4 @@
-"""Benchmarks are scripts of one folder that import each other: tests load them as they load each other."""
+"""Fixture that imports the scripts of benchmarks/, which import each other by bare names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Swarms in which some train a projection of the model: as good as full replicas, and worse from a wrong start."""
+"""Tests of benchmarks/heterogeneous.py: swarms in which some peers train a projection of the model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from thinwire.node.model import ModelConfig, Transformer
-from thinwire.node.pipeline.boundary import Boundary
-from thinwire.node.pipeline.section import Section
+from thinwire.compression.boundary import Boundary
+from thinwire.node.pipeline.model.section import Section
+from thinwire.node.training.transformer import ModelConfig, Transformer
 
 SIZE = ModelConfig(256, layers=2, width=32, heads=2, context=16)
 
@@ -24,7 +24,7 @@ def gradients(module, loss):
     return torch.cat([parameter.grad.flatten() for _, parameter in sorted(module.named_parameters())])
 
 
-def test_exact_boundaries_change_nothing_and_coarse_ones_do(load):
+def test_boundary_error_is_zero_for_fp32_and_grows_with_coarser_codecs(load):
     staged, model = load("crossing").Staged, Transformer(SIZE, 1)
     whole = Section(model, range(2), ends=True)
     exact = gradients(whole, model(*batch())[1])
@@ -35,7 +35,7 @@ def test_exact_boundaries_change_nothing_and_coarse_ones_do(load):
     assert errors[0] < 1e-6 < 1e-3 < errors[1] < errors[2] / 2 < 0.1
 
 
-def test_a_projection_loses_nothing_at_its_boundaries_whatever_was_set(load):
+def test_projected_model_loses_nothing_at_its_boundaries(load):
     bench, crossing = load("heterogeneous"), load("crossing")
     toy = type("Small", (), {"width": 32, "seed": 1, "layers": 2, "model": lambda self: Transformer(SIZE, 1)})()
 
@@ -52,7 +52,7 @@ def test_a_projection_loses_nothing_at_its_boundaries_whatever_was_set(load):
     assert float((through - straight).norm() / straight.norm()) < 0.02
 
 
-def test_steps_to_a_loss(load):
+def test_steps_to_loss_interpolate_between_evaluations(load):
     bench = load("timetoloss")
     found = [(25, 3.0), (50, 2.0), (75, 2.5), (100, 1.0)]
     assert bench.steps_to(found, 2.5) == 37.5 and bench.steps_to(found, 0.5) == math.inf
@@ -64,7 +64,7 @@ def test_steps_to_a_loss(load):
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_a_swarm_with_a_compressed_group_is_as_good_as_full_replicas(load, tmp_path):
+def test_swarm_with_compressed_group_reaches_perplexity_of_full_replicas(load, tmp_path):
     """Perplexity within 3 % of all-full, over two seeds; from the wrong start it is worse."""
     bench = load("heterogeneous")
     inner = bench.InnerConfig(lr=4e-3, warmup=30, schedule="cosine")

@@ -1,10 +1,10 @@
-"""What codecs and outer methods cost in loss, on a small byte language model: short here, the thresholds in `make soak`."""
+"""Tests of benchmarks/quality.py: the loss that codecs and outer methods cost a small byte language model."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from thinwire.node.inner import InnerConfig, learning_rate
+from thinwire.node.training.inner_optimizer import InnerConfig, learning_rate
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,7 @@ def quality(load):
 
 @pytest.mark.trial
 @pytest.mark.timeout(300)
-def test_what_was_not_sent_counts(quality, tmp_path):
+def test_sparse_training_without_error_feedback_has_higher_loss(quality, tmp_path):
     """Fifty steps: without error feedback it is far worse already."""
     split = quality.text(tmp_path, 0)
     inner = InnerConfig(lr=4e-3, warmup=10, schedule="cosine")
@@ -27,7 +27,7 @@ def test_what_was_not_sent_counts(quality, tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_training_on_while_exchanging_costs_little(quality, tmp_path):
+def test_overlapped_methods_cost_little_loss(quality, tmp_path):
     """Seventy steps; the whole thresholds are below."""
     inner = InnerConfig(lr=4e-3, warmup=10, schedule="cosine")
     toy = quality.Toy(quality.text(tmp_path, 0), 0, rounds=12, steps=6, inner=inner)
@@ -39,7 +39,7 @@ def test_training_on_while_exchanging_costs_little(quality, tmp_path):
 
 @pytest.mark.trial
 @pytest.mark.timeout(600)
-def test_who_comes_late_and_whoever_comes(quality, tmp_path):
+def test_delayed_nesterov_and_co2_beat_their_naive_versions(quality, tmp_path):
     """Seventy steps; the whole thresholds are below."""
     inner = InnerConfig(lr=4e-3, warmup=10, schedule="cosine")
     toy = quality.Toy(quality.text(tmp_path, 0), 0, rounds=12, steps=6, inner=inner)
@@ -58,7 +58,7 @@ def small(quality, tmp_path, seed, rounds):
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_pairs_are_between_one_swarm_and_none(quality, tmp_path):
+def test_noloco_perplexity_is_between_diloco_and_no_exchange(quality, tmp_path):
     """The order of the specification in perplexity, pairs beside DiLoCo with equal H and momentum: 15 % from data parallel to
     DiLoCo, 15 % from DiLoCo to each by itself.
 
@@ -90,7 +90,7 @@ def test_pairs_are_between_one_swarm_and_none(quality, tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_owners_that_send_a_part_of_a_sparse_sum_cost_little(quality, tmp_path):
+def test_sparse_butterfly_costs_at_most_three_percent_perplexity(quality, tmp_path):
     """Against payloads that go to everybody: eight replicas, two seeds, 600 steps. 3.7 % of perplexity less, measured."""
     toys = [small(quality, tmp_path, seed, 60) for seed in range(2)]
     gathered, sieve = (
@@ -101,7 +101,7 @@ def test_owners_that_send_a_part_of_a_sparse_sum_cost_little(quality, tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(14_400)
-def test_thresholds(quality, tmp_path):
+def test_losses_of_all_methods_meet_their_thresholds(quality, tmp_path):
     """The specification's thresholds as far as they hold here.
 
     One does not: DiLoCo is 0.158 above data parallel (two seeds: 0.157, 0.158), where at most 0.05 was expected; asserted is

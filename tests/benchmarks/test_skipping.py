@@ -1,15 +1,15 @@
-"""A byte model that is trained with stages skipped can do without them, one that is not cannot: small here."""
+"""Tests of benchmarks/skipping.py: a byte model trained with stages skipped works without them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from thinwire.node.corpus import open_corpus
-from thinwire.node.data import split
-from thinwire.node.inner import InnerConfig
-from thinwire.node.model import ModelConfig, Transformer
-from thinwire.node.tokenizer import load_tokenizer
+from thinwire.node.training.batches import split
+from thinwire.node.training.corpus import open_corpus
+from thinwire.node.training.inner_optimizer import InnerConfig
+from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.node.training.transformer import ModelConfig, Transformer
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def bench(load):
     return load("skipping")
 
 
-def test_plans_skip_as_told_and_change(bench):
+def test_skip_plans_have_the_given_length_and_change(bench):
     ways = bench.plans(4, 6, seed=1)
     steps = [next(ways) for _ in range(2 * bench.REPLAN + 1)]
     assert all(len(path) == 4 and path[0] == 0 and len(set(path)) == 4 for paths in steps for path in paths)
@@ -27,7 +27,7 @@ def test_plans_skip_as_told_and_change(bench):
 
 @pytest.mark.trial
 @pytest.mark.timeout(300)
-def test_half_the_model_is_enough_where_it_was_trained_for_it(bench, tmp_path):
+def test_half_model_is_good_when_trained_with_skipping(bench, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(
         "".join(f"{n} plus {m} is {n + m}, and {n} times {m} is {n * m}.\n" for n in range(70) for m in range(70))

@@ -1,8 +1,8 @@
-"""Every decoder of compression/ under libFuzzer: `python tests/fuzz/decoders.py -seeds=DIR -runs=100000 -seed=1`.
+"""libFuzzer targets for every decoder of compression/: `python tests/fuzz/decoders.py -seeds=DIR -runs=100000 -seed=1`.
 
-One input is a byte that picks the target and the payload. What the fuzzer is told of coverage: the branches of the Python
-around the kernels and, because a kernel answers with a fault, each fault it finds. Beyond "nothing but CodecError comes out",
-a payload that is taken must be the one that its decoded form encodes to, where the format leaves no choice, and finite.
+One input is a byte that picks the target, and the payload. Coverage is that of the Python code around the kernels, and of
+each fault that a kernel reports. The targets check that decoders raise nothing but CodecError, that decoded values are
+finite, and, where the format leaves no choice, that an accepted payload equals the encoding of its decoded values.
 """
 
 from __future__ import annotations
@@ -17,24 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from thinwire.compression import (
-    activations,
-    demo,
-    entropy,
-    floats,
-    minifloat,
-    payloads,
-    quantize,
-    registry,
-    sparse,
-    sparseheader,
-    subspace,
-)
-from thinwire.compression.chunks import Chunks
-from thinwire.compression.codec import CodecError
-from thinwire.compression.noise import normal
+from thinwire.compression import registry
+from thinwire.compression.activations import codecs, subspace
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.noise import normal
+from thinwire.compression.dense import blockint, e3m0, floats
+from thinwire.compression.kernels import payload as payloads
+from thinwire.compression.sparse import demo, header, rice, topk
 
-PYTHON = (activations, demo, entropy, floats, minifloat, payloads, quantize, sparse, sparseheader, subspace)
+PYTHON = (codecs, demo, rice, floats, e3m0, payloads, blockint, topk, header, subspace)
 """Modules whose functions are watched; kernels are compiled and cannot be."""
 
 Target = tuple[str, Callable[[bytes], None], list[bytes]]
@@ -158,7 +150,7 @@ def watch(instrument: Callable[[Any], Any]) -> None:
 
 def plant() -> None:
     """A mistake for the fuzzer to find: nobody looks at the bits that fill a stream up to a whole byte."""
-    entropy.check = lambda *arguments: None
+    rice.check = lambda *arguments: None
 
 
 def main(arguments: list[str]) -> None:

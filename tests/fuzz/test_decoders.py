@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of all decoders: a short run here, a long one with `make soak`."""
+"""Coverage-guided fuzzing of all decoders: a short run by default, a long one with `make soak`."""
 
 import json
 import subprocess
@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from thinwire.compression.chunks import Chunks
-from thinwire.compression.codec import CodecError
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.codec import CodecError
 from thinwire.compression.registry import parse
-from thinwire.compression.sparse import HEADER
+from thinwire.compression.sparse.topk import HEADER
 
 HARNESS = Path(__file__).with_name("decoders.py")
 TARGETS = 23
@@ -32,7 +32,7 @@ def fuzz(folder: Path, inputs: int, *flags: str, seed: int = 1) -> tuple[int, st
 
 
 @fuzzer
-def test_a_short_run_finds_nothing(tmp_path: Path) -> None:
+def test_decoders_survive_short_fuzz_run(tmp_path: Path) -> None:
     code, output, tally = fuzz(tmp_path, 30_000)
     assert code == 0, output[-4000:]
     assert tally.pop("inputs") == 30_000
@@ -41,7 +41,7 @@ def test_a_short_run_finds_nothing(tmp_path: Path) -> None:
 
 
 @fuzzer
-def test_a_planted_mistake_is_found(tmp_path: Path) -> None:
+def test_fuzzer_finds_planted_bug(tmp_path: Path) -> None:
     code, output, _ = fuzz(tmp_path, 300_000, "-only=12", "-planted")
     assert code != 0 and "AssertionError" in output
 
@@ -50,7 +50,7 @@ def test_a_planted_mistake_is_found(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", range(TARGETS))
-def test_half_a_million_inputs_for_each_decoder_find_nothing(tmp_path: Path, target: int) -> None:
+def test_decoder_survives_half_a_million_inputs(tmp_path: Path, target: int) -> None:
     code, output, tally = fuzz(tmp_path, 500_000, f"-only={target}", seed=20261121)
     print(tally)
     assert code == 0, output[-4000:]
@@ -58,7 +58,7 @@ def test_half_a_million_inputs_for_each_decoder_find_nothing(tmp_path: Path, tar
 
 
 @pytest.mark.parametrize("spec", ["topk", "topk|2bit|fixed", "topk(k=4096)", "demo"])
-def test_a_header_alone_allocates_nothing(spec: str) -> None:
+def test_sparse_decoder_given_header_only_allocates_nothing(spec: str) -> None:
     codec, chunks = parse(spec), Chunks((("w", (4096, 4096)),))
     header = HEADER.pack(
         2 if "4096" in spec else 0 if "fixed" in spec else 1, 0 if "|" in spec or "4096" in spec else 3, 1, 2, 0

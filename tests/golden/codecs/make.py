@@ -1,8 +1,8 @@
-"""Golden payloads of every codec: `python tests/golden/codecs/make.py` writes them anew beside this file.
+"""Golden payloads of every codec: `python tests/golden/codecs/make.py` rewrites them beside this file.
 
-A change to a byte of them is a change of the wire format: then the manifest's protocol version goes up. The inputs are drawn
-from noise.py, alike everywhere, and cubed, for tails. Each payload has beside it, in decoded.txt, the digest of what it
-decodes to.
+A changed byte is a change of the wire format and needs a new protocol version in the manifest. The inputs are portable
+random numbers (compression/core/noise.py), cubed for heavy tails. decoded.txt has the digest of the decoded values of each
+payload.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from thinwire.compression import registry, subspace
-from thinwire.compression.chunks import Chunks
-from thinwire.compression.noise import normal
+from thinwire.compression import registry
+from thinwire.compression.activations import subspace
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.noise import normal
 
 HERE = Path(__file__).parent
 DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3", "int8(block=64)", "e3m0", "e3m0(block=64)")

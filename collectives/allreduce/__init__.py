@@ -1,0 +1,1 @@
+"""All-reduce that user code calls: peers that make the same call meet and average their tensors."""

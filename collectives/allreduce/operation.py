@@ -1,0 +1,425 @@
+"""One all-reduce operation outside training: the arrays of several peers are reduced to one.
+
+Peers call an operation by a name and a number. The first caller has no group yet, so there are two phases. First the
+callers find each other and settle on a group: see `rendezvous`. Then the operation is a round like any other with that
+group as its members: see `collectives/consensus` and `ShardedReduce`. Later callers get the result without being
+members. A peer fails if at least as many callers want something else as want the same.
+
+Two groups can be named at once, if a leader dies at that moment, if links are missing, or if one member waits less long
+than the others. Before it has voted, a peer changes to the greater group, or to one that most others name; afterwards
+only to one that most began. A result is always that of the contributors it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import cast
+
+import blake3
+import msgspec
+from thinwire.collectives.aggregation import mean
+from thinwire.collectives.allreduce.dtypes import Elements
+from thinwire.collectives.allreduce.rendezvous import PeerContext, Rendezvous
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.timing import GIVE_UP
+from thinwire.collectives.topology.shards import Grid
+from thinwire.collectives.transport.pending_frames import PendingFrames
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.frame import Frame, sign_message, verify_message
+from thinwire.swarm.messages.registry import MAX_GROUP, OPERATIONS, Ask, Call, Message, Over, PeerId, Plan, Ready
+from thinwire.swarm.rendezvous_hash import leader_order
+
+LOGGER = logging.getLogger(__name__)
+
+MAX_CALL_WEIGHT = 2**31
+"""Largest weight of one peer in a mean that a user calls.
+
+A larger claim of another peer counts as this much.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPart:
+    """This peer's input: encoded chunks in grid order with their hashes, their grid and arithmetic."""
+
+    payloads: Sequence[Buffer]
+    hashes: bytes
+    weight: int
+    grid: Grid
+    elements: Elements
+
+
+@dataclass(frozen=True, slots=True)
+class OperationResult:
+    """End of an operation: an outcome with a commit, or `failure`, the cause, with a `hint`.
+
+    `missing`: peers that were present but are not in the result, each with a reason.
+    """
+
+    outcome: Outcome = field(default_factory=Outcome)
+    missing: dict[PeerId, str] = field(default_factory=dict)
+    failure: str = ""
+    hint: str = ""
+
+
+class Operation:
+    """One peer's part in an operation.
+
+    Pass it the events that `AllreduceService` routes; `ended` receives its result.
+
+    `fresh`: we are new to the name and do not know the next number. `attempt`: number of our last announcement for this
+    operation number, or a start value that is higher after each restart. `grace`: seconds to wait for present peers
+    that have not called. `patience`: seconds without progress before a peer acts. `lowered`: how often the operation
+    was given a lower number.
+    """
+
+    def __init__(
+        self,
+        place: PeerContext,
+        name: str,
+        number: int,
+        plan: Plan,
+        share: LocalPart,
+        *,
+        fresh: bool,
+        attempt: int,
+        grace: float,
+        patience: float,
+    ) -> None:
+        self.name, self.number, self.plan = name, number, plan
+        self.ended: asyncio.Future[OperationResult] = asyncio.get_running_loop().create_future()
+        self.ended_at, self.lowered = 0.0, 0
+        self.group: tuple[PeerId, ...] = ()
+        self.fly: Round | None = None
+        self._place, self._share, self._fresh = place, share, fresh
+        self._grace, self._patience = grace, patience
+        self._callers = Rendezvous(place, plan, grace=grace, patience=patience)
+        self._stash = PendingFrames(4 * MAX_GROUP, 16)
+        self._told: dict[PeerId, float] = {}  # peers that received our call for this number, and when
+        self._located: dict[PeerId, int] = {}  # the other number that each peer called when we located it
+        self._started = self._called_at = place.now()
+        self._attempt, self._witness, self._voted = attempt, True, False
+        self._withdrew: set[PeerId] = set()  # peers that withdrew from a group with us
+        self._waiting: asyncio.Task[Outcome] | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Round and fragment of its messages."""
+        return key_of(self.name, self.number)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes stored for the operation: our input, contributions of others, and the results."""
+        own = sum(memoryview(payload).nbytes for payload in self._share.payloads)
+        return own + (self.fly.nbytes if self.fly is not None else 0)
+
+    @property
+    def callers(self) -> Collection[PeerId]:
+        """Other peers that have called."""
+        return self._callers.calls.keys()
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the call."""
+        return self._callers.waited
+
+    def call(self) -> None:
+        """Send our call to all present peers."""
+        self._told, self._located, self._called_at = {}, {}, self._place.now()
+        for peer in sorted({*self._place.here(), *self._place.live} - {self._place.me}):
+            self.answer(peer)
+
+    def answer(self, peer: PeerId) -> None:
+        """Send our call to one peer."""
+        self._place.send_queue.control(peer, self._said())
+
+    def locate(self, peer: PeerId, number: int) -> None:
+        """Tell a peer that calls another number where we are, once per number."""
+        if peer not in self.callers and self._located.get(peer) != number:
+            self._located[peer] = number
+            self._told[peer] = self._place.now()
+            self._place.send_queue.control(peer, Over(self.name, self.number, False))
+            self.answer(peer)
+
+    def renumber(self, number: int, attempt: int) -> None:
+        """Change to the number of the others; only before the round has begun."""
+        self.lowered += number < self.number
+        self.number, self._fresh, self._attempt = number, False, attempt
+        self._callers.clear()
+        self._stash.clear()
+
+    async def wait(self) -> OperationResult:
+        """Wait for the result. If cancelled, withdraw."""
+        try:
+            return await asyncio.shield(self.ended)
+        except asyncio.CancelledError:
+            self.withdraw()
+            raise
+
+    def withdraw(self) -> None:
+        """Withdraw: the caller no longer waits."""
+        self._give_up("the operation was cancelled")
+
+    # --- what comes in
+
+    def hear_call(self, peer: PeerId, call: Call) -> None:
+        """Handle another peer's call of this operation."""
+        begun, now = self.fly is not None, self._place.now()
+        if begun and not call.group:
+            self.answer(peer)  # it is late
+        if self.ended.done():
+            return
+        if not begun and now > self._told.get(peer, self._called_at) + self._patience:
+            self._told[peer] = now
+            self.answer(peer)  # the peer may have received our earlier call too soon
+        if self._callers.on_message(peer, call):
+            self._heed()
+
+    def forget(self, peer: PeerId) -> None:
+        """Handle a peer's withdrawal.
+
+        If it is in our group but not in its round yet, it will not take part. As long as nothing was promised, we then
+        look for another group; once per peer, or one peer could prevent every result.
+        """
+        fly = self.fly
+        if fly is None:
+            self._callers.withdraw(peer)
+        elif not (
+            self.ended.done()
+            or peer not in self.group
+            or peer in self._withdrew
+            or peer in fly.agreement.ready
+            or fly.agreement.opened is not None
+            or fly.agreement.bound
+        ):
+            self._withdrew.add(peer)
+            self._callers.withdraw(peer)
+            self._callers.again()
+            self._attempt, self.fly, self.group = fly.attempt, None, ()
+            if self._waiting is not None:
+                self._waiting.cancel()
+            self.call()
+
+    @property
+    def announced(self) -> int:
+        """Number of our last announcement; 0 if there was none."""
+        if self.fly is None:
+            return self._attempt if self._withdrew else 0
+        return self.fly.attempt
+
+    def on_frame(self, peer: PeerId, frame: Frame) -> None:
+        """Handle a frame of the round."""
+        if self.fly is not None:
+            self.fly.on_frame(peer, frame)
+        elif frame.signature:
+            self._stash.put(peer, frame)
+
+    def reach(self, peer: PeerId) -> None:
+        """Handle a new link to `peer`."""
+        if not self.ended.done():
+            self.answer(peer)
+        if self.fly is not None:
+            self.fly.reach(peer)
+
+    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
+        """Handle a broken link to `peer`."""
+        self._told.pop(peer, None)
+        self._located.pop(peer, None)
+        if self.fly is not None:
+            self._callers.calls.pop(peer, None)
+            self.fly.on_link_down(peer, gone=gone)
+        else:
+            self._callers.forget(peer)
+            self._heed()
+
+    def tick(self) -> None:
+        """Let time pass."""
+        now = self._place.now()
+        if self.fly is not None:
+            self.fly.tick()
+            if not self.ended.done() and now > max(self._started, self.fly.moved) + GIVE_UP * self._patience:
+                self._fail("no majority of the group is left and reachable", "call again with the present peers")
+        else:
+            self._heed()
+
+    # --- choosing the group
+
+    def _said(self) -> Call:
+        return Call(self.name, self.number, self._fresh, self.plan, self.group)
+
+    def _heed(self) -> None:
+        """Join a group that others named, if it is acceptable, or name one."""
+        if self.ended.done() or self._voted:
+            return
+        group = self._callers.named(self.group, begun=self.fly is not None)
+        if group is None:
+            if self.fly is None:
+                self._find()
+        elif group != self.group:
+            self._take_up(group)
+
+    def _find(self) -> None:
+        if differ := self._callers.outvoted:
+            self._fail(differ, "call with the same shapes, types, op and codec on all peers")
+            return
+        group = self._callers.own(self.key)
+        if group:
+            self._take_up(group)
+        elif group is not None:
+            self._give_up(
+                f"{len(self._callers.all)} of at least {self.plan.least} peers have called within {self._grace:g} s",
+                next(iter(self._callers.differing.values()), ""),
+            )
+
+    def _take_up(self, group: tuple[PeerId, ...]) -> None:
+        place, (round, fragment) = self._place, self.key
+        again = self.fly is not None or place.me not in group or not self._witness
+        self.group, self._started, self._voted = group, place.now(), False
+        seed = blake3.blake3(
+            b"".join((place.run_id, round.to_bytes(8, "big"), fragment.to_bytes(8, "big"), *group))
+        ).digest()
+        terms = RoundTerms(
+            round,
+            fragment,
+            leader_order(seed, group, round, fragment),
+            seed,
+            blake3.blake3(msgspec.msgpack.encode(self.plan)).digest(),
+            min_peers=self.plan.least,
+            max_weight=MAX_CALL_WEIGHT,
+            grace=self._patience,
+            patience=self._patience,
+            chunks=len(self._share.grid),
+        )
+        agreement = Agreement(
+            place.me,
+            terms,
+            sign=lambda message: sign_message(message, b"", place.identity, place.run_id),
+            verify=self._verify,
+            live=place.live,
+            gone=set(place.gone),
+            witness=self._witness,
+        )
+        exchange = ShardedReduce(
+            agreement,
+            codec=cast(Codec, self._share.elements),  # a ShardedReduce uses only methods that Elements has
+            grid=self._share.grid,
+            rule=mean,
+            seed=seed,
+            send_queue=place.send_queue,
+            now=place.now,
+            usual={},
+            phase=self._phase,
+            reducer=self._share.elements,
+        )
+        fly = Round(
+            agreement,
+            exchange,
+            send_queue=place.send_queue,
+            now=place.now,
+            attempt=self._attempt,
+            phase=self._phase,
+            link=place.link,
+        )
+        self.fly = fly
+        self.call()
+        self._wait(fly)
+        fly.announce(self._share.payloads, weight=self._share.weight, loss=0.0, speed=0.0, hashes=self._share.hashes)
+        self._attempt = fly.attempt
+        if again:
+            for peer in sorted(place.live):
+                place.send_queue.control(peer, Ask(round, fragment))
+        for peer, frame in self._stash.take():
+            message = frame.message
+            if not (
+                self._withdrew and isinstance(message, Ready) and message.base != seed
+            ):  # messages of the abandoned group
+                fly.on_frame(peer, frame)
+
+    def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
+        place = self._place
+        key = place.identity.public_key if peer == place.me else place.key_of(peer)
+        return key is not None and verify_message(message, signature, key, place.run_id)
+
+    def _phase(self, round: int, name: str) -> None:
+        self._voted |= name == "vote"
+
+    # --- completion
+
+    def _wait(self, fly: Round) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._waiting = asyncio.ensure_future(fly.wait())
+        self._waiting.add_done_callback(lambda task: self._settled(fly, task))
+
+    def _settled(self, fly: Round, task: asyncio.Task[Outcome]) -> None:
+        if task.cancelled() or self.fly is not fly or self.ended.done():
+            return
+        outcome = task.result()
+        if outcome.commit is not None:
+            self._end(OperationResult(outcome, self._absent(outcome)))
+            return
+        other = self._callers.other(self.group)
+        if other is None:
+            self._fail("the other peers started the operation as another group", "call again")
+            return
+        self._witness = False  # promises made in the other group may have counted there
+        self._take_up(other)
+
+    def _absent(self, outcome: Outcome) -> dict[PeerId, str]:
+        place, said = self._place, dict(outcome.missing)
+        others = {*self.group, *place.here(), *said, *self._callers.differing}.difference(outcome.contributors)
+        return {peer: self._reason(peer, said.get(peer, "")) for peer in sorted(others)}
+
+    def _reason(self, peer: PeerId, said: str) -> str:
+        if peer in self._callers.differing:
+            return self._callers.differing[peer]
+        call = self._callers.calls.get(peer)
+        if call is not None and call.group and self._place.me in set(self.group) - set(call.group):
+            return "began without us"
+        return said or ("gone" if peer in self._place.gone else "late" if call is not None else "has not called")
+
+    def _give_up(self, failure: str, hint: str = "") -> None:
+        """Fail, and try to make sure that no peer counts on us any more."""
+        if not self.ended.done() and self.fly is None:
+            for peer in sorted(self._place.live):
+                self._place.send_queue.control(peer, Over(self.name, self.number + 1, True))
+        self._fail(failure, hint)
+
+    def broke(self, error: Exception) -> None:
+        """Fail because of a local error, which must not end anything else."""
+        LOGGER.error("average %r number %d", self.name, self.number, exc_info=error)
+        self._fail(f"internal error: {type(error).__name__}: {error}", "please report this error with the log file")
+
+    def _fail(self, failure: str, hint: str = "") -> None:
+        self._end(OperationResult(failure=failure, hint=hint))
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _end(self, ended: OperationResult) -> None:
+        if not self.ended.done():
+            self.ended.set_result(ended)
+            self.ended_at = self._place.now()
+
+
+def key_of(name: str, number: int) -> tuple[int, int]:
+    """Return round and fragment of an operation's messages.
+
+    They are 47 bits of the hash of its name, plus its number.
+    """
+    first, fragment = _first_key(name)
+    return (first + number) % 2**32, fragment
+
+
+@lru_cache(maxsize=4096)  # called for every stored operation and every frame
+def _first_key(name: str) -> tuple[int, int]:
+    digest = blake3.blake3(name.encode()).digest()
+    return int.from_bytes(digest[2:6], "big"), OPERATIONS | int.from_bytes(digest[:2], "big") % OPERATIONS

@@ -1,0 +1,301 @@
+"""All-reduce operations of one peer outside training, each with a name and a number.
+
+Peers count the operations of one name alike: the n-th call of one peer meets the n-th call of the others. Counts can
+diverge: new peers have none, calls fail, and in a partition each side counts separately. So a peer that waits at a
+number where the others are not announces that, learns where they are (`Over`), and goes up or down to the median number
+(the higher of two). All peers with the same information choose the same number, and one liar moves no peer that hears
+two honest ones. A silent peer counts as being at our number: for one patience all present peers, if we are new to a
+name or were alone with it; else our last partners.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from functools import partial
+from statistics import median_high
+from typing import TypeVarTuple
+
+from thinwire.collectives.allreduce.operation import LocalPart, Operation, OperationResult, key_of
+from thinwire.collectives.allreduce.rendezvous import PeerContext
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import OPERATIONS, Call, Commit, Message, Over, PeerId, Plan
+
+Args = TypeVarTuple("Args")
+
+AT_ONCE = 64
+"""Most operations in progress."""
+
+NAMES = 4096
+"""Names whose numbers are stored; the most recently used ones."""
+
+EARLY = 64
+"""Calls per peer that are stored until we call the same."""
+
+KEPT_SECONDS, KEPT, KEPT_BYTES = 30.0, 64, 256 << 20
+"""Seconds, number and bytes of results that are stored for late callers."""
+
+DOWN = 8
+"""How often a call may be given a lower number; reports arrive one by one."""
+
+LAST = 2**31
+"""Exclusive upper bound of numbers; a peer that reaches it starts over."""
+
+
+def is_ours(message: Message) -> bool:
+    """Return whether a message belongs to an operation and not to the model's rounds."""
+    if isinstance(message, (Call, Over)):
+        return True
+    fragment: int = message.opened.fragment if isinstance(message, Commit) else getattr(message, "fragment", 0)
+    return fragment >= OPERATIONS
+
+
+class AllreduceService:
+    """Routes frames and events of a Presence to the operations of one peer."""
+
+    def __init__(self, place: PeerContext, *, gone: set[PeerId], patience: float = 2.0) -> None:
+        """Create the service. `gone` is the same set as in `place`; it is updated here."""
+        self._place, self._gone, self._patience = place, gone, patience
+        # By name: the number of our next call; and the number up to which operations had begun, with our last
+        # announcement.
+        self._next: OrderedDict[str, int] = OrderedDict()
+        self._begun: dict[str, tuple[int, int]] = {}
+        self._known: dict[tuple[str, int], Operation] = {}
+        self._early: dict[PeerId, OrderedDict[tuple[str, int], tuple[Call, float]]] = {}  # with the time of arrival
+        self._with: dict[str, frozenset[PeerId]] = {}  # contributors of the last operation of a name
+        self._overs: dict[PeerId, OrderedDict[str, int]] = {}  # next number that each peer reports
+
+    def begin(self, name: str, plan: Plan, share: LocalPart, *, grace: float) -> Operation:
+        """Start an operation; its result arrives in `ended`. Raises ValueError if too many are in progress."""
+        if len(self._running()) >= AT_ONCE:
+            raise ValueError(f"{AT_ONCE} averages are in progress: wait until some of them finish")
+        self._prune()
+        self._move(name)  # reports from before the call are dropped
+        if self._next.get(name, 0) >= LAST:
+            del self._next[name]  # a peer must have lied about the others' number
+        fresh, number = name not in self._next, self._next.get(name, 0)
+        self._count(name, number + 1)
+        operation = Operation(
+            self._place,
+            name,
+            number,
+            plan,
+            share,
+            fresh=fresh,
+            attempt=self._attempt(name, number),
+            grace=grace,
+            patience=self._patience,
+        )
+        self._put(operation)
+        operation.ended.add_done_callback(lambda ended: self._ended(operation, ended.result()))
+        try:
+            operation.call()
+            self._replay(operation)
+            operation.tick()
+        except Exception:
+            self._known.pop((name, operation.number), None)
+            self._next[name] = number
+            if fresh:
+                del self._next[name]
+            raise
+        return operation
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Return the sizes of all stores and their limits."""
+        early = max((len(calls) for calls in self._early.values()), default=0)
+        return {
+            "operations": (len(self._known), AT_ONCE + KEPT),
+            "names": (len(self._next), NAMES),
+            "calls": (early, EARLY),
+            "overs": (max(map(len, self._overs.values()), default=0), EARLY),
+        }
+
+    # --- events of the presence
+
+    def on_link_up(self, peer: PeerId) -> None:
+        """Handle a new link to a peer."""
+        self._gone.discard(peer)
+        for operation in list(self._known.values()):
+            _alone(operation, operation.reach, peer)
+
+    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
+        """Handle a broken link to a peer."""
+        self._early.pop(peer, None)
+        self._overs.pop(peer, None)
+        if gone:
+            self._gone.add(peer)
+        for operation in list(self._known.values()):
+            _alone(operation, partial(operation.on_link_down, gone=gone), peer)
+
+    def on_frame(self, peer: PeerId, frame: Frame) -> None:
+        """Route a frame to its operation."""
+        message = frame.message
+        if isinstance(message, Call):
+            self._called(peer, message)
+        elif isinstance(message, Over):
+            self._over(peer, message)
+        else:
+            opened = message.opened if isinstance(message, Commit) else message
+            key = getattr(opened, "round", 0), getattr(opened, "fragment", 0)
+            for operation in reversed(self._known.values()):  # recent operations get most frames
+                if operation.key == key:
+                    _alone(operation, operation.on_frame, peer, frame)
+                    break
+
+    def on_tick(self) -> None:
+        """Let time pass in all operations."""
+        for name in dict.fromkeys(name for overs in self._overs.values() for name in overs):
+            self._move(name)
+        for operation in list(self._known.values()):
+            _alone(operation, operation.tick)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Free finished operations that are too old for late callers."""
+        now, kept, held = self._place.now(), 0, 0
+        for key, operation in reversed(list(self._known.items())):
+            if operation.ended.done():
+                kept, held = kept + 1, held + operation.nbytes
+                if operation.fly is None or now > operation.ended_at + KEPT_SECONDS or kept > KEPT or held > KEPT_BYTES:
+                    del self._known[key]
+
+    # --- calls
+
+    def _running(self) -> list[Operation]:
+        return [operation for operation in self._known.values() if not operation.ended.done()]
+
+    def _put(self, operation: Operation) -> None:
+        key = operation.name, operation.number
+        self._known.pop(key, None)  # drop an old result of that number; entries are in the order of calls
+        self._known[key] = operation
+
+    def _count(self, name: str, number: int) -> None:
+        self._next[name] = number
+        self._next.move_to_end(name)
+        if len(self._next) > NAMES:
+            forgotten, _ = self._next.popitem(last=False)
+            self._begun.pop(forgotten, None)
+            self._with.pop(forgotten, None)
+
+    def _attempt(self, name: str, number: int) -> int:
+        """Return the last announcement number of a repeated operation, or the start value of a new one."""
+        begun, attempt = self._begun.get(name, (0, 0))
+        return attempt if number < begun else self._place.life
+
+    def _ended(self, operation: Operation, ended: OperationResult) -> None:
+        name = operation.name
+        if operation.announced and name in self._next:
+            begun, attempt = self._begun.get(name, (0, 0))
+            self._begun[name] = max(begun, operation.number + 1), max(attempt, operation.announced)
+            for peer in operation.group:
+                overs = self._overs.get(peer, OrderedDict())
+                if name in overs and overs[name] <= operation.number:
+                    del overs[name]  # the peer has been there
+        if not ended.failure and name in self._next:
+            self._with[name] = frozenset(ended.outcome.contributors)
+
+    def _called(self, peer: PeerId, call: Call) -> None:
+        name, number = call.name, call.number
+        if number >= LAST:
+            return
+        operation, following, waiting = self._known.get((name, number)), self._next.get(name, 0), self._waiting(name)
+        ended = operation is None or operation.ended.done()
+        lost = call.fresh and not call.group and number < following - 1
+        if operation is not None and not (ended and lost):
+            _alone(operation, operation.hear_call, peer, call)
+        elif number < following and not waiting:
+            self._place.send_queue.control(peer, Over(name, following, False))
+        met = operation is not None and peer in operation.group and not lost  # its present call repeats an earlier one
+        if not ended or met or not (waiting or number >= following):
+            return
+        early = self._early.setdefault(peer, OrderedDict())
+        early[name, number] = call, self._place.now()
+        if len(early) > EARLY:
+            early.popitem(last=False)
+        if waiting:
+            waiting[0].locate(peer, number)
+
+    def _over(self, peer: PeerId, message: Over) -> None:
+        """Handle `peer`'s report that all operations before a number are over, or that it withdrew from them."""
+        early = self._early.get(peer, OrderedDict())
+        for name, number in [key for key in early if key[0] == message.name and key[1] < message.number]:
+            del early[name, number]
+        for operation in self._running():
+            begun = operation.fly is not None
+            if (
+                operation.name == message.name
+                and operation.number < message.number
+                and (message.withdrawn or not begun)
+            ):
+                _alone(operation, operation.forget, peer)
+        waiting = self._waiting(message.name)
+        if waiting and (others := [number for name, number in early if name == message.name]):
+            waiting[0].locate(peer, others[-1])  # it has gone on to another number
+        if waiting and not message.withdrawn and message.number < LAST:
+            overs = self._overs.setdefault(peer, OrderedDict())
+            overs[message.name] = message.number
+            if len(overs) > EARLY:
+                overs.popitem(last=False)
+            self._move(message.name)
+
+    def _waiting(self, name: str) -> list[Operation]:
+        """Return the operations of a name that have not begun, the lowest number first."""
+        found = [one for one in self._running() if one.name == name and one.fly is None]
+        return sorted(found, key=lambda one: one.number)
+
+    def _move(self, name: str) -> None:
+        """Change to the number of the others."""
+        waiting = self._waiting(name)
+        if not waiting:
+            for overs in self._overs.values():
+                overs.pop(name, None)
+            return
+        said, own = {peer: overs[name] for peer, overs in self._overs.items() if name in overs}, waiting[0].number
+        number = median_high([own, *(said.get(peer, own) for peer in self._voices(name, waiting[0], said))])
+        # Go down only so often: otherwise a peer that tells two peers different numbers could swap them for ever.
+        if number > own or (number < own and waiting[0].lowered < DOWN):
+            self._shift(name, waiting, number - own)
+
+    def _shift(self, name: str, waiting: list[Operation], by: int) -> None:
+        """Renumber all operations that have not begun."""
+        there = [self._known.get((name, operation.number + by)) for operation in waiting]
+        if any(one is not None and one not in waiting and not one.ended.done() for one in there):
+            return
+        for peer in sorted(self._place.live):
+            self._place.send_queue.control(peer, Over(name, waiting[-1].number + 1, True))
+            self._place.send_queue.control(peer, Over(name, waiting[0].number + by, False))
+        for operation in waiting if by < 0 else reversed(waiting):
+            del self._known[name, operation.number]
+            number = operation.number + by
+            operation.renumber(number, self._attempt(name, number))
+            self._put(operation)
+            _alone(operation, operation.call)
+            self._replay(operation)
+        top = 1 + max(one.number for one in {*waiting, *self._running()} if one.name == name)
+        self._count(name, top if by < 0 else max(top, self._next.get(name, 0)))
+
+    def _voices(self, name: str, operation: Operation, said: Collection[PeerId]) -> set[PeerId]:
+        """Return the peers whose numbers count."""
+        others = set(self._place.here()) - self._gone - {self._place.me}
+        spoken = {*said, *operation.callers}
+        if known := others & self._with.get(name, frozenset()):
+            return known | spoken
+        return spoken if operation.waited > self._patience else others | spoken
+
+    def _replay(self, operation: Operation) -> None:
+        for peer, early in list(self._early.items()):
+            call, at = early.pop((operation.name, operation.number), (None, 0.0))
+            # A call from long ago is repeated if it is still valid.
+            if call is not None and self._place.now() <= at + self._patience:
+                _alone(operation, operation.hear_call, peer, call)
+
+
+def _alone(operation: Operation, step: Callable[[*Args], None], *args: *Args) -> None:
+    """Run a step so that an error ends this operation only, and not the peer."""
+    try:
+        step(*args)
+    except Exception as error:
+        operation.broke(error)
+
+
+__all__ = ["AllreduceService", "LocalPart", "Operation", "PeerContext", "is_ours", "key_of"]

@@ -1,0 +1,1 @@
+"""Single-decree Paxos of one round: who contributes, and whether the round commits."""

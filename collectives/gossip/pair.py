@@ -1,0 +1,335 @@
+"""Averaging of two peers: one side of a pair in one round, without quorum, leader or vote.
+
+Neither waits for a third peer.
+
+Messages (control messages are signed, chunks travel on sealed streams):
+
+    Base     each → its partner, when the round begins, where two vectors travel: hashes of its encoded slow weights
+    Fetch    the partner → sender, at once: requests them while both train
+    Ready    each → its partner, when its inner steps are done: hashes of its encoded chunks       (commit, then send)
+    Fetch    the partner → sender, at once, even while it still trains: requests them
+    Chunk    checked against the announced hash, then length and finiteness
+    Decline  refuses or ends the exchange, with the reason
+
+A side that has announced itself and holds every chunk of the other is done and continues. It serves its own announced
+chunks for as long as the partner may need them. Any failure leaves a pair of one, with a reason: harmless, as the round
+is then a local step. If only one of the two fails, the mean of all replicas moves by β/2 times the difference of the
+two, which is accepted. A larger group is a pair with each of the others (`group`).
+
+Slow weights are only sent early. If a pair is drawn anew meanwhile, they were sent in vain. The Base referenced by the
+partner's Ready is authoritative, and missing slow weights never delay or abort a pair before both sides are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from thinwire.collectives.gossip.pair_codec import PairCodec
+from thinwire.collectives.gossip.transfer import ChunkReceiver, ChunkSender
+from thinwire.collectives.timing import GIVE_UP
+from thinwire.collectives.topology.shards import Grid
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.frame import Frame, nbytes
+from thinwire.swarm.messages.registry import Base, Chunk, Decline, Digest, Fetch, PeerId, Ready
+
+STALL = 5
+"""Patiences that a partner may take for one chunk."""
+
+RATE = 32 * 1024
+"""Least average rate of a partner in bytes/s where a transfer takes longer than GIVE_UP patiences.
+
+Otherwise many chunks, each in time, would occupy a pair for hours. Patience adapts to the duration of exchanges, so it
+is inaccurate only for the first one.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PairResult:
+    """Result of a pair.
+
+    `theirs`: the partner's encoded chunks in grid order, followed by those of its slow weights where these are
+    exchanged; empty for a pair of one, and then `reason` is set. `attempt` and `weight` (tokens) are those of the
+    partner's announcement.
+    """
+
+    partner: PeerId
+    theirs: tuple[Buffer, ...] = ()
+    attempt: int = 0
+    weight: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PairTerms:
+    """Settings common to all pairs of a round.
+
+    `plan`: digest of layout, codecs, grid and constants, which must be equal. `max_weight`: most tokens that a peer may
+    claim. `patience`: seconds to wait for an answer, or for progress.
+    """
+
+    round: int
+    plan: Digest
+    grid: Grid
+    halves: PairCodec
+    max_weight: int
+    send_queue: SendQueue
+    now: Callable[[], float]
+    patience: float
+    fragment: int = 0
+
+
+class Pair:
+    """One side of a pair.
+
+    Created when the partner is known; `post` sends the slow weights, `announce` is called when the inner steps are
+    done. Pass it the partner's frames of the round (`on_frame`), time (`tick`) and link changes (`on_link_down`,
+    `reach`). `settled` is called once at the end. Stores at most one contribution of the partner, and after the end the
+    data that it still has to serve.
+    """
+
+    def __init__(self, partner: PeerId, terms: PairTerms, settled: Callable[[], None]) -> None:
+        self.partner, self.round, self.fragment = partner, terms.round, terms.fragment
+        self.theirs: Ready | None = None
+        self.theirs_at = 0.0
+        """When the partner's last announcement arrived."""
+        self.ours: Ready | None = None
+        self.ours_at = 0.0
+        self.meeting: PairResult | None = None
+        self.met = False
+        self._plan, self._grid, self._halves, self._max_weight = terms.plan, terms.grid, terms.halves, terms.max_weight
+        self._send_queue, self._now, self._patience = terms.send_queue, terms.now, terms.patience
+        self._posted: ChunkSender | None = None
+        self._announced: ChunkSender | None = None
+        self._base: ChunkReceiver | None = None
+        self._step: ChunkReceiver | None = None
+        """Slow weights, and chunks announced when the steps are done: ours, then the partner's."""
+        self._deadline = 0.0
+        self._answered = self._linked = True
+        self._echoed: Base | None = None
+        self._moved = self._since = 0.0
+        self._came = 0
+        """When the partner was ready first, and its bytes received since its last announcement."""
+        self._refused = ""
+        self._settled = settled
+
+    # --- our side
+
+    def post(self, base: Base, source: Sequence[Buffer]) -> None:
+        """Announce our slow weights (which must not change any more) to the partner.
+
+        Before `announce`, where they are exchanged.
+        """
+        if not self._refused:
+            self._posted = ChunkSender(base, source, len(self._grid))
+            self._send_queue.control(self.partner, base)
+
+    def announce(self, ready: Ready, source: Sequence[Buffer], *, deadline: float) -> None:
+        """Announce our encoded chunks (which must not change any more) to the partner.
+
+        `deadline`: seconds to wait for a partner that is present but not ready.
+        """
+        self.ours_at, self._moved = self._now(), self._now()
+        self.ours, self._deadline, self._answered = ready, deadline, self.theirs is not None
+        if self._refused:
+            self.fail(self._refused, tell=False)
+        else:
+            self._announced = ChunkSender(ready, source, 0)
+            self._say()
+            self._look()
+
+    def part(self) -> None:
+        """Withdraw unsent data for this partner: another partner was drawn."""
+        self._send_queue.withdraw(self.partner, self.round, self.fragment)
+
+    @property
+    def refused(self) -> str:
+        """Reason why the pair failed before we were ready; "" while it may succeed."""
+        return self._refused
+
+    def fail(self, reason: str, *, tell: bool = True) -> None:
+        """Continue without the partner; before we are ready, remember the reason until then."""
+        if self.meeting is not None:
+            return
+        self.theirs = self._step = self._base = self._posted = self._announced = None
+        self.part()
+        self._refused = self._refused or reason
+        if tell:
+            self._send_queue.control(self.partner, Decline(self.round, self.fragment, reason))
+        if self.ours is not None:
+            self._settle(PairResult(self.partner, reason=self._refused))
+
+    def release(self) -> None:
+        """Free the partner's data after the result was used."""
+        self._step = self._base = None
+        if self.meeting is not None:
+            self.meeting = replace(self.meeting, theirs=())
+
+    # --- events
+
+    def on_frame(self, frame: Frame) -> None:
+        """Handle a checked frame of this round from the partner."""
+        message = frame.message
+        if getattr(message, "fragment", self.fragment) != self.fragment:
+            return
+        if isinstance(message, Base):
+            self._take_base(message)
+        elif isinstance(message, Ready):
+            self._take_ready(message)
+        elif isinstance(message, Fetch):
+            self._answered = True
+            self._serve(message)
+        elif isinstance(message, Chunk):
+            self._take_chunk(message, frame)
+        elif isinstance(message, Decline) and (self.ours is not None or self.theirs is not None):
+            # An earlier Decline concerns slow weights only; the pair may still succeed without early ones.
+            self.fail(f"declined: {message.reason.removeprefix('declined: ')}"[:64], tell=False)
+
+    def heard(self) -> None:
+        """Note that the partner is present, though not ready."""
+        self._answered = True
+
+    def on_link_down(self) -> None:
+        """Handle a broken link; it has one patience to come back."""
+        for parcel in (self._posted, self._announced):
+            if parcel is not None:
+                parcel.on_link_down()
+        self._linked, self._moved = False, self._now()
+
+    def reach(self) -> None:
+        """Handle a new link."""
+        if self._linked:
+            return
+        self._linked, self._moved = True, self._now()
+        for mine in (self._posted, self._announced):
+            if mine is not None:
+                self._send_queue.control(self.partner, mine.announced)
+        for theirs in (self._base, self._step):
+            self._ask(theirs)
+
+    def tick(self) -> None:
+        """Let time pass: give up a partner that is silent, stalled or late."""
+        if self.meeting is not None or self.ours is None:
+            return
+        now = self._now()
+        if not self._linked and now > self._moved + self._patience:
+            self.fail("unreachable")
+        elif self.theirs is not None and now > self._due:
+            self.fail("stalled")
+        elif not self._answered and now > self.ours_at + self._patience:
+            self.fail("silent")
+        elif self.theirs is None and now > self.ours_at + self._deadline:
+            self.fail("late")
+
+    @property
+    def _due(self) -> float:
+        """Time when a ready partner counts as stalled.
+
+        Then its next chunk is overdue, or the whole transfer is too slow.
+        """
+        longest = max(GIVE_UP * self._patience, self._came / RATE)
+        return min(self._moved + STALL * self._patience, max(self._since, self.ours_at) + longest)
+
+    # --- the partner's side
+
+    def _say(self) -> None:
+        """Announce ourselves; repeat slow weights that the partner has not asked for.
+
+        The partner may have chosen us after we sent them.
+        """
+        if self._posted is not None and not self._posted.asked:
+            self._send_queue.control(self.partner, self._posted.announced)
+        if self.ours is not None:
+            self._send_queue.control(self.partner, self.ours)
+
+    def _hear_it(self) -> None:
+        """Note an announcement of the partner: it is present, and may not have been when we announced."""
+        if self.ours is not None and not self._answered:
+            self._say()
+        self._answered = True
+
+    def _take_base(self, base: Base) -> None:
+        codec = self._halves.slow
+        if codec is None or self.meeting is not None or self._refused:
+            return
+        self._hear_it()
+        if base.plan != self._plan:
+            return self.fail("plan")
+        if len(base.hashes) != 32 * len(self._grid):
+            return self.fail("announcement")
+        coming = ChunkReceiver(base, codec, self._grid, len(self._grid))
+        if self._base is not None and coming.digest == self._base.digest and self._posted is not None:
+            # The partner repeats a known Base: it had chosen another partner, then us again, and has forgotten our
+            # Base.
+            if self._echoed != base:
+                self._echoed = base
+                self._send_queue.control(self.partner, self._posted.announced)
+            return
+        if self.theirs is None:
+            wanted = self._base is None or base.attempt > self._base.attempt
+        else:
+            wanted = self._base is None and coming.digest == self.theirs.base
+        if wanted:
+            self._base = coming
+            self._ask(coming)
+
+    def _take_ready(self, ready: Ready) -> None:
+        self._hear_it()
+        if self.meeting is not None or self._refused:
+            if not self.met:
+                self._send_queue.control(self.partner, Decline(self.round, self.fragment, self._refused or "late"))
+            return
+        if self.theirs is not None and ready.attempt <= self.theirs.attempt:
+            return
+        if ready.plan != self._plan:
+            return self.fail("plan")
+        if len(ready.hashes) != 32 * len(self._grid) or ready.weight > self._max_weight:
+            return self.fail("announcement")
+        if self.theirs is None:  # a repeated announcement is not progress
+            self._moved = self._since = self._now()
+        self.theirs, self.theirs_at, self._came = ready, self._now(), 0
+        if self._base is not None and self._base.digest != ready.base:
+            self._base = None
+        self._step = ChunkReceiver(ready, self._halves.fast, self._grid, 0)
+        self._ask(self._step)
+
+    def _ask(self, parcel: ChunkReceiver | None) -> None:
+        if parcel is not None and parcel.missing and self.meeting is None:
+            self._send_queue.control(self.partner, Fetch(self.round, self.fragment, parcel.digest, parcel.lacking))
+
+    def _serve(self, message: Fetch) -> None:
+        for parcel in (self._posted, self._announced):
+            if parcel is not None and parcel.digest == message.digest:
+                for frame in parcel.serve(message.indices):
+                    self._send_queue.bulk(self.partner, frame)
+                return
+        if self.meeting is not None:
+            self._send_queue.control(self.partner, Decline(self.round, self.fragment, self.meeting.reason or "late"))
+
+    def _take_chunk(self, message: Chunk, frame: Frame) -> None:
+        parcel = self._step if message.index < len(self._grid) else self._base
+        if parcel is None or self.meeting is not None:
+            return
+        if message.attempt != parcel.attempt or not parcel.wants(message.index):
+            return
+        fault = parcel.take(message.index, frame)
+        if fault:
+            return self.fail(fault)
+        self._came += nbytes(frame.payload)
+        self._moved = self._now()
+        self._look()
+
+    def _look(self) -> None:
+        base, step, ready = self._base, self._step, self.theirs
+        if self.ours is None or ready is None or step is None or step.missing:
+            return
+        if self._halves.slow is not None and (base is None or base.missing):
+            return
+        chunks = step.chunks + (base.chunks if base is not None else ())
+        self._settle(PairResult(self.partner, chunks, ready.attempt, ready.weight))
+
+    def _settle(self, meeting: PairResult) -> None:
+        if self.meeting is None:
+            self.meeting, self.met = meeting, bool(meeting.theirs)
+            self._settled()

@@ -1,0 +1,89 @@
+"""Transfer of one vector from one side of a pair to the other.
+
+Chunks are announced by hash, requested, and sent once per link.
+
+A pair has at most two vectors each way, with consecutive chunk numbers, so that a chunk's number identifies its vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import blake3
+from thinwire.collectives.topology.shards import Grid
+from thinwire.compression.core.codec import Codec, CodecError
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Base, Chunk, Digest, Ready
+
+
+def digest_of(hashes: bytes, first: int) -> Digest:
+    """Return the digest of a vector whose chunks have these hashes and numbers from `first` on."""
+    return blake3.blake3(first.to_bytes(2, "big") + hashes).digest()
+
+
+class ChunkSender:
+    """A vector announced to the partner. `asked`: whether the partner requested any of it.
+
+    Holds no copy of `source`.
+    """
+
+    def __init__(self, announced: Base | Ready, source: Sequence[Buffer], first: int) -> None:
+        self.announced, self.asked = announced, False
+        self.digest = digest_of(announced.hashes, first)
+        self._source, self._first = source, first
+        self._served: set[int] = set()
+
+    def serve(self, numbers: Iterable[int]) -> Iterator[Frame]:
+        """Yield the requested chunks not yet sent over this link; the link delivers them unless it breaks."""
+        self.asked = True
+        message = self.announced
+        for number in numbers:
+            index = number - self._first
+            if 0 <= index < len(self._source) and index not in self._served:
+                self._served.add(index)
+                yield Frame(Chunk(message.round, message.fragment, message.attempt, number), self._source[index])
+
+    def on_link_down(self) -> None:
+        """Handle a broken link: chunks may be sent again."""
+        self._served.clear()
+
+
+class ChunkReceiver:
+    """A vector announced by the partner, and its received chunks."""
+
+    def __init__(self, announced: Base | Ready, codec: Codec, grid: Grid, first: int) -> None:
+        self.attempt, self.digest = announced.attempt, digest_of(announced.hashes, first)
+        self.missing = len(grid)
+        self._hashes, self._codec, self._grid, self._first = announced.hashes, codec, grid, first
+        self._chunks: list[Buffer | None] = [None] * len(grid)
+
+    @property
+    def lacking(self) -> tuple[int, ...]:
+        """Numbers of the missing chunks."""
+        return tuple(self._first + index for index, chunk in enumerate(self._chunks) if chunk is None)
+
+    @property
+    def chunks(self) -> tuple[Buffer, ...]:
+        """Received chunks in grid order."""
+        return tuple(chunk for chunk in self._chunks if chunk is not None)
+
+    def wants(self, number: int) -> bool:
+        """Return whether this chunk belongs to the vector and is missing."""
+        return 0 <= number - self._first < len(self._chunks) and self._chunks[number - self._first] is None
+
+    def take(self, number: int, frame: Frame) -> str:
+        """Store a wanted chunk.
+
+        Return "" or what is wrong with it: first its hash, then its content as the codec reports it.
+        """
+        index = number - self._first
+        if frame.hashed() != self._hashes[32 * index : 32 * index + 32]:
+            return "hash"
+        try:
+            self._codec.check(frame.payload, self._grid.size(index))
+        except CodecError as error:
+            return error.reason
+        self._chunks[index] = frame.payload
+        self.missing -= 1
+        return ""

@@ -1,0 +1,1 @@
+"""Diagnosis of stragglers and slow links from arrival times and announced speeds."""

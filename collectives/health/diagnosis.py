@@ -1,0 +1,260 @@
+"""Diagnosis of slow or faulty peers from the observable course of rounds, without their cooperation.
+
+Sans-IO. Every measurement of a peer is compared with the median of the others, as this peer saw them in the same round,
+or the last time if a round has few (`arrival_times`). Slowness of all others, because the measuring peer itself is
+slow, accuses no peer. Of two middle values the slower one is used, so that one peer that is fast, or claims to be,
+makes no other slow. A peer is named if it stood out in most of the last rounds, and no longer if it has not for as
+long; a new link alone does not clear it. With fewer than two others to compare with, no peer is named.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from statistics import median, median_high, median_low
+
+from thinwire.collectives.health.arrival_times import OTHERS, ArrivalTimes, ChunkFlow
+from thinwire.swarm.messages.registry import PeerId
+
+WINDOW, NAMED, WELL = 8, 6, 2
+"""A peer is named if it stood out in NAMED of the last WINDOW rounds, and cleared at WELL or fewer."""
+
+MET, MOSTLY = 4, 0.75
+"""The same for peers that meet in pairs: at least MET marks, and MOSTLY of the last WINDOW meetings."""
+
+WEAK = 2.5
+"""Inner steps that are this factor slower than the others' stand out."""
+
+FALLEN, STEADY = 0.6, 0.85
+"""A speed below FALLEN of the peer's own best stands out, if the others kept STEADY of theirs."""
+
+STALLED, LONG, RARE, OFTEN = 8, 24, 3, 3
+"""A link is lossy with stalls in STALLED of the last LONG rounds and OFTEN times as many as any other.
+
+It is cleared at RARE or fewer.
+"""
+
+PIECE, PIECES = "lost piece", 64
+"""For data that comes in one piece, of which few are lost, the same number in PIECES rounds counts."""
+
+PARTNERS = 16
+"""Number of partners whose latest speeds are compared if peers meet in pairs."""
+
+APART, ASTRAY = 30.0, 3
+"""Tolerated clock difference to most others in seconds, and number of excesses before a peer is named."""
+
+MEMORY = 64
+"""Number of rounds whose speeds are stored."""
+
+AWAY = 64
+"""Number of peers without a link whose marks are stored."""
+
+CAUSES = ("lossy link", "slow upload", "thermal throttling", "slow compute", "clock skew")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Problem of a peer, one of CAUSES, with its evidence."""
+
+    cause: str
+    evidence: str
+
+
+class Diagnosis:
+    """One peer's view of all others. `findings`: named peers as of the last round that was judged.
+
+    paired: every peer counts its own rounds and meets one or a few others in each; a partner is compared with earlier
+    partners.
+    """
+
+    def __init__(self, *, paired: bool = False) -> None:
+        self.findings: dict[PeerId, Finding] = {}
+        self._paired, self._round = paired, 0
+        self._opened: tuple[int, float] = (-1, 0.0)
+        self._arrivals = ArrivalTimes()
+        self._met: OrderedDict[PeerId, float] = OrderedDict()  # latest speed of each
+        self._trips: dict[PeerId, float] = {}
+        self._flows: dict[PeerId, ChunkFlow] = {}
+        self._said: dict[PeerId, int] = {}
+        self._speed: dict[tuple[PeerId, int], float] = {}
+        self._speeds: dict[PeerId, deque[float]] = {}
+        self._ahead: dict[PeerId, float] = {}
+        self._marks: dict[tuple[PeerId, str], deque[bool]] = {}
+        self._shown: dict[tuple[PeerId, str], str] = {}
+        self._away: OrderedDict[PeerId, int] = OrderedDict()  # round in which the link of each broke
+
+    def ready(self, peer: PeerId, round: int, speed: float) -> None:
+        """Process the announcement of a peer: its speed in tokens or samples per second (0: unknown)."""
+        self._away.pop(peer, None)
+        if self._paired:
+            self._meet(peer, round, speed)
+            return
+        self._said[peer] = round
+        # a few peers must not determine the round
+        latest = median_low(self._said.values()) if len(self._said) > 1 else 0
+        if latest > self._round:
+            self._judge()
+            self._round = latest
+            self._speed = {key: value for key, value in self._speed.items() if key[1] >= latest}
+        elif latest < self._round - 1:
+            self._round, self._flows = latest, {}  # the peers that announced a later round are gone
+        if speed > 0 and self._round <= round <= self._round + 1:
+            self._speed[peer, round] = speed
+
+    def _meet(self, peer: PeerId, round: int, speed: float) -> None:
+        """Process the announcement of a partner in one of its own rounds."""
+        if self._said.get(peer) == round:
+            return
+        self._said[peer], self._round = round, self._round + 1  # meetings are counted
+        flow = self._flows.pop(peer, None)
+        if flow is not None:
+            self._judge_links({peer: flow})
+        if speed > 0:
+            self._met[peer] = speed
+            self._met.move_to_end(peer)
+            if len(self._met) > PARTNERS:
+                self._met.popitem(last=False)
+            self._judge_speeds(self._met, (peer,))
+
+    def opened(self, round: int, now: float) -> None:
+        """Note that a round opens; from now on data is under way."""
+        if round == self._round and self._opened[0] != round:
+            self._opened = round, now
+
+    def chunk(self, peer: PeerId, round: int, nbytes: int, now: float, *, trip: float = 0.0) -> None:
+        """Process a chunk of a contribution. trip: round-trip time over an idle link in seconds, 0: unknown."""
+        if round != (self._said.get(peer) if self._paired else self._round):
+            return
+        if not self._paired:
+            self.opened(round, now)  # the data has overtaken the Open, or answers ours
+        self._trips[peer] = trip
+        flow = self._flows.get(peer)
+        if flow is None:
+            self._flows[peer] = ChunkFlow(None if self._paired else self._opened[1], now, now, nbytes)
+        else:
+            flow.add(nbytes, now)
+
+    def hour(self, peer: PeerId, ahead: float) -> None:
+        """Process a comparison of clocks: the peer's wall clock is `ahead` seconds ahead of ours."""
+        self._away.pop(peer, None)
+        self._ahead[peer] = ahead
+        others = [0.0, *(value for other, value in self._ahead.items() if other != peer)]
+        if len(others) >= OTHERS:
+            away = min(ahead - median_low(others), ahead - median_high(others), key=abs)
+            text = f"its clock is {abs(away):.0f} s {'ahead of' if away > 0 else 'behind'} most others'"
+            self._mark(peer, "clock skew", abs(away) > APART, text)
+
+    def on_link_down(self, peer: PeerId) -> None:
+        """Note that the link to a peer broke.
+
+        Its marks are stored for WINDOW more rounds, so that a new link does not clear a peer.
+        """
+        for known in (self._flows, self._said, self._ahead, self._met, self._trips):
+            known.pop(peer, None)
+        self._speed = {key: value for key, value in self._speed.items() if key[0] != peer}
+        if not any(any(marks) for (other, _), marks in self._marks.items() if other == peer):
+            self._forget(peer)
+            return
+        self._away[peer] = self._round
+        self._away.move_to_end(peer)
+        if len(self._away) > AWAY:
+            self._forget(next(iter(self._away)))
+
+    def _forget(self, peer: PeerId) -> None:
+        self._away.pop(peer, None)
+        self._speeds.pop(peer, None)
+        self.findings.pop(peer, None)
+        for key in [key for key in self._marks if key[0] == peer]:
+            del self._marks[key]
+            self._shown.pop(key, None)
+
+    # --- one round
+
+    def _judge(self) -> None:
+        self._forget_away()
+        self._judge_links(self._flows)
+        speeds = {peer: speed for (peer, round), speed in self._speed.items() if round == self._round}
+        self._judge_speeds(speeds, speeds)
+        self._flows = {}
+
+    def _forget_away(self) -> None:
+        for peer in [peer for peer, round in self._away.items() if not round <= self._round < round + WINDOW]:
+            self._forget(peer)
+
+    def _judge_links(self, flows: Mapping[PeerId, ChunkFlow]) -> None:
+        for peer, found in self._arrivals.judge(flows, self._trips).items():
+            if found.stalled is not None:
+                self._mark(peer, PIECE if found.single else "lossy link", found.stalled, found.stall)
+            if found.slow is not None:
+                self._mark(peer, "slow upload", found.slow, found.pace)
+
+    def _judge_speeds(self, speeds: Mapping[PeerId, float], new: Collection[PeerId]) -> None:
+        """Judge the peers whose speeds are `new`, by all known speeds."""
+        for peer in new:
+            self._speeds.setdefault(peer, deque(maxlen=MEMORY)).append(speeds[peer])
+        kept = {}
+        for peer, speed in speeds.items():
+            known = list(self._speeds[peer])
+            if len(known) > WINDOW:
+                kept[peer] = speed / max(median(known[at : at + 4]) for at in range(len(known) - 3))
+        for peer in new:
+            others = [value for other, value in speeds.items() if other != peer]
+            if len(others) < OTHERS:
+                continue
+            speed, trend = speeds[peer], [value for other, value in kept.items() if other != peer]
+            hot = peer in kept and kept[peer] < FALLEN and len(trend) >= OTHERS and median(trend) > STEADY
+            if peer in kept:
+                rest = f"the others kept {100 * median(trend or [1]):.0f} %"
+                text = f"speed fell to {100 * kept[peer]:.0f} % of its own best, {rest}"
+                self._mark(peer, "thermal throttling", hot, text)
+            typical = median_low(others)
+            text = f"speed {speed:.3g}/s, the others' median {typical:.3g}/s"
+            self._mark(peer, "slow compute", WEAK * speed < typical and not hot, text)
+
+    def _mark(self, peer: PeerId, kind: str, bad: bool, text: str) -> None:
+        """Record a mark for one of CAUSES, or for lost pieces, which count as lossy link."""
+        cause = "lossy link" if kind == PIECE else kind
+        length = {"lossy link": LONG, PIECE: PIECES}.get(kind, WINDOW)
+        marks = self._marks.setdefault((peer, kind), deque(maxlen=length))
+        marks.append(bad)
+        count = sum(marks)
+        if bad:
+            self._shown[peer, kind] = text
+        if count >= self._needed(peer, kind):
+            # The first of CAUSES explains the others.
+            known = self.findings.get(peer)
+            if known is None or CAUSES.index(cause) <= CAUSES.index(known.cause):
+                what = "times" if cause == "clock skew" else "rounds"
+                self.findings[peer] = Finding(cause, f"{self._shown[peer, kind]}, {count} of {len(marks)} {what}")
+        elif cause == "lossy link":
+            if sum(sum(self._marks.get((peer, one), ())) for one in (cause, PIECE)) <= RARE:
+                self._well(peer, cause)
+        elif count <= WELL:
+            self._well(peer, cause)
+
+    def _well(self, peer: PeerId, cause: str) -> None:
+        found = self.findings.get(peer)
+        if found is not None and found.cause == cause:
+            del self.findings[peer]
+
+    def _needed(self, peer: PeerId, kind: str) -> float:
+        """Return the number of marks that is enough to name a cause."""
+        if kind == "clock skew":
+            return ASTRAY
+        if kind not in ("lossy link", PIECE):
+            return max(MET, MOSTLY * len(self._marks[peer, kind])) if self._paired else NAMED
+        # Scaled, because others may have been judged less often.
+        length = len(self._marks[peer, kind])
+        others = [
+            sum(marks) * max(1.0, length / len(marks))
+            for (other, what), marks in self._marks.items()
+            if what == kind and other != peer
+        ]
+        return max(STALLED, OFTEN * (1 + max(others, default=0.0)))
+
+
+def named(findings: Mapping[PeerId, Finding], peer: PeerId) -> str:
+    """Return the text for a status: empty, or the peer's cause and evidence."""
+    found = findings.get(peer)
+    return f"{found.cause}: {found.evidence}" if found is not None else ""

@@ -1,0 +1,1 @@
+"""Rounds of averaging, and the data planes they can use: butterfly, ring, all-gather, hierarchy."""

@@ -1,0 +1,443 @@
+"""All-gather of whole payloads.
+
+Every contributor sends its payload to all peers, and every peer computes the result.
+
+Meant for sparse payloads, which are small and differ in length. Announcements, ballots and votes are the same as with a
+butterfly: a payload is announced by the hashes of its pieces, and the results voted for are the pieces of all
+contributors in the order of the Open. So the result is a pure function of the verdict, no owner has to be trusted, and
+any peer can supply missing pieces, which are identified by their hashes.
+
+A contributor with a weak uplink sends a piece to one helper only, which forwards it to the other peers (see
+`RelayPlan`). If a helper fails to forward, another peer stands in, sooner if the helper is unreachable; after that all
+peers are asked, as for pieces that do not arrive at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar
+
+import blake3
+import msgspec
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.rounds.contributions import Contributions, Screen
+from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.rounds.payload import EMPTY, joined, room
+from thinwire.collectives.rounds.results import Results
+from thinwire.collectives.rounds.retransmit import Retransmitter
+from thinwire.collectives.topology.bandwidth_shares import MOST
+from thinwire.collectives.topology.relay_plan import PLANS, RelayPlan, stand_in
+from thinwire.collectives.topology.shards import Grid, Key
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import (
+    MAX_CHUNKS,
+    MAX_GROUP,
+    Ballot,
+    Chunk,
+    Contribution,
+    Digest,
+    Fetch,
+    Open,
+    PeerId,
+    Record,
+    Result,
+)
+
+SOON, LATE = 0.1, 0.5
+"""Patiences after which to ask others for the payload of an unreachable peer, and of a slow one."""
+
+
+def _keys(contributors: Sequence[Contribution]) -> list[Key]:
+    return [(entry.peer, entry.attempt) for entry in contributors]
+
+
+class AllGather(DataPlane):
+    """Data plane of an all-gather. The caller stores `usual`, the running norm of a payload."""
+
+    hurry: ClassVar[float] = SOON  # voters have the whole payload already, so whatever is being sent arrives by then
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        *,
+        screen: Screen,
+        pieces: Grid,
+        send_queue: SendQueue,
+        now: Callable[[], float],
+        usual: dict[int, float],
+        phase: Callable[[int, str], None] = lambda round, name: None,
+    ) -> None:
+        super().__init__(
+            agreement,
+            results=Results(self._check_piece, 0),
+            contributions=Contributions(screen, Grid(pieces.total, max(1, pieces.total)), usual),
+            early=(2 * MAX_CHUNKS + MAX_GROUP, (MOST + 2) * len(pieces) + 8, room(pieces) * pieces.total),
+            send_queue=send_queue,
+            now=now,
+            phase=phase,
+        )
+        self.pieces = pieces
+        # Received pieces by hash: a later ballot has other slots, but the same payloads.
+        self._store: dict[Key, dict[Digest, Buffer]] = {}
+        self._faults: dict[Key, str] = {}
+        self._screened: set[Key] = set()
+        self._repairs = Retransmitter()
+        self._relay_plan = RelayPlan(self.me)
+        self._named: dict[Ballot, tuple[Contribution, ...]] = {}
+        self._again = math.inf
+
+    @property
+    def failed(self) -> set[PeerId]:
+        """Return the peers that must not relay in the next rounds."""
+        return self._relay_plan.failed
+
+    def contribute(self, source: Sequence[Buffer], attempt: int) -> None:
+        """Set our own payload and the number of its announcement."""
+        super().contribute(source, attempt)
+        self._relay_plan.renew()
+
+    def on_link_down(self, peer: PeerId) -> None:
+        """Mark data sent to a disconnected peer as possibly lost."""
+        super().on_link_down(peer)
+        self._relay_plan.on_link_down(peer)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every committed result is here and decodes.
+
+        An undecodable one is not complete, whoever voted for it.
+        """
+        return super().complete and self._sound()
+
+    def settle(self) -> None:
+        """Free the round's data: everything committed is here."""
+        super().settle()
+        self._store.clear()
+
+    def void(self) -> None:
+        """Forget a commit whose results are not available any more."""
+        super().void()
+        self._screened.clear()
+
+    def reach(self, peer: PeerId) -> None:
+        """Send a newly connected peer what it lacks."""
+        opened = self.opened
+        if opened is not None and peer in opened.alive and self.agreement.commit is None:
+            self._scatter(opened)
+            self._hand_on(opened)
+
+    # --- a ballot opens
+
+    def open(self, opened: Open) -> None:
+        """Handle a new ballot: send our payload to all participants."""
+        changed = self._name(opened)
+        self._relay_plan.open(opened, changed=changed)
+        self._named = dict([*self._named.items(), (opened.ballot, opened.contributors)][-PLANS:])
+        if changed:
+            self.results.clear(len(opened.contributors) * len(self.pieces))
+            self.owners = tuple(entry.peer for entry in opened.contributors for _ in range(len(self.pieces)))
+            self._screened.clear()
+            self._tidy(opened)
+        self._begin(opened)
+        self._expect(opened)
+        self._replay()
+        for entry in opened.contributors:
+            self._accuse((entry.peer, entry.attempt))
+        self._hand_on(opened)
+        self.check()
+
+    def _tidy(self, opened: Open) -> None:
+        """Free payloads of obsolete announcements.
+
+        An announcement is obsolete if it is not in the open ballot, we have not voted for it, and its sender has made
+        another.
+        """
+        voted = self.agreement.voted
+        named = (*opened.contributors, *(voted.contributors if voted is not None else ()))
+        needed = {(entry.peer, entry.attempt) for entry in named}
+        needed |= {(peer, ready.attempt) for peer, ready in self.agreement.ready.items()}
+        self._store = {key: pieces for key, pieces in self._store.items() if key in needed}
+        for peer in {peer for peer, _ in needed}:
+            self._contributions.forget(peer, {attempt for one, attempt in needed if one == peer})
+
+    def _scatter(self, opened: Open) -> None:
+        """Send our payload to all other peers.
+
+        Each piece starts at another peer, so that all links are in use at once.
+
+        Pieces that a helper forwards go first.
+        """
+        if not self._names_us(opened):
+            return
+        after = [peer for peer in opened.alive if peer > self.me] + [peer for peer in opened.alive if peer < self.me]
+        able, count = self.agreement.reachable.intersection(opened.alive).difference(opened.idle), len(self._source)
+        ways = [self._relay_plan.way(index, count, able) for index in range(count)]
+        for index in sorted(range(count), key=lambda index: ways[index] is None):
+            piece, helper = self._source[index], ways[index]
+            message = Chunk(self.round, self.fragment, self._attempt, index)
+            first = index % len(after) if after else 0
+            for peer in after[first:] + after[:first] if helper is None else (helper,):
+                if (peer, index) not in self._sent:
+                    self._sent.add((peer, index))
+                    self._send_queue.bulk(peer, Frame(message, piece))
+
+    def announced(self, sender: PeerId) -> None:
+        """Handle an announcement: expect its payload, and take frames that arrived before it."""
+        if self.opened is not None:
+            self._expect(self.opened)
+            for entry in self.opened.contributors:
+                if entry.peer == sender:
+                    self._accuse((sender, entry.attempt))
+        super().announced(sender)
+        self.check()
+
+    def _expect(self, opened: Open) -> None:
+        """Set the expected hashes of slots from the announcements, unless the results are settled already."""
+        count = len(self.pieces)
+        for place, entry in enumerate(opened.contributors):
+            ready = self.agreement.ready.get(entry.peer)
+            if ready is None or ready.attempt != entry.attempt:
+                continue
+            hashes = [ready.hashes[at : at + 32] for at in range(0, len(ready.hashes), 32)]
+            if not 0 < len(hashes) <= count or len(hashes[-1]) < 32 or EMPTY in hashes:
+                if self.results.wanted is None:  # settled results are judged by their own hashes
+                    self._faults[entry.peer, entry.attempt] = "length"
+            elif self.results.wanted is None:
+                for index, found in enumerate(hashes + [EMPTY] * (count - len(hashes))):
+                    if not self.results.signed(place * count + index):
+                        self._sign(place * count + index, found)
+        if self._names_us(opened):
+            own = self._store.setdefault((self.me, self._attempt), {})
+            for piece in self._source if not own else ():
+                own[blake3.blake3(piece).digest()] = piece
+        self._fill()
+
+    def _sign(self, slot: int, found: Digest) -> None:
+        self.results.sign(slot, found)
+        if found == EMPTY and self.results.chunks[slot] is None:
+            self.results.take(slot, b"", lambda: EMPTY, from_owner=False)
+            self._arrived(slot)
+
+    def _fill(self) -> None:
+        """Put stored pieces into slots that lack them."""
+        here = {digest: piece for pieces in self._store.values() for digest, piece in pieces.items()}
+        for slot in self.results.lacks():
+            found = self.results.vouched(slot) or b""
+            if found in here and self.results.take(slot, here[found], partial(bytes, found), from_owner=False):
+                self._arrived(slot)
+
+    # --- receiving
+
+    def take(self, sender: PeerId, frame: Frame) -> None:
+        """Take a frame. A piece forwarded in an earlier ballot stays valid; its number is translated."""
+        message, opened = frame.message, self.opened
+        if isinstance(message, Result) and opened is not None and message.ballot != opened.ballot:
+            place, index = divmod(message.index, len(self.pieces))
+            before, now = _keys(self._named.get(message.ballot, ())), _keys(opened.contributors)
+            if place < len(before) and before[place] in now:
+                slot = now.index(before[place]) * len(self.pieces) + index
+                message = msgspec.structs.replace(message, ballot=opened.ballot, index=slot)
+                frame = msgspec.structs.replace(frame, message=message)
+        super().take(sender, frame)
+
+    def _check_piece(self, piece: Buffer, slot: int) -> None:
+        if memoryview(piece).nbytes > self.pieces.size(slot % len(self.pieces)):
+            raise CodecError(f"a piece of {memoryview(piece).nbytes} bytes", "length")
+
+    def _fits(self, frame: Frame) -> bool:
+        """Return whether a frame's index and length fit this round."""
+        message, size = frame.message, memoryview(frame.payload).nbytes
+        count = len(self.pieces) if isinstance(message, Chunk) else MAX_CHUNKS
+        return getattr(message, "index", 0) < count and size <= min(self.pieces.chunk, self.pieces.total)
+
+    def _take_chunk(self, sender: PeerId, message: Chunk, frame: Frame) -> None:
+        ready, opened = self.agreement.ready[sender], self.opened
+        if message.attempt != ready.attempt or message.index >= len(self.pieces) or self.complete:
+            return
+        key = (sender, message.attempt)
+        named = _keys(opened.contributors) if opened is not None else []
+        if key not in named:
+            if self._fits(frame):
+                self._early.put(sender, frame)  # it may have overtaken the Open
+            return
+        slot = named.index(key) * len(self.pieces) + message.index
+        count = len(ready.hashes) // 32
+        charged = self.agreement.commit is None and self._relay_plan.charge(key, message.index, count)
+        if not self._put(slot, frame) and self.results.wanted is None and key not in self._faults:
+            if self.results.chunks[slot] is None:
+                self._faults[key] = "hash"
+                self._accuse(key)
+        if charged and opened is not None:
+            self._hand_on(opened, ((key, message.index),))
+
+    def _hand_on(self, opened: Open, what: Sequence[tuple[Key, int]] | None = None) -> None:
+        """Forward pieces that we are helper for, all or those in `what`.
+
+        They go to the peers that did not get them from us.
+        """
+        charged = self._relay_plan.charged if what is None else what
+        if not charged or self.agreement.commit is not None:
+            return
+        places = {key: at for at, key in enumerate(_keys(opened.contributors))}
+        for key, index in charged:
+            slot = places.get(key, -1) * len(self.pieces) + index
+            piece = self.results.chunks[slot] if slot >= 0 else None
+            if piece is not None:
+                frame = Frame(Result(self.round, self.fragment, opened.ballot, slot), piece)
+                for peer in self._relay_plan.heirs(key, index, opened.alive):
+                    self._send_queue.bulk(peer, frame)
+
+    def _came(self, sender: PeerId, slot: int) -> None:
+        """Note the arrival of a piece that has a helper; stand in for a helper that failed."""
+        opened, helper = self.opened, self._helper(slot)
+        if self._relay_plan.came(slot, sender) and sender == self.owners[slot] and opened is not None:
+            if helper is not None and stand_in(opened, sender, helper, slot % len(self.pieces)) == self.me:
+                entry = opened.contributors[slot // len(self.pieces)]
+                what = (entry.peer, entry.attempt), slot % len(self.pieces)
+                self._relay_plan.take_on(*what)
+                self._hand_on(opened, (what,))
+
+    def _helper(self, slot: int) -> PeerId | None:
+        """Return the helper that should bring us a piece in place of its contributor, or None."""
+        ready = self.agreement.ready.get(self.owners[slot])
+        count = len(ready.hashes) // 32 if ready is not None else 0
+        found = self._relay_plan.helper(self.owners[slot], slot % len(self.pieces), count)
+        return found if found != self.me else None
+
+    def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
+        """Take a piece from any peer that has it; a piece that does not match is requested from another peer."""
+        if message.index < len(self.results) and not self.complete:
+            if self._put(message.index, frame):
+                self._came(sender, message.index)
+            elif self.results.vouched(message.index) is None:
+                self._early.put(sender, frame)  # it may have overtaken the message that settles the results
+
+    def _put(self, slot: int, frame: Frame) -> bool:
+        if self.results.chunks[slot] is not None:
+            return False
+        assert self.opened is not None
+        if not self.results.take(slot, frame.payload, frame.hashed, from_owner=False):
+            return False
+        entry = self.opened.contributors[slot // len(self.pieces)]
+        self._store.setdefault((entry.peer, entry.attempt), {})[self.results.hashes((slot,))] = frame.payload
+        self._progress()
+        self._arrived(slot)
+        self.check()
+        return True
+
+    def _take_record(self, sender: PeerId, record: Record) -> None:
+        """Take the hashes of all results if they match the settled digest; any peer may send them."""
+        everything = tuple(range(len(self.results)))
+        if self.complete or record.indices != everything or len(record.hashes) != 32 * len(everything):
+            return
+        if blake3.blake3(record.hashes).digest() != self.results.wanted:
+            return
+        for slot in everything:
+            self._sign(slot, record.hashes[32 * slot : 32 * slot + 32])
+        self._fill()
+        self._replay()
+        self.check()
+
+    def _arrived(self, slot: int) -> None:
+        """Validate a payload once all its pieces are here."""
+        opened, count = self.opened, len(self.pieces)
+        assert opened is not None
+        entry = opened.contributors[slot // count]
+        key, first = (entry.peer, entry.attempt), slot // count * count
+        parts = [part for part in self.results.chunks[first : first + count] if part is not None]
+        if len(parts) < count:
+            return
+        sizes = [memoryview(part).nbytes for part in parts if memoryview(part).nbytes]
+        if any(size != self.pieces.chunk for size in sizes[:-1]):
+            reason = "length"
+        else:
+            reason = self._contributions.screen(key, 0, joined(parts))
+        self._screened.add(key)
+        if reason:
+            self._faults[key] = reason
+            self._accuse(key)
+        else:
+            self._faults.pop(key, None)
+
+    def _accuse(self, key: Key) -> None:
+        if key in self._faults and self.results.wanted is None:
+            self.agreement.accuse(key[0], self._faults[key], self._now())
+
+    def _sound(self) -> bool:
+        """Return whether every payload is here and valid."""
+        opened = self.opened
+        keys = _keys(opened.contributors) if opened is not None else []
+        return all(key in self._screened and key not in self._faults for key in keys)
+
+    def check(self) -> None:
+        """Vote when all payloads are here, are valid and have usual norms."""
+        digest, wanted, opened = self.results.digest, self.results.wanted, self.opened
+        if opened is None or digest is None or wanted not in (None, digest) or not self._sound():
+            return
+        if wanted is None:
+            far = self._contributions.beyond(opened.contributors, self._key, 0)
+            for peer in far:
+                self.agreement.accuse(peer, "norm", self._now())
+            if far:
+                return
+        self._phase(self.round, "vote")
+        self.agreement.complete(digest, self._now())
+
+    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+        """Return the contributor that the round waits for and the reason, or None."""
+        count = len(self.pieces)
+        for place, entry in enumerate(opened.contributors):
+            if reason := self._faults.get((entry.peer, entry.attempt)):
+                return entry.peer, reason
+            if any(part is None for part in self.results.chunks[place * count : (place + 1) * count]):
+                return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
+        return None
+
+    # --- missing pieces from other peers
+
+    def nudge(self) -> None:
+        """Ask other peers for announced pieces that do not arrive: sooner if their sender is unreachable."""
+        opened, now, patience = self.opened, self._now(), self.agreement.terms.patience
+        if opened is None or self.me not in opened.alive or now < self._repairs.at + SOON * patience:
+            return
+        parts: dict[PeerId, list[int]] = {}
+        again = math.inf
+        live = self.agreement.reachable
+        late = now >= self.moved + LATE * patience and now >= min(self._again, self._repairs.at + LATE * patience)
+        lacking = [
+            slot
+            for slot in self.results.lacks()
+            if self.results.vouched(slot) is not None
+            and (late or (self._helper(slot) or self.owners[slot]) not in live)
+        ]
+        for slot in list(lacking):
+            helper, source = self._helper(slot), self.owners[slot]
+            if helper is not None and source in live and self._relay_plan.late(slot, helper, idles=helper in live):
+                if stand_in(opened, source, helper, slot % len(self.pieces)) == self.me:
+                    parts.setdefault(source, []).append(slot)
+                lacking.remove(slot)
+                again = now + 2 * SOON * patience
+        others = [peer for peer in opened.alive if peer != self.me and peer in live]
+        if lacking and others:
+            for peer, part in self._repairs.plan(lacking, others, now).items():
+                parts.setdefault(peer, []).extend(part)
+        if lacking or again < math.inf:
+            self._repairs.at, self._again = now, again
+        for peer, part in parts.items():
+            self._send_queue.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
+
+    def asked(self, sender: PeerId, indices: Sequence[int]) -> None:
+        """Note that a peer asked us for pieces of our payload."""
+        opened, count = self.opened, len(self.pieces)
+        if opened is not None and self.agreement.commit is None:
+            ours = [slot % count for slot in indices if slot < len(self.owners) and self.owners[slot] == self.me]
+            self._relay_plan.wanted(sender, ours)
+
+    def part(self, digest: Digest) -> bool:
+        """Return whether `digest` names the contributors of the open ballot."""
+        return digest == self._key

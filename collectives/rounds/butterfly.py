@@ -1,0 +1,308 @@
+"""Butterfly: the owner of a chunk aggregates its contributions and sends the result to all peers.
+
+Payloads are checked against the hashes that their contributor announced, results against the signed record of their
+owner, and all results against the digest that was voted for. Misbehaviour leads to an accusation with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import ClassVar
+
+import blake3
+from thinwire.collectives.aggregation import Rule
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.rounds.contributions import Contributions
+from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.rounds.reducer import ChunkReducer, Reducer
+from thinwire.collectives.rounds.results import Results
+from thinwire.collectives.topology.bandwidth_shares import MOST
+from thinwire.collectives.topology.owner_backoff import overdue
+from thinwire.collectives.topology.placement import loads
+from thinwire.collectives.topology.shards import Grid, owners
+from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import MAX_GROUP, Ballot, Chunk, Open, Partial, PeerId, Record, Result, Subtotal
+
+
+class ShardedReduce(DataPlane):
+    """Data plane in which every chunk has an owner that computes its result.
+
+    The caller stores `usual`, the running norm of each chunk, and `pool`, the memory of results. `reducer` computes
+    results, if not by `rule` and `codec`.
+    """
+
+    hurry: ClassVar[float] = 0.25  # data being sent arrives by then, and peers keep results for one more round only
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        *,
+        codec: Codec,
+        grid: Grid,
+        rule: Rule,
+        seed: bytes,
+        send_queue: SendQueue,
+        now: Callable[[], float],
+        usual: dict[int, float],
+        pool: BufferPool | None = None,
+        phase: Callable[[int, str], None] = lambda round, name: None,
+        reducer: ChunkReducer | None = None,
+    ) -> None:
+        super().__init__(
+            agreement,
+            results=Results(lambda chunk, index: codec.check(chunk, grid.size(index)), len(grid)),
+            contributions=Contributions(codec, grid, usual),
+            early=((MOST + 1 if agreement.terms.chunks else 2) * len(grid) + MAX_GROUP, 2 * len(grid) + 8),
+            send_queue=send_queue,
+            now=now,
+            phase=phase,
+        )
+        self.grid, self.codec = grid, codec
+        self._seed = seed
+        self._reducer: ChunkReducer = reducer or Reducer(codec, rule, pool or BufferPool())
+        self._mine: list[int] = []
+        self._takers: tuple[PeerId, ...] = ()
+        self._recorded: Ballot | None = None
+        self._first: Open | None = None
+        self._first_at = 0.0
+        self._done: dict[PeerId, float] = {}
+        self._contradicted: set[PeerId] = set()
+
+    @property
+    def failed(self) -> set[PeerId]:
+        """Return peers that must not own chunks in the next rounds.
+
+        These are owners of the round's first ballot that own nothing in the last one, owners that signed for a result
+        other than the settled one, and owners with many chunks that are slower than they announced.
+        """
+        first, last = self._first, self.opened
+        if first is None or last is None:
+            return set()
+        lost = set(first.alive).difference(first.idle, set(last.alive).difference(last.idle))
+        return lost | self._contradicted | (self._overdue(first) if first is last and first.shares else set())
+
+    def _overdue(self, opened: Open) -> set[PeerId]:
+        contributors = {entry.peer for entry in opened.contributors}
+        links = loads(opened.group, contributors, opened.idle, self.agreement.ready)
+        took = {peer: at - self._first_at for peer, at in self._done.items()}
+        return overdue(opened, links, took, self.codec.nbytes(self.grid.chunk))
+
+    def reach(self, peer: PeerId) -> None:
+        """Send a newly connected peer its chunks and our results."""
+        opened = self.opened
+        if opened is not None and peer in opened.alive and self.agreement.commit is None:
+            self._scatter(opened)
+            for index in self._mine:
+                self._send_result(opened, index, (peer,))
+
+    # --- a ballot opens
+
+    def open(self, opened: Open) -> None:
+        """Handle a new ballot: send chunks to their owners and reduce our own chunks."""
+        if self._first is None:
+            self._first, self._first_at = opened, self._now()
+        if self._name(opened):
+            self._recorded = None
+            self._renew(opened)
+        before = self.owners
+        self._assign(opened)
+        for index, owner in enumerate(before):
+            if owner != self.owners[index]:
+                self.results.unsign(index)
+        self._begin(opened)
+        self._resume(opened)
+        self._replay()
+        self._record()
+        self.check()
+
+    def _renew(self, opened: Open) -> None:
+        """Drop results: they do not belong to this ballot."""
+        self.results.clear()
+
+    def _assign(self, opened: Open) -> None:
+        """Determine the owner of each chunk and the peer that receives the contributions to it."""
+        working = [peer for peer in opened.alive if peer not in opened.idle]
+        self.owners = self._takers = self._shared(opened, working)
+        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+
+    def _shared(self, opened: Open, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """Return the owner of each chunk, one of the `working` peers."""
+        return owners(len(self.grid), opened.group, working, self._seed, opened.shares, self.fragment)
+
+    def _resume(self, opened: Open) -> None:
+        """Send or compute our results as the new ballot requires."""
+        for index in self._mine:
+            if self.results.chunks[index] is not None:
+                self._send_result(opened, index, self._heirs(opened, index))
+            else:
+                self._reduce(index)
+
+    def _scatter(self, opened: Open) -> None:
+        if not self._names_us(opened):
+            return
+        for index, owner in enumerate(self._takers):
+            if owner == self.me:
+                self._contributions.own(self.me, self._attempt, index, self._source[index])
+            elif (owner, index) not in self._sent:
+                self._sent.add((owner, index))
+                message = Chunk(self.round, self.fragment, self._attempt, index)
+                self._send_queue.bulk(owner, Frame(message, self._source[index]))
+
+    def _fits(self, frame: Frame) -> bool:
+        """Return whether a frame's index and length fit this round."""
+        message, size = frame.message, memoryview(frame.payload).nbytes
+        index = message.index if isinstance(message, (Chunk, Partial, Result, Subtotal)) else 0
+        return index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(index))
+
+    # --- owning chunks
+
+    def _take_chunk(self, sender: PeerId, message: Chunk, frame: Frame) -> None:
+        ready = self.agreement.ready[sender]
+        if message.attempt != ready.attempt or message.index >= len(self.grid) or self.agreement.commit is not None:
+            return
+        key, index, held = (sender, message.attempt), message.index, self._contributions
+        if held.has(key, index):
+            return
+        if not self._awaits(key, index):
+            # It may have overtaken the Open that asks for it. PendingFrames protects the space of other senders.
+            if self._fits(frame):
+                self._early.put(sender, frame)
+            return
+        announced = ready.hashes[32 * index : 32 * index + 32]
+        reason = held.take(key, index, frame.payload, found=frame.hashed(), announced=announced)
+        if reason:
+            self.agreement.accuse(sender, reason, self._now())
+            return
+        self._progress()
+        self._reduce(index)
+        self._record()
+
+    def _awaits(self, key: tuple[PeerId, int], index: int) -> bool:
+        """Return whether the ballot in progress asks this contributor to send us this chunk.
+
+        Other chunks do not count as progress.
+        """
+        if self.opened is None or self._takers[index] != self.me:
+            return False
+        return any((entry.peer, entry.attempt) == key for entry in self.opened.contributors)
+
+    def _reduce(self, index: int) -> None:
+        opened = self.opened
+        if opened is None or self.owners[index] != self.me or self.results.chunks[index] is not None:
+            return
+        payloads = self._contributions.of(opened.contributors, index)
+        if payloads is None:
+            return
+        for peer in (far := self._contributions.beyond(opened.contributors, self._key, index)):
+            self.agreement.accuse(peer, "norm", self._now())
+        if far:
+            return
+        self._make(opened, index, payloads, [float(entry.weight) for entry in opened.contributors])
+
+    def _make(self, opened: Open, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
+        """Compute the result of a chunk that we own from all contributions to it."""
+        self._publish(opened, index, self._reducer.result(payloads, weights, self.grid.size(index)))
+
+    def _publish(self, opened: Open, index: int, result: Buffer) -> None:
+        self.results.put(index, result)
+        self._progress()
+        self._done[self.me] = self.moved
+        self.check()
+        self._send_result(opened, index, self._heirs(opened, index))
+
+    def _heirs(self, opened: Open, index: int) -> Sequence[PeerId]:
+        """Return the peers to which we send the result of a chunk."""
+        return opened.alive if self.owners[index] == self.me else ()
+
+    def _send_result(self, opened: Open, index: int, to: Sequence[PeerId]) -> None:
+        result = self.results.chunks[index]
+        if result is not None:
+            frame = Frame(Result(self.round, self.fragment, opened.ballot, index), result)
+            for peer in to:
+                if peer != self.me:
+                    self._send_queue.bulk(peer, frame)
+
+    def _record(self) -> None:
+        opened = self.opened
+        done = bool(self._mine) and all(self.results.chunks[i] is not None for i in self._mine)
+        if opened is None or not done or self._recorded == opened.ballot:
+            return
+        self._recorded = opened.ballot
+        mine = tuple(self._mine)
+        record = Record(self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine))
+        self._phase(self.round, "record")
+        for peer in opened.alive:
+            if peer != self.me:
+                self._send_queue.control(peer, record)
+
+    # --- receiving results
+
+    def _vouches(self, sender: PeerId, index: int) -> bool:
+        """Return whether a result from this peer is accepted before its hash is signed."""
+        return sender == self.owners[index]
+
+    def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
+        index = message.index
+        if index >= len(self.grid) or self.results.chunks[index] is not None:
+            return
+        taken = self.results.take(index, frame.payload, frame.hashed, from_owner=self._vouches(sender, index))
+        if taken is None and self.results.wanted is not None:
+            self._early.put(sender, frame)  # it has overtaken the Record that vouches for it
+        elif taken:
+            self._progress()
+            if sender == self.owners[index]:
+                self._done[sender] = self.moved
+            if self.opened is not None:
+                self._send_result(self.opened, index, self._heirs(self.opened, index))
+            self.check()
+        elif taken is False:
+            self.agreement.accuse(sender, "result", self._now())
+
+    def _take_record(self, sender: PeerId, record: Record) -> None:
+        count = len(self.grid)
+        wrong = len(record.hashes) != 32 * len(record.indices) or any(i >= count for i in record.indices)
+        if wrong or self.complete:
+            return
+        # Any peer may send the hashes of all results if they match the settled digest.
+        whole = record.indices == tuple(range(count)) and blake3.blake3(record.hashes).digest() == self.results.wanted
+        for at, index in enumerate(record.indices):
+            found = record.hashes[32 * at : 32 * at + 32]
+            if whole and self.results.denies(index, found):
+                self._contradicted.add(self.owners[index])
+            # Only an owner's first record counts: otherwise it could seem busy for ever by sending new ones.
+            if whole or (self.owners[index] == sender and not self.results.signed(index)):
+                self.results.sign(index, found)
+        if whole:
+            self._replay()
+        self.check()
+
+    def check(self) -> None:
+        """Vote when every result is here, and signed for or settled."""
+        digest, wanted = self.results.digest, self.results.wanted
+        if digest is None or wanted not in (None, digest):
+            return
+        if wanted or all(owner == self.me or self.results.signed(i) for i, owner in enumerate(self.owners)):
+            self._phase(self.round, "vote")
+            self.agreement.complete(digest, self._now())
+
+    def owing(self, opened: Open) -> Collection[PeerId]:
+        """Return the peers from which we wait for chunks or results."""
+        held, lacking = self._contributions, [i for i in self._mine if self.results.chunks[i] is None]
+        late = [e.peer for e in opened.contributors if any(not held.has((e.peer, e.attempt), i) for i in lacking)]
+        return {*late, *(self.owners[index] for index in self.results.lacks())} - {self.me}
+
+    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+        """Return the peer that the round waits for and the reason, or None."""
+        chunks = self.results.chunks
+        for entry in opened.contributors:
+            key = (entry.peer, entry.attempt)
+            if any(chunks[i] is None and not self._contributions.has(key, i) for i in self._mine):
+                return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
+        for index, owner in enumerate(self.owners):
+            if chunks[index] is None and owner != self.me:
+                return owner, "result missing"
+        return None

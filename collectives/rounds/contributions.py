@@ -1,0 +1,129 @@
+"""Contributions to the chunks that we own, each checked against its announcement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
+
+from thinwire.collectives.aggregation import lower_median, outliers
+from thinwire.collectives.topology.shards import Grid, Key
+from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.messages.registry import Contribution, Digest, PeerId
+
+
+class Screen(Protocol):
+    """Validator of payloads: a Codec of chunks, or a codec of whole payloads."""
+
+    def check(self, payload: Buffer, n: int) -> float:
+        """Return the squared L2 norm of a payload of n elements (or of at most n bytes).
+
+        Raises CodecError for payloads that no honest encoder writes.
+        """
+        ...
+
+
+class Contributions:
+    """Contributions of one round.
+
+    `usual` holds the running norm of each chunk and changes only when the round commits (`settle`). `middle` computes
+    the usual norm from the norms of one round.
+    """
+
+    def __init__(
+        self,
+        codec: Screen,
+        grid: Grid,
+        usual: dict[int, float],
+        middle: Callable[[Iterable[float]], float] = lower_median,
+    ) -> None:
+        self._codec, self._grid, self._usual, self._middle = codec, grid, usual, middle
+        self._held: dict[Key, dict[int, Buffer]] = {}
+        self._norms: dict[Key, dict[int, float]] = {}
+        # What `_usual` becomes when these contributors commit. If all of them were outliers: (contributors, usual norm
+        # for them, usual norm for the next ones).
+        self._news: dict[bytes, dict[int, float]] = {}
+        self._raised: dict[int, tuple[bytes, float, float]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of stored chunks."""
+        return sum(len(chunks) for chunks in self._held.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of stored chunks."""
+        return sum(memoryview(chunk).nbytes for chunks in self._held.values() for chunk in chunks.values())
+
+    def has(self, key: Key, index: int) -> bool:
+        """Return whether this chunk is stored."""
+        return index in self._held.get(key, ())
+
+    def own(self, peer: PeerId, attempt: int, index: int, chunk: Buffer) -> None:
+        """Store a chunk of our own."""
+        self._held.setdefault((peer, attempt), {})[index] = chunk
+
+    def lend(self, key: Key, index: int, to: Contributions, name: Key) -> None:
+        """Share a chunk and its norm with another Contributions, under the key `name` there."""
+        to.own(*name, index, self._held[key][index])
+        if index in (norms := self._norms.get(key, {})):
+            to._norms.setdefault(name, {})[index] = norms[index]
+
+    def take(self, key: Key, index: int, payload: Buffer, *, found: Digest, announced: Digest) -> str:
+        """Store a chunk whose hash is `found`.
+
+        Return the reason if it differs from its announcement or is invalid, else "".
+        """
+        if found != announced:
+            return "hash"
+        if reason := self.screen(key, index, payload):
+            return reason
+        self._held.setdefault(key, {})[index] = payload
+        return ""
+
+    def screen(self, key: Key, index: int, payload: Buffer) -> str:
+        """Note the norm of a chunk without storing it; return the reason if it is invalid, else ""."""
+        try:
+            square = self._codec.check(payload, self._grid.size(index))
+        except CodecError as error:
+            return error.reason
+        self._norms.setdefault(key, {})[index] = square**0.5
+        return ""
+
+    def of(self, contributors: Sequence[Contribution], index: int) -> list[Buffer] | None:
+        """Return one chunk of all contributors, in their order; None if one is missing."""
+        found = [self._held.get((entry.peer, entry.attempt), {}).get(index) for entry in contributors]
+        whole = [payload for payload in found if payload is not None]
+        return whole if len(whole) == len(found) else None
+
+    def beyond(self, contributors: Sequence[Contribution], name: bytes, index: int) -> tuple[PeerId, ...]:
+        """Return the contributors whose norm of this chunk is an outlier, see `outliers`.
+
+        `name` identifies the contributors together.
+        """
+        keys = [(entry.peer, entry.attempt) for entry in contributors]
+        norms = {key[0]: self._norms[key][index] for key in keys if index in self._norms.get(key, ())}
+        known, before, raised = self._raised.get(index, (b"", 0.0, self._usual.get(index, 0.0)))
+        usual = before if known == name else raised
+        far, after = outliers(norms, usual, self._middle)
+        if far and all(peer in far for peer, norm in norms.items() if norm > 0.0):
+            self._raised[index] = (name, usual, after)
+        else:
+            self._news.setdefault(name, {})[index] = after
+        return far
+
+    def drop(self, key: Key, index: int) -> None:
+        """Free a useless chunk; another may replace it."""
+        self._held.get(key, {}).pop(index, None)
+        self._norms.get(key, {}).pop(index, None)
+
+    def forget(self, peer: PeerId, attempts: Collection[int]) -> None:
+        """Free the chunks of a peer for other announcements than `attempts`."""
+        for key in [key for key in {*self._held, *self._norms} if key[0] == peer and key[1] not in attempts]:
+            self._held.pop(key, None)
+            self._norms.pop(key, None)
+
+    def settle(self, name: bytes, *, learns: bool = True) -> None:
+        """End the round with the contributors called `name`; if it `learns`, update the usual norms."""
+        if learns:
+            self._usual.update(self._news.get(name, {}))
+        self._held, self._norms = {}, {}

@@ -1,0 +1,262 @@
+"""Base of the algorithms that move the data of a round.
+
+`ShardedReduce` averages chunks at their owners, `Ring` sums them from peer to peer, `AllGather` sends every payload to
+all peers. All of them send only announced data, accept only announced or settled data, store early frames, and vote
+when they have every result. Misbehaviour leads to an accusation with a reason.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import ClassVar
+
+import blake3
+import msgspec
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.rounds.contributions import Contributions
+from thinwire.collectives.rounds.results import Results
+from thinwire.collectives.transport.pending_frames import PendingFrames
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Ask, Ballot, Chunk, Digest, Open, Partial, PeerId, Record, Result
+
+STIRRING = 30
+"""Patiences for which bytes being received count as progress while nothing useful completes.
+
+The limit exists because a peer may send junk for ever.
+"""
+
+
+class DataPlane(ABC):
+    """One peer's part in moving the data of one round of one fragment.
+
+    `early`: limits of stored early frames: in all, per sender, and optionally bytes.
+    """
+
+    hurry: ClassVar[float] = 1.0
+    """Patiences without progress after which settled but missing results are first requested from peers that have them.
+    """
+    bears: ClassVar[Mapping[str, int]] = {}
+    """Patiences without progress before a peer is accused for a reason, if more than one."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        *,
+        results: Results,
+        contributions: Contributions,
+        early: tuple[int, int] | tuple[int, int, int],
+        send_queue: SendQueue,
+        now: Callable[[], float],
+        phase: Callable[[int, str], None],
+    ) -> None:
+        self.agreement, self.results = agreement, results
+        self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
+        self.opened: Open | None = None
+        """The ballot in progress at this peer."""
+        self.owners: tuple[PeerId, ...] = ()
+        """The owner of each result in that ballot."""
+        self.moved = 0.0
+        """Time when useful data last arrived or was being received."""
+        self.whole = 0.0
+        """Time when useful data last arrived completely."""
+        self._send_queue, self._now, self._phase = send_queue, now, phase
+        self._contributions = contributions
+        self._source: Sequence[Buffer] = ()
+        self._attempt = 0
+        self._keys: dict[Ballot, bytes] = {}
+        self._key = b""
+        self._sent: set[tuple[PeerId, int]] = set()
+        self._early = PendingFrames(*early)
+
+    @property
+    def failed(self) -> set[PeerId]:
+        """Return the peers that must not own chunks in the next rounds."""
+        return set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every committed result is here."""
+        commit = self.agreement.commit
+        return commit is not None and self.results.digest == commit.digest
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of stored contributions, including our own if we aggregate them, and of results."""
+        return self._contributions.nbytes + self.results.nbytes
+
+    @property
+    def early(self) -> tuple[int, int]:
+        """Number of stored early frames, and its limit."""
+        return len(self._early), self._early.total
+
+    def contribute(self, source: Sequence[Buffer], attempt: int) -> None:
+        """Set our own encoded chunks and the number of their announcement."""
+        self._source, self._attempt = source, attempt
+        self._sent.clear()  # no peer has any of this yet
+
+    def settle(self) -> None:
+        """Free the round's data: everything committed is here."""
+        self._source = ()
+        self._early.clear()
+        self._contributions.settle(self._key, learns=self._learns)
+
+    @property
+    def _learns(self) -> bool:
+        """Whether this round updates the usual norms.
+
+        Where peers contribute whenever they like, a peer that often contributes alone must not define them.
+        """
+        commit, buffered = self.agreement.commit, self.agreement.terms.buffered
+        return not buffered or commit is None or 2 * len(commit.opened.contributors) > len(commit.opened.alive)
+
+    def void(self) -> None:
+        """Forget a commit whose results are not available any more."""
+        self.opened, self._key, self.results.wanted = None, b"", None
+
+    def on_link_down(self, peer: PeerId) -> None:
+        """Mark data sent to `peer` as possibly lost."""
+        self._sent = {key for key in self._sent if key[0] != peer}
+
+    @abstractmethod
+    def reach(self, peer: PeerId) -> None:
+        """Send a newly connected `peer` what it lacks."""
+
+    @abstractmethod
+    def open(self, opened: Open) -> None:
+        """Handle a new ballot: send the data it asks for."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Vote when every result is here, and signed for or settled."""
+
+    @abstractmethod
+    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+        """Return the peer that the round waits for and the reason, or None."""
+
+    def nudge(self) -> None:  # noqa: B027  only for planes in which other peers can supply results
+        """React to time without progress: ask other peers for missing data."""
+
+    def asked(self, sender: PeerId, indices: Sequence[int]) -> None:  # noqa: B027  only the all-gather uses it
+        """Note that a peer asked us for these results."""
+
+    def part(self, digest: Digest) -> bool:
+        """Return whether `digest` names the open contributors.
+
+        Their results may be requested from any peer before a verdict.
+        """
+        return False
+
+    def announced(self, sender: PeerId) -> None:
+        """Handle an announcement: free obsolete chunks of its sender, and take frames that arrived before it."""
+        named = self.opened.contributors if self.opened else ()
+        attempts = {entry.attempt for entry in named if entry.peer == sender}
+        self._contributions.forget(sender, {self.agreement.ready[sender].attempt, *attempts})
+        self._replay()
+
+    def take(self, sender: PeerId, frame: Frame) -> None:
+        """Take a Chunk, Partial, Result or Record; ignore messages of other planes."""
+        message = frame.message
+        if not isinstance(message, (Chunk, Partial, Result, Record)):
+            return
+        if isinstance(message, Chunk):
+            ready = self.agreement.ready.get(sender)
+            waits = ready is None or message.attempt > ready.attempt
+        else:
+            waits = not self._key or self._keys.get(message.ballot) != self._key
+        if waits:
+            if self._fits(frame) and not self.complete:
+                self._early.put(sender, frame)
+        elif isinstance(message, Chunk):
+            self._take_chunk(sender, message, frame)
+        elif isinstance(message, Record):
+            self._take_record(sender, message)
+        elif isinstance(message, Partial):
+            self._take_partial(sender, message, frame)
+        else:
+            self._take_result(sender, message, frame)
+
+    @abstractmethod
+    def _fits(self, frame: Frame) -> bool:
+        """Return whether a frame can belong to this round, judging by its lengths."""
+
+    @abstractmethod
+    def _take_chunk(self, sender: PeerId, message: Chunk, frame: Frame) -> None: ...
+
+    def _take_partial(self, sender: PeerId, message: Partial, frame: Frame) -> None:  # noqa: B027  only rings have them
+        pass
+
+    @abstractmethod
+    def _take_record(self, sender: PeerId, record: Record) -> None: ...
+
+    @abstractmethod
+    def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...
+
+    def _name(self, opened: Open) -> bool:
+        """Note a ballot; return whether its results differ from those of the ballot before."""
+        self.opened, self.moved = opened, self._now()
+        self.whole = self.moved
+        key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()
+        self._keys[opened.ballot] = key
+        changed, self._key = key != self._key, key
+        return changed
+
+    def _basis(self, opened: Open) -> object:
+        """Return the inputs that determine the results of a ballot."""
+        return opened.contributors
+
+    def _begin(self, opened: Open) -> None:
+        """Start a ballot: send our contribution and ask for announcements that we missed."""
+        self._phase(self.round, "open")
+        if self.agreement.commit is None:
+            if self._withdrawn(opened):
+                self.agreement.accuse(self.me, "withdrawn", self._now())
+            self._scatter(opened)
+            self._ask_unannounced(opened)
+        if opened.adopted is not None:
+            self.results.settle(opened.adopted)
+
+    @abstractmethod
+    def _scatter(self, opened: Open) -> None:
+        """Send our contribution to its receivers, unless it was sent already."""
+
+    def _withdrawn(self, opened: Open) -> bool:
+        """Return whether a ballot names a contribution of ours that we no longer have."""
+        named = any(entry.peer == self.me for entry in opened.contributors)
+        return named and opened.adopted is None and not self._names_us(opened)
+
+    def _names_us(self, opened: Open) -> bool:
+        ours = (self.me, self._attempt)
+        return bool(self._source) and any((entry.peer, entry.attempt) == ours for entry in opened.contributors)
+
+    def _ask_unannounced(self, opened: Open) -> None:
+        """Ask for earlier announcements: chunks are meaningless without them, and a late peer missed them."""
+        for entry in opened.contributors:
+            ready = self.agreement.ready.get(entry.peer)
+            if self.me in opened.alive and (ready is None or ready.attempt < entry.attempt):
+                self._send_queue.control(entry.peer, Ask(self.round, self.fragment))
+
+    def _replay(self) -> None:
+        """Take again the frames that arrived before the message that explains them."""
+        if len(self._early):
+            for sender, frame in self._early.take():
+                self.take(sender, frame)
+
+    def owing(self, opened: Open) -> Collection[PeerId]:
+        """Return the peers from which we wait for data in this ballot."""
+        return [peer for peer in opened.group if peer != self.me]
+
+    def stirs(self) -> None:
+        """Note that bytes of an incomplete frame are arriving."""
+        if self._now() < self.whole + STIRRING * self.agreement.terms.patience:
+            self._live()
+
+    def _progress(self) -> None:
+        self.whole = self._now()
+        self._live()
+
+    def _live(self) -> None:
+        self.moved = self._now()
+        self.agreement.progress(self.moved)

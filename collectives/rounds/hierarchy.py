@@ -1,0 +1,291 @@
+"""Dense rounds in two levels: a cluster sends one value per chunk over the wide area.
+
+A contribution goes to the relay of its own cluster, the relay sends the cluster's mean to the chunk's owner, the owner
+sends the mean of the clusters' values to the relays, and they forward it (`routes` assigns the roles). With G clusters
+of n peers the wide area carries 1 / n of a butterfly's bytes. Everything else works as in the butterfly: announcements,
+records, votes, repair.
+
+Values: a cluster's mean is encoded once more with the run's codec, so with a lossy codec results carry its error twice.
+A lone peer's contribution is passed on unchanged. Results are a function of the contributions and of which of them
+share a site, both of which are announced; they do not depend on relays or owners.
+
+Trust: the relay checks each contribution of its cluster against the announcement, and its norm against the usual one;
+the owner sees only the cluster's value, and checks its validity and norm. So a relay can falsify its chunks of its
+cluster's part, as an owner can falsify its own chunks altogether.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from statistics import median_high
+from typing import ClassVar
+
+from thinwire.collectives.aggregation import Rule
+from thinwire.collectives.consensus.blame import SUBTOTAL, UNSUMMED
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.contributions import Contributions
+from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.topology.hierarchy_routes import Cluster, Routes
+from thinwire.collectives.topology.shards import Grid, Key
+from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.compression.core.codec import Codec
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Digest, Open, PeerId, Subtotal
+
+
+class Hierarchy(ShardedReduce):
+    """Data plane of a hierarchy. The caller stores `groups`, the running norm of cluster values by chunk."""
+
+    # A peer that itself waits for others gets the time to name them.
+    bears: ClassVar[Mapping[str, int]] = {UNSUMMED: 2, "result missing": 3}
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        *,
+        codec: Codec,
+        grid: Grid,
+        rule: Rule,
+        seed: bytes,
+        send_queue: SendQueue,
+        now: Callable[[], float],
+        usual: dict[int, float],
+        groups: dict[int, float],
+        pool: BufferPool | None = None,
+        phase: Callable[[int, str], None] = lambda round, name: None,
+    ) -> None:
+        super().__init__(
+            agreement,
+            codec=codec,
+            grid=grid,
+            rule=rule,
+            seed=seed,
+            send_queue=send_queue,
+            now=now,
+            usual=usual,
+            pool=pool,
+            phase=phase,
+        )
+        self._routes: Routes | None = None
+        # Values of clusters, by the name of their inputs, so that they outlive a ballot that other peers have left. If
+        # two clusters differ much, neither is the outlier: the larger norm is remembered.
+        self._totals = Contributions(codec, grid, groups, median_high)
+        self._given: dict[tuple[Digest, int], PeerId] = {}
+        self._told: set[tuple[PeerId, int, Digest]] = set()
+
+    # --- roles in a ballot
+
+    def open(self, opened: Open) -> None:
+        """Handle a new ballot: compute the routes and drop values of former relays."""
+        self._routes = routes = Routes(opened, len(self.grid), self._seed)
+        for (name, index), relay in list(self._given.items()):
+            # The value of a former relay may be the reason why it lost that role.
+            if name not in routes.named or routes.collector(routes.named[name], index) != relay:
+                self._totals.drop((name, 0), index)
+                del self._given[name, index]
+        site = routes.number.get(self.me)
+        # For the same reason, forget what we sent for chunks that we no longer collect; it is sent again if we collect
+        # them again.
+        self._told = {said for said in self._told if site is not None and routes.collector(site, said[1]) == self.me}
+        super().open(opened)
+
+    def _basis(self, opened: Open) -> object:
+        """Return the inputs that determine the results: the contributors and which of them share a site."""
+        inputs = self._routes.inputs if self._routes is not None else ()
+        return [opened.contributors, [each.peer for each in inputs]]
+
+    def _assign(self, opened: Open) -> None:
+        """Assign owners; our own contribution goes to the relay of our cluster."""
+        routes = self._routes
+        assert routes is not None
+        self.owners = routes.owners
+        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+        site, chunks = routes.number.get(self.me), range(len(self.grid))
+        self._takers = tuple(routes.collector(site, i) for i in chunks) if site is not None and routes.whole else ()
+
+    def _resume(self, opened: Open) -> None:
+        for index in range(len(self.grid)):
+            self._send_result(opened, index, self._heirs(opened, index))
+            self._reduce(index)
+
+    def settle(self) -> None:
+        """Free the round's data and update the usual norms of clusters."""
+        for cluster in self._routes.clusters if self._routes is not None else ():
+            self._contributions.settle(cluster.name, learns=self._learns)
+        self._totals.settle(self._key, learns=self._learns)
+        super().settle()
+
+    def on_link_down(self, peer: PeerId) -> None:
+        """Mark data sent to `peer` as possibly lost."""
+        super().on_link_down(peer)
+        self._told = {key for key in self._told if key[0] != peer}
+
+    def reach(self, peer: PeerId) -> None:
+        """Send a newly connected peer what it lacks."""
+        opened = self.opened
+        if opened is None or peer not in opened.alive or self.agreement.commit is not None:
+            return
+        self._scatter(opened)
+        for index in range(len(self.grid)):
+            if peer in self._heirs(opened, index):
+                self._send_result(opened, index, (peer,))
+            self._reduce(index)
+
+    # --- towards the owners
+
+    def _awaits(self, key: Key, index: int) -> bool:
+        """Return whether we collect this chunk of this contributor."""
+        routes = self._routes
+        site = routes.number.get(key[0]) if routes is not None and routes.whole and self.opened is not None else None
+        if routes is None or site is None or routes.collector(site, index) != self.me:
+            return False
+        return any((entry.peer, entry.attempt) == key for entry in routes.clusters[site].entries)
+
+    def _reduce(self, index: int) -> None:
+        """Compute the values of clusters that we collect, then the result if we own the chunk."""
+        opened, routes = self.opened, self._routes
+        if opened is None or routes is None or not routes.whole or self.agreement.commit is not None:
+            return
+        if self.results.chunks[index] is not None and self.owners[index] == self.me:
+            return
+        for cluster in routes.collected(self.me, index):
+            if self._total(cluster, index) and self.owners[index] != self.me:
+                self._tell(cluster, index)
+        if self.owners[index] == self.me:
+            self._finish(opened, routes, index)
+
+    def _total(self, cluster: Cluster, index: int) -> bool:
+        """Compute the value of a cluster that we collect once its inputs are here; return whether it exists."""
+        name = (cluster.name, 0)
+        if self._totals.has(name, index):
+            return True
+        payloads = self._contributions.of(cluster.entries, index)
+        if payloads is None:
+            return False
+        if cluster.sums:
+            # Screen our own too: if it were an outlier and only the sum were judged, the whole cluster would be blamed.
+            for entry, payload in zip(cluster.entries, payloads, strict=True):
+                if entry.peer == self.me:
+                    self._contributions.screen((self.me, entry.attempt), index, payload)
+            for peer in (far := self._contributions.beyond(cluster.entries, cluster.name, index)):
+                self.agreement.accuse(peer, "norm", self._now())
+            if far:
+                return False
+            weights = [float(entry.weight) for entry in cluster.entries]
+            value = self._reducer.result(payloads, weights, self.grid.size(index))
+            self._totals.screen(name, index, value)
+            self._totals.own(*name, index, value)
+        else:
+            (entry,) = cluster.entries
+            self._contributions.lend((entry.peer, entry.attempt), index, self._totals, name)
+        self._progress()
+        return True
+
+    def _tell(self, cluster: Cluster, index: int) -> None:
+        """Send the value of our cluster to the chunk's owner, once."""
+        owner = self.owners[index]
+        value = self._totals.of((cluster.value,), index)
+        if value is not None and (owner, index, cluster.name) not in self._told:
+            self._told.add((owner, index, cluster.name))
+            message = Subtotal(self.round, self.fragment, cluster.name, index)
+            self._send_queue.bulk(owner, Frame(message, value[0]))
+
+    def _finish(self, opened: Open, routes: Routes, index: int) -> None:
+        values = self._totals.of(routes.inputs, index)
+        if values is None:
+            return
+        far = self._totals.beyond(routes.inputs, self._key, index)
+        for name in far:
+            self._doubt(routes, routes.named[name], index)
+        if far:
+            return
+        weights = [float(each.weight) for each in routes.inputs]
+        single = len(values) == 1 and any(cluster.sums for cluster in routes.clusters)
+        # A single cluster's value is encoded already.
+        result = values[0] if single else self._reducer.result(values, weights, self.grid.size(index))
+        self.results.put(index, result)
+        self._progress()
+        self.check()
+        self._send_result(opened, index, self._heirs(opened, index))
+
+    def _doubt(self, routes: Routes, number: int, index: int) -> None:
+        """Accuse the peers behind an outlier value: the contributors if we collected it, else the relay."""
+        collector, cluster = routes.collector(number, index), routes.clusters[number]
+        if collector == self.me:
+            for entry in cluster.entries:
+                self.agreement.accuse(entry.peer, "norm", self._now())
+        else:
+            self._totals.drop((cluster.name, 0), index)  # another relay may have a better one
+            self.agreement.accuse(collector, SUBTOTAL, self._now())
+
+    def take(self, sender: PeerId, frame: Frame) -> None:
+        """Take a frame, including a Subtotal."""
+        if isinstance(frame.message, Subtotal):
+            self._take_subtotal(sender, frame.message, frame)
+        else:
+            super().take(sender, frame)
+
+    def _take_subtotal(self, sender: PeerId, message: Subtotal, frame: Frame) -> None:
+        routes, index, name = self._routes, message.index, message.name
+        if self.agreement.commit is not None or not self._fits(frame):
+            return
+        number = routes.named.get(name) if routes is not None and self.opened is not None else None
+        if (
+            routes is None
+            or number is None
+            or self.owners[index] != self.me
+            or routes.collector(number, index) != sender
+        ):
+            self._early.put(sender, frame)  # it may have overtaken the Open that asks for it
+            return
+        if self._totals.has((name, 0), index):
+            return
+        if self._totals.screen((name, 0), index, frame.payload):
+            self.agreement.accuse(sender, SUBTOTAL, self._now())
+            return
+        self._totals.own(name, 0, index, frame.payload)
+        self._given[name, index] = sender
+        self._progress()
+        self._reduce(index)
+        self._record()
+
+    # --- towards the peers
+
+    def _heirs(self, opened: Open, index: int) -> Sequence[PeerId]:
+        """Return the receivers of a result: relays and the own cluster for an owner, its cluster for a relay."""
+        return self._routes.heirs(self.me, index) if self._routes is not None else ()
+
+    def _vouches(self, sender: PeerId, index: int) -> bool:
+        """Return whether a result is accepted: from its owner, or from our relay until a record contradicts it."""
+        return self._routes is not None and sender in self._routes.sources(self.me, index)
+
+    # --- blame
+
+    def owing(self, opened: Open) -> Collection[PeerId]:
+        """Return all peers of the group but ourselves, as values may be made of any peer's data."""
+        return DataPlane.owing(self, opened)
+
+    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+        """Return the peer to blame: a contributor to chunks that we collect, a relay, or the source of a result."""
+        routes, results = self._routes, self.results
+        if routes is None:
+            return None
+        services = [(index, routes.collected(self.me, index)) for index in results.lacks()] if routes.whole else []
+        for index, collected in services:
+            for cluster in collected:
+                for entry in cluster.entries:
+                    if not self._contributions.has((entry.peer, entry.attempt), index):
+                        return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
+        for index, collected in services:
+            for name, number in routes.named.items() if self.owners[index] == self.me else ():
+                if not self._totals.has((name, 0), index) and routes.clusters[number] not in collected:
+                    return routes.collector(number, index), UNSUMMED
+        for index in results.lacks():
+            relay, owner = routes.sources(self.me, index)[0], self.owners[index]
+            # After the owner has signed, the relay is to blame: it has received the result.
+            guilty = relay if results.signed(index) else owner
+            if guilty != self.me:
+                return guilty, "result missing"
+        return None

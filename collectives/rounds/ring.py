@@ -1,0 +1,231 @@
+"""Ring: every peer adds its contribution to the partial sum and passes it on to its successor.
+
+A ring moves as many bytes as owners do, over one connection per peer instead of all of them, but takes more hops. It
+suits few peers near each other, or links of very different quality (`ring_order`). The path of each chunk and the order
+of summation follow from the ballot (`ring_schedule`), so that all peers that compute a result compute the same; but,
+unlike with owners, another ballot has other results. Data in flight at a peer is at most one contribution's size,
+whatever the number of peers: a chunk exists either as a partial sum or as a result.
+
+Peers pass on the mean of the contributions so far, in the run's codec. With fp32 each hop rounds once, as sums in fp32
+do. A lossy codec loses something at every hop; docs/compression.md gives figures.
+
+A peer can screen a neighbour's payload (valid, finite, not absurdly large) and results (against the hashes that their
+owners signed). It cannot detect whether a neighbour added what it had announced or changed earlier contributions, so it
+cannot name the culprit. A stuck peer therefore blames with the reason "ring" (see `blame_book`); the next ballot has no
+ring, which exposes the culprit, and the next rounds have none either (`RoundFactory`). If a peer dies, the next ballot
+has a ring without it. Frames of a ballot with another ring are rejected, however late they arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from thinwire.collectives.consensus.blame import BROKEN
+from thinwire.collectives.rounds.ballot_bound import BallotBound
+from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.rounds.ring_schedule import RingPosition, joined
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Contribution, Open, Partial, PeerId, Result
+
+PASSED = 0
+"""Announcement number for data that a neighbour passed on; real numbers start at 1."""
+
+
+class Ring(BallotBound):
+    """Data plane of a ring. Ballots without a ring work as in `ShardedReduce`."""
+
+    _lap: RingPosition | None = None
+
+    @property
+    def broken(self) -> bool:
+        """Whether a ring failed and the round continued without one."""
+        first, last = self._first, self.opened
+        return first is not None and last is not None and bool(first.order) and not last.order and last.adopted is None
+
+    # --- a ballot opens
+
+    def _basis(self, opened: Open) -> object:
+        """Return the inputs that determine the results: in a ring also its members and their order."""
+        if opened.adopted is None and opened.order:
+            return opened.contributors, opened.alive, opened.idle, opened.order
+        return super()._basis(opened)
+
+    def _renew(self, opened: Open) -> None:
+        """Drop the data of another ballot's ring."""
+        if self._lap is not None:
+            self._lap = None
+            self._send_queue.recall(self.round, self.fragment)
+        super()._renew(opened)
+
+    def _assign(self, opened: Open) -> None:
+        """Assign owners and receivers from the ring's schedule."""
+        super()._assign(opened)
+        if opened.adopted is None and opened.order:
+            lap = self._lap = self._lap or RingPosition(self.me, opened, len(self.grid))
+            self.owners, self._takers = lap.owners, lap.takers
+            self._mine = [index for index, owner in enumerate(lap.owners) if owner == self.me]
+
+    def _resume(self, opened: Open) -> None:
+        """Continue with stored data in a new ballot."""
+        super()._resume(opened)
+        if self._lap is not None:
+            for index in range(len(self.grid)):
+                self._reduce(index)
+
+    def _scatter(self, opened: Open) -> None:
+        """Send our contribution; members of the ring have no receiver for it."""
+        if self._lap is None or self._lap.right is None:
+            super()._scatter(opened)
+
+    def reach(self, peer: PeerId) -> None:
+        """Send a newly connected peer what it lacks."""
+        super().reach(peer)
+        lap = self._lap
+        if lap is not None and peer == lap.right:
+            for index in range(len(self.grid)):
+                self._forward(index)
+
+    def on_link_down(self, peer: PeerId) -> None:
+        """Mark data sent to `peer` as possibly lost."""
+        super().on_link_down(peer)
+        if self._lap is not None and peer == self._lap.right:
+            self._lap.sent.clear()
+
+    def settle(self) -> None:
+        """Free the round's data."""
+        super().settle()
+        if self._lap is not None:
+            self._lap.passed.clear()
+            self._lap.made.clear()
+
+    # --- partial sums
+
+    def _reduce(self, index: int) -> None:
+        """Add our contribution to the received partial sum and send it on; at the owner it is the result."""
+        opened, lap = self.opened, self._lap
+        if opened is None or lap is None:
+            return super()._reduce(index)
+        way, place = lap.way(index)
+        if place is None or self.agreement.commit is not None:
+            return
+        passed = lap.passed.get(index)
+        if index in lap.made or self.results.chunks[index] is not None or (place and passed is None):
+            return
+        own = self._adding(opened, way.adds[place], index)
+        if own is None or not self._usable(way.adds[place], index, lap.left if place else None):
+            return
+        weights = [float(entry.weight) for entry in way.adds[place]]
+        before, size = way.before[place], self.grid.size(index)
+        made = joined(self._reducer, passed, before, own, weights, size)
+        lap.passed.pop(index, None)
+        self._progress()
+        if way.stations[-1] == self.me:
+            self.results.put(index, made)
+            self.check()
+            self._send_result(opened, index, opened.alive)
+            self._record()
+        else:
+            lap.made[index] = made
+            self._forward(index)
+
+    def _adding(self, opened: Open, entries: Sequence[Contribution], index: int) -> list[Buffer] | None:
+        """Return the contributions that we have to add, in order; None if one is missing."""
+        if any(entry.peer == self.me for entry in entries):
+            if not self._names_us(opened):
+                return None
+            self._contributions.own(self.me, self._attempt, index, self._source[index])
+        return self._contributions.of(entries, index)
+
+    def _usable(self, entries: Sequence[Contribution], index: int, left: PeerId | None) -> bool:
+        """Return whether all norms are usual.
+
+        Our own is screened before a neighbour screens it.
+        """
+        if any(entry.peer == self.me for entry in entries):
+            reason = self._contributions.screen((self.me, self._attempt), index, self._source[index])
+            if reason:
+                self.agreement.accuse(self.me, reason, self._now())
+                return False
+        judged = [*entries, *([] if left is None else [Contribution(left, PASSED, 0)])]
+        far = self._contributions.beyond(judged, self._key, index)
+        for peer in far:
+            outside = any(entry.peer == peer for entry in entries) and peer != self.me
+            self.agreement.accuse(peer, "norm" if outside else BROKEN, self._now())
+        return not far
+
+    def _take_partial(self, sender: PeerId, message: Partial, frame: Frame) -> None:
+        """Take the left neighbour's partial sum."""
+        lap, index = self._lap, message.index
+        if lap is None or index >= len(self.grid) or self.agreement.commit is not None:
+            return
+        way, place = lap.way(index)
+        if not place or way.stations[place - 1] != sender:
+            return
+        if index in lap.made or index in lap.passed or self.results.chunks[index] is not None:
+            return
+        if self._contributions.screen((sender, PASSED), index, frame.payload):
+            self.agreement.accuse(sender, BROKEN, self._now())
+            return
+        lap.passed[index] = frame.payload
+        self._progress()
+        self._reduce(index)
+
+    def _forward(self, index: int) -> None:
+        """Send the right neighbour the partial sum or result of a chunk, once."""
+        opened, lap = self.opened, self._lap
+        if opened is None or lap is None or lap.right is None:
+            return
+        result, made = self.results.chunks[index], lap.made.get(index)
+        payload = made if result is None else result
+        key = index, result is not None
+        if payload is None or key in lap.sent or (result is not None and lap.right == self.owners[index]):
+            return
+        lap.sent.add(key)
+        kind = Partial if result is None else Result
+        self._send_queue.bulk(lap.right, Frame(kind(self.round, self.fragment, opened.ballot, index), payload))
+
+    # --- results
+
+    def _send_result(self, opened: Open, index: int, to: Sequence[PeerId]) -> None:
+        lap = self._lap
+        if lap is None:
+            return super()._send_result(opened, index, to)
+        self._forward(index)
+        super()._send_result(opened, index, [peer for peer in to if peer in lap.outside])
+
+    def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
+        """Take a result from a neighbour; it counts and is forwarded once its owner has signed for it."""
+        lap, index = self._lap, message.index
+        if lap is None:
+            return super()._take_result(sender, message, frame)
+        taken = self._take_signed(sender, message, frame)
+        if taken:
+            lap.made.pop(index, None)
+            self._forward(index)
+            self.check()
+        elif taken is False and sender in (lap.left, self.owners[index]):
+            self.agreement.accuse(sender, BROKEN, self._now())
+
+    def owing(self, opened: Open) -> Collection[PeerId]:
+        """Return all peers of the group but ourselves, as partial sums contain any peer's data."""
+        return DataPlane.owing(self, opened)
+
+    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+        """Return the peer to blame.
+
+        Only contributors outside the ring can be named exactly; else the left neighbour with "ring".
+        """
+        lap = self._lap
+        if lap is None:
+            return super().culprit(opened)
+        for index, chunk in enumerate(self.results.chunks):
+            way, place = lap.way(index)
+            if chunk is None and place == 0 and index not in lap.made:
+                for entry in way.adds[0]:
+                    if entry.peer != self.me and not self._contributions.has((entry.peer, entry.attempt), index):
+                        return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
+        lacking = next((index for index in self.results.lacks() if self.owners[index] != self.me), None)
+        if lap.left is not None:
+            return lap.left, BROKEN
+        return None if lacking is None else (self.owners[lacking], BROKEN)

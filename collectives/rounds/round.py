@@ -1,0 +1,352 @@
+"""One peer's round of one fragment.
+
+It joins the agreement (who takes part, whether it commits) and the data plane.
+
+Chunks are pipelined: contributors send in grid order; an owner averages a chunk as soon as all named contributions to
+it are in and sends the result at once. Everything is event-driven and runs on the loop's thread; a chunk's kernels take
+well under a millisecond each.
+
+Payloads are checked against the hashes that their contributor announced, results against the signed record of their
+owner, and all results against the digest that was voted for. Misbehaviour leads to an accusation with a reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import blake3
+from thinwire.collectives.consensus.electorate import ORPHANED
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.rounds.retransmit import Retransmitter
+from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import (
+    Ballot,
+    Chunk,
+    Commit,
+    Digest,
+    Fetch,
+    Partial,
+    PeerId,
+    Ready,
+    Record,
+    Result,
+    Span,
+    Subtotal,
+)
+
+TRICKLE = 2048
+"""Bytes/s that count as progress; slower streams are closed (see Limits)."""
+
+
+class Round:
+    """One peer's part in one round of one fragment; `exchange` moves the data.
+
+    Pass it frames (`on_frame`), time (`tick`) and link changes (`on_link_down`, `reach`); `announce` starts our own
+    contribution; `wait` returns the Outcome. `attempt`: number of our last announcement, if this round had one before;
+    `site`: the network that we share with others. `link` returns our link's rates up and down in bytes/s (0: unknown),
+    `spans` those of links to some peers. After the commit the round stays to serve results to peers that missed some.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        exchange: DataPlane,
+        *,
+        send_queue: SendQueue,
+        now: Callable[[], float],
+        attempt: int = 0,
+        site: str = "",
+        phase: Callable[[int, str], None] = lambda round, name: None,
+        link: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        spans: Callable[[], tuple[Span, ...]] = tuple,
+    ) -> None:
+        self.agreement, self.exchange = agreement, exchange
+        self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
+        self._send_queue, self._now, self._phase = send_queue, now, phase
+        self._link, self._spans = link, spans
+        self.attempt = attempt
+        self._site = site
+        self._repairs = Retransmitter()
+        self._accused: Ballot | None = None
+        self.opened_at: float | None = None
+        """When the ballot in progress opened here.
+
+        Earlier data was waiting already and gives no information about the links.
+        """
+        self.lost_after_open: set[PeerId] = set()
+        """Peers whose process ended after the round had opened: they may have voted and will not remember it."""
+        self.booked = False
+        """Whether other objects have recorded the round's lessons about peers."""
+        self._gone: set[PeerId] = set()
+        self._spent: set[PeerId] = set()
+        self._settled = asyncio.Event()
+        self._came: tuple[float, dict[PeerId, int]] = (now(), {})
+        """Time of the last count of received bytes, and bytes by peer that owes us data."""
+
+    # --- our own contribution
+
+    def announce(
+        self, source: Sequence[Buffer], *, weight: int, loss: float, speed: float, hashes: bytes | None = None
+    ) -> None:
+        """Take part with the encoded chunks `source` (grid order; must not change before the round ends).
+
+        With `weight` 0 and no source the peer takes part (it owns chunks and gets results) without contributing.
+        """
+        self.attempt += 1
+        self.exchange.contribute(source, self.attempt)
+        if hashes is None:
+            hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
+        terms = self.agreement.terms
+        ready = Ready(
+            self.round,
+            self.fragment,
+            self.attempt,
+            terms.base,
+            terms.plan,
+            weight,
+            hashes,
+            self.agreement.remembers,
+            float(loss),
+            float(speed),
+            *self._link(),
+            site=self._site,
+            spans=self._spans(),
+        )
+        self._phase(self.round, "announce")
+        self.agreement.announce(ready, self._now())
+        self.pump()
+
+    def resume(self) -> None:
+        """Continue after `wait` reported that our state differs and no other state was available.
+
+        Promises still hold.
+        """
+        self.agreement.diverged = False
+        self._settled.clear()
+        self.pump()
+
+    async def wait(self) -> Outcome:
+        """Wait until the round has committed here with all results, or our state differs from the majority's."""
+        await self._settled.wait()
+        commit = self.agreement.commit
+        missing = {entry.peer: entry.reason for entry in commit.opened.excluded} if commit else {}
+        if not self.complete or commit is None:
+            return Outcome(diverged=self.agreement.diverged, missing=missing)
+        return Outcome(tuple(chunk for chunk in self.results if chunk is not None), commit, missing)
+
+    @property
+    def results(self) -> Sequence[Buffer | None]:
+        """The results in grid order; None where missing."""
+        return self.exchange.results.chunks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of stored contributions and results."""
+        return self.exchange.nbytes
+
+    @property
+    def departed(self) -> set[PeerId]:
+        """Peers whose process ended in this round, so that they are absent from the next one, too.
+
+        A peer that left before the round opened here may still be a member (`Open.members`), and is back only if it
+        takes part.
+        """
+        opened = self.exchange.opened
+        return self.lost_after_open | (self._gone.difference(opened.alive) if opened is not None else self._gone)
+
+    @property
+    def moved(self) -> float:
+        """When useful data last arrived."""
+        return self.exchange.moved
+
+    @property
+    def complete(self) -> bool:
+        """Whether every committed result is here."""
+        return self.exchange.complete
+
+    # --- events
+
+    def on_frame(self, sender: PeerId, frame: Frame) -> None:
+        """Handle a checked frame of this round and fragment."""
+        message = frame.message
+        if getattr(message, "fragment", self.fragment) != self.fragment:
+            return
+        if isinstance(message, (Chunk, Partial, Result, Record, Subtotal)):
+            self.exchange.take(sender, frame)
+        elif isinstance(message, Fetch):
+            self._serve(sender, message)
+        else:
+            if isinstance(message, Commit):
+                self._spent.discard(sender)  # earlier reports concerned another round
+            before = self.agreement.ready.get(sender)
+            self.agreement.on_message(sender, message, frame.signature, self._now())
+            if self.agreement.ready.get(sender) is not before:  # repeated announcements change nothing
+                self.exchange.announced(sender)
+        self.pump()
+
+    def spent(self, peer: PeerId) -> None:
+        """Note that a peer is past this round and has freed its results: ask others for what it was asked for."""
+        self._spent.add(peer)
+        lacking = self._repairs.owed(peer).intersection(self.exchange.results.lacks())
+        sources = [one for one in self.sources if one not in self._spent]
+        if lacking and sources:
+            self._fetch(sorted(lacking), sources)
+
+    @property
+    def forsaken(self) -> bool:
+        """Whether there is a verdict, but most reachable sources have freed its results and moved on."""
+        sources = self.sources
+        return self.agreement.commit is not None and 2 * len(self._spent.intersection(sources)) > len(sources)
+
+    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
+        """Handle a broken link to `peer`; `gone`: its process has ended."""
+        if gone:
+            self._gone.add(peer)
+            if self.exchange.opened is not None:
+                self.lost_after_open.add(peer)
+        self.exchange.on_link_down(peer)
+        self.agreement.on_link_down(peer, self._now(), gone=gone)
+        self.pump()
+
+    def reach(self, peer: PeerId) -> None:
+        """Handle a new link to `peer`."""
+        self.agreement.reach(peer, self._now())
+        self.exchange.reach(peer)
+        self.pump()
+
+    def tick(self) -> None:
+        """Let time pass: tick the agreement, blame a peer that makes no progress, repeat requests of a repair."""
+        now, patience = self._now(), self.agreement.terms.patience
+        self._listen(now)
+        self.agreement.tick(now)
+        exchange, committed = self.exchange, self.agreement.commit is not None
+        opened, results = exchange.opened, exchange.results
+        if results.wanted is not None and results.missing:
+            # Voters continue with the next round and free the results soon after it.
+            hurry = 1.0 if self._repairs.tries else exchange.hurry
+            if now >= max(self._repairs.at, exchange.moved) + hurry * patience:
+                self._repair()
+        if opened is not None and not committed and results.missing:
+            exchange.nudge()
+        # A peer that only claims to be past the round may lie or have freed the results: ask such peers for as long
+        # again.
+        orphaned = now >= exchange.whole + ORPHANED * patience * (1 + bool(self.sources))
+        if committed and results.missing and orphaned and not self._voters:
+            self._void()
+        elif opened is not None and not committed and results.missing and now >= exchange.moved + patience:
+            if self.me in opened.alive and self._accused != opened.ballot:
+                found = exchange.culprit(opened)
+                early = found is not None and now < exchange.moved + exchange.bears.get(found[1], 1) * patience
+                if not early:
+                    self._accused = opened.ballot
+                if found is not None and not early:
+                    self.agreement.accuse(found[0], found[1], now)
+        self.pump()
+
+    def _listen(self, now: float) -> None:
+        """Count bytes of incomplete frames as progress, so that slow links are not taken for stuck peers.
+
+        On an uplink shared by all receivers, the first whole chunk takes as long as nearly everything.
+        """
+        opened, (then, before) = self.exchange.opened, self._came
+        if opened is None or not self.exchange.results.missing or now < then + self.agreement.terms.patience / 8:
+            return
+        came = {peer: self._send_queue.came(peer) for peer in self.exchange.owing(opened)}
+        self._came = (now, came)
+        grown = sum(count - before[peer] for peer, count in came.items() if peer in before)
+        if grown >= TRICKLE * (now - then):
+            self.exchange.stirs()
+
+    def pump(self) -> None:
+        """Act on the agreement's decisions and send its messages."""
+        opened, commit = self.agreement.opened, self.agreement.commit
+        if commit is not None and (opened is None or commit.opened.ballot != opened.ballot):
+            opened = commit.opened
+        exchange = self.exchange
+        self._tell()  # send an Open before the data that it asks for: sealing and sending the data takes milliseconds
+        if opened is not None and opened is not exchange.opened:
+            self.opened_at = self._now()
+            exchange.open(opened)
+            if opened.adopted is not None:
+                self._want(opened.adopted)
+        if commit is not None and exchange.results.wanted != commit.digest and not self.complete:
+            self._want(commit.digest)
+        self._tell()
+        if self.complete or self.agreement.diverged:
+            if not self._settled.is_set() and self.complete:
+                self._phase(self.round, "commit")
+                exchange.settle()
+            self._settled.set()
+
+    def _tell(self) -> None:
+        """Send the agreement's messages."""
+        for to, message in self.agreement.take():
+            for peer in sorted(self.agreement.reachable) if to is None else (to,):
+                if peer != self.me:
+                    self._send_queue.control(peer, message)
+
+    # --- repair
+
+    def _want(self, digest: Digest) -> None:
+        """Settle the results as `digest`: fetch those that are missing or differ."""
+        exchange, results = self.exchange, self.exchange.results
+        results.settle(digest)
+        lost = any(exchange.owners[index] not in self.agreement.reachable for index in results.lacks())
+        untouched = exchange.opened is None or self.me not in exchange.opened.alive
+        self._repairs.at = self._now()
+        if results.missing and (lost or untouched or self.agreement.commit is None):
+            self._repair()
+        exchange.check()
+
+    @property
+    def sources(self) -> list[PeerId]:
+        """Reachable peers that hold every result: those that voted for them.
+
+        After a verdict, if no voter is left: peers that claim to be past the round.
+        """
+        return self._voters or (sorted(self.agreement.past & self.agreement.reachable) if self.agreement.commit else [])
+
+    @property
+    def _voters(self) -> list[PeerId]:
+        commit, opened = self.agreement.commit, self.exchange.opened
+        voters = [proof.peer for proof in commit.votes] if commit else list(opened.sources) if opened else []
+        return [peer for peer in voters if peer != self.me and peer in self.agreement.reachable]
+
+    def _void(self) -> None:
+        self._phase(self.round, "void")
+        self.exchange.void()
+        self.agreement.void(self._now())
+
+    def _repair(self) -> None:
+        sources = self.sources
+        if sources:
+            self._fetch(self.exchange.results.lacks(), [one for one in sources if one not in self._spent] or sources)
+
+    def _fetch(self, lacking: Sequence[int], sources: Sequence[PeerId]) -> None:
+        wanted = self.exchange.results.wanted
+        if wanted is not None:
+            for peer, part in self._repairs.plan(lacking, sources, self._now()).items():
+                self._send_queue.control(peer, Fetch(self.round, self.fragment, wanted, tuple(part)))
+
+    def _serve(self, sender: PeerId, message: Fetch) -> None:
+        exchange, opened = self.exchange, self.exchange.opened
+        whole = exchange.results.digest == message.digest
+        if opened is None or not (whole or exchange.part(message.digest)):
+            return
+        if self._send_queue.later(sender) > 2 * IN_FLIGHT:
+            return  # the peer has not read what it asked for before
+        exchange.asked(sender, message.indices)
+        everything = tuple(range(len(exchange.results)))
+        if whole:
+            record = Record(self.round, self.fragment, opened.ballot, everything, exchange.results.hashes(everything))
+            self._send_queue.control(sender, record)
+        for index in dict.fromkeys(message.indices):
+            if index < len(everything) and (result := self.results[index]) is not None:
+                frame = Frame(Result(self.round, self.fragment, opened.ballot, index), result)
+                self._send_queue.bulk(sender, frame, later=True)

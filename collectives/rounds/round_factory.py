@@ -1,0 +1,299 @@
+"""Creates the rounds of one peer, one after the other, and adapts the patience to their durations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+import blake3
+import numpy as np
+from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.executor import Work, at_once
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.allgather import AllGather
+from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.contributions import Screen
+from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.rounds.hierarchy import Hierarchy
+from thinwire.collectives.rounds.ring import Ring
+from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, ShardedSparseCodec, SparseShardedReduce
+from thinwire.collectives.timing import MAX_PATIENCE
+from thinwire.collectives.topology.owner_backoff import STEPS, OwnerBackoff
+from thinwire.collectives.topology.placement import Rate, Trip
+from thinwire.collectives.topology.ring_order import best
+from thinwire.collectives.topology.shards import Grid
+from thinwire.collectives.transport.bandwidth import Bandwidth
+from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.collectives.transport.pending_frames import PendingFrames
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.compression.core.codec import Codec
+from thinwire.swarm.frame import sign_message, verify_message
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.messages.registry import Commit, Digest, Message, PeerId, Span
+from thinwire.swarm.rendezvous_hash import leader_order, rank
+
+STASH = 1024
+"""Control frames stored for the next round."""
+
+STASH_EACH = 16
+"""Of these, most per peer: as many as a peer sends in a bad round."""
+
+
+def round_of(message: Message) -> int:
+    """Return the number of the round that a message is about, 0 if none."""
+    number: int = message.opened.round if isinstance(message, Commit) else getattr(message, "round", 0)
+    return number
+
+
+def fragment_of(message: Message) -> int:
+    """Return the number of the fragment that a message is about, -1 if none."""
+    number: int = message.opened.fragment if isinstance(message, Commit) else getattr(message, "fragment", -1)
+    return number
+
+
+class RoundFactory:
+    """Creates rounds with common settings.
+
+    - `live`: peers with a link, maintained by the caller. `key_of`: Ed25519 public key of another peer, None if unknown.
+    - `patience`: seconds without progress before a peer acts; never below the given value, adapts to the duration of rounds.
+    - `moved`: bytes sent and received so far, for dealing out chunks by bandwidth; None: all peers own equally many.
+    - `collective`: "all-gather": every payload goes to all peers (`codec` only validates it); "sparse-butterfly": each
+      chunk has an owner that sums contributions and sends the largest values of the sum; "butterfly": chunks are
+      averaged by `rule`.
+    - `topology` of a butterfly: "butterfly" (at the owners), "ring" (while they travel) or "hierarchy" (in sites first).
+    - `site`: the network that we share with others. `bandwidth`, `stash`: estimate of our link and frames for next rounds, if
+      shared with other factories of this peer.
+    - `kept`: unsent residuals of chunks that we own in a sparse butterfly, computed by `aside`.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: Digest,
+        *,
+        codec: Codec | Screen,
+        rule: str,
+        send_queue: SendQueue,
+        now: Callable[[], float],
+        live: Collection[PeerId],
+        key_of: Callable[[PeerId], bytes | None],
+        patience: float,
+        phase: Callable[[int, str], None] = lambda round, name: None,
+        collective: str = "butterfly",
+        moved: Callable[[], tuple[int, int]] | None = None,
+        topology: str = "butterfly",
+        site: str = "",
+        bandwidth: Bandwidth | None = None,
+        stash: PendingFrames | None = None,
+        kept: OwnerResiduals | None = None,
+        aside: Work = at_once,
+        sick: Callable[[], Collection[PeerId]] = tuple,
+        spans: Callable[[], tuple[Span, ...]] = tuple,
+    ) -> None:
+        self.patience = self.floor = patience
+        self.behind = asyncio.Event()
+        """Set when the others are so far ahead that we cannot follow."""
+        self.stash = PendingFrames(STASH, STASH_EACH) if stash is None else stash
+        """Frames of the next round."""
+        self.sick = sick
+        """Returns peers that must not own chunks in rounds that we lead."""
+        self.rate: Rate | None = None
+        """Rates for the order of rings, if more is known than what each peer announces of its own link."""
+        self.spans = spans
+        """Returns our measurements of links to other peers."""
+        self._identity, self._run_id = identity, run_id
+        self._codec, self._rule, self._send_queue, self._now = codec, RULES[rule], send_queue, now
+        self._live, self._key_of, self._phase, self._collective = live, key_of, phase, collective
+        self._topology, self._site = topology, site
+        self._usual: dict[int, dict[int, float]] = {}
+        self._pool = BufferPool()
+        self._sieve: SparseShardedReduce | None = None
+        self.kept, self._aside = OwnerResiduals() if kept is None else kept, aside
+        self._owner_backoff = OwnerBackoff()
+        self._moved = moved
+        self.bandwidth = bandwidth or Bandwidth()
+        """Estimate of our link; unknown if nothing measures it."""
+        if moved is not None:
+            send_queue.handed = self.look
+        self._breaks = self._straight = 0
+
+    def begin(
+        self,
+        terms: RoundTerms,
+        grid: Grid,
+        *,
+        gone: Collection[PeerId],
+        witness: bool = True,
+        attempt: int = 0,
+        turn: int = 0,
+    ) -> Round:
+        """Create a round; this fills in the order of the members and the patience of `terms`.
+
+        `turn`: number of the vector, if vectors take turns: usual norms are stored per vector.
+        """
+        number = (terms.fragment << 48) + terms.round  # so that fragments do not all have the same backups
+        seed = blake3.blake3(self._run_id + number.to_bytes(8, "big")).digest()
+        sized = self._moved is not None and self._topology == self._collective == "butterfly"
+        chunks = len(grid) if sized else 0
+        order = leader_order(seed, terms.members, terms.round, terms.fragment)
+        agreement = Agreement(
+            self._identity.peer_id,
+            replace(
+                terms,
+                members=order,
+                patience=self.patience,
+                chunks=chunks,
+                hands=self._moved is not None and self._collective == "all-gather",
+                sited=self._topology == "hierarchy",
+                ring=partial(self._ring, seed, terms.round) if self._topology == "ring" else None,
+            ),
+            sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
+            verify=self._verify,
+            live=self._live,
+            gone=gone,
+            witness=witness,
+            idle={*self._owner_backoff.resting(terms.round), *self.sick()},
+        )
+        exchange = self._plane(agreement, grid, seed, turn)
+        fly = Round(
+            agreement,
+            exchange,
+            send_queue=self._send_queue,
+            now=self._now,
+            attempt=attempt,
+            site=self._site,
+            phase=self._phase,
+            link=self._link,
+            spans=self.spans,
+        )
+        if self._sieve is not None:
+            self._sieve.halt()  # an abandoned round must not vote any more
+        self._sieve = exchange if isinstance(exchange, SparseShardedReduce) else None
+        if self._sieve is not None:
+            self._sieve.stirred = fly.pump
+        return fly
+
+    def look(self) -> None:
+        """Sample the transferred bytes, if due."""
+        if self._moved is not None and self.bandwidth.due(now := self._now()):
+            self.bandwidth.look(*self._moved(), now)
+
+    def _link(self) -> tuple[int, int]:
+        return self.bandwidth.settle()
+
+    def _plane(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> DataPlane:
+        if self._collective == "all-gather":
+            return self._gather(agreement, grid, turn)
+        if self._collective == "sparse-butterfly":
+            return self._sifting(agreement, grid, turn)
+        return self._exchange(agreement, grid, seed, turn)
+
+    def _sifting(self, agreement: Agreement, grid: Grid, turn: int) -> SparseShardedReduce:
+        return SparseShardedReduce(
+            agreement,
+            codec=cast(ShardedSparseCodec, self._codec),
+            grid=grid,
+            kept=self.kept,
+            keeps=self._run_id,
+            aside=self._aside,
+            send_queue=self._send_queue,
+            now=self._now,
+            usual=self._usual.setdefault(turn, {}),
+            phase=self._phase,
+        )
+
+    def _exchange(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> ShardedReduce:
+        if self._topology == "hierarchy":
+            return self._hierarchy(agreement, grid, seed, turn)
+        return (Ring if self._topology == "ring" else ShardedReduce)(
+            agreement,
+            codec=cast(Codec, self._codec),
+            grid=grid,
+            rule=self._rule,
+            seed=seed,
+            send_queue=self._send_queue,
+            now=self._now,
+            usual=self._usual.setdefault(turn, {}),
+            pool=self._pool,
+            phase=self._phase,
+        )
+
+    def _hierarchy(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> Hierarchy:
+        return Hierarchy(
+            agreement,
+            codec=cast(Codec, self._codec),
+            grid=grid,
+            rule=self._rule,
+            seed=seed,
+            send_queue=self._send_queue,
+            now=self._now,
+            usual=self._usual.setdefault(turn, {}),
+            groups=self._usual.setdefault(-1 - turn, {}),
+            pool=self._pool,
+            phase=self._phase,
+        )
+
+    def _gather(self, agreement: Agreement, cut: Grid, turn: int) -> AllGather:
+        return AllGather(
+            agreement,
+            screen=self._codec,
+            pieces=cut,
+            send_queue=self._send_queue,
+            now=self._now,
+            usual=self._usual.setdefault(turn, {}),
+            phase=self._phase,
+        )
+
+    async def outcome(self, fly: Round, *, give_up: float | None = None) -> Outcome:
+        """Return the Outcome of a round; without a commit after `give_up` seconds, or if we are behind."""
+        began = self._now()
+        behind = asyncio.ensure_future(self.behind.wait())
+        wait = asyncio.ensure_future(fly.wait())
+        try:
+            await asyncio.wait((wait, behind), timeout=give_up, return_when=asyncio.FIRST_COMPLETED)
+            outcome = wait.result() if wait.done() else Outcome(diverged=behind.done())
+        finally:
+            wait.cancel()
+            behind.cancel()
+        if outcome.commit is not None and not fly.booked:
+            fly.booked = True  # callers that follow rounds ask again for the outcome of their own
+            self._owner_backoff.settle(outcome.commit.opened, fly.exchange.failed)
+            self._settle(fly)
+            if fly.opened_at is not None:
+                took = self._now() - max(began, fly.opened_at)
+                self.patience = max(self.floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
+        return outcome
+
+    def _ring(
+        self, seed: Digest, round: int, peers: Sequence[PeerId], announced: Rate, trip: Trip
+    ) -> tuple[PeerId, ...]:
+        """Return the order of a ring for a ballot that we open; empty while rings are suspended."""
+        if round <= self._straight:
+            return ()
+        rate = self.rate or announced
+        ranked = rank(seed, "ring", peers)
+        rates = np.array([[rate(sender, receiver) for receiver in ranked] for sender in ranked])
+        trips = np.array([[trip(sender, receiver) for receiver in ranked] for sender in ranked])
+        return tuple(ranked[at] for at in best(rates, trips))
+
+    def _settle(self, fly: Round) -> None:
+        """Suspend rings for 2 rounds after a failed one, then for 4, 8 and so on.
+
+        A ring that holds takes one step back.
+        """
+        exchange = fly.exchange
+        if isinstance(exchange, Ring) and exchange.broken:
+            self._breaks = min(STEPS, self._breaks + 1)
+            self._straight = fly.round + 2**self._breaks
+        elif exchange.opened is not None and exchange.opened.order:
+            self._breaks = max(0, self._breaks - 1)
+
+    def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
+        key = self._identity.public_key if peer == self._identity.peer_id else self._key_of(peer)
+        return key is not None and verify_message(message, signature, key, self._run_id)

@@ -1,0 +1,290 @@
+"""Sparse rounds with owners: the data that a peer receives does not grow with the number of peers.
+
+A contributor sends each owner the payloads of its chunks. The owner averages them, adds the residual of that chunk from
+earlier rounds, sends the largest values of the sum to all peers and stores the rest: error feedback at the owner, too,
+as in CocktailSGD (Wang et al., ICML 2023); compare Ok-Topk (Li and Hoefler, arXiv 2201.07598). In an all-gather every
+payload goes to all peers.
+
+The residuals change with the parameters, when a round is applied, and only for chunks where the committed result is the
+owner's own. A residual belongs to the owner of the chunk: so owners hardly change from round to round when peers come
+and go (`steady`), and a new owner starts without one.
+
+The leader assigns owners and need not justify dropping one. A former owner therefore keeps its residual for `HOLD` more
+rounds and resumes with it if it gets the chunk back: a liar that leads now and then cannot destroy residuals. What its
+round did not send of chunks that it reassigned may be lost; as an owner it could lose as much. A residual is lost only
+if the owner loses the chunk for longer, as when owners really change; `OwnerResiduals` counts that. Whoever leads, all
+residuals together are no larger than the parameters.
+
+A checkpoint contains the residuals, and a returning owner resumes with them while the state is the same. If rounds have
+passed, the owner must drop them, like its own residual: they may have gone into sums of those rounds that it made
+before the restart, and part of them would be sent twice. For the same reason it drops residuals of chunks whose results
+it may have made before the restart in the first round that it applies. With β = `exchange.owner_residual_decay` the
+next sum would have included β times the residual: the loss is at most β / (1 − β) times the longest mean of these
+chunks. With β = 0.5 that is one mean, of the one part in N that the owner has, once
+(tests/unit/compression/sparse/test_sharded.py).
+
+Since results depend on the owners, another ballot has other results (`BallotBound`). They are computed `aside`, because
+finding the largest of many values takes long and the owner may be in the middle of its inner steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Protocol, cast
+
+import blake3
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.executor import Work, at_once
+from thinwire.collectives.rounds.ballot_bound import BallotBound
+from thinwire.collectives.rounds.results import Results
+from thinwire.collectives.topology.shards import Grid
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.types import Buffer, Floats
+from thinwire.swarm.messages.registry import CHUNK_BYTES, MAX_CHUNKS, Digest, Open, PeerId
+from thinwire.swarm.rendezvous_hash import rank
+
+HOLD = 8
+"""Rounds for which a former owner keeps its residual: the pause after three failures (`OwnerBackoff`)."""
+
+PARTS = 128
+"""Chunks of a fragment, if it is large enough: as many peers can share the work."""
+
+
+class ShardedSparseCodec(Protocol):
+    """Sparse codec of chunks, with the reduction at an owner: see compression/sparse/sharded.py."""
+
+    def nbytes(self, n: int) -> int:
+        """Return the bytes of the largest payload of n elements."""
+        ...
+
+    def check(self, payload: Buffer, n: int) -> float:
+        """Return the squared norm of a contribution, see contributions.Screen."""
+        ...
+
+    def check_sum(self, payload: Buffer, n: int) -> float:
+        """Return the squared norm of a result."""
+        ...
+
+    def thin(
+        self, payloads: Sequence[Buffer], weights: Sequence[float], kept: Floats | None, n: int
+    ) -> tuple[bytes, Floats]:
+        """Return the result of checked contributions to n elements and the residual, and the new residual."""
+        ...
+
+
+def parts(total: int, codec: ShardedSparseCodec, step: int) -> Grid:
+    """Return the grid of a fragment: multiples of `step` elements, payloads of at most CHUNK_BYTES.
+
+    Raises ValueError if it has too many chunks.
+    """
+    run = -(-total // (PARTS * step)) * step
+    while run > step and codec.nbytes(run) > CHUNK_BYTES:
+        run = -(-run // (2 * step)) * step
+    cut = Grid(total, run)
+    if len(cut) > MAX_CHUNKS:
+        raise ValueError(f"a fragment of {total} elements needs {len(cut)} chunks, the limit is {MAX_CHUNKS}")
+    return cut
+
+
+@lru_cache(maxsize=16)
+def steady(count: int, peers: tuple[PeerId, ...], seed: bytes, fragment: int = 0) -> tuple[PeerId, ...]:
+    """Return the owner of each of `count` chunks.
+
+    The numbers of chunks per owner differ by at most one, and few owners change when peers come or go.
+
+    Each chunk goes to the first peer of its rendezvous ranking that has room (bounded loads: Mirrokni, Thorup and
+    Zadimoghaddam, arXiv 1608.01350).
+    """
+    least, larger = divmod(count, len(peers))
+    loads = dict.fromkeys(peers, 0)
+    found = []
+    for chunk in range(count):
+        for peer in rank(seed, "keeper", peers, fragment * MAX_CHUNKS + chunk):
+            if loads[peer] < least or (loads[peer] == least and larger > 0):
+                larger -= loads[peer] == least
+                loads[peer] += 1
+                found.append(peer)
+                break
+    return tuple(found)
+
+
+class OwnerResiduals:
+    """Residuals of the chunks of one owner, from round to round; arrays are replaced and never changed.
+
+    `lost`: number of dropped residuals, and the sum of their squares.
+    """
+
+    def __init__(self) -> None:
+        self._rests: dict[int, tuple[int, Floats]] = {}
+        self._left: tuple[int, dict[int, Floats], Collection[int]] = (0, {}, ())
+        self._earlier = False
+        """Whether the residuals are from before a restart, and may have gone into sums of the next round."""
+        self.lost: tuple[int, float] = (0, 0.0)
+
+    def of(self, index: int) -> Floats | None:
+        """Return the residual of a chunk, None if there is none."""
+        found = self._rests.get(index)  # read once: another thread may commit meanwhile
+        return None if found is None else found[1]
+
+    def all(self) -> dict[int, Floats]:
+        """Return all residuals by chunk."""
+        return {index: rest for index, (_, rest) in self._rests.items()}
+
+    def leave(self, round: int, rests: Mapping[int, Floats], others: Collection[int] = ()) -> None:
+        """Store new residuals of chunks whose results we made, from `commit` on; other peers made `others`."""
+        self._left = round, dict(rests), others
+
+    def commit(self, round: int) -> None:
+        """Apply a round: drop residuals of chunks lost long ago, and those that may have been sent already."""
+        left, self._left = self._left, (0, {}, ())
+        _, rests, others = left if left[0] == round else (round, {}, ())
+        self._rests |= {index: (round, rest) for index, rest in rests.items()}
+        earlier, self._earlier = self._earlier, False
+        for index, (since, _) in list(self._rests.items()):
+            spent = earlier and since < round and index not in others
+            if spent or since + HOLD < round:
+                self._drop(index)
+
+    def clear(self) -> None:
+        """Drop all residuals: the parameters have been replaced."""
+        self._left, self._earlier = (0, {}, ()), False
+        for index in list(self._rests):
+            self._drop(index)
+
+    def load(self, rests: Mapping[int, NDArray[Any]], grid: Grid, round: int) -> int:
+        """Load residuals that `all` returned before a restart, after `round`.
+
+        Return how many do not fit `grid` and were skipped.
+        """
+        fit = {
+            index: (round, rest.copy())
+            for index, rest in rests.items()
+            if 0 <= index < len(grid)
+            and rest.shape == (grid.size(index),)
+            and rest.dtype == np.float32
+            and np.isfinite(rest).all()
+        }
+        self._rests, self._left, self._earlier = fit, (0, {}, ()), True
+        return len(rests) - len(fit)
+
+    def _drop(self, index: int) -> None:
+        _, rest = self._rests.pop(index)
+        self.lost = self.lost[0] + 1, self.lost[1] + float(np.dot(rest, rest))
+
+
+class SparseShardedReduce(BallotBound):
+    """Data plane of a sparse butterfly. `kept`: residuals, stored by the caller; `keeps`: seed of ownership."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        *,
+        codec: ShardedSparseCodec,
+        grid: Grid,
+        kept: OwnerResiduals,
+        keeps: bytes,
+        send_queue: SendQueue,
+        now: Callable[[], float],
+        usual: dict[int, float],
+        phase: Callable[[int, str], None] = lambda round, name: None,
+        aside: Work = at_once,
+    ) -> None:
+        super().__init__(
+            agreement,
+            codec=cast(Codec, codec),  # it only needs nbytes and check of it
+            grid=grid,
+            rule=RULES["mean"],
+            seed=keeps,
+            send_queue=send_queue,
+            now=now,
+            usual=usual,
+            phase=phase,
+        )
+        self.results = Results(lambda chunk, index: codec.check_sum(chunk, grid.size(index)), len(grid))
+        self._sifts, self._kept, self._aside = codec, kept, aside
+        self._rests: dict[int, dict[Digest, Floats]] = {}
+        self._due: dict[int, Callable[[], tuple[bytes, Floats]]] = {}
+        """Computations of our results in the ballot in progress whose inputs are complete."""
+        self._task: asyncio.Task[None] | None = None
+        self.stirred: Callable[[], None] = _nothing
+        """Called when a result was computed, which neither a frame nor a tick causes."""
+
+    def _basis(self, opened: Open) -> object:
+        """Return the inputs that determine the results: also the owners."""
+        if opened.adopted is None:
+            return opened.contributors, opened.alive, opened.idle
+        return super()._basis(opened)
+
+    def _shared(self, opened: Open, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """Return the owner of each chunk."""
+        return steady(len(self.grid), tuple(working), self._seed, self.fragment)
+
+    def _renew(self, opened: Open) -> None:
+        """Drop computations of another ballot."""
+        self._due.clear()
+        super()._renew(opened)
+
+    def _reduce(self, index: int) -> None:
+        """Queue the computation of a result, unless the round has a verdict."""
+        if self.agreement.commit is None and index not in self._due:
+            super()._reduce(index)
+
+    def _make(self, opened: Open, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
+        """Queue the computation of a result of ours."""
+        size = self.grid.size(index)
+        self._due[index] = partial(self._sifts.thin, payloads, weights, self._kept.of(index), size)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def _work(self) -> None:
+        """Compute queued results one after the other; a new ballot cancels the rest."""
+        try:
+            while self._due:
+                index, make = next(iter(self._due.items()))
+                result, rest = await self._aside(make)
+                if self._due.get(index) is make:
+                    self._has_made(index, result, rest)
+        except Exception as error:  # a local failure: received data was checked before
+            self._send_queue.fail(error)
+        finally:
+            self._task = None
+
+    def _has_made(self, index: int, result: bytes, rest: Floats) -> None:
+        del self._due[index]
+        if self.opened is None or self.agreement.commit is not None:
+            return
+        self._rests.setdefault(index, {})[blake3.blake3(result).digest()] = rest
+        self._publish(self.opened, index, result)
+        self._record()
+        self.stirred()
+
+    def settle(self) -> None:
+        """Free the round's data. Residuals change when the round is applied."""
+        super().settle()
+        self.halt()
+        found = ((index, made.get(self.results.hashes((index,)))) for index, made in self._rests.items())
+        self._kept.leave(self.round, {index: rest for index, rest in found if rest is not None}, self._others())
+        self._rests = {}
+
+    def _others(self) -> Collection[int]:
+        """Return chunks whose results other peers certainly made; the owners of an adopted ballot are unknown."""
+        commit = self.agreement.commit
+        if commit is None or commit.opened.adopted is not None:
+            return ()
+        working = [peer for peer in commit.opened.alive if peer not in commit.opened.idle]
+        return {index for index, owner in enumerate(self._shared(commit.opened, working)) if owner != self.me}
+
+    def halt(self) -> None:
+        """Cancel queued computations: this round is over here."""
+        self._due.clear()
+        self.stirred = _nothing
+
+
+def _nothing() -> None:
+    pass

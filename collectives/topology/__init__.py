@@ -1,0 +1,1 @@
+"""Pure functions that say who owns, relays and sends which chunk; every peer computes the same."""

@@ -1,0 +1,1 @@
+"""The interface to the network, with the queues and rates that each implementation uses."""

@@ -1,0 +1,111 @@
+"""Estimate of a peer's uplink and downlink from the bytes that real transfers moved.
+
+It sends no probes and needs no clock or socket. Between two rounds a link is mostly idle, and during a round it mostly
+waits for slower links. So the measure is the densest stretch: the shortest time in which a quarter of all bytes since
+the last round went through. Stretches that are too short and amounts that are too small are ignored.
+
+Uplink: a peer's own contribution fills its link, whatever other peers do. Downlink: results arrive no faster than the
+slowest peer contributes; but hardly any access link has less downlink than uplink, so the announced downlink is at
+least the uplink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thinwire.swarm.membership.quantized_links import CEILING
+
+LEAST = 1 << 18
+"""Bytes in one direction since the last round below which the estimate does not change."""
+
+PART = 4
+"""The stretch contains at least 1/PART of these bytes."""
+
+STEP_BYTES, STEP_SECONDS = 1 << 14, 0.01
+"""Bytes between two samples that count, and the shortest useful time between samples in seconds."""
+
+SHORTEST = 0.02
+"""Shortest stretch, in seconds, that counts as a measurement."""
+
+LOOKS = 1024
+"""Most samples to store; beyond that every second one is dropped."""
+
+RISE, FALL = 0.5, 0.2
+"""Smoothing factors for a higher and a lower measurement.
+
+A link that was not full looks slower than it is.
+"""
+
+
+class Bandwidth:
+    """Estimate for one peer's link. `up`, `down`: bytes/s, smoothed over rounds; 0 means unknown."""
+
+    def __init__(self) -> None:
+        self.up = self.down = 0
+        self._looks: list[tuple[float, int, int]] = []
+        self._base = (0, 0)
+        self._quiet: tuple[float, int, int] | None = None
+        self._at = float("-inf")
+
+    def due(self, now: float) -> bool:
+        """Return whether it is time for another sample."""
+        return now >= self._at + STEP_SECONDS
+
+    def look(self, up: int, down: int, now: float) -> None:
+        """Record a sample: total bytes sent and received since the start."""
+        self._at = now
+        _, last_up, last_down = self._looks[-1] if self._looks else (now, *self._base)
+        if up - last_up + down - last_down < STEP_BYTES:
+            self._quiet = (now, up, down)
+            return
+        if self._quiet is not None:
+            self._looks.append(self._quiet)
+            self._quiet = None
+        self._looks.append((now, up, down))
+        if len(self._looks) > LOOKS:
+            del self._looks[1:-1:2]
+
+    def known(self) -> tuple[int, int]:
+        """Return the estimates (up, down) in bytes/s that were announced last."""
+        return self.up, max(self.up, self.down)
+
+    def settle(self) -> tuple[int, int]:
+        """End a round: return (up, down) in bytes/s to announce. Later samples count for the next round."""
+        times = [now for now, _, _ in self._looks]
+        ups, downs = [up for _, up, _ in self._looks], [down for _, _, down in self._looks]
+        self.up = _follow(self.up, densest(times, ups, self._base[0]))
+        self.down = _follow(self.down, densest(times, downs, self._base[1]))
+        if self._looks:
+            self._base = self._looks[-1][1:]
+            self._looks.clear()
+        return self.known()
+
+
+def _follow(known: int, found: float) -> int:
+    if not found:
+        return known
+    if not known:
+        return min(CEILING, max(1, int(found)))
+    part = RISE if found > known else FALL
+    return min(CEILING, max(1, int(known + part * (found - known))))
+
+
+def densest(times: Sequence[float], moved: Sequence[int], base: int) -> float:
+    """Return bytes/s of the densest stretch with 1/PART of all bytes.
+
+    Returns 0.0 if there is none or it is too short.
+
+    `moved` holds running totals that start at `base`.
+    """
+    if not moved or moved[-1] - base < LEAST:
+        return 0.0
+    least = (moved[-1] - base) / PART
+    best, first = 0.0, 0
+    for last in range(1, len(moved)):
+        while moved[last] - moved[first + 1] >= least:
+            first += 1
+        if (nbytes := moved[last] - moved[first]) >= least:
+            if (seconds := times[last] - times[first]) < SHORTEST:
+                return 0.0
+            best = max(best, nbytes / seconds)
+    return best

@@ -1,0 +1,132 @@
+"""Interface between the product and the network. Each method documents why it has its shape.
+
+Implementations: `ZmqTransport` (collectives/transport/zeromq/transport.py) for real sockets and `SimTransport`
+(sims/network/transport.py) for simulations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.messages.registry import Hello, PeerId, Refuse, Welcome
+
+RESET = "reset"
+"""Reason of an Arrival after a link reset.
+
+The process ended, or something on the path broke the connection.
+"""
+
+REFUSED = "refused"
+"""Reason of an Arrival when the peer's machine refuses connections to its address.
+
+The process is dead.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """Where to reach a peer before its record is known: gate address ("host:port") and transport key."""
+
+    address: str
+    transport_key: bytes
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """Result of `recv`: a frame or the loss of a link.
+
+    The frame was checked, and its sender authenticated. After a loss `frame` is None.
+    """
+
+    peer: PeerId
+    frame: Frame | None
+    reason: str = ""
+
+    @property
+    def gone(self) -> bool:
+        """Whether the peer's machine reported the process dead, as opposed to silence or a broken connection."""
+        return self.frame is None and self.reason == REFUSED
+
+
+Admit = Callable[[Hello, PeerRecord], Welcome | Refuse]
+"""Decides about a stranger after its record's signature and transport key were checked.
+
+The transport fills in `endpoint`, `bulk` and `secret` of a Welcome.
+"""
+
+
+class Transport(Protocol):
+    """Moves frames between this peer and others. A remote failure is a return value, never an exception."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Own peer id."""
+        ...
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return the gate addresses ("host:port") at which others may reach us.
+
+        They are known once the transport is open.
+        """
+        ...
+
+    async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
+        """Knock at a stranger's gate, to bootstrap from an invite, when only address and key are known.
+
+        Returns Refuse("unreachable", …) if the gate cannot be reached or its record does not match its transport key,
+        and Refuse("refused", …) if the machine answers but nothing listens there.
+        """
+        ...
+
+    def learn(self, record: PeerRecord) -> None:
+        """Store the addresses of a peer. A newer record replaces an older one. Links open on the first `send`.
+
+        Our own record is passed here too: the transport shows it at the gates of others.
+        """
+        ...
+
+    async def send(self, to: PeerId, frame: Frame) -> bool:
+        """Hand a frame to the link to `to`.
+
+        Return True if the link took it, False if the peer is unknown or unreachable.
+
+        If the peer's machine refuses the connection, `recv` also yields an Arrival with the reason REFUSED.
+
+        Waits while the link's buffer is full (back-pressure), so the transport bounds the memory in flight, not its
+        users. Control frames never wait behind bulk data. The caller may reuse the payload once this returns.
+        """
+        ...
+
+    def offer(self, to: PeerId, frame: Frame) -> bool:
+        """Send without waiting. True: a link was up and took the frame. False: nothing happened, use `send`."""
+        ...
+
+    async def recv(self) -> Arrival:
+        """Return the next checked frame of any peer, or the loss of a link.
+
+        A reset is reported at once, not after a time-out.
+        """
+        ...
+
+    def drop(self, peer: PeerId, reason: str, *, ban: bool = False) -> None:
+        """Close the link to a peer and forget the peer.
+
+        With `ban` refuse its keys from now on, before any allocation.
+        """
+        ...
+
+    def totals(self) -> tuple[int, int]:
+        """Return the bytes sent and received on all links since the transport opened, as counted on the wire."""
+        ...
+
+    def came(self, peer: PeerId) -> int:
+        """Return the bulk bytes received over the link to a peer, including those of incomplete frames."""
+        ...
+
+    async def close(self) -> None:
+        """Close every link and socket. Frames that `send` accepted may be lost."""
+        ...

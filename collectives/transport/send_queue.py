@@ -1,0 +1,258 @@
+"""Queues of outgoing frames.
+
+Each peer has one for control and one for bulk, so that a slow peer delays no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from thinwire.collectives.transport.interface import Transport
+from thinwire.collectives.transport.link_rates import LinkRates
+from thinwire.collectives.transport.send_priority import SendPriority
+from thinwire.swarm.frame import Frame, nbytes
+from thinwire.swarm.messages.registry import (
+    MAX_CHUNKS,
+    Chunk,
+    Gossip,
+    Message,
+    Partial,
+    PeerId,
+    PushPull,
+    Result,
+    StateChunk,
+    StateOffer,
+    Subtotal,
+)
+
+LONGEST = 8 * MAX_CHUNKS
+"""Most bulk frames that wait for one peer, four times what a round can need.
+
+A peer that exceeds it is treated as unreachable.
+"""
+
+NEWS = (Gossip, PushPull)
+"""Control messages that are sent only when nothing else waits for the peer."""
+
+WORDS = 512
+"""Most control frames that wait for one peer: those of ten rounds, or some minutes of probes."""
+
+
+class PeerQueue:
+    """Frames to one peer in order, urgent ones first.
+
+    One task sends them and ends when the queue is empty.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        peer: PeerId,
+        unreachable: Callable[[PeerId], None],
+        ended: Callable[[PeerQueue, BaseException | None], None],
+        longest: int,
+        precedence: SendPriority,
+        sent: Callable[[PeerId, Frame], None] = lambda peer, frame: None,
+    ) -> None:
+        self.peer = peer
+        self._transport, self._unreachable, self._over, self._longest = transport, unreachable, ended, longest
+        self._precedence, self._sent = precedence, sent
+        self._urgent: deque[Frame] = deque()
+        self._later: deque[Frame] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, frame: Frame, *, later: bool = False) -> None:
+        """Queue a frame; `later` frames (those that a peer asked for) are sent when no other waits."""
+        if len(self._urgent) + len(self._later) >= self._longest:
+            self.clear()
+            self._unreachable(self.peer)
+            return
+        (self._later if later else self._urgent).append(frame)
+        self._precedence.add(not later)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._drain())
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if task is self._task or error is not None:
+            self._over(self, error)
+
+    def later(self, kind: type[Message], fragment: int | None) -> int:
+        """Return the number of waiting `later` frames of a kind, of one fragment if given."""
+        found = (frame.message for frame in self._later if isinstance(frame.message, kind))
+        return sum(fragment is None or getattr(message, "fragment", None) == fragment for message in found)
+
+    def keep(self, wanted: Callable[[Frame], bool]) -> None:
+        """Drop the urgent frames that are not `wanted` any more."""
+        before, self._urgent = len(self._urgent), deque(frame for frame in self._urgent if wanted(frame))
+        self._precedence.drop(before - len(self._urgent))
+
+    def clear(self) -> None:
+        """Drop all frames not yet handed to the transport."""
+        self._precedence.drop(len(self._urgent))
+        self._urgent.clear()
+        self._later.clear()
+
+    async def _drain(self) -> None:
+        while self._urgent or self._later:
+            if not self._urgent and yields(self._later[0]):
+                await self._precedence.turn(lambda: bool(self._urgent) or not self._later)
+                if self._urgent or not self._later:
+                    continue
+            urgent = bool(self._urgent)
+            frame = self._urgent.popleft() if urgent else self._later.popleft()
+            try:
+                taken = await self._transport.send(self.peer, frame)
+            finally:
+                self._precedence.sent(urgent)
+            if taken:
+                self._sent(self.peer, frame)
+            else:
+                self.clear()
+                self._unreachable(self.peer)
+
+    async def close(self) -> None:
+        """Stop sending."""
+        self.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def yields(frame: Frame) -> bool:
+    """Return whether a frame waits for frames of rounds to any peer; true of state."""
+    return isinstance(frame.message, (StateChunk, StateOffer))
+
+
+class SendQueue:
+    """Queues for all peers of one transport; calls `unreachable` when the transport cannot reach a peer.
+
+    Frames that we send unasked are bounded by the rounds (`begin` drops obsolete ones) and consist of views of data
+    that is in memory anyway. Requested data is queued with `later`; the code that answers first checks how much of it
+    still waits. State goes after rounds (see send_priority.py), news about members after all other control messages to
+    a peer.
+    """
+
+    def __init__(self, transport: Transport, unreachable: Callable[[PeerId], None] = lambda peer: None) -> None:
+        self._transport, self._unreachable = transport, unreachable
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Receives the exception of a local failure, for example in a send.
+
+        The code that runs the peer awaits it.
+        """
+        self.handed: Callable[[], None] = lambda: None
+        """Called whenever a bulk frame was handed to the transport."""
+        self._control: dict[PeerId, PeerQueue] = {}
+        self._bulk: dict[PeerId, PeerQueue] = {}
+        self._precedence, self._words = SendPriority(lambda: self.handed()), SendPriority()
+        self._now = asyncio.get_running_loop().time
+        self.ways = LinkRates()
+        """Rates of the paths to other peers."""
+
+    def control(self, to: PeerId, message: Message) -> None:
+        """Queue a control message."""
+        self._put(self._control, to, WORDS, Frame(message), later=isinstance(message, NEWS))
+
+    def bulk(self, to: PeerId, frame: Frame, *, later: bool = False) -> None:
+        """Queue a frame with a payload; the payload must not change before it is sent."""
+        self._put(self._bulk, to, LONGEST, frame, later=later)
+
+    def came(self, peer: PeerId) -> int:
+        """Return the bulk bytes received over the link to a peer."""
+        return self._transport.came(peer)
+
+    def later(self, to: PeerId, kind: type[Message] = Message, fragment: int | None = None) -> int:
+        """Return the number of `later` frames of a kind that wait for a peer, of one fragment if given."""
+        return self._bulk[to].later(kind, fragment) if to in self._bulk else 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything was handed to the transport."""
+        return not self._control and not self._bulk
+
+    def begin(self, round: int, fragment: int = 0) -> None:
+        """Begin a round: drop waiting frames of this fragment from before the previous round."""
+
+        def wanted(frame: Frame) -> bool:
+            message = frame.message
+            if not isinstance(message, (Chunk, Partial, Result, Subtotal)) or message.fragment != fragment:
+                return True
+            return message.round >= round - 1
+
+        for lane in self._bulk.values():
+            lane.keep(wanted)
+
+    def recall(self, round: int, fragment: int) -> None:
+        """Drop waiting unrequested frames of a round's ring: another ballot has begun."""
+
+        def wanted(frame: Frame) -> bool:
+            message = frame.message
+            return not isinstance(message, (Partial, Result)) or (message.round, message.fragment) != (round, fragment)
+
+        for lane in self._bulk.values():
+            lane.keep(wanted)
+
+    def withdraw(self, peer: PeerId, round: int, fragment: int) -> None:
+        """Drop waiting chunks of our own contribution for a peer: another partner was drawn."""
+
+        def wanted(frame: Frame) -> bool:
+            message = frame.message
+            return not isinstance(message, Chunk) or (message.round, message.fragment) != (round, fragment)
+
+        if peer in self._bulk:
+            self._bulk[peer].keep(wanted)
+
+    def drop(self, peer: PeerId) -> None:
+        """Drop everything queued for a peer whose link broke."""
+        for lanes in (self._control, self._bulk):
+            if peer in lanes:
+                lanes[peer].clear()
+
+    def _ended(self, lane: PeerQueue, error: BaseException | None) -> None:
+        """Remove a queue that has nothing left to send: peers come and go."""
+        for lanes in (self._control, self._bulk):
+            if lanes.get(lane.peer) is lane:
+                del lanes[lane.peer]
+                if lanes is self._bulk:
+                    self.ways.over(lane.peer, self._now())
+        if error is not None:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Report a local failure to the code that runs the peer."""
+        if not self.failure.done():
+            self.failure.set_exception(error)
+
+    async def close(self) -> None:
+        """Stop all queues."""
+        self.failure.cancel()
+        for lane in (*self._control.values(), *self._bulk.values()):
+            await lane.close()
+
+    def _put(
+        self, lanes: dict[PeerId, PeerQueue], to: PeerId, longest: int, frame: Frame, *, later: bool = False
+    ) -> None:
+        bulk = lanes is self._bulk
+        if to not in lanes:
+            waits = bulk and self._precedence.urgent and yields(frame)
+            if not waits and self._transport.offer(to, frame):
+                if bulk:
+                    self.handed()
+                    self._left(to, frame)
+                return
+            if bulk:
+                self.ways.wait(to, self._now())
+                lane = PeerQueue(
+                    self._transport, to, self._unreachable, self._ended, longest, self._precedence, self._left
+                )
+            else:
+                lane = PeerQueue(self._transport, to, self._unreachable, self._ended, longest, self._words)
+            lanes[to] = lane
+        lanes[to].put(frame, later=later)
+
+    def _left(self, to: PeerId, frame: Frame) -> None:
+        """Count a sent bulk frame."""
+        self.ways.sent(to, nbytes(frame.payload), self._now())

@@ -1,0 +1,1 @@
+"""Transport over real networks: ZeroMQ for control messages, encrypted TCP streams for bulk data."""

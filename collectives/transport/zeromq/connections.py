@@ -1,0 +1,296 @@
+"""Links to peers and how they are established: dials, offers, duplicates, replacements, back-off.
+
+Both sides may dial at once. If the dials cross, the side with the smaller transport key goes first: its gate holds the
+other's Hello until its own dial has finished, and then answers that there is a link already. If two links come up
+nevertheless, the same order decides between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any, TypeAlias
+
+import msgspec
+from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact
+from thinwire.collectives.transport.zeromq.admission import Wall, knock
+from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
+from thinwire.collectives.transport.zeromq.limits import Retry
+from thinwire.collectives.transport.zeromq.link import Link
+from thinwire.collectives.transport.zeromq.listener import PortTaken
+from thinwire.collectives.transport.zeromq.stream_pool import StreamPool, Traffic
+from thinwire.swarm.identity.address import split_address
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.messages.registry import VERSION, Hello, PeerId, Refuse, Welcome
+
+HERE = ""
+"""Endpoint of a Welcome to a peer that already has a link."""
+
+_TRANSIENT = ("unreachable", "refused", "busy")
+_Dial: TypeAlias = "asyncio.Task[Welcome | Refuse]"
+
+
+class Connections:
+    """Establishes and replaces links. `links` holds those that are up.
+
+    `own` is our record as shown at gates, in bytes; `bulk_port` goes into Welcomes.
+    """
+
+    def __init__(
+        self, station: SharedSockets, admit: Admit, wall: Wall, *, host: str, ports: range, streams: int, token: bytes
+    ) -> None:
+        self.links: dict[PeerId, Link] = {}
+        self.banned: set[PeerId] = set()
+        self.own = b""
+        self.addresses: tuple[str, ...] = ()
+        self.token = token
+        self.bulk_port = 0
+        self._station, self._admit, self._wall = station, admit, wall
+        self._host, self._ports, self._streams = host, ports, streams
+        self._records: dict[PeerId, PeerRecord] = {}
+        self._offers: dict[PeerId, Link] = {}
+        self._leaving: set[Link] = set()
+        self._dials: dict[bytes, _Dial] = {}
+        self._retries: dict[PeerId, Retry] = {}
+        self._sessions: dict[bytes, Link] = {}
+        self._traffic: dict[PeerId, Traffic] = {}
+        self._loop = asyncio.get_running_loop()
+        self._random = random.SystemRandom()
+        self._quiet = asyncio.Event()
+        self._closed = False
+
+    # --- records of peers
+
+    def learn(self, record: PeerRecord) -> None:
+        """Store a peer's record, or our own; an older one does not replace a newer one."""
+        peer = record.peer_id
+        if peer == self._station.identity.peer_id:
+            self.own = record.wire
+            return
+        if peer in self.banned:
+            return
+        old = self._records.pop(peer, None)
+        if old is not None and old.sequence >= record.sequence:
+            record = old
+        else:
+            self._retries.pop(peer, None)
+        self._records[peer] = record
+        if len(self._records) > self._station.limits.peers:
+            oldest = next((known for known in self._records if known not in self.links), peer)
+            del self._records[oldest]
+            self._retries.pop(oldest, None)
+
+    def drop(self, peer: PeerId, reason: str) -> bytes | None:
+        """Close the link to a peer without an Arrival and forget the peer; return its transport key if known."""
+        self._retries.pop(peer, None)
+        record = self._records.pop(peer, None)
+        key = record.transport_key if record is not None else None
+        for links in (self.links, self._offers):
+            link = links.pop(peer, None)
+            if link is not None:
+                key = link.transport_key
+                link.close(reason)
+        if key is not None and key in self._dials:
+            self._dials[key].cancel()
+        return key
+
+    def traffic(self) -> dict[PeerId, Traffic]:
+        """Return the bytes to and from every peer since the start."""
+        total = dict(self._traffic)
+        for peer, link in self.links.items():
+            total[peer] = total.get(peer, Traffic()) + Traffic(*link.traffic())
+        return total
+
+    def claim(self, session: bytes) -> tuple[StreamPool, bytes] | None:
+        """Return the stream pool and secret of the link with this session, or None."""
+        link = self._sessions.get(session)
+        return None if link is None or link.reason else (link.stream_pool, link.secret)
+
+    async def close(self) -> None:
+        """Cancel dials, say goodbye on every link, wait until all links are closed."""
+        self._closed = True
+        dials = list(self._dials.values())
+        for dial in dials:
+            dial.cancel()
+        await asyncio.gather(*dials, return_exceptions=True)
+        for link in [*self.links.values(), *self._offers.values()]:
+            self._traffic.setdefault(link.peer, Traffic())
+            link.close("leaving")
+        while self._leaving:
+            self._quiet.clear()
+            await self._quiet.wait()
+
+    # --- links open and close
+
+    def _up(self, link: Link) -> None:
+        peer = link.peer
+        if self._offers.get(peer) is link:
+            del self._offers[peer]
+        if self._closed or peer in self.banned:
+            link.close("not wanted here")
+            return
+        old = self.links.get(peer)
+        if old is not None:
+            young = self._loop.time() - old.since < self._station.limits.young
+            if young and old.dialled != link.dialled and link.dialled != self._first(link.transport_key):
+                link.close("another link is kept")
+                return
+            del self.links[peer]
+            # If the new link is another process with the same key, the older process would otherwise keep dialling
+            # until gossip reached it, and both would vote as one member.
+            old.show(self._records.get(peer))
+            old.close("replaced by a newer link")
+            self._station.receive_queue.put(Arrival(peer, None, "replaced by a newer link"), 0)
+        self.links[peer] = link
+        self._retries.pop(peer, None)
+
+    def _lost(self, link: Link, reason: str) -> None:
+        peer = link.peer
+        self._sessions.pop(link.session, None)
+        if self._offers.get(peer) is link:
+            del self._offers[peer]
+        if not link.over:
+            self._leaving.add(link)
+        if link.took:
+            self._traffic[peer] = self._traffic.get(peer, Traffic()) + Traffic(*link.traffic())
+        if self.links.get(peer) is link:
+            del self.links[peer]
+            if not self._closed:
+                self._station.receive_queue.put(Arrival(peer, None, reason), 0)
+
+    def _gone(self, link: Link) -> None:
+        self._leaving.discard(link)
+        self._quiet.set()
+
+    def _first(self, transport_key: bytes) -> bool:
+        """Return whether our dial goes before the other side's."""
+        return self._station.identity.transport_public < transport_key
+
+    async def judge(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
+        """Answer the Hello of a peer whose record and key were checked at the gate."""
+        peer, limits = record.peer_id, self._station.limits
+        if peer == self._station.identity.peer_id:
+            return Refuse("busy", "a daemon with this identity runs here")
+        if peer in self.banned:
+            return Refuse("banned", "this identity was excluded")
+        dial = self._dials.get(record.transport_key)
+        if dial is not None and self._first(record.transport_key):
+            await asyncio.wait({dial}, timeout=limits.hold)
+        answer = self._admit(hello, record)
+        if isinstance(answer, Refuse):
+            return answer
+        self.learn(record)
+        link = self.links.get(peer)
+        if link is not None and self._loop.time() - link.since < limits.young:
+            return msgspec.structs.replace(answer, endpoint=HERE, bulk=HERE, secret=bytes(32))
+        if len(self._offers) >= limits.slots:
+            return Refuse("busy", "too many links are being opened")
+        try:
+            link, port = await Link.offer(
+                self._station, record, self._host, self._ports, up=self._up, lost=self._lost, gone=self._gone
+            )
+        except PortTaken as error:
+            return Refuse("busy", str(error)[:256])
+        if self._closed or link.reason:
+            link.close("leaving")
+            return Refuse("busy", "leaving")
+        if peer in self._offers:
+            self._offers[peer].close("asked again")
+        self._offers[peer] = link
+        self._sessions[link.session] = link
+        return msgspec.structs.replace(answer, endpoint=f":{port}", bulk=f":{self.bulk_port}", secret=link.secret)
+
+    # --- dialling
+
+    async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
+        """Knock at a stranger's gate and, if welcome, open a link; one dial per transport key at a time."""
+        self.own, self.token = hello.record, hello.token
+        while (dial := self._dials.get(contact.transport_key)) is not None:
+            await asyncio.wait({dial})
+        if self._closed:
+            return Refuse("unreachable", "we are leaving")
+        dial = self._start(contact.transport_key, self._visit(contact, hello, None))
+        try:
+            await asyncio.wait({dial})
+        except asyncio.CancelledError:
+            dial.cancel()
+            raise
+        return Refuse("unreachable", "given up") if dial.cancelled() else dial.result()
+
+    async def reach(self, to: PeerId) -> Link | None:
+        """Return the link to a peer, opened if necessary; None if that is not possible now."""
+        while not self._closed:
+            if (link := self.links.get(to)) is not None:
+                return link
+            if (offer := self._offers.get(to)) is not None:
+                await asyncio.shield(offer.ready)
+                continue
+            record = self._records.get(to)
+            if record is None or not record.addresses:
+                return None
+            dial = self._dials.get(record.transport_key)
+            if dial is None:
+                retry = self._retries.get(to)
+                if retry is not None and self._loop.time() < retry.at:
+                    return None
+                dial = self._start(record.transport_key, self._dial(record))
+            await asyncio.wait({dial})
+            if to not in self.links and to not in self._offers:
+                return None
+        return None
+
+    def _start(self, key: bytes, work: Coroutine[Any, Any, Welcome | Refuse]) -> _Dial:
+        dial = self._loop.create_task(work)
+        self._dials[key] = dial
+        dial.add_done_callback(lambda _: self._dials.pop(key))
+        return dial
+
+    async def _dial(self, record: PeerRecord) -> Welcome | Refuse:
+        peer, limits = record.peer_id, self._station.limits
+        hello = Hello(VERSION, self._station.run_id, self._own_record(), self.token)
+        answer: Welcome | Refuse = Refuse("unreachable", "no address")
+        refused = bool(record.addresses)
+        for address in record.addresses:
+            answer = await self._visit(Contact(address, record.transport_key), hello, peer)
+            if isinstance(answer, Welcome):
+                return answer
+            # one of the addresses may belong to another process of this machine
+            refused = refused and answer.code == "refused"
+            if answer.code not in _TRANSIENT:
+                break
+        retry = self._retries.setdefault(peer, Retry())
+        final = isinstance(answer, Refuse) and answer.code not in _TRANSIENT
+        retry.failed(self._loop.time(), limits, self._random.uniform(0.5, 1.0), final=final)
+        if refused and peer not in self.links and peer not in self._offers:
+            self._station.receive_queue.put(Arrival(peer, None, REFUSED), 0)
+        return answer
+
+    async def _visit(self, contact: Contact, hello: Hello, expected: PeerId | None) -> Welcome | Refuse:
+        answer = await knock(self._station, contact, hello, self._wall)
+        if isinstance(answer, Refuse):
+            return answer
+        welcome, record = answer
+        if record.peer_id in self.banned or expected not in (None, record.peer_id):
+            return Refuse("unreachable", f"{contact.address} is not who was expected")
+        self.learn(record)
+        if welcome.endpoint == HERE:
+            link = self.links.get(record.peer_id) or self._offers.get(record.peer_id)
+            if link is not None and await asyncio.shield(link.ready):
+                return welcome
+            return Refuse("busy", "the other side has not noticed yet that our link is gone")
+        host, _ = split_address(contact.address)
+        link = await Link.take(
+            self._station, record, welcome, host, self._streams, up=self._up, lost=self._lost, gone=self._gone
+        )
+        if link.reason and self.links.get(record.peer_id) is None:
+            return Refuse("unreachable", f"{contact.address}: {link.reason}"[:256])
+        return welcome
+
+    def _own_record(self) -> bytes:
+        if not self.own:
+            identity, run_id = self._station.identity, self._station.run_id
+            self.own = PeerRecord.create(
+                identity, run_id=run_id, addresses=self.addresses, sequence=1, issued=self._wall()
+            ).wire
+        return self.own

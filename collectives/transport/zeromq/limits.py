@@ -1,0 +1,94 @@
+"""All limits of the real transport: deadlines, rates, caps. Tests pass smaller ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits in seconds, bytes and counts, with production defaults.
+
+    - `handshake`: how long a connection may stay unauthenticated. `knock`: how long a stranger waits for a gate's answer.
+    - `hold`: how long a gate delays a Hello for our own dial to the same peer. `young`: a younger link is not replaced.
+    - `heartbeat`, `silence`: how often to probe a quiet control connection, and after how long without an answer it is lost.
+    - `stall`: how long a peer may take none of the data sent to it. `rate` (bytes/s), over `rate_window`: the least speed of
+      a record once it has begun; silence between records is allowed.
+    - `visits`: concurrent connections at the gate; `half_open`: unauthenticated bulk connections; `slots`: offered links that
+      were not taken yet. `address_*`, `key_*`: token buckets of new connections per source address and per transport key.
+    - `receive_queue`: bytes received and not yet taken by `recv`; `window`: bytes of one unfinished control message.
+    - `retry_first`, `retry_last`: bounds of the jittered back-off between dials. `peers`: records stored.
+    """
+
+    handshake: float = 5.0
+    knock: float = 8.0
+    hold: float = 3.0
+    young: float = 2.0
+    heartbeat: float = 10.0
+    silence: float = 30.0
+    stall: float = 30.0
+    rate: int = 2048
+    rate_window: float = 5.0
+    visits: int = 128
+    half_open: int = 128
+    slots: int = 64
+    address_burst: int = 256
+    address_rate: float = 20.0
+    key_burst: int = 16
+    key_rate: float = 1.0
+    receive_queue: int = 64 << 20
+    window: int = 4 << 20
+    retry_first: float = 0.25
+    retry_last: float = 60.0
+    peers: int = 4096
+
+
+class TokenBuckets:
+    """Token buckets by key: each holds `burst` tokens and gains `rate` per second.
+
+    Full buckets are forgotten.
+    """
+
+    def __init__(self, burst: int, rate: float, capacity: int = 4096) -> None:
+        self._burst, self._rate, self._capacity = float(burst), rate, capacity
+        self._levels: dict[bytes | str, tuple[float, float]] = {}
+
+    def take(self, key: bytes | str, now: float) -> bool:
+        """Take one token at time `now` (seconds, monotonic).
+
+        False: the bucket is empty, or too many keys have buckets that are not full.
+        """
+        level, since = self._levels.pop(key, (self._burst, now))
+        level = min(self._burst, level + (now - since) * self._rate)
+        if len(self._levels) >= self._capacity:
+            self._forget(now)
+            if len(self._levels) >= self._capacity:
+                return False
+        granted = level >= 1.0
+        self._levels[key] = (level - 1.0 if granted else level, now)
+        return granted
+
+    def _forget(self, now: float) -> None:
+        full = [k for k, (level, since) in self._levels.items() if level + (now - since) * self._rate >= self._burst]
+        for key in full:
+            del self._levels[key]
+
+
+@dataclass(slots=True)
+class Retry:
+    """Back-off of dials to one peer.
+
+    `at` is the earliest next dial (monotonic seconds), `pause` the last wait before jitter.
+    """
+
+    at: float = 0.0
+    pause: float = 0.0
+
+    def failed(self, now: float, limits: Limits, jitter: float, *, final: bool) -> None:
+        """Double the wait after a failed dial, times `jitter`.
+
+        Use the longest wait at once if the answer was `final`.
+        """
+        longer = max(limits.retry_first, 2 * self.pause)
+        self.pause = limits.retry_last if final else min(limits.retry_last, longer)
+        self.at = now + self.pause * jitter

@@ -1,0 +1,372 @@
+"""A link to one peer: one control connection and a few bulk streams, which are lost together.
+
+The dialled side offers a port for that peer alone, for a few seconds; the first connection that proves the peer's
+transport key becomes the link. The other connections and the port are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Collection
+from itertools import count
+from typing import TypeAlias
+
+from thinwire.collectives.transport.interface import Arrival
+from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
+from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen
+from thinwire.collectives.transport.zeromq.record_crypto import WORDS, session_of
+from thinwire.collectives.transport.zeromq.stream_pool import StreamPool
+from thinwire.swarm import frame as frames
+from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType, verify_message
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.membership.gossip_items import announce
+from thinwire.swarm.messages.registry import CHUNK_BYTES, TYPES, Gossip, Hello, Message, PeerId, Refuse, Vote, Welcome
+
+BOUNDS = SocketLimits(messages=64, size=CHUNK_BYTES + 4096, window=4 << 20)
+READY = b""
+"""First message each way: the handshake is over."""
+SWITCH = b"\1"
+"""From here on, messages of rounds use the express stream.
+
+They are not read there before this marker, so order is preserved.
+"""
+
+BYE = b"\0"
+"""First byte of the last message, followed by a reason.
+
+It is sent on an orderly close, so a dead process sends none.
+"""
+
+_CONTROL = [
+    kind for kind in TYPES.values() if kind not in (Hello, Welcome, Refuse) and not (kind.payload and not kind.signed)
+]
+assert max(kind.limit for kind in _CONTROL) + 128 <= BOUNDS.size
+_domains = count(1)
+Up: TypeAlias = "Callable[[Link], None]"
+Lost: TypeAlias = "Callable[[Link, str], None]"
+
+
+class Link:
+    """Link to one peer.
+
+    It calls `up(link)` when ready, `lost(link, reason)` once, `gone(link)` when all is closed.
+    """
+
+    def __init__(
+        self, station: SharedSockets, record: PeerRecord, secret: bytes, dialled: bool, *, up: Up, lost: Lost, gone: Up
+    ) -> None:
+        self.peer: PeerId = record.peer_id
+        self.transport_key = record.transport_key
+        self.dialled = dialled
+        self.session = session_of(secret)
+        self.secret = secret
+        self.reason = ""
+        """Why the link was lost; "" while it is up."""
+        self.heard = self.since = asyncio.get_running_loop().time()
+        """Monotonic seconds of the last frame, and of the time when the link became ready."""
+        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._station, self._record = station, record
+        self._tell_up, self._tell_lost, self._tell_gone = up, lost, gone
+        self._loop = asyncio.get_running_loop()
+        self._control: ControlConnection | None = None
+        self._candidates: set[ControlConnection] = set()
+        self._domain = b"link %d" % next(_domains)
+        self._server: asyncio.Server | None = None
+        self.stream_pool = StreamPool(
+            station,
+            secret,
+            deliver=self._deliver_bulk,
+            heard=self._hear_word,
+            express=self._switch,
+            broken=self.close,
+        )
+        self._speaks = self._listens = False  # whether we send, and read, round messages on the express stream
+        self._bye = ""
+        self._task: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(station.limits.handshake, self.close, "not taken in time")
+
+    # --- opening
+
+    @classmethod
+    async def offer(
+        cls, station: SharedSockets, record: PeerRecord, host: str, ports: range, *, up: Up, lost: Lost, gone: Up
+    ) -> tuple[Link, int]:
+        """Return a link that waits to be taken by the peer of `record`, and its port. Raises PortTaken."""
+        link = cls(station, record, secrets.token_bytes(32), False, up=up, lost=lost, gone=gone)
+        crowd = HalfOpen(8)
+        key = record.transport_key
+
+        def candidate() -> asyncio.Protocol:
+            control = ControlConnection(station, BOUNDS, link._hear, link._ended, domain=link._domain, crowd=crowd)
+            link._candidates.add(control)
+            return control.tcp_relay.outer
+
+        try:
+            link._server, port = await listen(candidate, host, ports)
+        except BaseException:
+            link.close("no port")
+            raise
+        if link.reason:
+            link._server.close()
+        else:
+            station.gatekeeper.allow(link._domain, lambda candidate: candidate == key)
+        return link, port
+
+    @classmethod
+    async def take(
+        cls,
+        station: SharedSockets,
+        record: PeerRecord,
+        welcome: Welcome,
+        host: str,
+        streams: int,
+        *,
+        up: Up,
+        lost: Lost,
+        gone: Up,
+    ) -> Link:
+        """Take the link that a gate at `host` offers; await `ready` to learn whether it works."""
+        link = cls(station, record, welcome.secret, True, up=up, lost=lost, gone=gone)
+        control = ControlConnection(station, BOUNDS, link._hear, link._ended, server_key=record.transport_key)
+        link._candidates.add(control)
+        control.post([READY])
+        try:
+            port, bulk = port_of(welcome.endpoint), port_of(welcome.bulk)
+            async with asyncio.timeout(station.limits.handshake):
+                await link._loop.create_connection(lambda: control.tcp_relay.outer, host, port)
+                if await asyncio.shield(link.ready):
+                    link._task = link._loop.create_task(link.stream_pool.dial(host, bulk, streams))
+        except (OSError, ValueError) as error:
+            link.close(f"cannot connect: {error}")
+        except asyncio.CancelledError:
+            link.close("given up")
+            raise
+        return link
+
+    def _up(self, control: ControlConnection) -> None:
+        self._control = control
+        control.settle()
+        control.pause(self._station.receive_queue.control.full)
+        self._candidates.discard(control)
+        self._dismiss("another connection was taken")
+        self._timer.cancel()
+        # Bulk data may be blocked on the path while control is not; then sends must fail instead of waiting for ever.
+        self._timer = self._loop.call_later(self._station.limits.handshake, self.stream_pool.give_up)
+        if not self.dialled:
+            control.post([READY])
+        self._switch()
+        self.heard = self.since = self._loop.time()
+        self._tell_up(self)
+        if not self.ready.done():
+            self.ready.set_result(True)
+
+    def _switch(self) -> None:
+        """Move round messages to the express stream once there is one, but not before earlier ones are sent."""
+        if self._control is not None and self.stream_pool.express is not None and not self._speaks:
+            self._control.post([SWITCH])
+            self._speaks = True
+            self.stream_pool.listen(self._listens and not self._station.receive_queue.control.full)
+
+    def _dismiss(self, reason: str) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._station.gatekeeper.forbid(self._domain)
+        for control in list(self._candidates):
+            control.close(reason)
+
+    # --- closing
+
+    def close(self, reason: str) -> None:
+        """Close the link and send `reason` to the peer."""
+        if self.reason:
+            return
+        self.reason = reason
+        self._timer.cancel()
+        self._dismiss(reason)
+        if self._task is not None:
+            self._task.cancel()
+        self.stream_pool.retire()
+        if not self.ready.done():
+            self.ready.set_result(False)
+        if self._control is not None and not self._control.tcp_relay.reason:
+            self._control.leave(BYE + reason.encode()[:64])
+        else:
+            self.stream_pool.close()
+        self._tell_lost(self, reason)
+        self._check_gone()
+
+    @property
+    def took(self) -> bool:
+        """Whether the link was ever ready."""
+        return self._control is not None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether control messages of rounds are sent by their own stream."""
+        return self._speaks
+
+    @property
+    def listens(self) -> bool:
+        """Whether control messages of rounds are received by their own stream."""
+        return self._listens
+
+    @property
+    def over(self) -> bool:
+        """Whether all of the link's connections are closed."""
+        control = self._control
+        return bool(self.reason) and not self._candidates and (control is None or bool(control.tcp_relay.reason))
+
+    def _ended(self, control: ControlConnection, reason: str) -> None:
+        self._candidates.discard(control)
+        if control is self._control:
+            self.close(self._bye or reason)
+            self.stream_pool.close()
+        elif self.dialled:
+            self.close(reason)
+        self._check_gone()
+
+    def _check_gone(self) -> None:
+        if self.over:
+            self._tell_gone(self)
+
+    # --- control
+
+    async def send(self, frame: Frame) -> bool:
+        """Hand a frame to the link; return False if the link is lost."""
+        kind = type(frame.message)
+        if kind.payload and not kind.signed:
+            return await self.stream_pool.send(frame)
+        if kind in WORDS and self._speaks:
+            return await self.stream_pool.say(self._station.head(frame))
+        control = self._control
+        if self.reason or control is None:
+            return False
+        head = self._station.head(frame)
+        parts = [head, bytes(memoryview(frame.payload))] if len(frame.payload) else [head]
+        if not control.post(parts):
+            await control.flushed()
+        return not self.reason
+
+    def send_now(self, frame: Frame) -> bool:
+        """Send without waiting; return False if that is not possible."""
+        kind = type(frame.message)
+        if self.reason:
+            return False
+        if kind.payload and not kind.signed:
+            return self.stream_pool.offer(frame)
+        if kind not in WORDS or not self._speaks:
+            return False
+        return self.stream_pool.post(self._station.head(frame))
+
+    def show(self, record: PeerRecord | None) -> None:
+        """Send the peer a newer record in its own name as a last message, without waiting."""
+        control = self._control
+        if record is None or record.wire == self._record.wire or control is None or control.tcp_relay.reason:
+            return
+        station = self._station
+        control.post([frames.encode(Frame(Gossip((announce(record),))), station.identity, station.run_id)])
+
+    def _hear(self, control: ControlConnection, key: bytes, parts: list[memoryview]) -> None:
+        if key != self._record.transport_key or self.reason:
+            control.close("not the peer this port is for")
+            return
+        if self._control is None:
+            self._up(control)
+        if control is not self._control or self.reason or len(parts[0]) == 0:
+            return
+        if parts[0] == SWITCH and not self._listens:
+            self._listens = True
+            self.stream_pool.listen(not self._station.receive_queue.control.full)
+            return
+        if parts[0][:1] == BYE:
+            text = bytes(parts[0][1:65]).decode("utf-8", "replace")
+            self._bye = f"closed by the peer: {text}" if text.isprintable() else "closed by the peer"
+            return
+        self._take(parts[0], parts[1] if len(parts) == 2 else memoryview(b""), len(parts) < 3, _CONTROL)
+
+    def _hear_word(self, head: bytes) -> None:
+        """Deliver a round message from the express stream, which proves the sender.
+
+        Signatures exist to be shown to others, which happens with votes only. So the signature of any other message is
+        checked after the message was handled.
+        """
+        frame = self._take(memoryview(head), memoryview(b""), True, WORDS, later=True)
+        if frame is not None:
+            self._loop.call_soon(self._check, frame)
+
+    def _check(self, frame: Frame) -> None:
+        public_key, run_id = self._record.public_key, self._station.run_id
+        if not verify_message(frame.message, frame.signature, public_key, run_id):
+            self.close(f"bad signature of {type(frame.message).__name__}")
+
+    def _take(
+        self,
+        data: memoryview,
+        payload: memoryview,
+        whole: bool,
+        kinds: Collection[type[Message]],
+        *,
+        later: bool = False,
+    ) -> Frame | None:
+        """Check a control frame of one of these `kinds` and deliver it.
+
+        Return the frame if its signature is to be checked `later`.
+        """
+        if self.reason:
+            return None
+        try:
+            header = frames.parse_header(data[:HEADER_BYTES])
+            if header.kind not in kinds or not whole:
+                raise FrameError(f"{header.kind.__name__} does not belong on this channel")
+            public_key, run_id = self._record.public_key, self._station.run_id
+            later = later and header.kind is not Vote
+            frame = frames.decode(
+                header, data[HEADER_BYTES:], payload, public_key=public_key, run_id=run_id, later=later
+            )
+        except UnknownType as error:
+            if not error.optional:
+                self.close(str(error))
+        except FrameError as error:
+            self.close(str(error))
+        else:
+            self._deliver(frame, data.nbytes + payload.nbytes, bulk=False)
+            return frame if later else None
+        return None
+
+    def _deliver(self, frame: Frame, size: int, *, bulk: bool) -> None:
+        self.heard = self._loop.time()
+        self._station.receive_queue.put(Arrival(self.peer, frame), size, bulk=bulk)
+
+    def _deliver_bulk(self, frame: Frame, size: int) -> None:
+        self._deliver(frame, size, bulk=True)
+
+    # --- for the transport
+
+    def pause_control(self, paused: bool) -> None:
+        """Stop or resume reading control messages."""
+        if self._control is not None:
+            self._control.pause(paused)
+        self.stream_pool.listen(self._listens and not paused)
+
+    def traffic(self) -> tuple[int, int, int, int]:
+        """Return bytes on the wire so far: control up, control down, bulk up, bulk down."""
+        tcp_relay, express = self._control.tcp_relay if self._control else None, self.stream_pool.express
+        up, down = (tcp_relay.up, tcp_relay.down) if tcp_relay else (0, 0)
+        if express is not None:
+            up, down = up + express.up, down + express.down
+        return (up, down, *self.stream_pool.traffic())
+
+    @property
+    def rtt(self) -> float | None:
+        """Round-trip time in seconds."""
+        return self._control.tcp_relay.rtt if self._control else None
+
+
+def port_of(endpoint: str) -> int:
+    """Return the port of ":port", which means a port at the gate's own host. Raises ValueError."""
+    digits = endpoint[1:]
+    if endpoint[:1] != ":" or not digits.isascii() or not digits.isdigit() or not 0 < int(digits[:6]) < 65536:
+        raise ValueError(f"not an endpoint: {endpoint!r}")
+    return int(digits)

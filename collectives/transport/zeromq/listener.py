@@ -1,0 +1,128 @@
+"""Listening sockets: where they are bound, and limits against floods of strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import socket
+from collections.abc import Callable
+from typing import ClassVar
+
+from thinwire.swarm.identity.errors import HintedError
+
+
+class PortTaken(HintedError):
+    """The address to listen on is not available."""
+
+    exit_code: ClassVar[int] = 3
+
+
+def descriptors_left(count: int) -> bool:
+    """Return whether this process may open `count` more descriptors.
+
+    libzmq aborts the process when it cannot open one.
+    """
+    found: list[int] = []
+    try:
+        for _ in range(count):
+            found.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    finally:
+        for descriptor in found:
+            os.close(descriptor)
+    return True
+
+
+async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: range) -> tuple[asyncio.Server, int]:
+    """Listen on a port of `ports` (range(0, 1): any), chosen at random so that a stranger cannot know it.
+
+    Returns the server and its port. Raises PortTaken.
+    """
+    loop = asyncio.get_running_loop()
+    reason, hint = "the range of ports is empty", "choose another port, or stop the process that uses it"
+    # At most 64 tries: if a range is nearly full, the next dial tries other ports.
+    for port in random.SystemRandom().sample(ports, min(len(ports), 64)):
+        try:
+            server = await loop.create_server(factory, host, port, backlog=512, family=_family(host))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                break
+            if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+                hint = "this machine does not have that address: choose another with --host, such as 0.0.0.0"
+                break
+            continue
+        return server, server.sockets[0].getsockname()[1]
+    text = str(ports.start) if len(ports) == 1 else f"{ports.start}-{ports.stop - 1}"
+    raise PortTaken(f"cannot listen on {host} port {text}: {reason}", hint)
+
+
+def _family(host: str) -> int:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def own_address(host: str) -> str:
+    """Return the address that others can dial for a bound `host`.
+
+    For a wildcard this is the address of the default route.
+    """
+    if host not in ("0.0.0.0", "::", ""):
+        return host
+    family, outside = (socket.AF_INET6, "2001:db8::1") if host == "::" else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            # Connecting a datagram socket sends nothing; it only queries the routing table.
+            probe.connect((outside, 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "::1" if host == "::" else "127.0.0.1"
+
+
+class HalfOpen:
+    """Unauthenticated connections. Above `cap`, the oldest one of the busiest source is closed.
+
+    `rate` tells whether a source address may open another connection now.
+    """
+
+    def __init__(self, cap: int, rate: Callable[[str], bool] = lambda source: True) -> None:
+        self._cap, self._rate = cap, rate
+        self._count = 0
+        self._sources: dict[str, dict[Callable[[], None], None]] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, source: str, close: Callable[[], None]) -> bool:
+        """Add a connection from address `source`; return False if it is not allowed.
+
+        `close` closes the connection and leads to `remove`.
+        """
+        if not self._rate(source):
+            return False
+        victim = None
+        if self._count >= self._cap:
+            busiest = max(self._sources.values(), key=len)
+            victim = next(iter(busiest))
+        self._sources.setdefault(source, {})[close] = None
+        self._count += 1
+        if victim is not None:
+            victim()
+        return True
+
+    def remove(self, source: str, close: Callable[[], None]) -> None:
+        """Remove a connection that has authenticated or closed."""
+        connections = self._sources.get(source, {})
+        if close in connections:
+            del connections[close]
+            self._count -= 1
+            if not connections:
+                del self._sources[source]
+
+    def clear(self) -> None:
+        """Close all connections."""
+        for connections in list(self._sources.values()):
+            for close in list(connections):
+                close()

@@ -1,0 +1,250 @@
+"""Sealed streams of one link.
+
+Bulk streams share the frames, and an express stream carries round messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
+from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS, MAX_STREAMS
+from thinwire.collectives.transport.zeromq.stream import Stream
+from thinwire.swarm import frame as frames
+from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType
+
+GRACE = 0.25
+"""Seconds by which a broken stream may be noticed before the goodbye that explains it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes on the wire to and from a peer, for control and bulk."""
+
+    control_up: int = 0
+    control_down: int = 0
+    bulk_up: int = 0
+    bulk_down: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.control_up + other.control_up,
+            self.control_down + other.control_down,
+            self.bulk_up + other.bulk_up,
+            self.bulk_down + other.bulk_down,
+        )
+
+
+class StreamPool:
+    """Streams of one link.
+
+    `deliver(frame, size)` gets incoming bulk frames and `heard(head)` round messages; `broken(reason)` is called when
+    any stream ends, and `express` when the express stream is up, which is read once `listen` allows it.
+
+    Data in a dead stream is lost silently, so the link that owns the pool is lost with it.
+    """
+
+    def __init__(
+        self,
+        station: SharedSockets,
+        secret: bytes,
+        *,
+        deliver: Callable[[Frame, int], None],
+        heard: Callable[[bytes], None],
+        express: Callable[[], None],
+        broken: Callable[[str], None],
+    ) -> None:
+        self.express: Stream | None = None
+        """The stream for round messages, once it is up."""
+        self._station, self._secret, self._deliver, self._broken = station, secret, deliver, broken
+        self._heard, self._tell_express = heard, express
+        self._streams: dict[int, Stream] = {}
+        self._speakers: deque[asyncio.Future[None]] = deque()
+        self._idle: deque[Stream] = deque()
+        self._waiters: deque[asyncio.Future[Stream | None]] = deque()
+        self._closed = self._given_up = False
+        self._loop = asyncio.get_running_loop()
+
+    async def dial(self, host: str, port: int, count: int) -> None:
+        """Open the express stream and `count` bulk streams; tolerate failures."""
+        numbers = (EXPRESS, *range(min(count, MAX_STREAMS)))
+        await asyncio.gather(*(self._dial(host, port, number) for number in numbers))
+
+    async def _dial(self, host: str, port: int, number: int) -> None:
+        station = self._station
+        try:
+            async with asyncio.timeout(station.limits.handshake):
+                _, stream = await self._loop.create_connection(lambda: Stream(station.pool, station.limits), host, port)
+        except OSError:
+            return
+        if self._closed:
+            stream.fail("the link is gone")
+        elif not stream.reason:
+            stream.open(self, self._secret, number)
+
+    async def send(self, frame: Frame) -> bool:
+        """Hand a frame to a stream as soon as one is free; return False if no stream is left."""
+        head = frames.encode(frame, None, self._station.run_id)
+        await self._station.rate_limit.wait(len(head) + memoryview(frame.payload).nbytes)
+        stream = await self._free()
+        if stream is None:
+            return False
+        stream.write(head, frame.payload)
+        return not self._closed
+
+    def offer(self, frame: Frame) -> bool:
+        """Send at once if a stream is free and nothing else waits for one."""
+        if self._closed or self._waiters or self._station.rate_limit.rate:
+            return False
+        while self._idle:
+            stream = self._idle.popleft()
+            if stream.idle:
+                stream.write(frames.encode(frame, None, self._station.run_id), frame.payload)
+                return True
+        return False
+
+    def post(self, head: bytes) -> bool:
+        """Send a round message if that is possible at once."""
+        express = self.express
+        if self._closed or express is None or express.reason or express.crowded:
+            return False
+        express.post(head)
+        return True
+
+    async def say(self, head: bytes) -> bool:
+        """Send a round message as soon as the stream takes it; return False if the stream has ended."""
+        while not self.post(head):
+            if self._closed or self.express is None or self.express.reason:
+                return False
+            self._speakers.append(self._loop.create_future())
+            await self._speakers[-1]
+        return True
+
+    def listen(self, listens: bool) -> None:
+        """Read round messages, or leave them at the sender."""
+        if self.express is not None:
+            self.express.pause(not listens)
+
+    async def _free(self) -> Stream | None:
+        while not self._closed and not self._given_up:
+            while self._idle:
+                stream = self._idle.popleft()
+                if stream.idle:
+                    return stream
+            waiter: asyncio.Future[Stream | None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            try:
+                given = await waiter
+            except asyncio.CancelledError:
+                # The waiter may have been given a stream in the same turn of the loop: pass it to the next one.
+                if waiter.done() and not waiter.cancelled() and (given := waiter.result()) is not None:
+                    self.flushed(given)
+                raise
+            if given is not None and given.idle:
+                return given
+        return None
+
+    def give_up(self) -> None:
+        """If no stream came up, bulk data is blocked on the path: make sends fail instead of waiting for ever."""
+        if not self._streams:
+            self._given_up = True
+            self._release()
+
+    def pause(self, paused: bool) -> None:
+        """Stop or resume reading."""
+        for stream in self._streams.values():
+            stream.pause(paused)
+
+    def close(self) -> None:
+        """End all streams."""
+        self._closed = True
+        self._release()
+        for stream in self._streams.values():
+            stream.fail("the link is closed")
+        if self.express is not None:
+            self.express.fail("the link is closed", flush=True)
+
+    def retire(self) -> None:
+        """Take no more frames; the streams stay open until `close`."""
+        self._closed = True
+        self._release()
+
+    def traffic(self) -> tuple[int, int]:
+        """Return bulk bytes up and down."""
+        streams = self._streams.values()
+        return sum(stream.up for stream in streams), sum(stream.down for stream in streams)
+
+    def waiting(self) -> int:
+        """Return sent bytes that are not acknowledged yet."""
+        return sum(stream.waiting for stream in self._streams.values())
+
+    def _release(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+        self._speak()
+
+    def _speak(self) -> None:
+        for speaker in self._speakers:
+            if not speaker.done():
+                speaker.set_result(None)
+        self._speakers.clear()
+
+    # --- called by streams
+
+    def joined(self, stream: Stream, number: int) -> None:
+        """Add a stream that has proved the secret."""
+        if number == EXPRESS and self.express is None and not self._closed:
+            self.express = stream
+            stream.pause(True)
+            self._tell_express()
+            return
+        if self._closed or number in self._streams or number >= MAX_STREAMS:
+            raise ValueError("a stream that is not awaited")
+        self._streams[number] = stream
+        if self._station.rate_limit.rate:
+            stream.pace(self._station.rate_limit.rate)
+        self._given_up = False
+        stream.pause(self._station.receive_queue.bulk.full)
+
+    def flushed(self, stream: Stream) -> None:
+        """Give a free stream the next frame."""
+        if stream is self.express:
+            self._speak()
+            return
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(stream)
+                return
+        self._idle.append(stream)
+
+    def arrived(self, stream: Stream, head: bytes, payload: memoryview) -> None:
+        """Handle a received record."""
+        if self._closed:
+            return
+        if stream is self.express:
+            self._heard(head)
+            return
+        try:
+            header = frames.parse_header(head[:HEADER_BYTES])
+            if not header.kind.payload or header.kind.signed:
+                raise FrameError(f"{header.kind.__name__} does not belong on a stream")
+            frame = frames.decode(header, head[HEADER_BYTES:], payload, public_key=None, run_id=self._station.run_id)
+        except UnknownType as error:
+            if error.optional:
+                return
+            raise
+        self._deliver(frame, payload.nbytes + len(head))
+
+    def broken(self, stream: Stream, reason: str) -> None:
+        """Report the end of a stream."""
+        self._speak()
+        if stream.by_peer and not self._closed:
+            self._loop.call_later(GRACE, self._broken, reason)
+        else:
+            self._broken(reason)

@@ -1,0 +1,94 @@
+"""Kernel options and measurements of TCP connections."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+CONGESTION = "bbr"
+"""Congestion control.
+
+With 1 % loss and 80 ms, cubic leaves a 100 Mbit/s link 99 % empty and BBR fills it (Cardwell et al., 2016).
+"""
+
+MAX_PACING_RATE = 47
+"""Linux' SO_MAX_PACING_RATE, which Python does not define."""
+
+AHEAD, LEAST_AHEAD = 0.1, 1 << 16
+"""Unsent data that the kernel holds: seconds' worth, and least bytes.
+
+Half of it bridges pauses of the event loop.
+"""
+
+
+def tune(sock: socket.socket) -> bool:
+    """Set a socket's options for long links; return whether the kernel grants CONGESTION control.
+
+    Keep-alive preserves NAT mappings through minutes of inner steps. Buffer sizes are left to the kernel, whose
+    automatic tuning goes beyond what a process may request.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION.encode())
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def has_congestion_control() -> bool:
+    """Return whether this kernel grants CONGESTION control.
+
+    Without it more streams help on long, lossy links.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        return tune(sock)
+
+
+def round_trip(sock: socket.socket) -> float | None:
+    """Return the kernel's smoothed round-trip time in seconds (Linux), else None."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    except (AttributeError, OSError):
+        return None
+    # struct tcp_info: tcpi_rtt, microseconds, at offset 68.
+    return float(struct.unpack_from("=I", info, 68)[0]) / 1e6 if len(info) >= 72 else None
+
+
+def confirmed(sock: socket.socket) -> int | None:
+    """Return the bytes that the other side's kernel has acknowledged (Linux), else None."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+    except (AttributeError, OSError):
+        return None
+    # struct tcp_info: tcpi_bytes_acked, at offset 120.
+    return int(struct.unpack_from("=Q", info, 120)[0]) if len(info) >= 128 else None
+
+
+def pace(sock: socket.socket, rate: int) -> None:
+    """Limit the kernel's sending to `rate` bytes/s (Linux); elsewhere do nothing."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, MAX_PACING_RATE, min(rate, 2**32 - 1))
+    except OSError:
+        pass
+
+
+def hold_back(sock: socket.socket) -> None:
+    """Let the kernel buffer little more than it is about to send (Linux, TCP_NOTSENT_LOWAT).
+
+    Elsewhere do nothing.
+
+    Data that waits with us goes to whichever stream makes progress, can be overtaken, and can be withdrawn.
+    """
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 112)
+        # struct tcp_info: tcpi_pacing_rate, bytes/s, at offset 104. The kernel computes one without BBR, too.
+        rate = struct.unpack_from("=Q", info, 104)[0] if len(info) >= 112 else 0
+        if rate:
+            most = min(2**31 - 1, max(LEAST_AHEAD, int(AHEAD * rate)))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, most)
+    except (AttributeError, OSError):
+        pass

@@ -1,0 +1,219 @@
+"""Relay between libzmq and the network.
+
+It joins one outside TCP connection to a libzmq socket on loopback.
+
+libzmq cannot close one peer of a socket, cannot limit connections, counts messages but not the parts of an unfinished
+one (a peer could fill the memory with it), and does not report at once that a peer has disconnected. The relay does all
+four.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from thinwire.collectives.transport.interface import RESET
+from thinwire.collectives.transport.zeromq.tcp_options import round_trip, tune
+
+FIRST_BYTE = 0xFF
+"""First byte of every ZMTP greeting.
+
+The relay closes connections that begin otherwise before libzmq sees them.
+"""
+
+
+class _End(asyncio.Protocol):
+    """One side of a relay."""
+
+    def __init__(self, tcp_relay: TcpRelay, outer: bool) -> None:
+        self._tcp_relay, self._outer = tcp_relay, outer
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass of asyncio.Transport, but have the same methods.
+        self.transport = cast(asyncio.Transport, transport)
+        tune(transport.get_extra_info("socket"))
+        self._tcp_relay.made(self._outer)
+
+    def data_received(self, data: bytes) -> None:
+        self._tcp_relay.carry(self._outer, data)
+
+    def pause_writing(self) -> None:
+        self._tcp_relay.choke(self._outer, True)
+
+    def resume_writing(self) -> None:
+        self._tcp_relay.choke(self._outer, False)
+
+    def eof_received(self) -> bool:
+        return self._tcp_relay.ended(self._outer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._tcp_relay.ended(self._outer)
+
+
+class TcpRelay:
+    """Carries bytes both ways with back-pressure.
+
+    `opened` is called when there is data to carry (dialled: once connected; accepted: at the first byte) and must call
+    `join`; `closed(reason)` is called once, at the end. `window`: bytes from outside that may pass before `progress`
+    reports that a whole message has come out of libzmq. At the limit reading stops, or, if `strict`, the relay closes.
+    """
+
+    def __init__(
+        self,
+        window: int,
+        opened: Callable[[], None],
+        closed: Callable[[str], None],
+        *,
+        accepted: bool,
+        strict: bool,
+        met: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.up = 0
+        self.down = 0
+        """Bytes to and from the outside."""
+        self.reason = ""
+        self._window, self._opened, self._closed, self._met = window, opened, closed, met
+        self._accepted, self._strict = accepted, strict
+        self._left = window
+        self._early: list[bytes] = []
+        self._started = self._ending = False
+        self._full = self._choked = False
+        self._task: asyncio.Task[None] | None = None
+        self.outer, self._inner = _End(self, True), _End(self, False)
+
+    @property
+    def source(self) -> str:
+        """The outside's address, without port."""
+        transport = self.outer.transport
+        return str((transport.get_extra_info("peername") or "?")[0]) if transport is not None else "?"
+
+    @property
+    def rtt(self) -> float | None:
+        """Kernel's round-trip time of the outside connection in seconds."""
+        transport = self.outer.transport
+        return None if transport is None or self.reason else round_trip(transport.get_extra_info("socket"))
+
+    def join(self, port: int) -> None:
+        """Connect to the libzmq socket on loopback `port` and let bytes pass."""
+        self._task = asyncio.get_running_loop().create_task(self._join(port))
+
+    async def _join(self, port: int) -> None:
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: self._inner, "127.0.0.1", port)
+        except OSError as error:
+            self.close(f"no local socket: {error}")
+            return
+        inner = self._inner.transport
+        if inner is None or self.reason:
+            return
+        for data in self._early:
+            inner.write(data)
+        self._early.clear()
+        if self._ending:
+            inner.write_eof()
+        self._flow()
+
+    def progress(self) -> None:
+        """Reopen the window: a whole message has come out of libzmq."""
+        self._left, self._full = self._window, False
+        self._flow()
+
+    def close(self, reason: str, *, flush: bool = False) -> None:
+        """Close both sides; with `flush`, unsent data is still sent."""
+        if self.reason:
+            return
+        self.reason = reason
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        for end in (self._inner, self.outer):
+            if end.transport is not None:
+                if flush and end is self.outer:
+                    end.transport.close()
+                else:
+                    end.transport.abort()
+        self._closed(reason)
+
+    # --- called by the ends
+
+    def made(self, outer: bool) -> None:
+        """Note that one side is connected."""
+        end = self.outer if outer else self._inner
+        if self.reason and end.transport is not None:
+            end.transport.abort()
+        elif outer:
+            self._met()
+            if not self._accepted:
+                self._start()
+
+    def carry(self, outer: bool, data: bytes) -> None:
+        """Pass bytes from one side to the other."""
+        if self.reason:
+            return
+        if not outer:
+            self.up += len(data)
+            if self.outer.transport is not None and not self.outer.transport.is_closing():
+                self.outer.transport.write(data)
+            return
+        if self.down == 0 and data[0] != FIRST_BYTE:
+            self.close("not a ZeroMQ greeting")
+            return
+        self.down += len(data)
+        self._left -= len(data)
+        if self._left < 0 and self._strict:
+            self.close("said too much")
+            return
+        inner = self._inner.transport
+        if inner is None:
+            self._early.append(data)
+            self._start()
+        elif not inner.is_closing():
+            inner.write(data)
+        if self._left <= 0:
+            self._full = True
+            self._flow()
+
+    def choke(self, outer: bool, choked: bool) -> None:
+        """Stop or resume reading one side while the other takes no data."""
+        if outer:
+            transport = self._inner.transport
+            if transport is not None and not transport.is_closing():
+                transport.pause_reading() if choked else transport.resume_reading()
+        else:
+            self._choked = choked
+            self._flow()
+
+    def ended(self, outer: bool) -> bool:
+        """Note that one side has ended; return True if the other side must still take earlier data."""
+        inner = self._inner.transport
+        if self.reason:
+            return False
+        if not outer:
+            self.close(RESET if self._ending else "the encrypted channel failed", flush=True)
+            return False
+        if not self._started:
+            self.close(RESET)
+            return False
+        # libzmq reads the rest and closes its side, which ends the relay.
+        if not self._ending:
+            self._ending = True
+            if inner is not None and not inner.is_closing():
+                inner.write_eof()
+        return True
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._flow()
+            self._opened()
+
+    def _flow(self) -> None:
+        transport = self.outer.transport
+        if transport is None or self.reason or transport.is_closing():
+            return
+        held = self._full or self._choked or (self._started and self._inner.transport is None)
+        if held and transport.is_reading():
+            transport.pause_reading()
+        elif not held and not transport.is_reading():
+            transport.resume_reading()

@@ -1,0 +1,198 @@
+"""Transport over real sockets.
+
+Control uses libzmq with CURVE, bulk data sealed TCP streams, all on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+from thinwire.collectives.transport.interface import Admit, Arrival, Contact
+from thinwire.collectives.transport.zeromq.admission import AdmissionPort
+from thinwire.collectives.transport.zeromq.connections import Connections
+from thinwire.collectives.transport.zeromq.control_connection import Context, SharedSockets
+from thinwire.collectives.transport.zeromq.limits import Limits, TokenBuckets
+from thinwire.collectives.transport.zeromq.listener import HalfOpen, PortTaken, listen, own_address
+from thinwire.collectives.transport.zeromq.rate_limit import RateLimit
+from thinwire.collectives.transport.zeromq.receive_queue import ReceiveQueue
+from thinwire.collectives.transport.zeromq.stream import Stream
+from thinwire.collectives.transport.zeromq.stream_pool import Traffic
+from thinwire.collectives.transport.zeromq.zmq_socket import ZapHandler
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.address import join_address
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.messages.registry import Hello, PeerId, Refuse, Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStats:
+    """Statistics of one peer: bytes on the wire since the start.
+
+    If linked, also round-trip time and silence in seconds.
+    """
+
+    traffic: Traffic
+    linked: bool
+    dialled: bool = False
+    rtt: float | None = None
+    silent: float | None = None
+
+
+class ZmqTransport:
+    """Implementation of `Transport`. Create and open it inside a running event loop.
+
+    `host`, `port`: where the gate listens (0: any port). `advertise`: gate addresses to announce instead. `ports`:
+    range for bulk and member ports (None: any); peers dial them at the host of the gate. `wall`: unix time in seconds.
+    `streams`: bulk streams per link; `token`: admission token shown at gates. `up`: limit in bytes/s for outgoing bulk
+    data (0: none).
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        run_id: bytes,
+        admit: Admit,
+        wall: Callable[[], int],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertise: tuple[str, ...] | None = None,
+        ports: range | None = None,
+        streams: int = 2,
+        token: bytes = b"",
+        limits: Limits | None = None,
+        up: int = 0,
+    ) -> None:
+        self._identity, self._wall = identity, wall
+        self._host, self._port, self._advertise = host, port, advertise or ()
+        self._ports, self._limits = ports or range(0, 1), limits or Limits()
+        self._context: Context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 16384)
+        # The ZAP handler exists before any socket is bound, so no key is ever admitted without a check.
+        self._gatekeeper = ZapHandler(self._context)
+        receive_queue = ReceiveQueue(self._limits.receive_queue, self._pause_control, self._pause_bulk)
+        self._station = SharedSockets(
+            identity, run_id, self._limits, self._context, self._gatekeeper, receive_queue, rate_limit=RateLimit(up)
+        )
+        self._connections = Connections(
+            self._station, admit, wall, host=host, ports=self._ports, streams=streams, token=token
+        )
+        self._gate = AdmissionPort(self._station, self._connections.judge, wall)
+        clock = asyncio.get_running_loop().time
+        sources = TokenBuckets(self._limits.address_burst * streams, self._limits.address_rate * streams)
+        self._crowd = HalfOpen(self._limits.half_open, lambda source: sources.take(source, clock()))
+        self._bulk: asyncio.Server | None = None
+        self._closed = False
+
+    async def open(self) -> None:
+        """Listen. Raises PortTaken, after which the transport is closed."""
+        try:
+            self._port = await self._gate.open(self._host, self._port)
+            self._bulk, self._connections.bulk_port = await listen(self._stream, self._host, self._ports)
+        except PortTaken:
+            await self.close()
+            raise
+        self._advertise = self._advertise or (join_address(own_address(self._host), self._port),)
+        self._connections.addresses = self._advertise
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Own peer id."""
+        return self._identity.peer_id
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return the gate addresses to announce."""
+        return self._advertise
+
+    async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
+        """Knock at a stranger's gate. A Welcome means that the link is up."""
+        return await self._connections.meet(contact, hello)
+
+    def learn(self, record: PeerRecord) -> None:
+        """Store the addresses of a peer."""
+        self._connections.learn(record)
+
+    async def send(self, to: PeerId, frame: Frame) -> bool:
+        """Hand a frame to the link to a peer; open the link if necessary."""
+        link = self._connections.links.get(to) or await self._connections.reach(to)
+        return link is not None and await link.send(frame)
+
+    def offer(self, to: PeerId, frame: Frame) -> bool:
+        """Hand a frame to the link to a peer if that is possible at once."""
+        link = self._connections.links.get(to)
+        return link is not None and link.send_now(frame)
+
+    async def recv(self) -> Arrival:
+        """Return the next arrival. Raises RuntimeError if the transport is closed."""
+        return await self._station.receive_queue.get()
+
+    def drop(self, peer: PeerId, reason: str, *, ban: bool = False) -> None:
+        """Close the link to a peer and drop everything received from the peer."""
+        key = self._connections.drop(peer, reason)
+        if ban:
+            self._connections.banned.add(peer)
+            if key is not None:
+                self._gate.banned.add(key)
+        self._station.receive_queue.forget(peer)
+
+    async def close(self) -> None:
+        """Close every link and socket. Says goodbye on every link, which takes at most about a second."""
+        if self._closed:
+            return
+        self._closed = True
+        self._station.receive_queue.close()
+        if self._bulk is not None:
+            self._bulk.close()
+        await self._gate.close()
+        await self._connections.close()
+        self._crowd.clear()
+        self._gatekeeper.close()
+        # asyncio closes aborted connections in the next turn of the loop.
+        await asyncio.sleep(0)
+        self._context.term()
+
+    def stats(self) -> dict[PeerId, LinkStats]:
+        """Return the statistics of every peer that ever had a link."""
+        now, links = asyncio.get_running_loop().time(), self._connections.links
+        found = {}
+        for peer, traffic in self._connections.traffic().items():
+            link = links.get(peer)
+            found[peer] = (
+                LinkStats(traffic, False)
+                if link is None
+                else LinkStats(traffic, True, link.dialled, link.rtt, now - link.heard)
+            )
+        return found
+
+    def totals(self) -> tuple[int, int]:
+        """Return acknowledged sent bytes and received bytes of all links."""
+        found = self._connections.traffic().values()
+        on_its_way = sum(link.stream_pool.waiting() for link in self._connections.links.values())
+        return (
+            sum(traffic.control_up + traffic.bulk_up for traffic in found) - on_its_way,
+            sum(traffic.control_down + traffic.bulk_down for traffic in found),
+        )
+
+    def came(self, peer: PeerId) -> int:
+        """Return the bulk bytes received over the link to a peer."""
+        link = self._connections.links.get(peer)
+        return link.stream_pool.traffic()[1] if link is not None else 0
+
+    def refusals(self) -> dict[str, int]:
+        """Return the number of failed visits to the gate, by reason."""
+        return dict(self._gate.refused)
+
+    def _stream(self) -> Stream:
+        return Stream(self._station.pool, self._limits, self._connections.claim, self._crowd)
+
+    def _pause_control(self, paused: bool) -> None:
+        for link in list(self._connections.links.values()):
+            link.pause_control(paused)
+
+    def _pause_bulk(self, paused: bool) -> None:
+        for link in list(self._connections.links.values()):
+            link.stream_pool.pause(paused)

@@ -1,0 +1,1 @@
+"""Codecs for activations that cross the boundary between two pipeline stages."""

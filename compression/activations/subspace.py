@@ -1,0 +1,155 @@
+"""Codec of a stage boundary when the residual stream stays in a fixed subspace. arXiv 2506.01260.
+
+With reparametrised weights (`out = U·Z`), the stream is x = x0 + h·Uᵀ at every boundary, where x0 is the token's row in
+a frozen table that every stage can generate itself. So k numbers and the token determine all of x, and k numbers
+determine its gradient; the only loss is rounding to bf16. `U` (d × k) has orthonormal columns, is fixed for the run and
+equal on all peers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.noise import normal
+from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.kernels import thin_factors as lowrankkernels
+from thinwire.compression.kernels.payload import raw
+from torch import Tensor
+
+TABLE_SCALE = np.float32(0.02)
+"""Standard deviation of the initial frozen table."""
+SHORT_VOCABULARY = 1 << 16
+"""Largest vocabulary whose tokens are sent in 2 bytes; for larger ones it is 4."""
+
+
+def basis(width: int, k: int, seed: int) -> Floats:
+    """Return U (width × k) with orthonormal columns, drawn from the run's seed, bit-equal on all peers.
+
+    Raises ValueError unless 1 ≤ k ≤ width.
+    """
+    if not 1 <= k <= width:
+        raise ValueError(f"subspace: k must be 1…{width}, not {k}")
+    rows = normal(seed, f"subspace {width} {k}", k * width).reshape(k, width)
+    lowrankkernels.orthonormalise(rows)
+    return np.ascontiguousarray(rows.T)
+
+
+def table(vocabulary: int, width: int, seed: int) -> Floats:
+    """Return T_fixed (vocabulary × width), drawn from the run's seed, bit-equal on all peers.
+
+    Its values are normal with deviation 0.02.
+    """
+    return (normal(seed, f"table {vocabulary} {width}", vocabulary * width) * TABLE_SCALE).reshape(vocabulary, width)
+
+
+def digest(u: Floats) -> bytes:
+    """Return a 32-byte hash of a basis, for the manifest."""
+    return hashlib.sha256(f"thinwire/subspace/1 {u.shape}\n".encode() + u.astype("<f4").tobytes()).digest()
+
+
+def compress(x: Tensor, x0: Tensor | None, u: Tensor) -> Tensor:
+    """Return h = (x − x0)·U, from (..., width) to (..., k). x0 is None for gradients."""
+    return (x if x0 is None else x - x0) @ u
+
+
+def restore(h: Tensor, x0: Tensor | None, u: Tensor) -> Tensor:
+    """Return x = x0 + h·Uᵀ, from (..., k) to (..., width)."""
+    x = h @ u.mT
+    return x if x0 is None else x0 + x
+
+
+class Crossing(torch.autograd.Function):
+    """Effect of a boundary on x and its gradient within one process.
+
+    For tests, and for stages that share a machine.
+    """
+
+    @staticmethod
+    def forward(context: torch.autograd.function.FunctionCtx, x: Tensor, x0: Tensor, u: Tensor) -> Tensor:
+        context.save_for_backward(u)
+        return restore(compress(x, x0, u), x0, u)
+
+    @staticmethod
+    def backward(context: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (u,) = context.saved_tensors  # type: ignore[attr-defined]
+        return restore(compress(gradients[0], None, u), None, u), None, None
+
+
+def settle(table_fixed: Tensor, table_moving: Tensor, u: Tensor) -> None:
+    """Move the part of the embedding that drifted out of the subspace to the frozen table, in place.
+
+    Call after an outer step. T_S ← Π(T_S), T_fixed ← T_fixed + T_S − Π(T_S), with Π(T) = T·U·Uᵀ. The sum, the
+    embedding, does not change.
+    """
+    inside = table_moving @ u @ u.mT
+    table_fixed += table_moving - inside
+    table_moving.copy_(inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Subspace:
+    """Wire format of a boundary. Forward: token ids (u16 or u32 by the vocabulary), then h as bf16.
+
+    Backward: g as bf16. All values are little-endian, with one row per token. Raises ValueError unless 1 ≤ k ≤ 65,536.
+    """
+
+    k: int = 64
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= 1 << 16:
+            raise ValueError(f"subspace: k must be 1…65536, not {self.k}")
+
+    @property
+    def spec(self) -> str:
+        return f"subspace(k={self.k})"
+
+    def nbytes(self, tokens: int, vocabulary: int = 0) -> int:
+        """Return the exact size of the payload in bytes: forward if a vocabulary is given, else backward."""
+        return tokens * (2 * self.k + (_width(vocabulary) if vocabulary else 0))
+
+    def encode(self, h: NDArray[np.float32], tokens: NDArray[np.int64] | None = None, vocabulary: int = 0) -> bytes:
+        """Encode h (tokens, k), rounded to the nearest bf16, ties to even; forward also the token ids.
+
+        Raises CodecError if a value is not finite or rounds to infinity, ValueError if something does not fit.
+        """
+        if h.dtype != np.float32 or h.ndim != 2 or h.shape[1] != self.k or not h.flags.c_contiguous:
+            raise ValueError(f"{self.spec} of {h.dtype} {h.shape}")
+        if (tokens is None) != (vocabulary == 0) or (tokens is not None and tokens.shape != h.shape[:1]):
+            raise ValueError("token ids go forward, one a row, with their vocabulary")
+        narrow = torch.from_numpy(h).to(torch.bfloat16)
+        if not bool(torch.isfinite(narrow).all()):
+            raise CodecError("a value is not finite", "not finite")
+        head = b""
+        if tokens is not None:
+            if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+                raise ValueError(f"a token is outside of the vocabulary of {vocabulary}")
+            head = tokens.astype(f"<u{_width(vocabulary)}").tobytes()
+        return head + narrow.view(torch.int16).numpy().astype("<i2").tobytes()
+
+    def decode(
+        self, payload: Buffer, tokens: int, vocabulary: int = 0
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
+        """Decode h (tokens, k), and the token ids in the forward direction.
+
+        Raises CodecError for a wrong length, a token outside of the vocabulary, or a value that is not finite.
+        """
+        found = raw(payload, self.nbytes(tokens, vocabulary))
+        ids = None
+        if vocabulary:
+            head = tokens * _width(vocabulary)
+            ids, found = found[:head].view(f"<u{_width(vocabulary)}").astype(np.int64), found[head:]
+            if ids.size and int(ids.max()) >= vocabulary:
+                raise CodecError(f"a token is outside of the vocabulary of {vocabulary}")
+        words = found.view("<u2").astype(np.uint32)
+        if ((words & 0x7F80) == 0x7F80).any():
+            raise CodecError("a value is not finite", "not finite")
+        return (words << 16).view(np.float32).reshape(tokens, self.k), ids
+
+
+def _width(vocabulary: int) -> int:
+    return 2 if vocabulary <= SHORT_VOCABULARY else 4

@@ -1,0 +1,157 @@
+"""Kernels that encode with the block quantizers. `blockint.Integers` describes the format."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.compression.kernels.base import (
+    INFINITE,
+    MAGNITUDE,
+    NOT_FINITE,
+    OK,
+    half_above,
+    half_to_float,
+    inline,
+    kernel,
+)
+from thinwire.compression.kernels.packing import GROUP_BYTES, LANE_SHIFT, any_half, pack, write_half
+
+LIMIT = np.int32(INFINITE)
+"""Bound of sort keys (see `sort_key`): those of finite values are > −LIMIT − 1 and < LIMIT."""
+
+
+@inline
+def uniform(index: np.uint32, low: np.uint32, high: np.uint32) -> np.float32:
+    """Return a number in [0, 1), a multiple of 2**-24, from a position and a seed of 2 × 32 bits.
+
+    Applies the integer hash "lowbias32" (Wellons, Prospecting for hash functions, 2018) twice.
+    """
+    h = np.uint32(index ^ low)
+    h = np.uint32(h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    h = np.uint32(h)
+    h = np.uint32(h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B)
+    h = np.uint32(h)
+    h = np.uint32(h ^ (h >> np.uint32(16))) ^ high
+    h = np.uint32(h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    h = np.uint32(h)
+    h = np.uint32(h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B)
+    h = np.uint32(h)
+    h = np.uint32(h ^ (h >> np.uint32(16)))
+    return np.float32(np.int32(h >> np.uint32(8))) * np.float32(2.0**-24)
+
+
+@inline
+def sort_key(bits: np.int32) -> np.int32:
+    """Map the bits of a float32 to an integer of the same order, to find a minimum without fastmath."""
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@inline
+def half_below(value: np.float32) -> np.int64:
+    """Return the bits of the largest fp16 not above a finite value, at least −65504; never −0."""
+    if value < np.float32(0.0):
+        return half_above(-value, np.float32(1.0)) | 0x8000
+    if value >= np.float32(65504.0):
+        return np.int64(0x7BFF)
+    if value < np.float32(2.0**-14):
+        return np.int64(value * np.float32(2.0**24))
+    return (np.int64(np.float32(value).view(np.uint32)) - 0x38000000) >> 13
+
+
+@kernel
+def encode(x: NDArray[np.float32], out: NDArray[np.uint8], bits: int, block: int, noisy: bool, seed: np.uint64) -> int:
+    """Encode symmetrically. Returns OK, or NOT_FINITE with `out` in an undefined state.
+
+    Per block: s = smallest fp16 with top·s ≥ max|x|, top = 2**(bits-1) − 1; code = clip(rint(x·(1/s)), ±top), all in
+    float32. noisy: floor(x·(1/s) + u) instead of rint, with u from the position in x and the seed.
+    """
+    n = x.size
+    blocks = (n + block - 1) // block
+    shift, group = LANE_SHIFT[bits], GROUP_BYTES[bits]
+    lanes, first = 1 << shift, 2 * blocks
+    words = x.view(np.uint32)
+    top = np.float32((1 << (bits - 1)) - 1)
+    low, high = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
+    scratch = np.zeros(block if bits != 8 else 0, np.uint8)
+    for b in range(blocks):
+        start, stop = b * block, min(b * block + block, n)
+        values, magnitudes = x[start:stop], words[start:stop]
+        # Integer maximum of the magnitude bits: it vectorises without fastmath, and any non-finite value wins.
+        peak = np.uint32(0)
+        for i in range(magnitudes.size):
+            peak = max(peak, np.uint32(magnitudes[i] & MAGNITUDE))
+        if peak >= INFINITE:
+            return NOT_FINITE
+        half = half_above(np.uint32(peak).view(np.float32), top)
+        write_half(out, b, half)
+        inverse = np.float32(0.0)
+        if half > 0:
+            inverse = np.float32(1.0) / half_to_float(half)
+        groups = (stop - start + lanes - 1) >> shift
+        codes = out[first : first + stop - start] if bits == 8 else scratch[: groups * lanes]
+        target = codes[: stop - start].view(np.int8)
+        if noisy:
+            for i in range(target.size):
+                u = uniform(np.uint32(start + i), low, high)
+                target[i] = np.int8(np.int32(np.floor(min(max(values[i] * inverse + u, -top), top))))
+        else:
+            for i in range(target.size):
+                target[i] = np.int8(np.int32(np.rint(min(max(values[i] * inverse, -top), top))))
+        if bits != 8:
+            codes[stop - start :] = 0
+            pack(codes, out[first : first + groups * group], bits)
+        first += groups * group
+    return OK
+
+
+@kernel
+def encode_asymmetric(
+    x: NDArray[np.float32], out: NDArray[np.uint8], bits: int, block: int, noisy: bool, seed: np.uint64
+) -> int:
+    """Encode asymmetrically. Returns OK, or NOT_FINITE with `out` in an undefined state.
+
+    Per block: z = largest fp16 ≤ min(x); s = smallest fp16 with top·s ≥ max(x) − z, top = 2**bits − 1; code =
+    clip(rint((x − z)·(1/s)), 0…top), all in float32. noisy: as in `encode`.
+    """
+    n = x.size
+    blocks = (n + block - 1) // block
+    shift, group = LANE_SHIFT[bits], GROUP_BYTES[bits]
+    lanes, first = 1 << shift, 4 * blocks
+    words = x.view(np.int32)
+    top, zero = np.float32((1 << bits) - 1), np.float32(0.0)
+    low, high = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
+    scratch = np.zeros(block if bits != 8 else 0, np.uint8)
+    for b in range(blocks):
+        start, stop = b * block, min(b * block + block, n)
+        values, keys = x[start:stop], words[start:stop]
+        least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        for i in range(keys.size):
+            key = sort_key(keys[i])
+            least, most = min(least, key), max(most, key)
+        if most >= LIMIT or least <= -LIMIT - 1:
+            return NOT_FINITE
+        # `sort_key` is its own inverse.
+        offset_half = half_below(np.int32(sort_key(least)).view(np.float32))
+        offset = any_half(offset_half)
+        half = half_above(max(np.int32(sort_key(most)).view(np.float32) - offset, zero), top)
+        write_half(out, b, half)
+        write_half(out, blocks + b, offset_half)
+        inverse = zero
+        if half > 0:
+            inverse = np.float32(1.0) / half_to_float(half)
+        groups = (stop - start + lanes - 1) >> shift
+        codes = out[first : first + stop - start] if bits == 8 else scratch[: groups * lanes]
+        target = codes[: stop - start]
+        if noisy:
+            for i in range(target.size):
+                u = uniform(np.uint32(start + i), low, high)
+                scaled = (values[i] - offset) * inverse + u
+                target[i] = np.uint8(np.int32(np.floor(min(max(scaled, zero), top))))
+        else:
+            for i in range(target.size):
+                target[i] = np.uint8(np.int32(np.rint(min(max((values[i] - offset) * inverse, zero), top))))
+        if bits != 8:
+            codes[stop - start :] = 0
+            pack(codes, out[first : first + groups * group], bits)
+        first += groups * group
+    return OK

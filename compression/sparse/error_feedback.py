@@ -1,0 +1,159 @@
+"""Error feedback: the part that a codec leaves out of a round is sent in a later one.
+
+Karimireddy et al., arXiv 1901.09847.
+
+    a = β·e + Δ;  payload = encode(a);  e_new = a − decode(payload)         every operation rounded to float32
+
+Each round is a transaction: `prepare` computes the payload and changes nothing; e changes when the round's outcome is
+known. Exactly one of `commit`, `restore` and `rollback` follows each `prepare`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.codec import Choice, Codec, CodecError, TensorCodec
+from thinwire.compression.core.types import Buffer, Floats
+
+ON_EXCLUSION = ("drop", "restore")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """Decoded content of a `Whole` payload: a dense codec's payload of all n elements."""
+
+    codec: Codec
+    payload: NDArray[np.uint8]
+
+    def scatter(self, out: Floats, scale: float = 1.0) -> None:
+        """Add scale·decoded to out, in float32."""
+        values = np.empty_like(out)
+        self.codec.decode(self.payload.data, values)
+        if scale != 1.0:
+            np.multiply(values, np.float32(scale), out=values)
+        np.add(out, values, out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Dense codec as a tensor codec: one payload for the whole model."""
+
+    codec: Codec
+
+    @property
+    def spec(self) -> str:
+        return self.codec.spec
+
+    def bound(self, chunks: Chunks) -> int:
+        return self.codec.nbytes(chunks.total)
+
+    def select(self, a: Floats, chunks: Chunks) -> Encoded:
+        """Encode the whole vector. Raises CodecError if a value is not finite."""
+        chunks.check(a)
+        if not np.isfinite(a).all():
+            raise CodecError("a value is not finite", "not finite")
+        payload = np.empty(self.codec.nbytes(a.size), np.uint8)
+        self.codec.encode(a, payload)
+        return Encoded(self.codec, payload)
+
+    def nbytes(self, selected: Encoded) -> int:
+        return selected.payload.size
+
+    def encode(self, selected: Encoded) -> bytes:
+        return selected.payload.tobytes()
+
+    def decode(self, payload: Buffer, chunks: Chunks) -> Encoded:
+        """Wrap a payload. Raises CodecError unless it is valid for this layout."""
+        self.codec.check(payload, chunks.total)
+        return Encoded(self.codec, np.frombuffer(payload, np.uint8))
+
+
+class ErrorFeedback:
+    """Codec with a residual e, which starts at zero. See the module docstring.
+
+    beta: decay factor of e, 0…1. on_exclusion: treatment of a payload that is not in the round's record: "drop" counts
+    it as sent, "restore" keeps all of a. Raises ValueError for anything else.
+    """
+
+    def __init__(self, codec: TensorCodec[Any], chunks: Chunks, beta: float = 0.95, on_exclusion: str = "drop") -> None:
+        if not 0 <= beta <= 1:
+            raise ValueError(f"error feedback: beta must be 0…1, not {beta}")
+        if on_exclusion not in ON_EXCLUSION:
+            raise ValueError(f"error feedback: on_exclusion is {' or '.join(ON_EXCLUSION)}, not {on_exclusion!r}")
+        self.codec, self.chunks, self.beta, self.on_exclusion = codec, chunks, beta, on_exclusion
+        self._residual = np.zeros(chunks.total, np.float32)
+        self._accumulator = np.empty(chunks.total, np.float32)
+        self._choice: Choice | None = None
+
+    @property
+    def pending(self) -> bool:
+        """True while a payload waits for its round's outcome."""
+        return self._choice is not None
+
+    @property
+    def choice(self) -> Choice | None:
+        """Content of the pending payload for `commit`, or None if none is pending."""
+        return self._choice
+
+    @property
+    def residual(self) -> Floats:
+        """Read-only view of e as of the last decision, for a checkpoint."""
+        view = self._residual.view()
+        view.flags.writeable = False
+        return view
+
+    def load(self, residual: Floats) -> None:
+        """Load e from a checkpoint.
+
+        Raises ValueError if it does not fit or is not finite, or while a payload is pending.
+        """
+        self.chunks.check(residual)
+        if self.pending or not np.isfinite(residual).all():
+            raise ValueError("a residual is finite, and is not loaded while a payload waits for its outcome")
+        np.copyto(self._residual, residual)
+
+    def prepare(self, delta: Floats) -> bytes:
+        """Return this round's payload for the pseudo-gradient delta, which is not changed.
+
+        Raises CodecError if an accumulated value is not finite; nothing is pending or changed then. Raises RuntimeError
+        if a payload is already pending.
+        """
+        if self.pending:
+            raise RuntimeError("a payload still waits for its outcome")
+        self.chunks.check(delta)
+        np.multiply(self._residual, np.float32(self.beta), out=self._accumulator)
+        np.add(self._accumulator, delta, out=self._accumulator)
+        choice = self.codec.select(self._accumulator, self.chunks)
+        payload = self.codec.encode(choice)
+        self._choice = choice
+        return payload
+
+    def commit(self, excluded: bool = False, sent: Choice | None = None) -> None:
+        """Commit the round. excluded: its record does not name this peer.
+
+        sent: the choice of an earlier payload, if that is the payload in the record. It is subtracted from a, which has
+        grown since.
+        """
+        choice = self._taken()
+        if not excluded or self.on_exclusion == "drop":
+            (sent or choice).scatter(self._accumulator, -1.0)
+        self._residual, self._accumulator = self._accumulator, self._residual
+
+    def restore(self) -> None:
+        """Abort the round and discard the training since its start: e = a, as if nothing had been sent."""
+        self._taken()
+        self._residual, self._accumulator = self._accumulator, self._residual
+
+    def rollback(self) -> None:
+        """Undo `prepare`. For a Δ that is still in the parameters and will be part of the next one."""
+        self._taken()
+
+    def _taken(self) -> Choice:
+        if self._choice is None:
+            raise RuntimeError("no payload waits for an outcome")
+        choice, self._choice = self._choice, None
+        return choice

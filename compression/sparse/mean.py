@@ -1,0 +1,127 @@
+"""Mean of sparse contributions, bit-equal on all peers that average the same contributions in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from thinwire.compression.core.chunks import Chunks, Section
+from thinwire.compression.core.types import Floats
+from thinwire.compression.kernels import base as kernels
+from thinwire.compression.kernels import scatter as scatterkernels
+from thinwire.compression.kernels.threads import Team
+from thinwire.compression.sparse.header import DENSE, EMPTY
+from thinwire.compression.sparse.select import CHUNKS
+from thinwire.compression.sparse.topk import BIG, Part, Selected
+
+DENOMINATORS = ("contributor_mean", "mean")
+CLIP_FROM = 3
+"""Minimum number of contributors for clipping norms to their median, which says little about fewer."""
+
+
+def mean(
+    selected: Sequence[Selected],
+    weights: Sequence[float],
+    chunks: Chunks,
+    denominator: str = "contributor_mean",
+    clip: bool = True,
+    threads: int = 1,
+    out: Floats | None = None,
+) -> Floats:
+    """Return the weighted mean as the model's flat vector.
+
+    selected, weights: by contributor, in the order of the round's record. denominator: "contributor_mean" divides each
+    coordinate by the weights of the contributors that sent it (zero where none did), as all public implementations do;
+    "mean" divides by the sum of all weights. clip: if at least three contributors have values in a section, each
+    contributor's section is scaled by min(1, lower median of the norms / its norm). Sums are in float64 in the given
+    order, and rounded once. out: vector to write to; by default a new one. Raises ValueError for another layout, an
+    unknown denominator, or weights that are not finite, ≥ 0 and not all zero.
+    """
+    total = checked(selected, weights, chunks, denominator)
+    divisor = total if denominator == "mean" else 0.0
+    if out is None:
+        out = np.zeros(chunks.total, np.float32)
+    else:
+        chunks.check(out)
+        out.fill(0.0)
+    with Team(threads) as team:
+        jobs = [(s, sent(selected, i, weights, clip), divisor, out) for i, s in enumerate(chunks.sections)]
+        team.spread(_average, jobs, chunks.sizes, BIG)
+    return out
+
+
+def checked(selected: Sequence[Selected], weights: Sequence[float], chunks: Chunks, denominator: str) -> float:
+    """Return the sum of the weights. Raises ValueError as described in `mean`."""
+    if denominator not in DENOMINATORS:
+        raise ValueError(f"a sparse mean is a {' or '.join(DENOMINATORS)}, not {denominator!r}")
+    if any(one.chunks != chunks or one.codec != selected[0].codec for one in selected):
+        raise ValueError("contributions of another layout or codec")
+    total = math.fsum(weights)
+    if len(weights) != len(selected) or not 0 < total < math.inf or not all(0 <= w < math.inf for w in weights):
+        raise ValueError(f"{len(selected)} contributions need as many weights, finite, none negative, not all zero")
+    return total
+
+
+def sent(
+    selected: Sequence[Selected], index: int, weights: Sequence[float], clip: bool
+) -> list[tuple[Selected, Part, float, float]]:
+    """Return the non-empty parts of a section with positive weights.
+
+    Each with its selection, its weight, and its weight after clipping.
+    """
+    parts = [(one, one.parts[index]) for one in selected]
+    factors = clipping([norm(*each) for each in parts]) if clip else [1.0] * len(parts)
+    return [
+        (one, part, weight, weight * factor)
+        for (one, part), weight, factor in zip(parts, weights, factors, strict=True)
+        if part.mode != EMPTY and weight > 0
+    ]
+
+
+def _average(
+    section: Section, given: list[tuple[Selected, Part, float, float]], divisor: float, out: Floats, team: Team
+) -> None:
+    if not given:
+        return
+    elements = section.gather(out)
+    weights = np.array([weight for _, _, weight, _ in given], np.float64)
+    if given[0][1].mode == DENSE:
+        sums = np.zeros(section.size)
+        for one, part, _, share in given:
+            sums += share * one.values(part).astype(np.float64)
+        below = divisor or sum(weights.tolist())
+        elements[:] = sums / below
+    else:
+        codec = given[0][0].codec
+        levels = np.array([share * codec.levels(part.lo, part.hi).astype(np.float64) for _, part, _, share in given])
+        indices, codes = (
+            np.array([array.ctypes.data for array in arrays], np.uint64)
+            for arrays in ([part.indices for _, part, _, _ in given], [part.codes for _, part, _, _ in given])
+        )
+        common = (indices, codes, levels, weights, divisor, section.geometry(codec.k))
+        team.each(scatterkernels.mean, [(*common, a, b, elements) for a, b in team.ranges(section.count, CHUNKS)])
+    section.put(elements, out)
+
+
+def norm(selected: Selected, part: Part) -> float:
+    """Return ‖v̂‖ of one section, in float64."""
+    if part.mode == DENSE:
+        return math.sqrt(kernels.fp32_check(selected.values(part).view(np.uint32))[1])
+    if part.mode == EMPTY:
+        return 0.0
+    high = part.codes.size if selected.codec.width == 1 else int(np.count_nonzero(part.codes & 1))
+    return math.sqrt(part.lo * part.lo * (part.codes.size - high) + part.hi * part.hi * high)
+
+
+def clipping(norms: Sequence[float]) -> list[float]:
+    """Return the factor by which each contributor's section is multiplied.
+
+    All factors are 1 if fewer than three contributors have a non-zero norm. Zero norms do not enter the median;
+    otherwise a section in which half of the peers have no gradient would never be trained.
+    """
+    present = sorted(norm for norm in norms if norm > 0.0)
+    if len(present) < CLIP_FROM:
+        return [1.0] * len(norms)
+    median = present[(len(present) - 1) // 2]
+    return [min(1.0, median / (each + 1e-8)) for each in norms]

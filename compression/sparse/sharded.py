@@ -1,0 +1,102 @@
+"""Sparse codec on runs of a flat vector, with a separate payload for each run.
+
+The contributions to a run can be added up without the rest of the vector, and the largest values of the sum can be sent
+in turn. The length of a run is a multiple of the codec's chunk; the last run may be shorter. Chunks are side² adjacent
+elements here, not blocks of matrices as in `chunks`. The payload of the whole vector is the concatenation of the
+payloads of its runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.sparse import mean as sparsemean
+from thinwire.compression.sparse.topk import Selected, Sparse
+
+
+@lru_cache(maxsize=64)
+def layout(total: int, run: int, chunk: int) -> Chunks:
+    """Return the chunks of a vector of `total` elements, with a section for each run of `run` elements."""
+    side, shapes = round(chunk**0.5), []
+    for number, start in enumerate(range(0, total, run)):
+        size = min(run, total - start)
+        # Whole rows form a matrix. A run that ends within a row can only be the last one; it becomes the vector, the
+        # last section.
+        shapes.append((f"{number:06d}", (size // side, side) if size % side == 0 else (size,)))
+    return Chunks(tuple(shapes), chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Portions:
+    """Codecs of a sparse butterfly: `codec` for contributions to an owner, `wide` for the owner's results.
+
+    beta: decay factor of the owner's residual, the part of the sum that was not sent. denominator: that of the mean,
+    see sparsemean.
+    """
+
+    codec: Sparse
+    wide: Sparse
+    beta: float = 1.0
+    denominator: str = "contributor_mean"
+
+    @property
+    def spec(self) -> str:
+        """Names of both codecs."""
+        return f"{self.codec.spec} {self.wide.spec}"
+
+    def nbytes(self, n: int) -> int:
+        """Return the size in bytes of the largest payload of a run of n elements, contribution or result."""
+        return max(one.bound(layout(n, n, one.chunk)) for one in (self.codec, self.wide))
+
+    def check(self, payload: Buffer, n: int) -> float:
+        """Return the squared L2 norm of a contribution to a run of n elements.
+
+        Raises CodecError for an invalid payload.
+        """
+        return _square(self.codec.decode(payload, layout(n, n, self.codec.chunk)))
+
+    def check_sum(self, payload: Buffer, n: int) -> float:
+        """Return the squared L2 norm of a result of a run of n elements.
+
+        Raises CodecError for an invalid payload.
+        """
+        return _square(self.wide.decode(payload, layout(n, n, self.wide.chunk)))
+
+    def thin(
+        self, payloads: Sequence[Buffer], weights: Sequence[float], kept: Floats | None, n: int
+    ) -> tuple[bytes, Floats]:
+        """Return the payload of the mean of checked contributions to a run, and the new residual.
+
+            a = β kept + mean;  sent = the largest of a, quantised;  left = a − sent
+
+        n: elements of the run. kept: the run's previous residual, or None. The mean is that of sparsemean.mean. If a
+        has non-finite values, the payload and the new residual are empty (zeros).
+        """
+        chunks = layout(n, n, self.codec.chunk)
+        left = sparsemean.mean([self.codec.decode(one, chunks) for one in payloads], weights, chunks, self.denominator)
+        if kept is not None:
+            left += np.float32(self.beta) * kept
+        try:
+            sent = self.wide.select(left, chunks)
+        except CodecError:
+            left[:] = 0.0
+            sent = self.wide.select(left, chunks)
+        sent.scatter(left, -1.0)
+        return self.wide.encode(sent), left
+
+    def split(self, payload: Buffer, selected: Selected) -> Iterator[memoryview]:
+        """Split the payload of the whole vector, whose content is `selected`, into the payloads of its runs."""
+        view, at = memoryview(payload), 0
+        for size in self.codec.sizes(selected):
+            yield view[at : at + size]
+            at += size
+
+
+def _square(selected: Selected) -> float:
+    return float(sum(sparsemean.norm(selected, part) ** 2 for part in selected.parts))

@@ -1,0 +1,277 @@
+"""The peer of a user's training loop: it runs in the background and exchanges while the loop waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+from thinwire.collectives.allreduce.service import AT_ONCE
+from thinwire.collectives.timing import TICK
+from thinwire.compression.core.types import Floats
+from thinwire.compression.warmup import warm_up
+from thinwire.node.api.allreduce import Pending, Prepared, Some, operations_of
+from thinwire.node.peer.bootstrap import RunEntry
+from thinwire.node.peer.peer_services import PeerServices
+from thinwire.node.peer.report_sinks import ReportSinks
+from thinwire.node.peer.status import Status
+from thinwire.node.runtime.asyncio_extra import cancelled
+from thinwire.node.runtime.lock import hold
+from thinwire.node.runtime.loop_thread import LoopThread
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.replica import ParameterWrite, Read
+from thinwire.node.state.snapshot import PrivateState
+
+FLUSH_SECONDS = 10.0
+"""Seconds for data that we owe to other peers to leave before we do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """Report of an exchange.
+
+    - round: the last round committed here. committed: whether this exchange committed one.
+    - adopted: whether the model now has the swarm's parameters. contributors: number of peers whose work is in them.
+    - seconds: how long the loop waited. missing: ids (hexadecimal) of peers that were left out, with reasons.
+    - members: ids of the contributors. loss: the loss given here, as a finite number.
+    - bytes_up, bytes_down: bytes on this peer's links since the last report.
+    - steps, weight: input of this exchange. kept: part of the weight that is not in the round, but still in the model and
+      due with the next one. taken: the weight is accounted for, with or without a commit, and must not be given again.
+    """
+
+    round: int
+    committed: bool
+    adopted: bool
+    contributors: int
+    seconds: float
+    missing: Mapping[str, str] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+    loss: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    steps: int = 0
+    weight: int = 0
+    kept: int = 0
+    taken: bool = False
+
+
+class BackgroundPeer:
+    """A peer and its thread, from the first knock to the goodbye. The training loop calls all methods.
+
+    Call `open` first, then `take_up`, then `exchange` as often as rounds are due, or instead `begin` and `finish` if
+    training continues between the two; always `close` at the end.
+    """
+
+    def __init__(self, entry: RunEntry) -> None:
+        """Create the peer. Raises InUseError."""
+        self._entry = entry
+        self._tasks: list[asyncio.Task[None]] = []
+        with ExitStack() as stack:
+            stack.enter_context(hold(entry.config.directories.lock))
+            self._report_sinks = ReportSinks(entry.config, entry.run_id)
+            stack.callback(self._report_sinks.close)
+            self._background = LoopThread("thinwire")
+            stack.callback(self._background.stop)
+            self._report = self._report_sinks.report
+            self.peer = entry.peer(self._report.emit)
+            self._services = PeerServices(self.peer, self._report, meanwhile=self._until_due)
+            stack.callback(lambda: self._background.last_call(self._leave()))
+            self._resources = stack.pop_all()
+        self._exchanged_at = self.peer.environment.now()
+        self._carried = 0  # weight not yet in any round: the loop gives it again, with that of later steps
+        self._flight: asyncio.Task[RoundReport] | None = None
+        self._begun, self._due = asyncio.Event(), asyncio.Event()
+        self.steps: int | None = None
+        """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
+        self._traffic = (0, 0)
+        self.check, self.ask = self._background.check, self._background.ask
+
+    def open(self) -> None:
+        """Open the transport and find the run. Raises PortTaken, NoSwarm, Refused, ManifestMismatch."""
+        self._joins = self._background.call(self._open())
+
+    async def _open(self) -> bool:
+        await self._background.work(warm_up)
+        joins = await self._entry.begin(self.peer)
+        self._operations = operations_of(self.peer)
+        self._tasks = [
+            asyncio.create_task(self._report_sinks.keep_telling(self.peer)),
+            asyncio.create_task(self._keep_watch()),
+        ]
+        return joins
+
+    async def _keep_watch(self) -> None:
+        self._background.fail(await self._services.trouble())
+
+    def status(self) -> Status:
+        """Return what `thinwire status` shows."""
+        return self.ask(lambda: self._report.snapshot(self.peer))
+
+    def emit(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Write an event."""
+        self.ask(lambda: self._report.emit(kind, fields))
+
+    def take_up(self, layout: Layout, theta: Floats, *, read: Read, write: ParameterWrite, device: str) -> None:
+        """Become a member, see `Peer.take_up`."""
+        self._report.device = device
+        self._report.phase = "joining" if self._joins else "starting"
+        work = self._background.work
+        self._background.call(self.peer.take_up(layout, theta, read=read, write=write, work=work, joins=self._joins))
+        self.emit("ready", {"round": self.peer.replica.round, "parameters": layout.total})
+        self.ask(self._services.follow)
+        self.steps = self.peer.steps(0.0)
+        self._report.phase = "training"
+        self._exchanged_at = self.peer.environment.now()
+
+    def average(self, prepared: Prepared[Some], name: str, grace: float | None) -> Pending[Some]:
+        """Start an all-reduce, see `Swarm.average`. Raises ValueError if too many are in progress."""
+        if self._background.started >= AT_ONCE:
+            raise ValueError(f"{AT_ONCE} averages are in progress: wait until some of them finish")
+        wait = self.peer.manifest.exchange.timeout_seconds if grace is None else grace
+        return Pending(
+            self._background,
+            lambda: self._operations.begin(name, prepared.plan, prepared.share, grace=wait),
+            prepared,
+            self.peer.environment.now,
+        )
+
+    def exchange(self, *, steps: int, weight: int, loss: float | None) -> RoundReport:
+        """Run one round, see `OuterLoop.sync`."""
+        self.ask(self._due.set)
+        return self._background.call(self._exchange(steps, weight, loss))
+
+    def begin(self, *, steps: int, weight: int, loss: float | None) -> RoundReport | None:
+        """Start an exchange; the contribution has been read when this returns.
+
+        Return the report if the exchange is over already.
+        """
+        return self._background.call(self._begin(steps, weight, loss))
+
+    def finish(self) -> RoundReport:
+        """Finish an exchange: wait for the verdict and set the parameters."""
+        return self._background.call(self._finish())
+
+    def abandon(self) -> None:
+        """Cancel an exchange that has begun."""
+        self._background.last_call(self._abandon())
+
+    async def _abandon(self) -> None:
+        if self._flight is not None:
+            await cancelled(self._flight)
+            self._flight = None
+
+    def copy(self) -> Floats:
+        """Return a copy of the outer parameters."""
+        return self._background.call(self._background.work(lambda: self.peer.replica.theta.copy()))
+
+    async def _begin(self, steps: int, weight: int, loss: float | None) -> RoundReport | None:
+        self._begun.clear()
+        self._due.clear()
+        self._flight = flight = asyncio.create_task(self._exchange(steps, weight, loss))
+        begun = asyncio.create_task(self._begun.wait())
+        try:
+            await asyncio.wait((flight, begun), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await cancelled(flight)
+            raise
+        finally:
+            begun.cancel()
+        return await self._finish() if flight.done() else None
+
+    async def _finish(self) -> RoundReport:
+        flight, self._flight = self._flight, None
+        assert flight is not None, "no exchange has begun"
+        self._due.set()
+        return await flight  # if this is cancelled, so is the exchange
+
+    async def _until_due(self) -> None:
+        self._exchanged_at = self.peer.environment.now()
+        self._begun.set()
+        await self._due.wait()
+
+    async def _exchange(self, steps: int, weight: int, loss: float | None) -> RoundReport:
+        peer, now = self.peer, self.peer.environment.now
+        if steps and weight > self._carried:
+            self._report.speed = (weight - self._carried) / max(1e-9, now() - self._exchanged_at)
+        self._carried = weight
+        await peer.rounds.settled()
+        before = peer.replica.newest
+        try:
+            outcome, seconds = await self._services.exchange(steps=steps, weight=weight, loss=loss)
+        finally:
+            if not peer.manifest.overlap:
+                self._exchanged_at = now()
+            self.steps = peer.steps(self._report.speed)
+        missing = {who.hex(): reason for who, reason in outcome.missing.items()}
+        committed = outcome.commit is not None
+        # Compare last: the digest of a new round is computed later.
+        moved = not (committed or outcome.taken or peer.rounds.follows) and peer.replica.newest != before
+        adopted = committed or outcome.dropped or moved
+        if committed or adopted or outcome.taken:
+            self._carried = outcome.kept
+        before_up, before_down = self._traffic
+        up, down = self._traffic = peer.traffic()
+        return RoundReport(
+            peer.replica.round,
+            committed,
+            adopted,
+            len(outcome.contributors),
+            seconds,
+            missing,
+            tuple(who.hex() for who in outcome.contributors),
+            loss,
+            up - before_up,
+            down - before_down,
+            steps,
+            weight,
+            outcome.kept,
+            outcome.taken,
+        )
+
+    def save_due(self) -> bool:
+        """Return whether a checkpoint is due."""
+        return self.ask(lambda: self._services.save_due)
+
+    def save(self, private: Callable[[], PrivateState | None]) -> None:
+        """Write a checkpoint with this private state, unless this round has one. Runs in the caller's thread."""
+        follows = self.peer.rounds.follows
+        self.settle()
+        if follows:
+            self._background.call(self.peer.rounds.rest())
+        try:
+            if self.peer.rounds.overlaps_calls:  # an exchange in progress changes the state meanwhile
+                saved = self._background.call(self._background.work(lambda: self._services.save(private)))
+            else:
+                saved = self._services.save(private)
+            self.ask(lambda: self._services.saved(saved))
+        finally:
+            if follows:
+                self.ask(self.peer.rounds.resume)
+
+    def settle(self) -> None:
+        """Wait until the last round has its digest, if the loop still runs."""
+        if self.peer.ready:
+            self._background.last_call(self.peer.rounds.settled())
+
+    def linger(self) -> None:
+        """Serve other peers what they still need from us. Raises background failures."""
+        self._background.call(self._linger())
+
+    async def _linger(self) -> None:
+        await self._services.linger()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                while not self.peer.presence.send_queue.idle:
+                    await asyncio.sleep(TICK)
+
+    def close(self) -> None:
+        """Say goodbye and free all resources: threads, ports, the home's lock. A second call does nothing."""
+        self._resources.close()
+
+    async def _leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._abandon()
+        await self._services.leave()
+        self._report_sinks.tell(self.peer)

@@ -1,0 +1,417 @@
+"""A swarm for a user's own training loop: `join`, `wrap`, and then the unchanged loop."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+from thinwire.collectives.allreduce.signature import LONGEST_KEY
+from thinwire.compression.core.types import Floats
+from thinwire.node.api.allreduce import Average, Pending, Some, prepare
+from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
+from thinwire.node.api.optimizer import SwarmOptimizer
+from thinwire.node.peer.bootstrap import arriving, founding
+from thinwire.node.peer.status import PeerStatus, Status
+from thinwire.node.runtime.config import load
+from thinwire.node.runtime.console import LOGGER
+from thinwire.node.state.layout import layout_of
+from thinwire.node.state.snapshot import PrivateState
+from thinwire.node.training.inner_optimizer import load_optimizer, save_optimizer
+from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
+from thinwire.swarm.manifest.parser import parse as parse_manifest
+from torch import nn
+
+
+def join(
+    invite_or_toml: str | os.PathLike[str],
+    *,
+    home: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    ports: str | None = None,
+    advertise: str | None = None,
+    site: str | None = None,
+) -> Swarm:
+    """Take part in a run, given an invite, or the path of your own manifest (a name that ends in .toml).
+
+    A manifest founds the run, or returns to it; its [model] has kind = "custom". Returns once the run's manifest is
+    known: with an invite, once a peer has admitted us. The other arguments are settings of node.toml and override the
+    environment and the file; each peer of a machine needs a separate `home`.
+
+    Raises InviteError, ManifestError, ConfigError, InUseError (that home), PortTaken, NoSwarm, Refused and
+    ManifestMismatch, all of them HintedError.
+    """
+    place = Path(home) if home is not None else None
+    flags = dict(home=place, name=name, host=host, port=port, ports=ports, advertise=advertise, site=site)
+    config = load(flags, os.environ)
+    text = os.fspath(invite_or_toml)
+    if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
+        return Swarm(BackgroundPeer(arriving(text, config)))
+    return Swarm(BackgroundPeer(founding(_read_custom(Path(text)), config, Path(text).name)))
+
+
+def _read_custom(path: Path) -> bytes:
+    try:
+        toml = path.read_bytes()
+    except OSError as error:
+        raise ManifestError(f"cannot read {path}: {error.strerror}", "give the path of the run's TOML file") from None
+    if parse_manifest(toml, path.name).model.kind != "custom":
+        raise ManifestError(
+            f"{path.name}: model.kind is not custom",
+            'write kind = "custom" under [model] to train your own module',
+        )
+    return toml
+
+
+class Swarm:
+    """One peer of a run, created by `join`.
+
+    Leave with its `with` block or `leave`; at exit Python calls `leave`.
+    """
+
+    def __init__(self, background_peer: BackgroundPeer) -> None:
+        self.last: RoundReport | None = None
+        """Report of the last exchange."""
+        self.under_way = False
+        """Whether an exchange has begun that must be finished."""
+        self._background_peer, self._peer = background_peer, background_peer.peer
+        self._optimizer: SwarmOptimizer | None = None
+        self._on_round: Callable[[RoundReport], None] | None = None
+        self._reports: deque[RoundReport] = deque(maxlen=1024)
+        self._left = False
+        try:
+            background_peer.open()
+        except BaseException:
+            background_peer.close()
+            raise
+        atexit.register(self.leave)
+
+    # --- properties
+
+    @property
+    def invite(self) -> str:
+        """Invite for `join`, with addresses of this peer and a few more. Empty if none can be dialled."""
+        invite = self._background_peer.ask(self._peer.invite)
+        return invite.code() if invite is not None else ""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the run, on which all peers have agreed."""
+        return self._peer.manifest
+
+    @property
+    def steps(self) -> int:
+        """Inner steps of the next round: H, or according to this machine's speed if the manifest says so."""
+        steps = self._background_peer.steps
+        return self._peer.manifest.pace if steps is None else steps
+
+    @property
+    def overlap(self) -> int:
+        """Number of these steps that are made while an exchange is under way."""
+        return self._peer.overlap
+
+    @property
+    def round(self) -> int:
+        """The last committed round; 0 before the first."""
+        return self._peer.replica.round if self._peer.ready else 0
+
+    @property
+    def digest(self) -> str:
+        """Digest of the state after that round, parameters and outer momentum (hexadecimal).
+
+        It is equal on all peers.
+
+        It is computed while training continues; right after a step this property waits for it.
+        """
+        self._background_peer.settle()
+        return self._peer.replica.digest.hex() if self._peer.ready else ""
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has had all its rounds (`run.rounds`; 0 means endless). Raises as `check` does."""
+        self.check()
+        last = self._peer.manifest.run.rounds
+        return bool(last) and self.round >= last and not self.under_way
+
+    @property
+    def status(self) -> Status:
+        """Status of this peer, as `thinwire status` shows it."""
+        return self._background_peer.status()
+
+    @property
+    def peers(self) -> tuple[PeerStatus, ...]:
+        """Status of the other peers, as this peer sees them."""
+        return self.status.peers
+
+    def check(self) -> None:
+        """Raise a background failure, if any: SwarmError or another HintedError; SwarmError after `leave`."""
+        self._background_peer.check()
+
+    # --- training
+
+    def wrap(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        batch: int = 1,
+        method: str | None = None,
+        on_round: Callable[[RoundReport], None] | None = None,
+    ) -> SwarmOptimizer:
+        """Become a member with this model; train with the returned optimizer in place of yours.
+
+        All trainable parameters of the model are averaged, a tied one once; frozen ones and buffers (the statistics of
+        BatchNorm) stay local. The model of a joiner gets the swarm's parameters. A checkpoint under this home is
+        resumed, with the state of the optimizer. `batch`: samples of one step, the weight of this peer's work in the
+        mean; see `SwarmOptimizer.step`. `method`: the outer method that the loop is written for, if that matters; it
+        must be the manifest's. `on_round`: called with the report of every exchange, in the thread that steps, at the
+        end; its exceptions are raised by `step`, and the next step continues.
+
+        Blocks until the swarm's state is here. Raises ManifestMismatch if the swarm trains another model or uses
+        another method; ValueError for a model that cannot be averaged or does not contain the optimizer's parameters.
+        """
+        if self._optimizer is not None:
+            raise ValueError("this swarm already has a model: one run trains one model")
+        if batch < 0:
+            raise ValueError(f"batch must be a number of samples, not {batch}")
+        if method not in (None, self.manifest.outer.method):
+            raise ManifestMismatch(
+                f"this run's method is {self.manifest.outer.method!r}, not {method!r}",
+                "the manifest decides: the founder of the run sets `method` under [outer]",
+            )
+        self._on_round = on_round
+        # torch.compile wraps the module that has the parameters' names
+        module: nn.Module = getattr(model, "_orig_mod", model)
+        layout = layout_of(module)
+        if not layout.total:
+            raise ValueError("the model has no trainable parameters: there is nothing to average")
+        known = {id(parameter) for parameter in module.parameters()}
+        if any(id(tensor) not in known for group in optimizer.param_groups for tensor in group["params"]):
+            raise ValueError("the optimizer holds tensors that are not parameters of this model: they would stay local")
+        devices = sorted({str(parameter.device) for parameter in module.parameters()})
+        self._gpus = [device for device in devices if device.startswith("cuda")]
+
+        def read(start: int, stop: int, out: Floats) -> None:
+            layout.read(module, out, start)
+
+        def write(theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+            layout.write(module, theta, start, keep)
+            self._synchronize()
+
+        theta = np.empty(layout.total, np.float32)
+        layout.read(module, theta)
+        self._module, self._inner = module, optimizer
+        self._background_peer.take_up(layout, theta, read=read, write=write, device=", ".join(devices))
+        self._restore()
+        self._optimizer = SwarmOptimizer(self, optimizer, batch)
+        return self._optimizer
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the next round only makes the present peers members: the first round of the method "merge"."""
+        return self._peer.ready and self._peer.gathers
+
+    def gather(self) -> RoundReport:
+        """Run that round: all peers contribute their initial parameters. `SwarmOptimizer.step` starts with it."""
+        return self.exchange(steps=0, weight=self._peer.idle_weight)
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether the others have committed the round in progress without waiting for us."""
+        return self._peer.ready and self._peer.session.overtaken
+
+    def exchange(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport:
+        """Run the round after `steps` inner steps on `weight` samples.
+
+        `SwarmOptimizer.step` does this by itself.
+        """
+        self._synchronize()
+        return self._over(self._background_peer.exchange(steps=steps, weight=weight, loss=loss))
+
+    def begin(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport | None:
+        """Start an `exchange`, after which training continues.
+
+        Call `finish` `overlap` inner steps later, unless this returns a report.
+        """
+        self._synchronize()
+        report = self._background_peer.begin(steps=steps, weight=weight, loss=loss)
+        self.under_way = report is None
+        return None if report is None else self._over(report)
+
+    def finish(self) -> RoundReport:
+        """Finish an exchange that has begun."""
+        self._synchronize()
+        self.under_way = False
+        return self._over(self._background_peer.finish())
+
+    def _over(self, report: RoundReport) -> RoundReport:
+        self.last = report
+        self._reports.append(report)
+        if self._background_peer.save_due():
+            self._background_peer.save(self._private)
+        return report
+
+    def outer(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the outer parameters by name, equal on all peers.
+
+        Use them for evaluation if the model's parameters differ.
+        """
+        split = self._peer.layout.split(self._background_peer.copy())
+        return {name: torch.from_numpy(values) for name, values in split.items()}
+
+    def tell(self, report: RoundReport) -> None:
+        """Call `on_round` of `wrap`, if given; `SwarmOptimizer.step` does so at the end of an exchange."""
+        if self._on_round is not None:
+            self._on_round(report)
+
+    def rounds(self) -> Iterator[RoundReport]:
+        """Yield reports of the exchanges since the last call, oldest first, without waiting.
+
+        Only the last 1024 are stored.
+        """
+        while self._reports:
+            yield self._reports.popleft()
+
+    def _synchronize(self) -> None:
+        """Wait for queued GPU work: two threads use the parameters, never at the same time."""
+        for device in self._gpus:
+            torch.cuda.synchronize(device)
+
+    def _private(self) -> PrivateState | None:
+        # Some optimizers also store numbers in their state: a partly restored one is worse than one that warms up
+        # again.
+        values = [value for state in self._inner.state.values() for value in state.values()]
+        if not all(value is None or isinstance(value, torch.Tensor) for value in values):
+            return None
+        return PrivateState(save_optimizer(self._module, self._inner, copy=False), {})
+
+    def _restore(self) -> None:
+        private = self._peer.private
+        if private is not None:
+            try:
+                load_optimizer(self._module, self._inner, private.tensors)
+            except ValueError as error:
+                self._background_peer.emit("fresh", {"detail": f"the inner optimizer's state warms up anew: {error}"})
+
+    # --- all-reduce of the user's tensors
+
+    def average(
+        self,
+        tensors: Some,
+        *,
+        op: str = "mean",
+        name: str = "",
+        codec: str | None = None,
+        weight: int = 1,
+        least: int = 1,
+        grace: float | None = None,
+    ) -> Average[Some]:
+        """All-reduce the user's own tensors among all present peers that call this too.
+
+        Works with or without a model.
+
+        `tensors`: a tensor, a numpy array or a number, or a list or a dict of them, all of one element type, of any
+        shape, including empty ones; at most 1 GiB. They are copied at once and never written to; the result has new
+        ones. `op`: "mean" (weighted by the whole number `weight`, which is trusted, up to 2^31), "sum", "min" or "max".
+        Supported:
+
+            float64, float32, float16, bfloat16    all four; computed in float64, rounded once
+            int64, int32, int16, int8, uint8       sum (exact; wraps at the type's limits as torch does), min, max
+            bool                                   min (all), max (any)
+
+        `codec`: None, exact; or one of a manifest's dense codecs, such as "int8(block=256)" with a quarter of the
+        bytes, for float32, float16 and bfloat16. NaN and infinity are processed as in any arithmetic (a codec that
+        cannot represent them raises).
+
+        Peers meet by `name`, and for one name the n-th call meets the n-th call of the others. If counts have diverged
+        after failures or a partition, waiting peers change to the median number; but if peers may skip some calls, give
+        each operation a separate name, such as f"eval {swarm.round}". The operation waits `grace` seconds (None: the
+        manifest's exchange.straggler_timeout) for present peers that have not called, then leaves them out; later
+        callers get the result without being in it. A peer that dies in the middle is left out, the others finish. Fewer
+        than `least` contributors are an error. In a partition each side finishes separately: set `least` to prevent
+        that.
+
+        Blocks, also while the peers that it needs are busy with a round of training. Raises AverageError if at least as
+        many peers differ from this one in shapes, element type, op, codec or least as agree with it (with the
+        difference), if peers are too few, or if too many are lost in the middle; ValueError and TypeError for
+        unsupported tensors; and what `check` raises.
+        """
+        pending = self.start_average(tensors, op=op, name=name, codec=codec, weight=weight, least=least, grace=grace)
+        try:
+            return pending.result()
+        except BaseException:
+            pending.cancel()  # an interrupted caller does not return for the result
+            raise
+
+    def start_average(
+        self,
+        tensors: Some,
+        *,
+        op: str = "mean",
+        name: str = "",
+        codec: str | None = None,
+        weight: int = 1,
+        least: int = 1,
+        grace: float | None = None,
+    ) -> Pending[Some]:
+        """Start `average` without waiting.
+
+        The handle has `wait`, `done`, `result` and `cancel`, and can be awaited.
+
+        Up to 64 at once, in the background of training; one more raises ValueError and does not count. Raises
+        ValueError and TypeError for unsupported tensors, and what `check` raises.
+        """
+        prepared = prepare(tensors, op=op, codec=codec, weight=weight, least=least)
+        if len(name) > LONGEST_KEY:
+            raise ValueError(f"a name has at most {LONGEST_KEY} characters")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the name {name!r} cannot be encoded as UTF-8") from error
+        return self._background_peer.average(prepared, name, grace)
+
+    # --- leaving
+
+    def __enter__(self) -> Swarm:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.leave()
+            return
+        try:
+            self._end(linger=False)
+        except Exception:
+            LOGGER.exception("leaving the swarm failed")  # the exception inside the block matters more
+
+    def leave(self) -> None:
+        """Save, serve other peers what they still need, say goodbye, close. A second call does nothing.
+
+        Raises background failures, once everything is closed.
+        """
+        self._end(linger=True)
+
+    def _end(self, *, linger: bool) -> None:
+        atexit.unregister(self.leave)
+        if self._left:
+            return
+        self._left = True
+        try:
+            if self.under_way and linger:
+                self.finish()
+            self._background_peer.abandon()
+            if self._optimizer is not None:
+                self._background_peer.save(self._private)
+            if linger:
+                self._background_peer.linger()
+        finally:
+            self._background_peer.close()

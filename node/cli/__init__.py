@@ -1,0 +1,1 @@
+"""Command line: its frame, its commands, and the entry point of child processes."""

@@ -1,0 +1,146 @@
+"""Frame of the command line: parse, run, and turn errors into two lines and an exit code.
+
+Nothing heavy is imported here or in commands.py before a command runs: `thinwire --help` must not wait for torch.
+
+Other packages add commands through the entry point group `thinwire.commands`: each entry names a function with Typer's
+annotations. `sim` and `plan` come from the simulator this way.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import typer
+from thinwire.node.cli import commands
+from thinwire.node.cli.commands import CliSession
+from thinwire.node.runtime.console import record_traceback, tell, warn
+from thinwire.swarm.identity.errors import HintedError
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINTS = "thinwire.commands"
+"""Entry point group of commands that other packages provide."""
+
+EXIT_CODES = """\b
+Exit codes: 0 done, 1 the run failed, 2 usage or configuration,
+3 could not start here (port, key, device), 4 no swarm reachable,
+5 manifest or protocol mismatch, 130 and 143 stopped by a signal."""
+
+app = typer.Typer(
+    name="thinwire",
+    help="Train one model on many machines that share nothing but ordinary internet links.",
+    epilog=EXIT_CODES,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        from thinwire.swarm.messages.registry import VERSION
+
+        print(f"thinwire {version('thinwire')} (protocol {VERSION})")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options that precede a command."""
+
+
+config_app = typer.Typer(help="This machine's settings.", rich_markup_mode=None)
+config_app.command("show")(commands.config_show)
+
+app.command("start")(commands.start)
+app.command("join")(commands.join)
+app.command("status")(commands.status)
+app.command("invite")(commands.invite)
+app.command("id")(commands.show_id)
+app.command("export")(commands.export)
+app.add_typer(config_app, name="config")
+
+
+class CommandError(HintedError):
+    """A command of another package cannot be loaded."""
+
+    exit_code: ClassVar[int] = 1
+
+
+def command_line(wanted: str = "") -> TyperGroup:
+    """Return all commands, those of other packages included.
+
+    When `wanted` is a built-in command, no entry point is read. When it is the name of an entry point, only that one is loaded;
+    raises CommandError when this fails. Else, as for the help, all are loaded, and one that fails is skipped with a warning.
+    """
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    if wanted in group.commands:
+        return group
+    from importlib.metadata import entry_points
+
+    found = sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name)
+    named = [entry for entry in found if entry.name == wanted]
+    for entry in named or found:
+        if entry.name in group.commands:
+            warn(f"skipped the command {entry.name!r} of {_package(entry)}: there is one of this name")
+            continue
+        try:
+            single = typer.Typer(add_completion=False, rich_markup_mode=None)
+            single.command(entry.name)(entry.load())
+            group.add_command(typer.main.get_command(single), entry.name)
+        except (Exception, SystemExit) as error:
+            message = (
+                f"the command {entry.name!r} of {_package(entry)} cannot be loaded: {type(error).__name__}: {error}"
+            )
+            if named:
+                raise CommandError(message, f"reinstall or remove {_package(entry)}") from error
+            warn(message)
+    return group
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; `arguments` default to those of the process. Return the exit code."""
+    session = CliSession()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        first = next((word for word in arguments if not word.startswith("-")), "")
+        group = command_line(first)
+        code = group(args=list(arguments) or ["--help"], prog_name="thinwire", standalone_mode=False, obj=session)
+        if sys.stdout is not None:  # the parent process may have closed it
+            sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except HintedError as error:
+        record_traceback(error, session.log, show=session.debug)
+        tell(str(error), error.hint)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has closed the pipe; prevent an error about buffered output when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        describe = getattr(error, "format_message", None)
+        if describe is not None:  # a mistake in the arguments; the class's place differs between versions of typer
+            place = getattr(getattr(error, "ctx", None), "command_path", "thinwire")
+            tell(describe(), f"see `{place} --help`")
+            return 2
+        logged = record_traceback(error, session.log, show=session.debug)
+        hint = f"the traceback is in {session.log}" if logged else "run it again with --debug to see the traceback"
+        tell(f"internal error: {type(error).__name__}: {error}", f"{hint}; please report it")
+        return 1

@@ -1,0 +1,1 @@
+"""The daemon: one process that is one peer."""

@@ -1,0 +1,211 @@
+"""The daemon: one process that is one peer.
+
+Provides a PeerLifecycle with signals, a worker thread and a terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from thinwire.compression.warmup import warm_up
+from thinwire.node.daemon.options import Options
+from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
+from thinwire.node.peer.lifecycle import PeerLifecycle
+from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.report_sinks import ReportSinks
+from thinwire.node.pipeline.groups.build import held_of, learner, next_of
+from thinwire.node.pipeline.groups.stage_assignment import share
+from thinwire.node.pipeline.groups.stage_choice import seat
+from thinwire.node.runtime.asyncio_extra import cancelled
+from thinwire.node.runtime.config import Config
+from thinwire.node.runtime.console import LOGGER, log_style, set_up_logging
+from thinwire.node.runtime.device import choose_device
+from thinwire.node.runtime.lock import hold
+from thinwire.node.runtime.signals import HANGUP, ending
+from thinwire.node.training.batches import Batches
+from thinwire.node.training.learner import Learner
+from thinwire.node.training.local_learner import batches_of, prepare
+from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.swarm.identity.stage_claim import Seat
+from thinwire.swarm.manifest.manifest import Manifest
+
+Result = TypeVar("Result")
+
+
+def start(run: Path, config: Config, options: Options) -> int:
+    """Found a run, or return to it, as `thinwire start` does without --local. Return the exit code."""
+    return _run(founding(run.read_bytes(), config, run.name), options, here=run.parent)
+
+
+def join(invite: str, config: Config, options: Options) -> int:
+    """Become a peer of the swarm that an invite names, as `thinwire join` does. Return the exit code."""
+    return _run(arriving(invite, config, options.search), options, here=Path.cwd())
+
+
+def _run(entry: RunEntry, options: Options, *, here: Path) -> int:
+    daemon, directories = Daemon(entry, options, here=here), entry.config.directories
+    set_up_logging(log_style(options.log), directories.log, debug=options.debug)
+    with hold(directories.lock):
+        if sys.platform == "win32":
+            return asyncio.run(daemon.run())
+        import uvloop
+
+        return uvloop.run(daemon.run())
+
+
+def _hand_out(invite: str) -> None:
+    """Print the command with which others join; the run continues even if stdout is closed."""
+    try:
+        print(f"thinwire join {invite}", flush=True)
+    except OSError as error:
+        LOGGER.warning("cannot print the invite: %s; `thinwire invite` shows it", error.strerror)
+        # Prevent an error about buffered output when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Daemon:
+    """One peer process. `here` is the directory of files named by the manifest."""
+
+    def __init__(self, entry: RunEntry, options: Options, *, here: Path) -> None:
+        self._entry, self._options, self._here = entry, options, here
+        self._device = choose_device(entry.config.device)
+        self._worker, self._second = ThreadPoolExecutor(1, "compute"), ThreadPoolExecutor(1, "digest")
+        self._stopping = False
+        self._seat: Seat | None = None
+        """Stage that the peer changes to, for which it has ended a lifecycle."""
+
+    async def run(self) -> int:
+        """Run until the run's last round, a signal, or an error. Return the exit code."""
+        loop = asyncio.get_running_loop()
+        report_sinks = ReportSinks(self._entry.config, self._entry.run_id, self._device)
+        self._report = report_sinks.report
+        life = self._life()
+
+        def signalled(number: int) -> None:
+            if self._stopping and number == HANGUP:
+                return
+            if self._stopping:
+                os._exit(128 + number)
+            self._stopping = True
+            LOGGER.warning("stopping after this round; once more to stop at once")
+            life.stop()
+
+        handled = ending()
+        for number in handled:
+            loop.add_signal_handler(number, signalled, number)
+        try:
+            await self._live(life, report_sinks)
+            while self._seat is not None and not self._stopping:
+                life = self._life()
+                await self._live(life, report_sinks)
+            return 0
+        finally:
+            report_sinks.close()
+            for worker in (self._worker, self._second):
+                worker.shutdown(cancel_futures=True)
+            for number in handled:
+                # The remaining work takes a moment, and the exit code is settled: a first signal has no effect any
+                # more.
+                loop.remove_signal_handler(number)
+                signal.signal(number, lambda number, _: signalled(number))
+
+    def _life(self) -> PeerLifecycle:
+        """Create the next lifecycle: a peer that changes to another stage ends one and begins another."""
+        peer, options = self._entry.peer(self._report.emit), self._options
+        self._peer = peer
+
+        def moves(learner: Learner) -> bool:
+            self._seat = next_of(learner)
+            return self._seat is not None
+
+        return PeerLifecycle(
+            peer,
+            self._report,
+            begin=self._begin,
+            learn=self._learn,
+            work=self._work,
+            beside=self._beside,
+            wait_for=options.wait_for,
+            rounds=options.rounds,
+            held=held_of,
+            moves=moves,
+            invited=_hand_out,
+        )
+
+    async def _live(self, life: PeerLifecycle, report_sinks: ReportSinks) -> None:
+        teller = asyncio.create_task(report_sinks.keep_telling(life.peer))
+        try:
+            await life.run()
+        finally:
+            await cancelled(teller)
+            report_sinks.tell(life.peer)
+
+    async def _work(self, function: Callable[[], Result]) -> Result:
+        """Run where computing is allowed: in the single worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, function)
+
+    async def _beside(self, function: Callable[[], Result]) -> Result:
+        """Run in a second thread, while the first one trains."""
+        return await asyncio.get_running_loop().run_in_executor(self._second, function)
+
+    async def _begin(self, peer: Peer) -> bool:
+        await self._work(warm_up)
+        return await self._entry.begin(peer)
+
+    async def _learn(self, manifest: Manifest) -> Learner:
+        config, options = self._entry.config, self._options
+        if options.memory is not None or options.stage is not None:
+            staged = await self._stage(manifest)
+            if staged is not None:
+                return staged
+        return await self._work(
+            lambda: prepare(
+                manifest,
+                data=config.data,
+                device=self._device,
+                threads=config.threads,
+                cache=config.directories.cache,
+                here=self._here,
+                clock=time.perf_counter,
+                place=self._options.place,
+                work=self._work,
+            )
+        )
+
+    async def _stage(self, manifest: Manifest) -> Learner | None:
+        """Return the learner of one stage, if several peers hold the model together; None if all of it fits."""
+        config, options, peer = self._entry.config, self._options, self._peer
+        read = partial(load_tokenizer, manifest.data.tokenizer, self._here, manifest.data.tokenizer_hash)
+        tokenizer = await self._work(read)
+        limit = math.inf if options.memory is None else options.memory
+        taken, self._seat = self._seat, None
+        if taken is not None:
+            peer.announce(taken.code())
+            found: Seat | None = taken
+        else:
+            found = await seat(peer, manifest, tokenizer.vocab, limit=limit, stage=options.stage)
+        if found is None:
+            return None
+
+        def batches() -> Batches:
+            return batches_of(manifest, tokenizer, config.data, config.directories.cache)
+
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        # A peer whose stage was given stays there.
+        fits = share(manifest, tokenizer.vocab, limit)[1] if options.stage is None else ()
+        make = partial(learner, peer, manifest, tokenizer.vocab, found, batches=batches, work=self._work, fits=fits)
+        made = await self._work(make)
+        self._report.group = lambda: made.said
+        return made

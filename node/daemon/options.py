@@ -1,0 +1,49 @@
+"""Command-line options of `start` and `join` besides the settings of node.toml."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def memory_of(text: str) -> int:
+    """Return the bytes of a size such as "2GiB", "512 MiB" or "1.5G" (all powers of two).
+
+    Raises ValueError.
+    """
+    found = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if found is None or not (size := int(float(found[1]) * _UNITS[found[2].upper()])):
+        raise ValueError(f"{text!r} is no size")
+    return size
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options for one call only, never from a file.
+
+    - local: peers to start on this machine, each a process with a separate home; 0: only this one.
+    - weak: additional local peers, each with `memory` for training.
+    - chaos: kill one of the local peers during the run, a weak one if there are any, and let another join late.
+    - rounds: leave after this round; None: after the manifest's last round.
+    - place: which shards of the data this peer has; None: derived from its key.
+    - memory: bytes that this peer has for training; if the model does not fit, share it with others; None: unlimited.
+    - stage: the stage of the model that this peer holds; None: derived from its memory.
+    - search: seconds for which a joiner looks for the swarm.
+    - wait_for: peers that a founder waits for before it trains, for a minute at most.
+    - log: "auto", "rich", "plain" or "json" (see console.log_style).
+    - debug: print tracebacks to the terminal, too.
+    """
+
+    local: int = 0
+    weak: int = 0
+    chaos: bool = False
+    rounds: int | None = None
+    place: int | None = None
+    memory: int | None = None
+    stage: int | None = None
+    search: float = 60.0
+    wait_for: int = 1
+    log: str = "auto"
+    debug: bool = False

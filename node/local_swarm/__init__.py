@@ -1,0 +1,1 @@
+"""`thinwire start --local`: a whole swarm in processes of this machine, and its evaluation at the end."""

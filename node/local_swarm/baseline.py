@@ -1,0 +1,86 @@
+"""One peer that trains on its shard alone, for the same steps: the baseline of a local swarm.
+
+It runs in a separate process beside the swarm, so that it has the same share of the machine. It writes events like a
+daemon: "held_out" (round, loss) before, during and after; "alone" (round, loss) after each stretch of H steps, numbered
+like the swarm's rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from thinwire.node.runtime.console import record_traceback, tell
+from thinwire.node.runtime.device import choose_device
+from thinwire.node.runtime.event_log import EventLog
+from thinwire.node.training.batches import shards_of
+from thinwire.node.training.local_learner import LocalLearner, prepare
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.manifest.parser import parse
+
+EVALUATION = (32, 8)
+"""Size and number of the held-out batches for all measurements."""
+
+Say = Callable[[str, dict[str, object]], object]
+"""Function that writes an event."""
+
+
+def evaluate(training: LocalLearner) -> float:
+    """Return the held-out loss of the present model in nats per token; NaN if nothing is held out."""
+    size, count = EVALUATION
+    return training.trainer.evaluate(training.split.evaluation(size, count))
+
+
+def train(training: LocalLearner, group: Sequence[bytes], me: bytes, rounds: int, say: Say) -> None:
+    """Make the inner steps of `rounds` rounds on the shards that `me` has in `group`, without an exchange."""
+    manifest = training.manifest
+    data, seed = manifest.data, manifest.run.seed
+    training.trainer.batches.assign(shards_of(seed, data.shards, group, me))
+    say("held_out", {"round": 0, "loss": evaluate(training)})
+    looks = {max(1, round(rounds * quarter / 4)) for quarter in (1, 2, 3)} | {rounds}
+    for number in range(1, rounds + 1):
+        report = training.trainer.run_steps(manifest.steps_after(number) - manifest.steps_after(number - 1))
+        if report.steps:  # a round may have no steps
+            say("alone", {"round": number, "loss": report.loss, "tokens_per_second": report.tokens / report.seconds})
+        if number in looks:
+            say("held_out", {"round": number, "loss": evaluate(training)})
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the process. Return its exit code: 0 done, else that of the error."""
+    parser = argparse.ArgumentParser(prog="alone")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--events", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--me", type=bytes.fromhex, required=True)
+    parser.add_argument("--group", type=lambda text: [bytes.fromhex(part) for part in text.split(",")], required=True)
+    told = parser.parse_args(arguments)
+    log = EventLog(told.events)
+
+    def say(kind: str, fields: dict[str, object]) -> None:
+        log.append(kind, fields, at=time.monotonic(), wall=time.time())
+
+    try:
+        training = prepare(
+            parse(told.run.read_bytes(), told.run.name),
+            data=told.data,
+            device=choose_device(told.device),
+            threads=told.threads,
+            cache=told.cache,
+            here=told.run.parent,
+            clock=time.perf_counter,
+        )
+        train(training, told.group, told.me, told.rounds, say)
+    except HintedError as error:
+        record_traceback(error, None, show=False)
+        tell(str(error), error.hint)
+        return error.exit_code
+    finally:
+        log.close()
+    return 0

@@ -1,0 +1,293 @@
+"""`start --local N`: a whole swarm on this machine, one process per peer, connected as over a network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import ClassVar
+
+from thinwire.node.daemon.options import Options
+from thinwire.node.local_swarm import chaos as plans
+from thinwire.node.local_swarm.child_process import Child
+from thinwire.node.local_swarm.evaluation import conclude
+from thinwire.node.local_swarm.event_analysis import commits, usual_round
+from thinwire.node.local_swarm.live_view import Display, Snapshot, rows
+from thinwire.node.runtime import plotting
+from thinwire.node.runtime.config import Config
+from thinwire.node.runtime.console import log_style, set_up_logging
+from thinwire.node.runtime.signals import HANGUP, ending
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.manifest.parser import parse
+
+POLL_SECONDS = 0.2
+STALL_SECONDS = 180.0
+"""Seconds without a new event after which a swarm has failed."""
+
+END_SECONDS = 30.0
+"""Seconds that the peers have to say goodbye before they are killed."""
+
+
+class LocalError(HintedError):
+    """The swarm on this machine failed; the message names the peer and its log."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(HintedError):
+    """Options that have no meaning for a whole swarm."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class PlaceError(HintedError):
+    """No place for the peers' files."""
+
+    exit_code: ClassVar[int] = 3
+
+
+def start_local(run: Path, config: Config, options: Options) -> int:
+    """Run the swarm to its end and print the result. Return the exit code.
+
+    Raises LocalError, UsageError, PlaceError.
+    """
+    run = run.absolute()
+    manifest = parse(run.read_bytes(), run.name)
+    style = log_style(options.log)
+    set_up_logging(style, config.directories.log, debug=options.debug)
+    swarm = LocalSwarm(run, manifest, config, options)
+    display = Display(style)
+    before = {number: signal.signal(number, swarm.signalled) for number in ending()}
+    try:
+        try:
+            plotting.check()
+        except plotting.NoPlots as error:
+            display.say(f"{error}; {error.hint}", warn=True)
+        swarm.run(display)
+        display.close()
+        faults = conclude(swarm, style, display)
+    finally:
+        swarm.end()
+        display.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if swarm.stopped:
+        return 128 + swarm.stopped
+    if faults:
+        raise LocalError("; ".join(faults), f"the events of every peer are in {swarm.directory}")
+    return 0
+
+
+class LocalSwarm:
+    """The processes of a local swarm and their history. `run` starts them and returns when all have ended."""
+
+    def __init__(self, file: Path, manifest: Manifest, config: Config, options: Options) -> None:
+        """Check the options. Raises UsageError."""
+        odd = [
+            name
+            for name in ("host", "port", "ports", "advertise", "site", "name")
+            if config.sources[name].startswith("flag")
+        ]
+        odd += ["place"] if options.place is not None else []
+        if odd:
+            raise UsageError(f"--{odd[0]} does not apply with --local", "local peers choose their own free ports")
+        self.file, self.manifest, self.config, self.options = file, manifest, config, options
+        self.rounds = options.rounds or manifest.run.rounds
+        self.chaos: plans.Chaos | None = None
+        if options.chaos:
+            try:
+                self.chaos = plans.plan(manifest.run.seed, options.local, self.rounds, weak=options.weak)
+            except ValueError as error:
+                raise UsageError(f"--chaos does not fit into {error}", "use at least 4 rounds and 2 peers") from None
+        # Several swarms may start in one second; a directory is never reused.
+        name = f"{manifest.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        self.directory = config.directories.state / "local" / name
+        self.began = time.time()
+        self.peers: list[Child] = []
+        self.alone: Child | None = None
+        self.joined_at: float | None = None
+        """Wall time at which the late joiner was started; `joined_round` was the last committed round then."""
+        self.joined_round = 0
+        self.stopped = 0
+        """The signal that asked us to stop."""
+        self._standby: Child | None = None
+        self._kill_at: float | None = None
+
+    # --- watching
+
+    def run(self, display: Display) -> None:
+        """Run until every process has ended. Raises PlaceError, and LocalError on failures and stalls."""
+        try:
+            self.directory.mkdir(mode=0o700, parents=True)
+            self.config.directories.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise PlaceError(
+                f"cannot create {error.filename}: {error.strerror}", "choose another directory with --home"
+            ) from None
+        self.peers.append(self._start_peer(["start", str(self.file), "--wait-for", str(self.count)]))
+        display.say(f"starting {self.count} peers; their files are in {self.directory}")
+        moved, written = time.monotonic(), 0
+        while any(child.code is None for child in self._children() if child is not self._standby):
+            for child in self._children():
+                child.poll()
+            self._check()
+            if not self.stopped:
+                self._act(display)
+            display.show(self.scene())
+            events = sum(len(child.analysis.events) for child in self._children())
+            if events != written:
+                moved, written = time.monotonic(), events
+            limit = END_SECONDS if self.stopped else STALL_SECONDS
+            if time.monotonic() > moved + limit:
+                if self.stopped:
+                    return
+                raise LocalError(
+                    f"the swarm has made no progress for {STALL_SECONDS:.0f} s", f"the logs are in {self.directory}"
+                )
+            time.sleep(POLL_SECONDS)
+        for child in self._children():
+            child.poll()
+        self._check()
+        display.show(self.scene())
+
+    def scene(self) -> Snapshot:
+        """Return the present state for display."""
+        note = ""
+        if self.alone is not None and self.alone.code is None:
+            done = self.alone.analysis.last("alone")
+            note = f"one peer alone, to compare: round {done['round'] if done else 0} of {self.rounds}"
+        elapsed = time.time() - self.began
+        return Snapshot(self.manifest.run.name, self.round, self.rounds, elapsed, rows(self.peers), note)
+
+    @property
+    def count(self) -> int:
+        """Number of peers at the start."""
+        return self.options.local + self.options.weak
+
+    @property
+    def round(self) -> int:
+        """The newest round of any peer."""
+        return max((child.analysis.round for child in self.peers), default=0)
+
+    @property
+    def victim(self) -> Child | None:
+        """The peer that was killed on purpose."""
+        return next((child for child in self.peers if child.killed_at is not None), None)
+
+    @property
+    def newcomer(self) -> Child | None:
+        """The peer that joined late."""
+        return self.peers[self.count] if len(self.peers) > self.count else None
+
+    def signalled(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: pass on the first one; at the second end everything and raise SystemExit."""
+        if self.stopped and number == HANGUP:
+            return
+        hasty, self.stopped = bool(self.stopped), self.stopped or number
+        for child in self._children():
+            child.end(now=hasty or child in (self.alone, self._standby))
+        if hasty:
+            raise SystemExit(128 + number)
+
+    def end(self) -> None:
+        """Kill all remaining processes."""
+        for child in self._children():
+            child.end(now=True)
+        for child in self._children():
+            child.process.wait()
+
+    def _children(self) -> list[Child]:
+        return [*self.peers, *(child for child in (self.alone, self._standby) if child is not None)]
+
+    def _check(self) -> None:
+        for child in self._children():
+            if child.code and child.killed_at is None and not self.stopped:
+                raise LocalError(f"{child.name} ended with code {child.code}: {child.complaint()}", f"see {child.log}")
+
+    # --- acting
+
+    def _act(self, display: Display) -> None:
+        if len(self.peers) < self.count:
+            printed = [line for line in self.peers[0].printed().splitlines() if line.startswith("thinwire join ")]
+            if printed:
+                for number in range(1, self.count):
+                    told = ["join", printed[0].removeprefix("thinwire join ")]
+                    self.peers.append(self._start_peer([*told, *(self._small if number >= self.options.local else ())]))
+                if self.chaos is not None:
+                    # Load the joiner in advance: where rounds are short, the run would end before its process is up.
+                    self._standby = self._start_peer(["standby", *self._small])
+            return
+        starters = self.peers[: self.count]
+        if self.alone is None and self.rounds and all(child.analysis.last("ready") for child in starters):
+            self._start_alone(starters[: self.options.local])
+        if self.chaos is not None:
+            self._wreak(self.chaos, display)
+
+    def _wreak(self, chaos: plans.Chaos, display: Display) -> None:
+        now = time.monotonic()
+        if self._kill_at is None and self.round >= chaos.kill_round:
+            self._kill_at = now + chaos.moment * self._usual()
+        if self.victim is None and self._kill_at is not None and now >= self._kill_at:
+            victim = self.peers[chaos.victim]
+            if victim.code is None:
+                victim.kill()
+                display.say(f"kill -9 of {victim.name} after round {self.round}", warn=True)
+        if self._standby is not None and self.round >= chaos.join_round:
+            # Any running peer can invite.
+            invite = next((said.invite for child in self.peers if child.live and (said := child.status())), "")
+            if invite:
+                self._standby.tell(invite)
+                self.joined_at, self.joined_round = time.time(), self.round
+                self.peers.append(self._standby)
+                display.say(f"{self._standby.name} joins late, after round {self.joined_round}", warn=True)
+                self._standby = None
+
+    def _usual(self) -> float:
+        return usual_round(commits(child.analysis for child in self.peers))
+
+    def _start_peer(self, command: list[str]) -> Child:
+        name = f"peer {len(self.peers) + 1}"
+        home = self.directory / name.replace(" ", "-")
+        self._share_cache(home)
+        told = ["--home", str(home), "--host", "127.0.0.1", "--port", "0", "--name", name, "--log", "plain"]
+        told += ["--device", self.config.device, "--threads", str(self.threads)]
+        told += ["--data", str(self.config.data)] if self.config.data else []
+        told += ["--up", str(self.config.up)] if self.config.up else []
+        told += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
+        told += ["--debug"] if self.options.debug else []
+        # A tokenizer file of the manifest is searched beside the run's file.
+        return Child(name, home, [*command, *told], self.file.parent)
+
+    @property
+    def _small(self) -> list[str]:
+        """Options of a weak peer."""
+        return ["--memory", str(self.options.memory)] if self.options.weak else []
+
+    def _start_alone(self, starters: list[Child]) -> None:
+        model = starters[self.model_peer]
+        home = self.directory / "alone"
+        events = home / "events.jsonl"
+        told = [str(self.file), "--events", str(events), "--cache", str(self.config.directories.cache)]
+        told += ["--device", self.config.device, "--threads", str(self.threads), "--rounds", str(self.rounds)]
+        told += ["--data", str(self.config.data)] if self.config.data else []
+        told += ["--me", model.analysis.peer.hex(), "--group", ",".join(one.analysis.peer.hex() for one in starters)]
+        self.alone = Child("the peer alone", home, ["alone", *told], self.file.parent, events)
+
+    @property
+    def model_peer(self) -> int:
+        """Index of the peer whose shard and steps the baseline has: the first that survives the run."""
+        return 1 if self.chaos is not None and self.chaos.victim == 0 else 0
+
+    @property
+    def threads(self) -> int:
+        """Threads of each peer, so that together they use as many as there are cores."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.config.threads or max(1, cores // (self.count + 1))
+
+    def _share_cache(self, home: Path) -> None:
+        """Share one token cache: all peers read the same text."""
+        home.mkdir(mode=0o700, parents=True)
+        (home / "cache").symlink_to(self.config.directories.cache, target_is_directory=True)

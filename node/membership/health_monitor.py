@@ -1,0 +1,111 @@
+"""Feeds received frames to the diagnosis of peers' health and reports its findings as events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thinwire.collectives.health.diagnosis import Diagnosis, Finding, named
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.swarm.frame import Frame, nbytes
+from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.messages.registry import Chunk, Hour, Open, Partial, PeerId, Ready
+
+TELL_SECONDS = 10.0
+"""Seconds between two announcements of our wall clock."""
+
+TOLD = 8
+"""Peers that get each announcement of our wall clock, in turn."""
+
+
+HASH = 32
+"""Bytes of a chunk's hash in an announcement."""
+
+
+class HealthMonitor:
+    """Observes received frames. `wall`: seconds since 1970. `emit` gets "sick" and "well"."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        send_queue: SendQueue,
+        live: set[PeerId],
+        *,
+        now: Callable[[], float],
+        wall: Callable[[], float],
+        emit: Callable[[str, dict[str, object]], None],
+    ) -> None:
+        self.diagnosis = Diagnosis()
+        self.fragment = 0
+        """The fragment whose rounds are observed, if fragments have separate rounds."""
+        self._roster, self._send_queue, self._live = roster, send_queue, live
+        self._now, self._wall, self._emit = now, wall, emit
+        self._told_at, self._last = now(), b""
+        self._known: dict[PeerId, Finding] = {}
+        self._chunks, self._lap = 0, (b"", 0, 0)
+
+    def shown(self, peer: PeerId) -> str:
+        """Return the known sickness of a peer, for a status."""
+        return named(self.diagnosis.findings, peer)
+
+    def slow(self) -> set[PeerId]:
+        """Return peers that delay others: all sick peers but those with a wrong clock."""
+        return {peer for peer, found in self.diagnosis.findings.items() if found.cause != "clock skew"}
+
+    def saw(self, peer: PeerId, frame: Frame) -> bool:
+        """Observe a frame; return True if it concerns only the health monitor."""
+        message = frame.message
+        if isinstance(message, (Chunk, Partial)):
+            if message.fragment == self.fragment and (isinstance(message, Chunk) or self._own(peer, message)):
+                trip = self._roster.distances.rtt(peer)
+                self.diagnosis.chunk(peer, message.round, nbytes(frame.payload), self._now(), trip=trip)
+        elif isinstance(message, Open):
+            if message.fragment == self.fragment:
+                self.diagnosis.opened(message.round, self._now())
+        elif isinstance(message, Ready):
+            if message.fragment == self.fragment and message.weight:
+                self._chunks = len(message.hashes) // HASH
+                self.diagnosis.ready(peer, message.round, message.speed)
+                self._compare()
+        elif isinstance(message, Hour):
+            self.diagnosis.hour(peer, message.wall - self._wall())
+            self._compare()
+            return True
+        return False
+
+    def paired(self) -> None:
+        """Expect rounds of pairs from now on, in which every peer counts its own rounds."""
+        self.diagnosis = Diagnosis(paired=True)
+
+    def _own(self, peer: PeerId, message: Partial) -> bool:
+        """Return whether a Partial belongs to the first lap of a ring: its sender did not have to wait for it."""
+        if self._lap[:2] != (peer, message.round):
+            self._lap = peer, message.round, 0
+        self._lap = *self._lap[:2], self._lap[2] + 1
+        return self._lap[2] * (len(self._live) + 1) <= self._chunks
+
+    def on_link_down(self, peer: PeerId) -> None:
+        """Note a broken link."""
+        self.diagnosis.on_link_down(peer)
+        self._compare()
+
+    def on_tick(self) -> None:
+        """Let time pass: send our clock to some peers."""
+        now = self._now()
+        if now < self._told_at + TELL_SECONDS:
+            return
+        self._told_at = now
+        peers = sorted(self._live)
+        after = [peer for peer in peers if peer > self._last] + [peer for peer in peers if peer <= self._last]
+        for peer in after[:TOLD]:
+            self._last = peer
+            self._send_queue.control(peer, Hour(max(0, int(self._wall()))))
+
+    def _compare(self) -> None:
+        findings = self.diagnosis.findings
+        for peer, found in findings.items():
+            if (known := self._known.get(peer)) is None or known.cause != found.cause:
+                self._emit("sick", {"peer": peer.hex(), "cause": found.cause, "detail": found.evidence})
+        for peer in self._known.keys() - findings.keys():
+            gone = "" if peer in self._live else "; it is gone"
+            self._emit("well", {"peer": peer.hex(), "detail": self._known[peer].cause + gone})
+        self._known = dict(findings)

@@ -1,0 +1,120 @@
+"""Joining a swarm: knocking at gates until a peer admits us, and the Welcome of a gate."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Sequence
+from typing import ClassVar
+
+from thinwire.collectives.transport.interface import Contact, Transport
+from thinwire.node.runtime.environment import Environment
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.manifest.manifest import ManifestMismatch
+from thinwire.swarm.manifest.parser import SignedManifest
+from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.messages.registry import Hello, PeerId, Welcome
+
+SEARCH_SECONDS = 60.0
+"""Default time for which `join` looks for a swarm before it gives up."""
+
+MAX_RECORDS = 10
+
+
+class NoSwarm(HintedError):
+    """No address of the invite answered, or none admitted us."""
+
+    exit_code: ClassVar[int] = 4
+    nobody = False
+    """Whether no peer of the run is at any of the addresses, according to those that answer."""
+
+
+class Refused(HintedError):
+    """The swarm exists but refuses us: another version or run."""
+
+    exit_code: ClassVar[int] = 5
+    nobody = False
+    """Whether no peer of the run is at any of the addresses, see NoSwarm."""
+
+
+async def knock(
+    contacts: Sequence[Contact],
+    hello: Callable[[], Hello],
+    enter: Callable[[Welcome], None],
+    transport: Transport,
+    environment: Environment,
+    *,
+    seconds: float,
+    lasting: Collection[str] = (),
+) -> HintedError | None:
+    """Knock for `seconds` until a contact admits us and `enter` accepts its Welcome.
+
+    Return None then, else the error.
+
+    A contact that refuses for good (see ADVICE, and the codes in `lasting`), or admits us to another run (`enter`
+    raises ManifestMismatch), is not asked again, except if its clock differs from ours: one of both may be corrected.
+    If no contact is left that may change its answer, the last such refusal is returned, or NoSwarm.
+    """
+    until, said = environment.now() + seconds, "no peer answered"
+    refusals: dict[Contact, Refused | ManifestMismatch] = {}
+    there = False
+    while contacts:
+        words, hopeful = hello(), False
+        for contact in contacts:
+            answer, again = await transport.meet(contact, words), True
+            if isinstance(answer, Welcome):
+                try:
+                    enter(answer)
+                    return None
+                except ManifestMismatch as error:
+                    refusals[contact], again = error, False
+            else:
+                said = f"{contact.address}: {answer.detail or answer.code}"
+                again = answer.code not in ADVICE and answer.code not in lasting
+                if answer.code in ADVICE:
+                    text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
+                    refusals[contact], there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
+            if again:
+                hopeful = True
+                refusals.pop(contact, None)  # it was asked again, and gives another answer
+            elif isinstance(answer, Welcome) or answer.code != "signature":
+                contacts = [other for other in contacts if other is not contact]
+        if not hopeful or environment.now() >= until:
+            break
+        await asyncio.sleep(0.2 + 0.8 * environment.rng.random())
+    last = next(reversed(refusals.values()), None)
+    found = last or NoSwarm(
+        f"no peer of the swarm could be reached; {said}",
+        "check that a peer of the swarm runs and that its address can be dialled from here, or ask for a new invite",
+    )
+    if not isinstance(found, ManifestMismatch):
+        found.nobody = not contacts and not there
+    return found
+
+
+ADVICE = {
+    "version": "install the version of thinwire that the swarm runs",
+    "run": "the peer at that address now runs another run; ask for a new invite",
+    "signature": "check that the clocks of both machines are accurate to within two minutes",
+    "banned": "this key has misbehaved; see `thinwire id`",
+}
+"""Refusals that waiting does not change, with advice for the user."""
+
+
+def welcome(signed: SignedManifest, roster: Roster, newcomer: PeerId, rng: random.Random) -> Welcome:
+    """Return the Welcome for a joiner: the run, and the records of some present peers."""
+    others = roster.others
+    if roster.alive(newcomer):
+        others.remove(newcomer)
+    chosen = rng.sample(others, min(MAX_RECORDS, len(others)))
+    records = tuple(known.wire for peer in chosen if (known := roster.record_of(peer)) is not None)
+    return Welcome(
+        roster.record.wire,
+        signed.toml,
+        signed.author,
+        signed.signature,
+        records,
+        endpoint="",
+        bulk="",
+        secret=bytes(32),
+    )

@@ -1,0 +1,217 @@
+"""A peer's presence in the swarm.
+
+It runs transport and roster, from the opening of the transport until the goodbye.
+
+Everything runs on the event loop. Messages that do not concern membership go to `handler`, which may be set after the
+first frames: a peer that still builds its model already answers probes; otherwise the others would consider it dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from thinwire.collectives.allreduce.service import is_ours
+from thinwire.collectives.executor import Work, at_once
+from thinwire.collectives.timing import TICK
+from thinwire.collectives.transport.interface import Arrival, Transport
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.node.membership.health_monitor import HealthMonitor
+from thinwire.node.runtime.event_log import Emit
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.messages.registry import (
+    Ack,
+    Activation,
+    Apply,
+    Bequest,
+    Bereft,
+    Close,
+    FrozenRows,
+    Gossip,
+    Message,
+    Nack,
+    Outdated,
+    Passed,
+    PeerId,
+    Ping,
+    PingRequest,
+    Post,
+    PushPull,
+    Route,
+    Span,
+    Tally,
+)
+
+MEMBERSHIP = frozenset((Ping, PingRequest, Ack, Nack, Gossip, PushPull))
+STAGES = frozenset((Route, Activation, Passed, Close, Tally, Apply, Post, FrozenRows, Bereft, Bequest, Outdated))
+
+
+class Handler(Protocol):
+    """Receiver of events about links, frames and time."""
+
+    def on_link_up(self, peer: PeerId) -> None:
+        """Handle a new link to a peer."""
+        ...
+
+    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
+        """Handle a broken link; `gone` if the process at its other end is dead."""
+        ...
+
+    def on_frame(self, peer: PeerId, frame: Frame) -> None:
+        """Handle a checked frame that does not concern membership."""
+        ...
+
+    def on_tick(self) -> None:
+        """Let time pass."""
+        ...
+
+
+class Presence:
+    """Connects transport, roster and handlers.
+
+    `live`: peers with a link; `duplicate` is set if another process uses our key.
+
+    `site`: the network that this peer shares with others. `aside`: see Environment.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        roster: Roster,
+        *,
+        now: Callable[[], float],
+        emit: Emit,
+        site: str = "",
+        aside: Work = at_once,
+    ) -> None:
+        self.transport, self.roster, self.site, self.aside = transport, roster, site, aside
+        self.send_queue = SendQueue(transport, lambda peer: self._lose(peer, gone=False))
+        self.live: set[PeerId] = set()
+        self.duplicate = asyncio.Event()
+        self.handler: Handler | None = None
+        self.link: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Rates of our link up and down in bytes/s, if rounds of training have measured them."""
+        self.operations: Handler | None = None
+        """Handler of all-reduce operations outside training; without one their frames are dropped."""
+        self.stages: Handler | None = None
+        """Handler of pipeline stages."""
+        self.watch: HealthMonitor | None = None
+        """Monitor of other peers' health."""
+        self._now, self._emit = now, emit
+        self._shown = roster.record
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Receive frames and call ticks until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._tasks = group
+            group.create_task(self._receive())
+            group.create_task(self._keep_time())
+            group.create_task(self._watch())
+
+    def attend(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run this task as well while `run` runs. An exception in it ends `run`."""
+        assert self._tasks is not None
+        self._tasks.create_task(work)
+
+    async def _watch(self) -> None:
+        await self.send_queue.failure
+
+    async def _receive(self) -> None:
+        while True:
+            self._arrived(await self.transport.recv())
+
+    def _arrived(self, arrival: Arrival) -> None:
+        peer = arrival.peer
+        if arrival.frame is None:
+            if peer in self.live:
+                self._emit("lost", {"peer": peer.hex(), "reason": arrival.reason})
+            self._lose(peer, gone=arrival.gone)
+            # The roster's probe dials again: a refusal by the machine tells a dead process from a broken connection.
+            self._send(self.roster.on_link_down(peer, self._now()))
+            return
+        if peer not in self.live:
+            self._reach(peer)
+        if self.watch is not None and self.watch.saw(peer, arrival.frame):
+            return
+        if type(arrival.frame.message) in MEMBERSHIP:
+            self._send(self.roster.handle(peer, arrival.frame.message, self._now()))
+            self._follow_roster()
+        else:
+            handler = self._whose(arrival.frame.message)
+            if handler is not None:
+                handler.on_frame(peer, arrival.frame)
+
+    def _lose(self, peer: PeerId, *, gone: bool) -> None:
+        if peer not in self.live and not gone:
+            return
+        self.live.discard(peer)
+        self.send_queue.drop(peer)
+        if self.watch is not None:
+            self.watch.on_link_down(peer)
+        for handler in self._handlers():
+            handler.on_link_down(peer, gone=gone)
+
+    def _reach(self, peer: PeerId) -> None:
+        if peer not in self.live and peer != self.transport.peer_id:
+            self.live.add(peer)
+            for handler in self._handlers():
+                handler.on_link_up(peer)
+
+    def _whose(self, message: Message) -> Handler | None:
+        if type(message) in STAGES:
+            return self.stages
+        return self.operations if is_ours(message) else self.handler
+
+    def _handlers(self) -> list[Handler]:
+        return [handler for handler in (self.handler, self.operations, self.stages) if handler is not None]
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(self.roster.preset.tick)
+            self._send(self.roster.tick(self._now()))
+            self._follow_roster()
+            if self.watch is not None:
+                self.watch.on_tick()
+            for handler in self._handlers():
+                handler.on_tick()
+
+    def _send(self, messages: Sequence[tuple[PeerId, Message]]) -> None:
+        for peer, message in messages:
+            self.send_queue.control(peer, message)
+
+    def _follow_roster(self) -> None:
+        """Pass the roster's events to the transport and the handlers."""
+        events = list(self.roster.events)
+        if events:
+            self.roster.events.clear()
+        for event in events:
+            self._emit(event.kind, {"peer": event.peer.hex(), "detail": event.detail})
+            record = self.roster.record_of(event.peer)
+            if event.kind in ("joined", "updated") and record is not None:
+                self.transport.learn(record)
+                if event.kind == "joined":
+                    self._reach(event.peer)
+            elif event.kind in ("dead", "left", "equivocation"):
+                self._lose(event.peer, gone=event.kind == "left")
+            elif event.kind == "duplicate":
+                self.duplicate.set()
+        if self._shown is not self.roster.record:
+            self._shown = self.roster.record
+            self.transport.learn(self._shown)
+
+    def spans(self) -> tuple[Span, ...]:
+        """Return our measurements of links to other peers."""
+        return self.roster.distances.spans(self.roster.others, self.send_queue.ways.rates(self._now()))
+
+    async def leave(self) -> None:
+        """Say goodbye to all peers, and give the messages a moment to leave."""
+        self._send(self.roster.leave(self._now()))
+        await asyncio.sleep(TICK)
+
+    async def close(self) -> None:
+        """Stop sending and close the transport."""
+        await self.send_queue.close()
+        await self.transport.close()

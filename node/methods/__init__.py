@@ -1,0 +1,1 @@
+"""Outer methods by name; each combines a replica, a session and a loop of rounds."""

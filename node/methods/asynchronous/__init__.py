@@ -1,0 +1,1 @@
+"""Asynchronous outer methods: a round takes the peers that are ready (FedBuff, delayed Nesterov)."""

@@ -1,0 +1,162 @@
+"""Schedule of one fragment's rounds: a round is a task beside training, and the model follows it when it is due.
+
+The model is touched between inner steps only: see `ModelLock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from thinwire.collectives.outcome import Outcome
+from thinwire.node.methods.overlapped.schedule import Overlap
+from thinwire.node.outer.outer_loop import Average
+from thinwire.node.outer.round_loop import Meanwhile
+from thinwire.node.runtime.asyncio_extra import whole
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.methods.streaming import Streaming
+
+
+class ModelLock:
+    """Lock of the model between training and the rounds that read or set it, which do so while training rests."""
+
+    def __init__(self) -> None:
+        self._free, self._left, self._visitors = asyncio.Event(), asyncio.Event(), 0
+        self._free.set()
+        self._left.set()
+
+    async def take(self) -> None:
+        """Continue training as soon as no visitor is left."""
+        self._free.clear()
+        await self._left.wait()
+
+    def leave(self) -> None:
+        """Let training rest."""
+        self._free.set()
+
+    async def visit(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` on the model while training rests."""
+        while not self._free.is_set():
+            await self._free.wait()
+        self._visitors += 1
+        self._left.clear()
+        try:
+            await work()
+        finally:
+            self._visitors -= 1
+            if not self._visitors:
+                self._left.set()
+
+
+class FragmentSchedule(Overlap):
+    """Rounds of one fragment, one call of `OuterLoop.sync` for each.
+
+    `aired`: set when the model is not read any more. `due`: set when the model is to follow. `moved`: set when the outer state
+    has made its step. `last`: number of the run's last round of this fragment, 0 for none. `owed`: tokens that count and were
+    trained since the fragment was last sent; `sent`: the part of them that is in the round under way.
+    """
+
+    def __init__(self, manifest: Manifest, lock: ModelLock, *, last: int) -> None:
+        super().__init__(last=last)
+        self.last, self.owed, self.sent = last, 0, 0
+        self._alpha, self._most, self._lock = manifest.method(Streaming).local_mix, manifest.max_weight, lock
+        self._overlaps = manifest.overlap > 0
+        self.aired, self.due, self.moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.late_for = self.forgoes = self.fetched = self._unsent = False
+        """Whether the others have had the round without us; whether what was trained up to now will be in no round; and whether
+        the state was fetched since `begin`.
+        """
+
+    def begin(self) -> None:
+        """Prepare for the next round."""
+        self.late_for = self.fetched = self._unsent = False
+        for event in (self.aired, self.due, self.moved):
+            event.clear()
+
+    async def until_due(self) -> None:
+        """Wait until the model is to follow."""
+        await self.due.wait()
+
+    async def sync(self, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None) -> Outcome:
+        """Run one round. `weight`: tokens since this fragment was last sent."""
+        session = self.loop.session
+        begun = session.current.agreement.commit is not None or session.catch_up.behind.is_set()
+        if self._ahead is not None or begun:
+            self.late_for = True
+            self.aired.set()
+        return await super().sync(weight, loss, speed, self.until_due)
+
+    def _weight(self, weight: int) -> int:
+        return min(self._most, weight)
+
+    @property
+    def _trains_on(self) -> bool:
+        return True
+
+    async def average(self, average: Average) -> Outcome:
+        """Announce the round; the model has been read."""
+        self.aired.set()
+        return await super().average(average)
+
+    async def _move(self, outcome: Outcome) -> None:
+        await super()._move(outcome)
+        self.moved.set()
+
+    async def late(self, weight: int) -> None:
+        """Account for a round without us. Training may continue before the model follows: how much of it, nobody knows."""
+        if not self.loop.replica.error_feedback:
+            await super().late(weight)
+            self._unsent = not self._told
+        elif self.loop.replica.owes_forfeit(weight):
+            await self._lock.visit(self.loop.forfeit)
+
+    def replaced(self) -> None:
+        """Nothing of what was trained is in the model any more."""
+        super().replaced()
+        self.fetched = True
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Nothing of what was trained counts any more; with overlap not all of what comes next will."""
+        self.owed = self.sent = 0
+        self.forgoes = self._overlaps
+
+    def land(self, kept: int) -> None:
+        """The round is over and counts. `kept`: tokens of it that have to be sent once more."""
+        self.owed = max(0, self.owed - self.sent + kept * self._overlaps)
+        self.sent = 0
+
+    async def keep_up(self) -> None:
+        """Follow the rounds of others until it is cancelled, without a contribution to any. Nothing is trained meanwhile."""
+        session = self.loop.session
+        session.take_part()
+        while True:
+            outcome = await session.outcome()
+            if outcome.commit is not None:
+                await whole(self._go_along(outcome))
+            elif not await self.loop.catch_up():
+                session.again()
+                await session.pause()
+            session.take_part()
+
+    async def _go_along(self, outcome: Outcome) -> None:
+        await self.loop.step(outcome)
+        await self.adopt()
+
+    async def adopt(self) -> None:
+        """Begin the next round. The model follows when training rests; the round does not wait for that."""
+        self.loop.session.advance()
+        await self._lock.visit(self.loop.write_theta)
+
+    async def _model_follows(self) -> None:
+        """Mix the outer parameters into the model; after the run's last round they replace it."""
+        loop = self.loop
+        keep = 0.0 if loop.replica.round == self.last else self._alpha
+
+        async def mix() -> None:
+            await loop.work(lambda: loop.write(loop.replica.theta, keep=keep))
+
+        await self._lock.visit(mix)
+        if self._unsent or not self._overlaps:
+            # Without overlap all that was counted was trained before the model follows.
+            self._start_over()

@@ -1,0 +1,207 @@
+"""The sessions of one peer, one for each fragment that it holds; `RoundSession` is one of them.
+
+They share the links, and what is known of them: what is heard goes to the fragment that it is about, and the rest to all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from statistics import median_low
+from typing import Any
+
+from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.rounds.round_factory import STASH, STASH_EACH, fragment_of
+from thinwire.collectives.transport.bandwidth import Bandwidth
+from thinwire.collectives.transport.pending_frames import PendingFrames
+from thinwire.node.membership.presence import Presence
+from thinwire.node.methods.concurrent.fragment_replicas import FragmentReplicas, turn_of
+from thinwire.node.methods.concurrent.standby_copy import StandbyCopy
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.outer.state_server import SIDE_BY_SIDE, STATE
+from thinwire.node.runtime.event_log import Emit
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import Digest, Open, PeerId, Ready, StateAsk, StateOffer
+from thinwire.swarm.methods.streaming import MAX_SEPARATE
+
+CHAIN_EACH = 2
+"""Control frames of one peer that are kept for the next round of each chain, beyond what one chain alone has room for."""
+
+
+class FragmentSession(RoundSession):
+    """The session of one fragment."""
+
+    def __init__(self, *shared: Any, told: Callable[[], None], **named: Any) -> None:
+        """`told`: called when the next round begins. All else: see RoundSession."""
+        self._told = told
+        super().__init__(*shared, **named)
+
+    def advance(self) -> None:
+        """See Session. Who has no say says so at once: its turn may be far off, and all would wait for its vote till then."""
+        super().advance()
+        if not self.current.agreement.remembers:
+            self.take_part()
+
+    def advanced(self) -> None:
+        """See Session."""
+        self._told()
+
+
+class FragmentSessions:
+    """See the module; the presence's handler. `links`: by fragment number. `ahead`: that of the next turn."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        manifest: Manifest,
+        run_id: Digest,
+        *,
+        presence: Presence,
+        replica: FragmentReplicas,
+        now: Callable[[], float],
+        emit: Emit,
+        probation: int = 0,
+        patience: float = 2.0,
+    ) -> None:
+        self.me, self.replica, self.manifest = identity.peer_id, replica, manifest
+        self.presence, self.roster, self.live, self._send_queue = (
+            presence,
+            presence.roster,
+            presence.live,
+            presence.send_queue,
+        )
+        self.stats: dict[PeerId, tuple[float, float, int]] = {}
+        """Latest (loss, tokens/s, round of some fragment) that each peer announced."""
+        self.on_commit: Callable[[], None] = lambda: None
+        """Called when a round of any fragment commits, before it is applied."""
+        self._emit, self._strays = emit, 0
+        stash = PendingFrames(STASH, STASH_EACH + CHAIN_EACH * (len(replica.chains) - 1))
+        bandwidth, turn = Bandwidth(), asyncio.Semaphore(SIDE_BY_SIDE)
+        self.now = now
+        self._announced: dict[int, dict[PeerId, tuple[int, float]]] = {}  # by fragment: for which round, and when
+        self.links: dict[int, FragmentSession] = {}
+        self.copies: dict[int, StandbyCopy] = {}
+        """States of fragments that are not held, by number."""
+        for number, chain in replica.chains.items():
+            self.links[number] = link = FragmentSession(
+                identity,
+                manifest,
+                run_id,
+                presence=presence,
+                replica=chain.replica,
+                now=now,
+                emit=partial(self._say, number),
+                probation=probation,
+                patience=patience,
+                fragment=number,
+                bandwidth=bandwidth,
+                stash=stash,
+                turn=turn,
+                told=self._advanced,
+            )
+            link.stats, link.on_commit = self.stats, lambda: self.on_commit()
+        self.ahead: RoundSession = next(iter(self.links.values()))
+        if presence.watch is not None:
+            presence.watch.fragment = min(self.links)
+        presence.handler = self
+
+    def _say(self, number: int, name: str, fields: Mapping[str, object]) -> None:
+        """An event of one fragment; its round is told as a turn, from 1 on, like those of all."""
+        told, round = {**fields, "fragment": number}, fields.get("round")
+        if isinstance(round, int):
+            told["round"] = turn_of(number, round - 1, self.replica.count) + 1 if round else 0
+            if not round:
+                told.pop("digest", None)  # of the first state every fragment has its own
+        self._emit(name, told)
+
+    def _advanced(self) -> None:
+        self.roster.progress = self.replica.round
+
+    @property
+    def current(self) -> Round:
+        """The round of the next turn."""
+        return self.ahead.current
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether the swarm has had the next turn without us: training on for it is of no more use."""
+        return self.ahead.overtaken
+
+    @property
+    def ready(self) -> Collection[PeerId]:
+        """Peers that hold the state of a fragment and take part in its round."""
+        return {peer for link in self.links.values() for peer in link.ready}
+
+    def waiting_for(self) -> Collection[PeerId]:
+        """Whom the round of the next turn waits for."""
+        return self.ahead.waiting_for()
+
+    @property
+    def strays(self) -> int:
+        """Frames that were dropped: of rounds that are over or far ahead, and of fragments that there are not."""
+        return self._strays + sum(link.strays for link in self.links.values())
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """What is held for later, and how much it may be."""
+        return {f"{name} {number}": one for number, link in self.links.items() for name, one in link.sizes().items()}
+
+    def report(self, name: str, detail: str) -> None:
+        """An event about this peer."""
+        self._emit(name, {"peer": self.me.hex(), "detail": detail})
+
+    def take_part(self) -> None:
+        """Become a member of all fragments' next rounds without contributing to them."""
+        for link in self.links.values():
+            link.take_part()
+
+    # --- what presence tells
+
+    def on_link_up(self, peer: PeerId) -> None:
+        """See Handler."""
+        for link in self.links.values():
+            link.on_link_up(peer)
+
+    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
+        """See Handler."""
+        for announced in self._announced.values():
+            announced.pop(peer, None)
+        for link in self.links.values():
+            link.on_link_down(peer, gone=gone)
+        for copy in self.copies.values():
+            copy.on_link_down(peer)
+
+    def on_frame(self, peer: PeerId, frame: Frame) -> None:
+        """See Handler."""
+        message = frame.message
+        number = fragment_of(message)
+        link, copy = self.links.get(number), self.copies.get(number)
+        if link is not None:
+            if isinstance(message, Ready) and message.weight and peer in self.live:
+                announced = self._announced.setdefault(number, {})
+                if announced.get(peer, (0, 0.0))[0] < message.round:
+                    announced[peer] = message.round, self.now()
+            link.on_frame(peer, frame)
+        elif copy is not None and (message.copy if isinstance(message, StateAsk) else isinstance(message, STATE)):
+            copy.on_frame(peer, frame)
+        elif isinstance(message, StateAsk):
+            if self._send_queue.later(peer, StateOffer) <= MAX_SEPARATE:
+                nothing = StateOffer(0, bytes(32), bytes(32), 0, (), number)
+                self._send_queue.bulk(peer, Frame(nothing), later=True)
+        else:
+            self._strays += number >= self.replica.count
+
+    def late(self, opened: Open, at: float) -> float:
+        """Seconds by which half of those who contribute to a round had announced that before `at`, where we do not."""
+        entries, said = {entry.peer for entry in opened.contributors}, self._announced.get(opened.fragment, {})
+        times = [said[peer][1] for peer in entries if peer in said and said[peer][0] == opened.round]
+        return at - median_low(times) if times and self.me not in entries else 0.0
+
+    def on_tick(self) -> None:
+        """See Handler."""
+        for link in self.links.values():
+            link.on_tick()
+        for copy in self.copies.values():
+            copy.on_tick()

@@ -1,0 +1,1 @@
+"""NoLoCo: outer steps with a few partners by gossip, without a global round."""

@@ -1,0 +1,55 @@
+"""Catching up where replicas differ: the state of one peer, because there is no majority to believe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from thinwire.collectives.state_sync import FetchedState, OtherModelState
+from thinwire.node.outer.state_server import StateServer
+from thinwire.node.runtime.asyncio_extra import Work
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.messages.registry import PeerId
+
+
+class GossipCatchUp:
+    """Fetch a state from one of some drawn peers. `draw`: returns these peers. `patience`: seconds to wait for an answer."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        states: StateServer,
+        *,
+        draw: Callable[[], Sequence[PeerId]],
+        patience: Callable[[], float],
+    ) -> None:
+        self.behind = asyncio.Event()
+        """Set when most peers are so far ahead that a state must be fetched."""
+        self.foreign: OtherModelState | None = None
+        """Set when those who were asked for their state train another model."""
+        self._replica, self._states, self._draw, self._patience = replica, states, draw, patience
+        self._offered = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether no peer offered a state when one was looked for: the reachable peers, if any, are no swarm."""
+        return not self._offered
+
+    async def newer(self, work: Work) -> FetchedState | None:
+        """Fetch the state of one peer; None when no peer offers what we need.
+
+        The signed offer of that peer vouches for every chunk. When most are ahead of us, only a later round will do.
+        """
+        oldest = self._replica.round + self.behind.is_set()
+        self.behind.clear()
+        self._offered = False
+        foreign: OtherModelState | None = None
+        for peer in self._draw():
+            fetched = await self._states.fetch([peer], work, patience=self._patience(), newer_than=oldest - 1)
+            self._offered |= self._states.offered
+            if isinstance(fetched, OtherModelState):
+                foreign = fetched
+            elif fetched is not None:
+                return fetched
+        self.foreign = foreign
+        return None

@@ -1,0 +1,168 @@
+"""Rounds of pairs and groups (NoLoCo): local training, what partners contribute, one outer step; or a step of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import blake3
+import numpy as np
+from thinwire.collectives.aggregation import outliers
+from thinwire.collectives.gossip.pair import PairResult
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.state_sync import FetchedState
+from thinwire.compression.core.types import Buffer
+from thinwire.node.methods.noloco.replica import GossipStep
+from thinwire.node.methods.noloco.session import GossipSession
+from thinwire.node.outer.round_loop import Lost, Meanwhile, RoundLoop
+from thinwire.node.runtime.asyncio_extra import Work, whole
+from thinwire.node.state.replica import ParameterWrite, Read
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Open
+from thinwire.swarm.methods.noloco import NoLoCo
+
+
+class GossipLoop(RoundLoop):
+    """Loop over rounds with drawn partners. A round always commits, if need be as a step alone."""
+
+    def __init__(
+        self,
+        session: GossipSession,
+        manifest: Manifest,
+        *,
+        read: Read,
+        write: ParameterWrite,
+        work: Work,
+        beside: Work | None = None,
+    ) -> None:
+        outer = manifest.method(NoLoCo)
+        self._session, self._read, self._write, self._work = session, read, write, work
+        self._pull, self._rounds = GossipStep(outer.momentum, outer.lr, outer.gamma), manifest.run.rounds
+
+    async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
+        """Enter with the state of one peer, see `RoundLoop.enter`. A lost state is not recovered here."""
+        return await super().enter(tries=tries, alone=alone)
+
+    async def sync(self, *, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None = None) -> Outcome:
+        """One round after the inner steps. `weight` is the tokens that went into them; `loss` and `speed` are for display.
+
+        Commits a step with partners or a step alone, whole, and the model starts from the new slow weights. Without commit
+        only when the swarm is so far ahead that the state of another was taken over.
+        """
+        session = self._session
+        if session.catch_up.behind.is_set() and await self.catch_up():
+            return Outcome()
+        read = self._read
+        if self._travels and not session.current.posted:  # of the first round: nobody has told us that it begins
+            session.post(*await self._work(self._base))
+        try:
+            payloads = await self._work(lambda: self._encode(read))
+        except FloatingPointError as error:
+            # Nothing of our own, but still one of the group: the others draw us back to where they are.
+            session.report("unsent", str(error))
+            read, weight = session.replica.own, 0
+            payloads = await self._work(lambda: self._encode(read))
+        hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)
+        meetings = await session.average(payloads, hashes=hashes, weight=weight, loss=loss, speed=speed)
+        mine = [*payloads, *session.current.base]
+        if any(meeting.theirs for meeting in meetings):
+            meetings = await self._screen(mine, meetings)
+        return await whole(self._commit(read, mine, meetings, weight))
+
+    async def _screen(self, mine: list[Buffer], meetings: Sequence[PairResult]) -> tuple[PairResult, ...]:
+        """Leave out what is absurdly long, beside our own or what was usual; who has neither, beside its momentum.
+
+        Each partner is held against ourselves alone, so that it does not matter how many of them lie.
+        """
+        session = self._session
+        replica, grid, codec = session.replica, session.grid, session.codec
+        came = [meeting for meeting in meetings if meeting.theirs]
+        ours, *theirs = await self._work(
+            lambda: replica.lengths([mine, *(meeting.theirs for meeting in came)], grid, codec)
+        )
+        if not ours and not session.usual:
+            ours = await self._work(lambda: float(np.linalg.norm(replica.momentum)))
+        far, usual = {meeting.partner for meeting in came}, [0.0]
+        if ours > 0 or session.usual > 0:
+            judged = [
+                outliers({session.me: ours, meeting.partner: length}, session.usual)
+                for meeting, length in zip(came, theirs, strict=True)
+            ]
+            far, usual = {peer for out, _ in judged for peer in out}, [after for _, after in judged]
+        # No lie raises it: each is what it would be with this partner alone, and that is the lower of the two lengths.
+        session.usual = max(usual)
+        for meeting in came:
+            if meeting.partner in far:
+                session.refuse(meeting.partner, "norm")
+        return tuple(
+            PairResult(meeting.partner, reason="norm") if meeting.theirs and meeting.partner in far else meeting
+            for meeting in meetings
+        )
+
+    async def _commit(self, read: Read, mine: list[Buffer], meetings: Sequence[PairResult], weight: int) -> Outcome:
+        """Make the step, whole: whoever cancels `sync` on the way waits for it."""
+        session, replica, circle = self._session, self._session.replica, self._session.current
+        me, came = session.me, [meeting for meeting in meetings if meeting.theirs]
+        entries = [Contribution(me, circle.attempt, weight)]
+        entries += [Contribution(meeting.partner, meeting.attempt, meeting.weight) for meeting in came]
+        entries.sort(key=lambda entry: entry.peer)
+        members = tuple(entry.peer for entry in entries)
+        await session.change(
+            self._work,
+            lambda: replica.step(
+                read,
+                mine,
+                [meeting.theirs for meeting in came],
+                session.grid,
+                session.codec,
+                members=members,
+                pull=self._pull,
+                place=members.index(me),
+            ),
+        )
+        missing = {meeting.partner: meeting.reason for meeting in meetings if not meeting.theirs}
+        # The record of a round that some have settled between them: it needs no votes.
+        excluded = tuple(Exclusion(peer, reason) for peer, reason in missing.items())
+        opened = Open(
+            circle.round, 0, Ballot(0, me), members, members, tuple(entries), excluded, adopted=None, sources=()
+        )
+        await self.adopt()
+        return Outcome(commit=Commit(opened, replica.digest, ()), missing=missing)
+
+    async def catch_up(self) -> bool:
+        """Take over the state of a peer, if there is one for us."""
+        fetched = await self._session.catch_up.newer(self._work)
+        if fetched is not None:
+            await whole(self._take_over(fetched))
+        return fetched is not None
+
+    async def _take_over(self, fetched: FetchedState) -> None:
+        await self._session.install(fetched, self._work)
+        await self.adopt()
+
+    async def adopt(self) -> None:
+        """Set the model to the slow weights, and begin the next round."""
+        session = self._session
+
+        def begin() -> tuple[list[memoryview], bytes] | None:
+            self._write(session.replica.theta)
+            over = 0 < self._rounds <= session.replica.round
+            return self._base() if self._travels and not over else None
+
+        base = await self._work(begin)
+        session.advance()
+        if base is not None:
+            session.post(*base)
+
+    @property
+    def _travels(self) -> bool:
+        return self._session.codec.slow is not None
+
+    def _base(self) -> tuple[list[memoryview], bytes]:
+        """The slow weights, encoded, and the hashes of their chunks."""
+        session = self._session
+        payloads = list(session.replica.base(session.grid, session.codec))
+        return payloads, b"".join(blake3.blake3(payload).digest() for payload in payloads)
+
+    def _encode(self, read: Read) -> list[memoryview]:
+        session = self._session
+        return list(session.replica.offer(read, session.grid, session.codec))

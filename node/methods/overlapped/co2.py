@@ -1,0 +1,67 @@
+"""CO2 (arXiv 2401.16265): a round is under way during all of the next one's inner steps, and what comes late counts less.
+
+    Λ = 1 + ‖x_t − x_{t−1}‖ / (‖x_{t−1} − x̄_{t−1}‖ + ε);  m ← clip(β m + (x_{t−1} − x̄_{t−1}) / Λ, ±φ);  x_{t+1} = x_t − α m
+
+x_t is what round t is trained from, and x̄_t the mean of what all have made of it, so x_t − x̄_t is the mean of what they send.
+All of it is θ̄'s: when that mean is here, θ̄ is x_{t+1}, and what it came there by is the step before, which is α times the
+momentum. So the state is θ̄ and m and nothing else: a joiner gets these, trains from θ̄, and is where the others are; and a
+replica has for itself only from where it trains and what it has sent last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.kernels.base import fp32_check
+from thinwire.node.methods.overlapped.one_round_late import OneRoundLateReplica
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.replica import Read
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import Open, PeerId
+from thinwire.swarm.methods.co2 import CO2
+
+TINY = 1e-12
+"""ε: what keeps the penalty finite when nothing was trained."""
+
+
+class Co2Replica(OneRoundLateReplica):
+    """θ̄ and its momentum; see OneRoundLateReplica. `clip`: φ, 0 for none. Made by `begin`."""
+
+    clip: float
+
+    def _begin(self, manifest: Manifest, layout: Layout) -> None:
+        """Start from θ̄."""
+        self.clip = manifest.method(CO2).momentum_clip
+        super()._begin(manifest, layout)
+
+    def measure(self, read: Read, peers: int) -> None:
+        """Take what was trained since `start` as the next contribution; the model continues from θ̄."""
+        self.send(self.take(read))
+        self.start[:] = self.theta
+
+    def penalty(self, results: Sequence[Buffer]) -> float:
+        """Λ of the next step, the same bits everywhere."""
+        gap = self.outer.sgd.lr * length([self.momentum])
+        return 1.0 + gap / (length(mean for _, _, mean in self._means(results)) + TINY)
+
+    def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
+        """Make CO2's step; `nesterov` has no meaning in it."""
+        outer, clip = self.outer, self.clip
+        share, beta, alpha = (np.float32(x) for x in (1 / self.penalty(results), outer.sgd.momentum, outer.sgd.lr))
+        for low, high, mean in self._means(results):
+            buffer = self.momentum[low:high]
+            buffer *= beta
+            mean *= share
+            buffer += mean
+            if clip:
+                np.clip(buffer, -np.float32(clip), np.float32(clip), out=buffer)
+            self.theta[low:high] -= alpha * buffer
+        return True
+
+
+def length(parts: Iterable[Floats]) -> float:
+    """The L2 norm of a vector in parts, of finite numbers; the same bits on every machine."""
+    return math.sqrt(sum(fp32_check(part.view(np.uint32))[1] for part in parts))

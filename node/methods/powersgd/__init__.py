@@ -1,0 +1,1 @@
+"""PowerSGD: rounds that exchange the low-rank factors of an update."""

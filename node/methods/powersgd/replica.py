@@ -1,0 +1,207 @@
+"""The outer state of a replica that averages matrices as two thin factors: DiLoCo's step with PowerSGD (arXiv 1905.13727).
+
+An outer step is two rounds, one for each factor, because the second depends on the mean of the first. They are one transaction:
+the mean of the first factors is part of the state, with the names and weights of those it is of (`pledges`), and the step is
+made when the second round's record has the same ones. Else both rounds come to nothing, on all replicas alike, since all judge
+by the same two records; what was trained is still in the model and is sent anew, and who was missing sits out the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.topology.shards import Grid, grid
+from thinwire.compression import registry
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.kernels.base import outer_step
+from thinwire.compression.powersgd import LowRank, PowerSGD, warm_up
+from thinwire.node.methods.powersgd import pledges
+from thinwire.node.methods.sparse.replica import chunks_of, keep
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.replica import Read, Replica
+from thinwire.node.state.tensor_file import Array, Tensors
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import Open, PeerId
+
+_Q = 1 + pledges.SIZE
+"""Where Q begins in what the state has beside parameters and momentum."""
+
+
+def cuts(power: PowerSGD, chunks: Chunks, codec: Codec) -> tuple[Grid, Grid]:
+    """The chunk grids of the two rounds of a step. Raises ValueError when a factor is too large."""
+    return grid(power.first(chunks), codec), grid(max(1, power.second(chunks)), codec)
+
+
+class PowerSGDReplica(Replica):
+    """See the module. `memory` holds the residual, and what is pending between the two rounds. Made by `begin`.
+
+    After parameters and momentum the state has: turn (0 before the first round of a step, 1 before the second), the pledges,
+    Q of the last step, and the mean of the first factors (zeros while turn is 0).
+    """
+
+    error_feedback: ClassVar[bool] = True
+    memory: LowRank
+    power: PowerSGD
+    cuts: tuple[Grid, Grid]
+    own: Floats | None = None
+    """Our vector for the second round of a step in progress."""
+    sent: dict[int, Floats]
+    """What we have announced for the first round in progress, by the number of the announcement: any may be its record's."""
+
+    @classmethod
+    def extra_size(cls, manifest: Manifest, layout: Layout) -> int:
+        """Elements of turn, pledges, Q and the first factors."""
+        power: Any = registry.parse(manifest.exchange.codec)
+        chunks = chunks_of(layout)
+        return _Q + int(power.first(chunks)) + int(power.second(chunks))
+
+    def _begin(self, manifest: Manifest, layout: Layout) -> None:
+        """Set up the factors and the residual."""
+        warm_up()
+        power: Any = registry.parse(manifest.exchange.codec)
+        self.power, self.sent = power, {}
+        self.memory = LowRank(power, chunks_of(layout), manifest.run.seed, manifest.outer.residual.on_exclusion)
+        self.cuts = cuts(power, self.memory.chunks, self.codec)
+        self.q[:] = self.memory.q
+        self.seal()
+
+    @property
+    def phase(self) -> int:
+        """0 or 1: which round of a step is next, whatever a fetched state says."""
+        return int(self.extra[0] == 1)
+
+    @property
+    def notes(self) -> Floats:
+        """The pledges (a view)."""
+        return self.extra[1:_Q]
+
+    @property
+    def q(self) -> Floats:
+        """Q of the last step (a view)."""
+        return self.extra[_Q : _Q + self.power.second(self.memory.chunks)]
+
+    @property
+    def first(self) -> Floats:
+        """The mean of the first factors (a view)."""
+        return self.extra[_Q + self.q.size :]
+
+    @property
+    def grid(self) -> Grid:
+        """The chunk grid of the next round of the step."""
+        return self.cuts[self.phase]
+
+    def terms(self, usual: RoundTerms) -> RoundTerms:
+        """See Replica. The second round is of those of the first, however few are left: it is it that needed so many."""
+        noted = pledges.read(self.notes)
+        if self.phase:
+            return replace(usual, weights=pledges.weights(noted), min_peers=0)
+        return replace(usual, spare=pledges.resting(noted))
+
+    def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
+        """Encode the vector for the next round; none in a second round whose first record does not name this peer."""
+        vector = self._offer(read, attempt)
+        return () if vector is None else self._encode_vector(vector)
+
+    def owes_forfeit(self, weight: int) -> bool:
+        """Whether there is anything to account for in the first round of a step."""
+        return bool(weight or self.sent) and not self.phase
+
+    def forfeit(self, read: Read) -> None:
+        """Treat what would have been sent as sent in vain. If the record names an earlier announcement, that one was sent."""
+        self._offer(read)
+
+    def _offer(self, read: Read, attempt: int | None = None) -> Floats | None:
+        """The vector for the next round, noted as announcement `attempt`; None when this peer has no part in the round.
+
+        The second round is for those whom the first one's record names. Raises FloatingPointError when something is not finite.
+        """
+        if self.phase:
+            return self.own
+        self._discard()
+        self.memory.adopt(self.q)
+        try:
+            first = self.memory.prepare(self.delta(read))
+        except ValueError as error:
+            raise FloatingPointError(f"the pseudo-gradient is not finite: {error}") from None
+        if attempt is not None:
+            keep(self.sent, attempt, first)
+        return first
+
+    def _discard(self) -> None:
+        """Forget what was offered in the step in progress."""
+        self.own = None
+        if self.memory.pending:
+            self.memory.rollback()
+
+    def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
+        """End one of the two rounds of a step; return whether it has made the step."""
+        cut, contributors = self.grid, opened.contributors
+        mean = np.empty(cut.total, np.float32)
+        for index, payload in enumerate(results):
+            self.codec.decode(payload, mean[slice(*cut.span(index))])
+        weights = {entry.peer: entry.weight for entry in contributors}
+        noted, step = pledges.read(self.notes), None
+        if not self.phase:
+            # The record may name an older announcement of ours. One that is not remembered is not ours.
+            attempt = next((entry.attempt for entry in contributors if entry.peer == me), None)
+            sent = None if attempt is None else self.sent.get(attempt)
+            self.sent = {}
+            if self.memory.pending:
+                own = self.memory.turn(mean, sent)
+                self.own = None if sent is None else own
+            if self.q.size:
+                pledges.begin(noted, contributors)
+                self.extra[0], self.first[:] = 1, mean
+            else:
+                step = self._finished(mean, np.empty(0, np.float32), excluded=sent is None)
+        else:
+            if pledges.weights(noted) == weights:
+                step = self._finished(self.first.copy(), mean, excluded=me not in weights, since=since)
+                self.q[:] = mean
+            self._discard()
+            pledges.settle(noted, weights, opened.members)
+            self.extra[0], self.first[:] = 0, 0
+        pledges.write(noted, self.notes)
+        if step is not None:
+            outer = self.outer
+            outer_step(self.theta, self.momentum, step, *outer.sgd)
+        return step is not None
+
+    def _finished(self, first: Floats, second: Floats, *, excluded: bool, since: Read | None = None) -> Floats:
+        """What all have sent comes to."""
+        if self.memory.pending:
+            delta = None if since is None else self.delta(since)
+            if delta is not None and not np.isfinite(delta).all():
+                delta = None  # what came since is of no use
+            return self.memory.commit(second, excluded=excluded, delta=delta)
+        self.memory.load(self.memory.residual.copy(), second)
+        self.power.orthonormalise(first, self.memory.chunks)
+        return self.power.rebuild(first, second, self.memory.chunks)
+
+    def install(self, fetched: FetchedState) -> int:
+        """See Replica; what was left out of the old state's steps says nothing about another one."""
+        self._discard()
+        self.sent = {}
+        residual = self.memory.residual.copy()
+        if fetched.offer.digest != self.digest:
+            residual[:] = 0
+        changed = super().install(fetched)
+        self.memory.load(residual, self.q)
+        return changed
+
+    def private_state(self, layout: Layout) -> dict[str, Array]:
+        """See Replica."""
+        return {f"residual/{name}": tensor for name, tensor in layout.split(self.memory.residual).items()}
+
+    def load_private(self, tensors: Tensors, layout: Layout) -> str:
+        """See Replica."""
+        residual = layout.flat({name.removeprefix("residual/"): one for name, one in tensors.items()})
+        self.memory.load(residual, self.q)
+        return ""

@@ -1,0 +1,188 @@
+"""Outer methods by their name in a manifest: how replicas come together after their inner steps.
+
+A method is a replica with its rule, a session, a loop with its schedule, a codec, and the chunk grid of a contribution. All
+else is the same for all methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.rounds.payload import pieces
+from thinwire.collectives.rounds.sparse_butterfly import parts
+from thinwire.collectives.topology.shards import Grid, grid
+from thinwire.compression import registry
+from thinwire.compression.boundary import Boundary
+from thinwire.compression.sparse.sharded import Portions
+from thinwire.compression.sparse.sharded import layout as runs
+from thinwire.node.methods.asynchronous.delayed_nesterov import DelayedNesterovReplica
+from thinwire.node.methods.asynchronous.fedbuff import FedBuffReplica
+from thinwire.node.methods.asynchronous.schedule import Asynchronous
+from thinwire.node.methods.concurrent.fragment_replicas import FragmentReplicas
+from thinwire.node.methods.concurrent.fragment_sessions import FragmentSessions
+from thinwire.node.methods.concurrent.turn_scheduler import TurnScheduler
+from thinwire.node.methods.noloco.loop import GossipLoop
+from thinwire.node.methods.noloco.replica import GossipReplica
+from thinwire.node.methods.noloco.session import GossipSession
+from thinwire.node.methods.overlapped.co2 import Co2Replica
+from thinwire.node.methods.overlapped.eager import EagerReplica
+from thinwire.node.methods.overlapped.schedule import Overlap
+from thinwire.node.methods.powersgd.replica import PowerSGDReplica, cuts
+from thinwire.node.methods.powersgd.schedule import TwoPhase
+from thinwire.node.methods.sparse.replica import DemoReplica, RunCodec, SparseCodec, SparseReplica, chunks_of
+from thinwire.node.outer.outer_loop import OuterLoop, Schedule
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.state.fragments import fragments_of, layout_of_part
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.manifest.manifest import Manifest, ManifestError
+from thinwire.swarm.manifest.parser import SUITS
+from thinwire.swarm.methods.buffered_async import AsynchronousSpec
+from thinwire.swarm.methods.noloco import NoLoCo
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """The parts of one method."""
+
+    replica: type[Any]
+    session: Callable[..., Any]
+    rounds: Callable[..., Any]
+    codec: Callable[[Manifest, Layout], Any]
+    cut: Callable[[Manifest, Layout, Any], Grid] = lambda manifest, layout, codec: grid(layout.total, codec)
+    smaller: str = "choose a codec with fewer bits per value, or another method, such as sparseloco"
+    """What to do about a model that is too large."""
+    partial: bool = False
+    """Whether fragments have rounds of their own, so that a peer may hold some of them only."""
+
+
+def _dense(manifest: Manifest, layout: Layout) -> Any:
+    return registry.dense(manifest.exchange.codec)
+
+
+def _pairs(manifest: Manifest, layout: Layout) -> Any:
+    return halves(manifest.exchange.codec, lr=manifest.outer.sgd.lr, gamma=manifest.method(NoLoCo).gamma)
+
+
+WIDE = 6
+"""Values that an owner sends of a sum, for each that a contributor sends: with four it sends too little (docs/compression.md).
+Places of many cost less than those of few, so that a result is some four payloads, whatever the number of peers.
+"""
+
+
+def _sparse(manifest: Manifest, layout: Layout) -> SparseCodec:
+    codec: Any = registry.parse(manifest.exchange.codec)
+    if manifest.exchange.collective != "sparse-butterfly":
+        return SparseCodec(codec, chunks_of(layout, codec.chunk))
+    wide = replace(codec, k=min(WIDE * codec.k, codec.chunk))
+    portions = Portions(codec, wide, manifest.exchange.owner_residual_decay, manifest.outer.residual.denominator)
+    run = parts(layout.total, portions, codec.chunk).chunk
+    return RunCodec(codec, runs(layout.total, run, codec.chunk), portions)
+
+
+def _pieces(manifest: Manifest, layout: Layout, codec: SparseCodec) -> Grid:
+    return codec.grid(layout.total)
+
+
+def _factors(manifest: Manifest, layout: Layout, codec: Any) -> Grid:
+    power: Any = registry.parse(manifest.exchange.codec)
+    return cuts(power, chunks_of(layout), codec)[0]
+
+
+def _part(manifest: Manifest, layout: Layout, codec: Any) -> Grid:
+    return grid(max(part.size for part in fragments_of(manifest, layout)), codec)
+
+
+def _sparse_part(manifest: Manifest, layout: Layout, codec: SparseCodec) -> Grid:
+    count = manifest.outer.fragment_count
+    inner = [layout_of_part(layout, part, at, count) for at, part in enumerate(fragments_of(manifest, layout))]
+    return pieces(max(SparseCodec(codec.codec, chunks_of(one, codec.codec.chunk)).bound for one in inner))
+
+
+def _loop(schedule: Callable[[Manifest], Schedule]) -> Callable[..., OuterLoop]:
+    """Return a constructor of loops with this schedule."""
+
+    def make(session: RoundSession, manifest: Manifest, **model: Any) -> OuterLoop:
+        return OuterLoop(session, schedule(manifest), **model)
+
+    return make
+
+
+_barrier = _loop(lambda manifest: Schedule())
+_overlap = _loop(lambda manifest: Overlap(last=manifest.run.rounds))
+_asynchronous = _loop(
+    lambda manifest: Asynchronous(last=manifest.run.rounds, staleness=manifest.method(AsynchronousSpec).staleness)
+)
+
+_LOWER_K = "lower k in exchange.codec: fewer values are sent"
+
+METHODS: Mapping[str, Method] = {
+    "diloco": Method(Replica, RoundSession, _barrier, _dense),
+    "muloco": Method(Replica, RoundSession, _barrier, _dense),
+    "noloco": Method(GossipReplica, GossipSession, GossipLoop, _pairs),
+    "sparseloco": Method(SparseReplica, RoundSession, _barrier, _sparse, _pieces, _LOWER_K),
+    "powersgd": Method(
+        PowerSGDReplica,
+        RoundSession,
+        _loop(lambda manifest: TwoPhase()),
+        lambda manifest, layout: registry.dense("fp32"),
+        _factors,
+        "lower the rank in exchange.codec, or choose another method, such as sparseloco",
+    ),
+    "merge": Method(Replica, RoundSession, _barrier, _dense),
+    "demo": Method(DemoReplica, RoundSession, _barrier, _sparse, _pieces, _LOWER_K),
+    "eager": Method(EagerReplica, RoundSession, _overlap, _dense),
+    "co2": Method(Co2Replica, RoundSession, _overlap, _dense),
+    "buffered-async": Method(FedBuffReplica, RoundSession, _asynchronous, _dense),
+    "delayed-nesterov": Method(DelayedNesterovReplica, RoundSession, _asynchronous, _dense),
+    "streaming": Method(
+        FragmentReplicas,
+        FragmentSessions,
+        TurnScheduler,
+        _dense,
+        _part,
+        "raise outer.fragments: a round is for one part; or choose a codec with fewer bits per value",
+        partial=True,
+    ),
+}
+"""Name -> its parts."""
+
+SPARSE_STREAMING = replace(METHODS["streaming"], codec=_sparse, cut=_sparse_part, smaller=_LOWER_K)
+"""Streaming that sends a small part of each fragment's pseudo-gradient."""
+
+
+def method_of(manifest: Manifest) -> Method:
+    """The parts of a manifest's method."""
+    method = METHODS[manifest.outer.method]
+    return SPARSE_STREAMING if method.partial and manifest.sparse else method
+
+
+def fitted(manifest: Manifest, layout: Layout) -> tuple[Any, Grid]:
+    """The codec of a run whose model has this layout, and the cut of what it sends. Raises ManifestError for one too large."""
+    method = method_of(manifest)
+    try:
+        codec = method.codec(manifest, layout)
+        return codec, method.cut(manifest, layout, codec)
+    except ValueError as error:
+        message = (
+            f"a model of {layout.total} parameters does not go with exchange.codec {manifest.exchange.codec!r}: {error}"
+        )
+        raise ManifestError(message, method.smaller) from None
+
+
+def check_codec(manifest: Manifest, name: str) -> None:
+    """Raises ManifestError when the manifest's codec has parameters that it cannot have; `name` is the file's."""
+    try:
+        registry.parse(manifest.exchange.codec)
+    except registry.SpecError as error:
+        raise ManifestError(f"{name}: exchange.codec: {error}", SUITS) from None
+    try:
+        if manifest.pipeline.stages:
+            Boundary(manifest.pipeline.codec, manifest.model.width, 1, 0).nbytes(1, 1, backward=False)
+    except ValueError as error:
+        raise ManifestError(
+            f"{name}: pipeline.codec: {error}", "'rows(bits=8)' is the default, 'fp32' is exact"
+        ) from None

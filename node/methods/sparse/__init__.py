@@ -1,0 +1,1 @@
+"""Outer methods that send a small part of each update (SparseLoCo, DeMo)."""

@@ -1,0 +1,241 @@
+"""The outer state of a replica that sends a small part of its pseudo-gradient: SparseLoCo (arXiv 2508.15706).
+
+With Δ = θ̄ − θ after H inner steps, and e what earlier rounds did not send:
+
+    a = β e + Δ;  sent = top-k of a, quantised;  e ← a − sent;  θ̄ ← θ̄ − α · mean(all that was sent)
+
+There is no outer momentum: under strong sparsity it hurts, and e takes its place. θ̄ is the same bits on all replicas, since it
+is a pure function of the payloads in the order of the round's record; e is a replica's own, and changes when a round commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from thinwire.collectives.rounds.payload import cut_up, pieces, put_together
+from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, parts
+from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.topology.shards import Grid
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.codec import Choice, CodecError
+from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.sparse import demo
+from thinwire.compression.sparse import mean as sparsemean
+from thinwire.compression.sparse.demo import Coefficients, Demo
+from thinwire.compression.sparse.error_feedback import ErrorFeedback
+from thinwire.compression.sparse.sharded import Portions
+from thinwire.compression.sparse.topk import Selected, Sparse
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.replica import Read, Replica
+from thinwire.node.state.tensor_file import Array, Tensors
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import Open, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class SparseCodec:
+    """A sparse codec and the layout of the model: what says whether a payload is one."""
+
+    codec: Sparse | Demo
+    chunks: Chunks
+
+    @property
+    def spec(self) -> str:
+        """Both."""
+        return f"{self.codec.spec} {self.chunks.digest.hex()}"
+
+    @property
+    def bound(self) -> int:
+        """Bytes of the largest payload."""
+        return self.codec.bound(self.chunks)
+
+    def decode(self, payload: Buffer) -> Selected | Coefficients:
+        """What a payload says. Raises CodecError."""
+        return self.codec.decode(payload, self.chunks)
+
+    def grid(self, total: int) -> Grid:
+        """The cut of what is sent of a model of so many parameters. Raises ValueError for one too large."""
+        return pieces(self.bound)
+
+    def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
+        """What travels of our payload, which `says` that."""
+        return cut_up(payload, pieces)
+
+    def read(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> tuple[list[Any], list[float]]:
+        """What the results of a round say, and what each of them counts. Raises CodecError."""
+        return [self.decode(payload) for payload in put_together(results, pieces)], weights
+
+    def check(self, payload: Buffer, n: int) -> float:
+        """See collectives.contributions.Screen."""
+        if memoryview(payload).nbytes > n:
+            raise CodecError(f"a payload of {memoryview(payload).nbytes} bytes, at most {n} are needed", "length")
+        found = self.decode(payload)
+        selected = found.selected if isinstance(found, Coefficients) else found
+        return float(sum(sparsemean.norm(selected, part) ** 2 for part in selected.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class RunCodec(SparseCodec):
+    """The same for chunks that have owners: a payload is one of each run of parameters, and so is what comes back."""
+
+    portions: Portions
+
+    @property
+    def spec(self) -> str:
+        """All of it."""
+        return f"{self.portions.spec} {self.chunks.digest.hex()}"
+
+    def grid(self, total: int) -> Grid:
+        """See SparseCodec: chunks that have owners."""
+        return parts(total, self, self.codec.chunk)
+
+    def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
+        """See SparseCodec."""
+        return list(self.portions.split(payload, says))
+
+    def read(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> tuple[list[Any], list[float]]:
+        """See SparseCodec: the owners' results together are one payload."""
+        return [self.portions.wide.decode(b"".join(results), self.chunks)], [1.0]
+
+    def nbytes(self, n: int) -> int:
+        """See collectives.sieve.Sifts, as the next three."""
+        return self.portions.nbytes(n)
+
+    def check(self, payload: Buffer, n: int) -> float:
+        return self.portions.check(payload, n)
+
+    def check_sum(self, payload: Buffer, n: int) -> float:
+        return self.portions.check_sum(payload, n)
+
+    def thin(
+        self, payloads: Sequence[Buffer], weights: Sequence[float], kept: Floats | None, n: int
+    ) -> tuple[bytes, Floats]:
+        return self.portions.thin(payloads, weights, kept, n)
+
+
+_KEPT = "kept/"
+"""Prefix of the sums' rests in a checkpoint; behind it comes the number of the chunk."""
+
+KEPT = 4
+"""Announcements of one round that are remembered: an older one than that is in no record any more."""
+
+
+def keep(announced: dict[int, Any], attempt: int, what: Any) -> None:
+    """Remember what was announced with this number."""
+    announced[attempt] = what
+    while len(announced) > KEPT:
+        del announced[min(announced)]
+
+
+def chunks_of(layout: Layout, chunk: int = 4096) -> Chunks:
+    """The chunks of a model's parameters."""
+    return Chunks(tuple((piece.name, piece.shape) for piece in layout.pieces), chunk)
+
+
+class SparseReplica(Replica):
+    """Outer state of SparseLoCo. `feedback` holds e, `kept` the residuals of sums that this peer owns. Made by `begin`."""
+
+    vectors: ClassVar[int] = 1
+    error_feedback: ClassVar[bool] = True
+    feedback: ErrorFeedback
+    kept: OwnerResiduals
+    sent: dict[int, Choice]
+    """Announcements of the round in progress by their number: the record may name any of them."""
+    codec: SparseCodec
+
+    def _begin(self, manifest: Manifest, layout: Layout) -> None:
+        """Set up the error feedback; `codec` is a SparseCodec."""
+        self.sent = {}
+        rule = self.outer.residual
+        self.feedback = ErrorFeedback(self.codec.codec, self.codec.chunks, rule.decay, rule.on_exclusion)
+        self.kept = OwnerResiduals()
+
+    @property
+    def lr(self) -> float:
+        """α of the next round."""
+        return self.outer.lr_at(self.round + 1)
+
+    def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
+        """Payloads of this round. They are pending until `commit` or `rollback`, and replace those that were pending."""
+        payload = self._prepare(read)
+        keep(self.sent, attempt, self.feedback.choice)
+        return self.codec.cut(payload, self.feedback.choice, self.grid)
+
+    def owes_forfeit(self, weight: int) -> bool:
+        """Whether there is anything to account for: tokens, or an earlier announcement that the record may name."""
+        return bool(weight or self.sent)
+
+    def forfeit(self, read: Read) -> None:
+        """Treat what would have been sent as sent in vain. If the record names an earlier announcement, that one was sent."""
+        self._prepare(read)
+
+    def _prepare(self, read: Read) -> bytes:
+        self.rollback()
+        try:
+            return self.feedback.prepare(self.delta(read))
+        except CodecError as error:
+            raise FloatingPointError(f"the pseudo-gradient is not finite: {error}") from None
+
+    def rollback(self) -> None:
+        """Return the pending contribution to the model's difference, which still has it."""
+        if self.feedback.pending:
+            self.feedback.rollback()
+
+    def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
+        """Make the step. The record may name an announcement of ours that is not the last: that one was sent."""
+        weights = [float(entry.weight) for entry in opened.contributors]
+        self._move(*self.codec.read(results, weights, self.grid))
+        attempt = next((entry.attempt for entry in opened.contributors if entry.peer == me), None)
+        sent = None if attempt is None else self.sent.get(attempt)
+        self.sent = {}
+        if self.feedback.pending:
+            self.feedback.commit(excluded=sent is None, sent=sent)
+        self.kept.commit(self.round + 1)
+        return True
+
+    def _move(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
+        """Move theta by the decoded contributions."""
+        mean = sparsemean.mean(selected, weights, self.codec.chunks, self.outer.residual.denominator)
+        np.multiply(mean, np.float32(self.lr), out=mean)
+        np.subtract(self.theta, mean, out=self.theta)
+
+    def install(self, fetched: FetchedState) -> int:
+        """Take over a fetched state; residuals of another state are dropped."""
+        self.rollback()
+        self.sent = {}
+        if fetched.offer.digest != self.digest:
+            self.feedback.load(np.zeros(self.theta.size, np.float32))
+            self.kept.clear()
+        return super().install(fetched)
+
+    def private_state(self, layout: Layout) -> dict[str, Array]:
+        """Residuals of the contributions and of the owned sums."""
+        own = {f"residual/{name}": tensor for name, tensor in layout.split(self.feedback.residual).items()}
+        return own | {f"{_KEPT}{index}": rest for index, rest in self.kept.all().items()}
+
+    def load_private(self, tensors: Tensors, layout: Layout) -> str:
+        """Take up the residuals; return a remark about owned sums that do not fit."""
+        rests = {int(name.removeprefix(_KEPT)): one for name, one in tensors.items() if name.startswith(_KEPT)}
+        own = {name.removeprefix("residual/"): one for name, one in tensors.items() if not name.startswith(_KEPT)}
+        self.feedback.load(layout.flat(own))
+        lost = self.kept.load(rests, self.codec.grid(layout.total), self.round)
+        return f"of {len(rests)} sums that were kept here {lost} do not fit, and are dropped" if lost else ""
+
+
+class DemoReplica(SparseReplica):
+    """DeMo (arXiv 2411.19870): Δ is the gradient of one plain step, e is the momentum δ, and what is sent are its strongest
+    cosine coefficients. With their mean G: θ̄ ← θ̄ − lr (sign G + decay θ̄).
+    """
+
+    def _begin(self, manifest: Manifest, layout: Layout) -> None:
+        """Set up the error feedback, and compile the kernels."""
+        demo.warm_up()
+        super()._begin(manifest, layout)
+
+    def _move(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
+        """Move theta by the sign of the mean."""
+        mean = demo.mean(selected, weights, self.codec.chunks, self.outer.residual.denominator)
+        demo.step(self.theta, mean, self.lr, self.outer.sign_decay)

@@ -1,0 +1,263 @@
+"""Outer loop: turns local training into one outer step after another, or leaves everything as it was.
+
+The replica knows the method's rule: what a peer contributes, and what a commit makes of the contributions. The schedule knows
+when training waits for a round and what the model does when the round commits. `OuterLoop` runs one round with both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import blake3
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.timing import GIVE_UP
+from thinwire.node.outer.round_loop import Meanwhile, RoundLoop
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.runtime.asyncio_extra import Work, whole
+from thinwire.node.state.replica import ParameterWrite, Read, Replica
+
+Average = Callable[[float | None], Coroutine[Any, Any, Outcome]]
+"""Announces a contribution and waits for the round, at most that number of seconds; None: without limit."""
+
+
+class Schedule:
+    """When training waits for a round, and what the model does when the round commits. This one is the barrier of DiLoCo.
+
+    Training waits for the round, and the model starts from the outer parameters. Subclasses change single decisions.
+    """
+
+    follows = False
+    """Whether rounds of other peers are followed between two calls of `sync`."""
+
+    loop: OuterLoop
+    """The loop that this schedule is for."""
+
+    def attach(self, loop: OuterLoop) -> None:
+        """Become the schedule of `loop`, whose session and replica exist."""
+        self.loop = loop
+
+    async def sync(self, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None) -> Outcome:
+        """Run the rounds that one call of `OuterLoop.sync` takes."""
+        return await self.loop.round(weight, loss, speed)
+
+    async def average(self, average: Average) -> Outcome:
+        """Wait for the announced round, or train meanwhile."""
+        return await average(self.loop.give_up)
+
+    async def late(self, weight: int) -> None:
+        """A round has committed before `weight` tokens were announced: account for them, where the rule does."""
+        if self.loop.replica.owes_forfeit(weight):
+            await self.loop.forfeit()
+
+    def not_finite(self) -> None:
+        """Handle a contribution that was not finite, in the worker: leave the model as it is."""
+
+    async def commit(self, outcome: Outcome) -> None:
+        """Make the outer step and let the model start from it. The digest is computed while training continues."""
+        await self.loop.step(outcome, digest=False)
+        await self.loop.adopt_in_background()
+
+    async def adopt(self) -> None:
+        """Set the model to the outer parameters, and begin the next round."""
+        await self.loop.write_theta()
+        self.loop.session.advance()
+
+    def replaced(self) -> None:
+        """The state was replaced by a fetched one, and the model starts from that."""
+
+    def follow(self, told: Callable[[Outcome], None]) -> None:
+        """See `RoundLoop.follow`."""
+
+    async def rest(self) -> None:
+        """See `RoundLoop.rest`."""
+
+    def resume(self) -> None:
+        """See `RoundLoop.resume`."""
+
+
+class OuterLoop(RoundLoop):
+    """One round after another of one replica, by a schedule.
+
+    `read` copies a range of the model's parameters, `write` sets them from the outer parameters; both run in `work`. `beside`
+    computes what does not need the model while training continues; None: in `work`.
+    """
+
+    _settling: asyncio.Task[None] | None = None
+
+    def __init__(
+        self,
+        session: RoundSession,
+        schedule: Schedule,
+        *,
+        read: Read,
+        write: ParameterWrite,
+        work: Work,
+        beside: Work | None = None,
+    ) -> None:
+        self.session = self._session = session
+        self.read, self.write, self.work, self._beside = read, write, work, beside or work
+        self._thereafter: list[Callable[[], None]] = []
+        self.schedule = schedule
+        self.follows = schedule.follows
+        schedule.attach(self)
+
+    @property
+    def replica(self) -> Replica:
+        """The replica that the rounds change."""
+        return self.session.replica
+
+    def follow(self, told: Callable[[Outcome], None]) -> None:
+        """Report rounds that end outside `sync` to `told`."""
+        self.schedule.follow(told)
+
+    async def rest(self) -> None:
+        """Leave the replica as it is until `resume`."""
+        await self.schedule.rest()
+        await self.settled()
+
+    def resume(self) -> None:
+        """Follow again."""
+        self.schedule.resume()
+
+    async def settled(self) -> None:
+        """Wait for what `adopt_in_background` has left to be done. Raises what has gone wrong in it."""
+        settling = self._settling
+        if settling is not None:
+            await asyncio.wait([settling])
+            settling.result()
+
+    def thereafter(self, what: Callable[[], None]) -> None:
+        """Call `what` as soon as `settled` has nothing to wait for: now, or on the loop."""
+        if self._settling is None:
+            what()
+        else:
+            self._thereafter.append(what)
+
+    async def sync(self, *, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None = None) -> Outcome:
+        """Run one round after the inner steps, see `RoundLoop.sync`.
+
+        On commit the replica has made its outer step and the model starts from it. Without commit everything is as it was
+        before the call (the model keeps its local progress, which the next call sends), unless this peer had to fetch the
+        swarm's state: then the model starts from that. The returned outcome comes without the results. The next inner steps
+        need the model, but not the digest of the state: that is computed meanwhile, see `settled`.
+        """
+        try:
+            outcome = await self.schedule.sync(weight, loss, speed, meanwhile)
+        finally:
+            self.replica.rollback()
+        return replace(outcome, results=())
+
+    # --- what schedules use
+
+    async def round(self, weight: int, loss: float, speed: float) -> Outcome:
+        """Run one round: contribute, average, commit; or catch up with the swarm."""
+        await self.settled()
+        session = self.session
+        if session.current.agreement.commit is None and not session.catch_up.behind.is_set():
+            try:
+                encoded = await self.work(self._encode)
+            except FloatingPointError as error:
+                session.report("unsent", str(error))
+                encoded = ([], b"")
+            payloads, hashes = encoded
+            average = partial(
+                session.average,
+                payloads,
+                hashes=hashes,
+                weight=weight if payloads else 0,
+                loss=loss,
+                speed=speed,
+            )
+            del payloads, encoded
+            outcome = await self.schedule.average(lambda give_up: average(give_up=give_up))
+            del average
+        else:
+            outcome = await session.outcome(give_up=GIVE_UP * session.patience)
+            if outcome.commit is not None:
+                await self.schedule.late(weight)
+        if outcome.commit is not None:
+            await whole(self.schedule.commit(outcome))
+        elif outcome.diverged or session.catch_up.behind.is_set():
+            if not await self.catch_up():
+                session.again()
+                await session.pause()
+        return outcome
+
+    @property
+    def give_up(self) -> float:
+        """Seconds after which a round without commit is given up."""
+        return self.session.grace + GIVE_UP * self.session.patience
+
+    async def step(self, outcome: Outcome, *, digest: bool = True, since: Read | None = None) -> bool:
+        """Commit a round to the replica, and with `digest` compute its digest; return whether that was an outer step."""
+        me, replica = self.session.me, self.replica
+        return await self.session.change(self.work, lambda: replica.commit(outcome, me, since), settled=digest)
+
+    async def forfeit(self) -> None:
+        """Account for a contribution that was not sent."""
+        try:
+            await self.work(lambda: self.replica.forfeit(self.read))
+        except FloatingPointError as error:
+            self.session.report("unsent", str(error))
+
+    async def write_theta(self) -> None:
+        """Set the model to the outer parameters."""
+        await self.work(lambda: self.write(self.replica.theta))
+
+    def start_over(self) -> None:
+        """Forget what only this replica has, and set the model to the outer parameters. Runs in the worker."""
+        self.replica.reset()
+        self.write(self.replica.theta)
+
+    async def adopt_in_background(self) -> None:
+        """Set the model to the outer parameters; compute the digest and begin the next round while training continues."""
+        await self.write_theta()
+        self._settling = asyncio.create_task(self._settle_down())
+
+    async def _settle_down(self) -> None:
+        try:
+            await self._beside(self.replica.compute_digest)
+            self.session.advance()
+            for what in self._thereafter:
+                what()
+        except Exception as error:
+            self.session.fail(error)  # nobody waits for it before the next round
+            raise
+        self._thereafter.clear()
+        self._settling = None
+
+    def _encode(self) -> tuple[list[memoryview], bytes]:
+        session, replica = self.session, self.replica
+        attempt, peers = session.current.attempt + 1, {*replica.members, *session.ready, session.me}
+        payloads, hashes = [], []
+        try:
+            for payload in replica.contribution(self.read, attempt=attempt, peers=len(peers)):
+                payloads.append(payload)
+                hashes.append(blake3.blake3(payload).digest())
+        except FloatingPointError:
+            self.schedule.not_finite()
+            raise
+        if replica.next_start is not None:
+            self.write(replica.next_start)
+        return payloads, b"".join(hashes)
+
+    async def catch_up(self) -> bool:
+        """Take over the swarm's state; return whether there was one for this peer."""
+        fetched = await self.session.catch_up.newer(self.work)
+        if fetched is not None:
+            await whole(self._take_over(fetched))
+        return fetched is not None
+
+    async def _take_over(self, fetched: FetchedState) -> None:
+        await self.session.states.install(self.work, fetched)
+        await self.adopt()
+        self.schedule.replaced()
+
+    async def adopt(self) -> None:
+        """Set the model to the outer parameters, and begin the next round."""
+        await self.schedule.adopt()

@@ -1,0 +1,119 @@
+"""Interface that all round loops have towards whoever trains, and how a peer enters a running swarm with one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.state_sync import OtherModelState
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.manifest.manifest import ManifestMismatch
+
+LONELY = 2
+"""Attempts in a row in which no reachable peer had a state, after which the state counts as lost where it can be recovered."""
+
+Lost = Callable[[int], Awaitable[bool]]
+"""Recovers the state of a fragment that no reachable peer has: True when it is in the replica."""
+
+Meanwhile = Callable[[], Awaitable[None]]
+"""Trains while a round is under way, for schedules that allow it; the model belongs to it until it returns."""
+
+
+class RoundLoop(ABC):
+    """One round after another of one replica: contribute, average, commit or roll back.
+
+    The defaults are those of a loop in which nothing is left to be done when `sync` has ended.
+    """
+
+    follows: bool = False
+    """Whether rounds of other peers change the replica between two calls of `sync`."""
+
+    overlaps_calls: bool = False
+    """Whether rounds continue between two calls of `sync`, so that the replica may change meanwhile."""
+
+    next_cut: int = 0
+    """Inner steps to leave out before the next round, because this peer is late."""
+
+    _session: Any
+
+    @property
+    def turn(self) -> int:
+        """Rounds that the swarm has completed, as far as this peer knows; inner steps are counted by them."""
+        round: int = self._session.replica.round
+        return round
+
+    def follow(self, told: Callable[[Outcome], None]) -> None:  # noqa: B027
+        """From now on report rounds that end outside `sync` to `told`, and follow those of other peers where the loop does."""
+
+    async def rest(self) -> None:
+        """Leave the replica as it is until `resume`, or for good. Raises what has gone wrong in following."""
+        await self.settled()
+
+    def resume(self) -> None:  # noqa: B027
+        """Follow again, if `follow` was called."""
+
+    async def settled(self) -> None:  # noqa: B027
+        """Wait until the state has its digest and the next round has begun here, which may be after `sync` has ended.
+
+        Before that no checkpoint is written and nothing announced. Raises what has gone wrong in it.
+        """
+
+    def thereafter(self, what: Callable[[], None]) -> None:
+        """Call `what` as soon as `settled` has nothing to wait for: now, or on the loop."""
+        what()
+
+    async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
+        """Become part of a running swarm: fetch its state, write it into the model, take part in the round in progress.
+
+        Wait as long as no peer offers a state that is as new as ours. With `tries`, continue with our own state after that
+        number of patiences. Return False after `alone` attempts in a row in which no reachable peer had a state (0: never).
+        `lost`: called when no peer has a state; it is given twice the `tries`.
+        Raises ManifestMismatch when the swarm trains another model than this one.
+        """
+        session, tried, lonely = self._session, 0, 0
+        while not await self.catch_up():
+            if session.catch_up.foreign is not None:
+                raise mismatch(session.replica, session.catch_up.foreign)
+            lonely = lonely + 1 if session.catch_up.alone else 0
+            if lost is not None and lonely >= LONELY and await lost(session.fragment):
+                await self.adopt()
+                return True
+            tried += 1
+            if tries and tried >= tries * (1 if lost is None else 2):
+                await self.adopt()
+                return True
+            if alone and lonely >= alone:
+                return False
+            await session.pause()
+        return True
+
+    @abstractmethod
+    async def sync(self, *, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None = None) -> Outcome:
+        """Run one round after the inner steps.
+
+        `weight`: tokens of the inner steps. `loss`, `speed`: for display. `meanwhile`: trains while the round is under way.
+        """
+
+    @abstractmethod
+    async def catch_up(self) -> bool:
+        """Take over the swarm's state; return whether there was one for this peer."""
+
+    @abstractmethod
+    async def adopt(self) -> None:
+        """Set the model to the outer parameters, and begin the next round."""
+
+
+def mismatch(replica: Replica, foreign: OtherModelState) -> ManifestMismatch:
+    """Return the error for a swarm that offers the state of another model."""
+    ours, held = replica.theta.size, 2 * replica.ledger.used.size if replica.ledger is not None else 0
+    # A method's extra state depends on the model's shapes: then the size of a state does not give the number of parameters.
+    theirs, rest = divmod(foreign.nbytes // 4 - held, replica.vectors)
+    if foreign.nbytes == replica.state.nbytes:
+        differ = f"the swarm's model has {ours} trainable parameters too, but other names, shapes or element types"
+    elif rest or theirs <= 0 or replica.extra.size != held:
+        differ = f"the swarm's model has another number of trainable parameters than the one here, which has {ours}"
+    else:
+        differ = f"the swarm's model has {theirs} trainable parameters, the one here has {ours}"
+    return ManifestMismatch(differ, "build the model as those do who started the run, and freeze the same parameters")

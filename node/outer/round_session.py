@@ -1,0 +1,430 @@
+"""The rounds of one peer: routes what comes in to the round in progress, and begins the next when one is over.
+
+Everything here runs on the event loop and belongs to the loop's thread. The session knows no model: it averages encoded
+chunks for `OuterLoop`; the replica's state is served to joiners (`stateserver`), and fetched when this peer is the one that is
+behind (`catch_up`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import blake3
+import msgspec
+from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.health.straggler_grace import StragglerGrace
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.payload import room
+from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.rounds.round_factory import STASH, RoundFactory, fragment_of, round_of
+from thinwire.collectives.timing import TICK
+from thinwire.collectives.topology.shards import Grid
+from thinwire.collectives.transport.bandwidth import Bandwidth
+from thinwire.collectives.transport.pending_frames import PendingFrames
+from thinwire.compression.core.types import Buffer
+from thinwire.node.membership.presence import Presence
+from thinwire.node.outer.catch_up import CatchUp
+from thinwire.node.outer.round_history import RoundHistory
+from thinwire.node.outer.state_server import STATE, StateServer
+from thinwire.node.runtime.asyncio_extra import Result, Work
+from thinwire.node.runtime.event_log import Emit
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import (
+    MAX_GROUP,
+    Ask,
+    Behind,
+    Commit,
+    Decline,
+    Digest,
+    Fetch,
+    PeerId,
+    Prepare,
+    Ready,
+)
+
+
+class RoundSession:
+    """See the module. The presence's handler; call `advance` after the replica has applied a commit.
+
+    The rounds are those of one `fragment`. `bandwidth`, `stash`: see RoundFactory; `turn`: see CatchUp. Sessions of other
+    fragments share these three.
+
+    `probation`: rounds without a vote, for a process that restarted and may have voted in the round in progress.
+    `patience`: seconds without progress before somebody acts; adapts to what rounds take.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        manifest: Manifest,
+        run_id: Digest,
+        *,
+        presence: Presence,
+        replica: Replica,
+        now: Callable[[], float],
+        emit: Emit,
+        probation: int = 0,
+        patience: float = 2.0,
+        fragment: int = 0,
+        bandwidth: Bandwidth | None = None,
+        stash: PendingFrames | None = None,
+        turn: asyncio.Semaphore | None = None,
+    ) -> None:
+        self.identity, self.manifest, self.run_id = identity, manifest, run_id
+        self.me, self.fragment = identity.peer_id, fragment
+        self.presence, self.roster, self.live = presence, presence.roster, presence.live
+        self.replica = replica
+        watch = presence.watch if manifest.exchange.slow_peers == "no-ownership" else None
+        self._round_factory = RoundFactory(
+            identity,
+            run_id,
+            codec=replica.codec,
+            rule=manifest.exchange.aggregation,
+            send_queue=presence.send_queue,
+            now=now,
+            live=presence.live,
+            key_of=self._key_of,
+            patience=patience,
+            phase=self._phase,
+            collective=manifest.exchange.collective,
+            moved=presence.transport.totals if manifest.exchange.chunk_assignment == "bandwidth" else None,
+            topology=manifest.exchange.topology,
+            site=presence.site,
+            bandwidth=bandwidth,
+            stash=stash,
+            kept=replica.kept,
+            aside=presence.aside,
+            sick=tuple if watch is None else watch.slow,
+            spans=presence.spans,
+        )
+        presence.link = self._round_factory.bandwidth.known
+        self.strays = 0
+        """Frames that were dropped because they are of a round that is over, or far ahead."""
+        self.stats: dict[PeerId, tuple[float, float, int]] = {}
+        """Latest (loss, tokens/s, round) that each peer announced."""
+        self.on_commit: Callable[[], None] = lambda: None
+        """Called when a round commits, before it is applied: training on the old state may stop."""
+        self.follows: Callable[[Commit], bool] = lambda commit: False
+        """Whether training on is of use though a round has this verdict."""
+        self._now, self._emit, self._probation = now, emit, probation
+        self._send_queue = presence.send_queue
+        entered = probation == 0 and self.me in replica.members
+        self.states = StateServer(
+            replica, presence.send_queue, now, entered=entered, fragment=fragment, emit=emit, report=self.report
+        )
+        self.catch_up = CatchUp(
+            replica,
+            self.states,
+            presence=presence,
+            series=self._round_factory,
+            current=lambda: self.current,
+            now=now,
+            fragment=fragment,
+            turn=turn,
+        )
+        # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
+        self._life = presence.roster.record.sequence // 1000 % 2**31
+        self._stash = self._round_factory.stash
+        self._history = RoundHistory(replica.state.nbytes, now)
+        cut, rule = replica.plan_grid, manifest.exchange.aggregation
+        self._plan = blake3.blake3(
+            msgspec.msgpack.encode([replica.layout, replica.codec.spec, cut.total, cut.chunk, rule])
+        ).digest()
+        exchange = manifest.exchange
+        self._straggler_grace = (
+            StragglerGrace(exchange.timeout_seconds, fraction=exchange.quorum)
+            if exchange.straggler_timeout == "auto"
+            else None
+        )
+        self.current = self._next_round(self._life)
+        presence.handler = self
+
+    # --- rounds
+
+    @property
+    def grid(self) -> Grid:
+        """Chunk grid of the round in progress."""
+        return self.replica.grid
+
+    @property
+    def links(self) -> dict[int, RoundSession]:
+        """Sessions by fragment number: this one alone."""
+        return {self.fragment: self}
+
+    @property
+    def codec(self) -> Any:
+        """Codec of the contributions."""
+        return self.replica.codec
+
+    async def average(
+        self,
+        source: Sequence[Buffer],
+        *,
+        weight: int,
+        loss: float,
+        speed: float,
+        hashes: bytes | None = None,
+        give_up: float | None = None,
+    ) -> Outcome:
+        """Average our encoded pseudo-gradient with whoever takes part in the round in progress.
+
+        Returns an Outcome without commit when the round did not commit within `give_up` seconds, when this peer is
+        behind, or when its state differs from the majority's.
+        """
+        if self._straggler_grace is not None:
+            self._straggler_grace.came(self.me, self.current.round, self._now())
+        self.current.announce(source, weight=weight, loss=loss, speed=speed, hashes=hashes)
+        return await self.outcome(give_up=give_up)
+
+    async def outcome(self, *, give_up: float | None = None) -> Outcome:
+        """How the round in progress ends, see `average`."""
+        return await self._round_factory.outcome(self.current, give_up=give_up)
+
+    @property
+    def patience(self) -> float:
+        """Seconds without progress before somebody acts."""
+        return self._round_factory.patience
+
+    @property
+    def grace(self) -> float:
+        """Most seconds that a round waits for stragglers once a quorum is ready."""
+        return self.manifest.exchange.timeout_seconds if self._straggler_grace is None else self._straggler_grace.limit
+
+    def _grace_of(self, round: int) -> float:
+        """The grace of a round that begins now, where we open it."""
+        if self._straggler_grace is None:
+            return self.manifest.exchange.timeout_seconds
+        self._straggler_grace.begin(round, self.replica.members, self._now())
+        return self._straggler_grace.grace()
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether the swarm has gone on without us, by a round or more: training on the old state is of no more use."""
+        commit, ahead = self.current.agreement.commit, self.current.round > self.replica.round
+        return (commit is not None and ahead and not self.follows(commit)) or self.catch_up.behind.is_set()
+
+    @property
+    def ready(self) -> Collection[PeerId]:
+        """Peers that hold the state and take part in the round in progress."""
+        return self.current.agreement.ready
+
+    def waiting_for(self) -> Collection[PeerId]:
+        """Whom the round in progress waits for."""
+        return self.current.agreement.waiting_for()
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """What is held for later, and how much it may be."""
+        return {"stash": (len(self._stash), STASH), "early": self.current.exchange.early}
+
+    @property
+    def history(self) -> RoundHistory:
+        """Rounds that are over and that other peers may still need."""
+        return self._history
+
+    async def pause(self) -> None:
+        """Wait before something is tried again: a patience, less when nobody was here to try it with and somebody comes."""
+        alone, until = not self.live, self._now() + self.patience
+        while self._now() < until and not (alone and self.live):
+            await asyncio.sleep(TICK)
+
+    def again(self) -> None:
+        """Go on with the round in progress: it had been given up for a swarm that is ahead, and there is none."""
+        if self.current.agreement.commit is None:
+            self.current.resume()
+
+    def report(self, name: str, detail: str) -> None:
+        """An event about this peer."""
+        self._emit(name, {"peer": self.me.hex(), "detail": detail})
+
+    def fail(self, error: Exception) -> None:
+        """Something went wrong of which nobody hears soon: whoever runs the peer does."""
+        self._send_queue.fail(error)
+
+    async def change(self, work: Work, how: Callable[[], Result], *, settled: bool = True) -> Result:
+        """Let `how` change the replica where `work` computes: its state is not offered until `advance`.
+
+        Then its digest is computed there; or it is left to the caller, who has to do it before `advance`, with `settled` False.
+        """
+
+        def change() -> Result:
+            result = how()
+            if settled:
+                self.replica.compute_digest()
+            return result
+
+        return await self.states.change(work, change)
+
+    def advance(self) -> None:
+        """The replica has a new state: begin the next round, or the same one anew when the state of the last was fetched."""
+        done, lost, attempt = self.current, set[PeerId](), self._life
+        committed = self.replica.round == done.round and done.complete
+        if committed:
+            lost = done.departed
+            self._history.add(done)
+            self._probation = max(0, self._probation - 1)
+        else:
+            self._history.clear()
+        if self.replica.round + 1 == done.round and self.states.entered:
+            # What we promised in it is forgotten, so we have no say in it any more; and our next announcement is a later one.
+            self._probation, attempt, lost = max(1, self._probation), done.attempt, done.lost_after_open
+        self.catch_up.begin(done.round, lost, committed=committed)
+        self._give_up()
+        self.current = self._next_round(attempt)
+        self._send_queue.begin(self.current.round, self.fragment)
+        # Those who are beyond it, and who have announced something in it before we began it anew.
+        said = done.agreement.ready.keys() - {self.me} if done.round == self.current.round else set[PeerId]()
+        for peer in sorted(said | set(self.catch_up.progress_claims.begin(self.current.round))):
+            self._send_queue.control(peer, Ask(self.current.round, self.fragment))
+        for peer, frame in self._stash.take(lambda frame: fragment_of(frame.message) == self.fragment):
+            self.on_frame(peer, frame)
+        self.advanced()
+        self.states.resume()
+        # Where we alone had a vote, and have none, the others go on after a while: it begins when they hear that.
+        mute = self._probation > 0 and self.replica.members == (self.me,)
+        if self.me not in self.replica.members or mute or self.replica.asynchronous:
+            self.take_part()
+
+    def advanced(self) -> None:
+        """Tell the others how far we are."""
+        self.roster.progress = self.replica.round
+
+    def _give_up(self) -> None:
+        """Say what was lost of sums that we had kept: others own them for good, or the state is another one."""
+        kept = self._round_factory.kept
+        if kept.lost[0]:
+            chunks, square = kept.lost
+            kept.lost = 0, 0.0
+            self.report("given up", f"what was left of {chunks} chunks, {square**0.5:.3g} long")
+
+    def take_part(self) -> None:
+        """Become a member of the next round without contributing to it (unless a contribution follows in time)."""
+        self.current.announce((), weight=0, loss=0.0, speed=0.0)
+
+    def _next_round(self, attempt: int) -> Round:
+        exchange = self.manifest.exchange
+        terms = RoundTerms(
+            self.replica.round + 1,
+            self.fragment,
+            self.replica.members,
+            self.replica.digest,
+            self._plan,
+            fraction=exchange.quorum,
+            min_peers=exchange.min_peers,
+            max_weight=self.manifest.max_weight,
+            room=room(self.grid) if exchange.collective == "all-gather" else MAX_GROUP,
+            grace=self._grace_of(self.replica.round + 1),
+            limit=self.grace,
+            buffered=self.replica.asynchronous,
+        )
+        witness = self._probation == 0
+        terms = self.replica.terms(terms)
+        return self._round_factory.begin(
+            terms, self.grid, gone=self.catch_up.gone, witness=witness, attempt=attempt, turn=self.replica.phase
+        )
+
+    def _phase(self, round: int, name: str) -> None:
+        self._emit("phase", {"round": round, "phase": name})
+        if name == "commit":
+            self.on_commit()
+
+    def _key_of(self, peer: PeerId) -> bytes | None:
+        record = self.roster.record_of(peer)
+        return record.public_key if record else None
+
+    # --- what presence tells
+
+    def on_link_up(self, peer: PeerId) -> None:
+        """See Handler."""
+        self.current.reach(peer)
+
+    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
+        """See Handler."""
+        self.states.on_link_down(peer)
+        self._history.done(peer)
+        self.catch_up.progress_claims.on_link_down(peer)
+        self.stats.pop(peer, None)
+        if gone:
+            self.catch_up.gone[peer] = self.current.round
+        if self._straggler_grace is not None:
+            self._straggler_grace.on_link_down(peer)
+        self.current.on_link_down(peer, gone=gone)
+        self._history.on_link_down(peer, gone=gone)
+
+    def on_frame(self, peer: PeerId, frame: Frame) -> None:
+        """See Handler."""
+        message = frame.message
+        self._round_factory.look()
+        if isinstance(message, STATE):
+            self.states.on_frame(peer, frame)
+        elif isinstance(message, Behind):
+            self.catch_up.progress_claims.claimed(peer, message.round)
+            if message.round >= self.current.round:
+                self.current.agreement.passed(peer)
+                self.current.spent(peer)
+            self.catch_up.look()
+        else:
+            self._route_round(peer, frame)
+
+    def on_tick(self) -> None:
+        """See Handler."""
+        self._round_factory.look()
+        self.current.tick()
+        self._history.pump()
+        self._history.prune(self.current, self.live, read=self.states.read)
+        self.states.on_tick()
+        self.catch_up.look()
+
+    def _route_round(self, peer: PeerId, frame: Frame) -> None:
+        message, current, number = frame.message, self.current.round, round_of(frame.message)
+        if isinstance(message, Ready) and message.weight:
+            self.stats[peer] = (message.loss, message.speed, number)
+        if isinstance(message, Ready):
+            self.states.done(peer, number)
+        if isinstance(message, Prepare) and not self.replica.members:
+            self._send_queue.control(peer, Decline(number, self.fragment, "no state yet"))
+        if number == current:
+            if isinstance(message, Ready) and self._straggler_grace is not None:
+                self._straggler_grace.came(peer, number, self._now())
+            self.current.on_frame(peer, frame)
+            if isinstance(message, Commit):
+                # Not every verdict can be believed afterwards: who was gone then may be here now.
+                self.catch_up.progress_claims.claimed(peer, number)
+                self.current.agreement.passed(peer)
+            if isinstance(message, Ready):
+                self._history.done(peer)
+                self._history.prune(self.current, self.live, read=self.states.read)
+        elif number < current:
+            self._route_past(peer, frame, number)
+        else:
+            if number == current + 1 and not memoryview(frame.payload).nbytes:
+                self._stash.put(peer, frame)
+            self.strays += number > current + 1
+            if isinstance(message, Ready):
+                self.current.agreement.passed(peer)
+            lacking = frame.signature and self.current.agreement.commit is None
+            if lacking and self.catch_up.progress_claims.seen(peer, number, self.patience):
+                self._send_queue.control(peer, Ask(current, self.fragment))
+
+    def _route_past(self, peer: PeerId, frame: Frame, number: int) -> None:
+        past = self._history.get(number)
+        if past is not None:
+            past.on_frame(peer, frame)
+            if isinstance(frame.message, (Ready, Ask, Fetch)):
+                self._history.follow(peer)
+        else:
+            self.strays += 1
+            verdict = self._history.verdict(number, peer)
+            if verdict is not None and isinstance(frame.message, (Ready, Ask, Prepare)):
+                self._send_queue.control(peer, verdict)
+            if frame.signature:
+                self._send_queue.control(peer, Behind(self.replica.round, self.fragment))
+
+    def brought_back(self) -> None:
+        """The state that comes next was made here, after all who had one were gone: nothing that was promised binds us."""
+        self._probation = 0
+        self.catch_up.brought_back()

@@ -1,0 +1,257 @@
+"""Serving the replica's state to joiners, and fetching it when this peer is the one that is behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+from thinwire.collectives.state_sync import (
+    IN_FLIGHT,
+    LAST_ROUND,
+    Believed,
+    FetchedState,
+    Mail,
+    OtherModelState,
+    PartialState,
+    fetch_state,
+    vouched,
+)
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.node.runtime.asyncio_extra import Result, Work
+from thinwire.node.runtime.event_log import Emit
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.identity import short
+from thinwire.swarm.messages.registry import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
+
+STATE = (StateAsk, StateFetch, StateOffer, StateChunk)
+"""Types of messages that are about the state."""
+
+SIDE_BY_SIDE = 2
+"""States of which one peer fetches chunks at the same time."""
+
+SNAPSHOT_SECONDS = 15.0
+"""How long the state of a round is kept for its readers after the last chunk was asked for."""
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    offer: StateOffer
+    hashes: tuple[Digest, ...]
+    raw: memoryview
+    used: float
+    served: float | None = None
+    readers: set[PeerId] = field(default_factory=set)
+    copied: bool = False
+
+
+class StateServer:
+    """Who asks is served the state of the round it asked in, and rounds go on meanwhile: when the replica is about to change,
+    what somebody still reads is copied first. Who takes part in a round reads no more (`done`).
+
+    Until `resume` says that this peer is part of the swarm (`entered`), it is no source: it answers that it has nothing.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        send_queue: SendQueue,
+        now: Callable[[], float],
+        *,
+        entered: bool,
+        fragment: int = 0,
+        emit: Emit = lambda name, fields: None,
+        report: Callable[[str, str], None] = lambda name, detail: None,
+    ) -> None:
+        self.entered = entered
+        """Whether this peer is part of the swarm."""
+        self._replica, self._send_queue, self._now, self._fragment = replica, send_queue, now, fragment
+        self._emit, self._report = emit, report
+        self._snapshot: _Snapshot | None = None
+        self._older: _Snapshot | None = None
+        self._waiting: set[PeerId] = set()
+        self._held = False
+        self._partial = PartialState()
+        self._mail: asyncio.Queue[Mail] | None = None
+        self.offered = False
+        """Whether anybody has offered a state since the last `fetch` began, whatever it was worth."""
+        self.without: set[PeerId] = set()
+        """Who said, since the last `fetch` or round began, that it looks for one itself, or offered what does not hold."""
+        self.empty: set[PeerId] = set()
+        """Those of them that have none at all, not even one that a checkpoint brought."""
+
+    async def change(self, work: Work, how: Callable[[], Result]) -> Result:
+        """Let `how` change the replica where `work` computes: nothing is offered until `resume`.
+
+        What somebody still reads is copied first, there too: it may be much.
+        """
+        self._held, snapshot = True, self._snapshot
+        if snapshot is not None and not snapshot.readers:
+            self._snapshot = snapshot = None
+
+        def change() -> Result:
+            if snapshot is not None and not snapshot.copied:
+                snapshot.raw, snapshot.copied = memoryview(bytearray(snapshot.raw)), True
+            return how()
+
+        changed: Result = await work(change)
+        return changed
+
+    def resume(self) -> None:
+        """After `change` the replica is whole again: answer those who asked meanwhile."""
+        self._held, self.entered = False, True
+        self._partial = PartialState()
+        waiting, self._waiting = sorted(self._waiting), set()
+        for peer in waiting:
+            self._offer(peer)
+
+    @property
+    def read(self) -> bool:
+        """Whether somebody reads the state of a round."""
+        return any(one is not None and one.readers for one in (self._snapshot, self._older))
+
+    def done(self, peer: PeerId, round: int = LAST_ROUND) -> None:
+        """A peer takes part in `round`, so it has the state before it."""
+        for snapshot in (self._snapshot, self._older):
+            if snapshot is not None and snapshot.offer.round < round:
+                snapshot.readers.discard(peer)
+        if self._snapshot is not None and self._snapshot.copied and not self._snapshot.readers:
+            self._snapshot = None
+        if self._older is not None and not self._older.readers:
+            self._older = None
+
+    def on_link_down(self, peer: PeerId) -> None:
+        """The link to `peer` broke: it reads no more, and what it owes of a state is asked of others."""
+        self.done(peer)
+        if self._mail is not None:
+            self._mail.put_nowait((peer, None))
+
+    def on_frame(self, peer: PeerId, frame: Frame) -> None:
+        """A frame about state."""
+        message = frame.message
+        if isinstance(message, StateAsk):
+            self._offer(peer)
+            return
+        if isinstance(message, StateFetch):
+            self._serve(peer, message)
+            return
+        if isinstance(message, StateOffer) and vouched(message, frame.payload) is None:
+            self.without.add(peer)
+            if not message.members and not message.round:
+                self.empty.add(peer)
+        elif isinstance(message, StateOffer):
+            self.forget(peer)
+            self.offered = True
+        if self._mail is not None:
+            self._mail.put_nowait((peer, frame))
+
+    def forget(self, *peers: PeerId) -> None:
+        """What these said of having no state is of no account any more."""
+        self.without.difference_update(peers)
+        self.empty.difference_update(peers)
+
+    def on_tick(self) -> None:
+        """Drop what nobody has asked for in a while."""
+        if self._snapshot is not None and self._now() > self._snapshot.used + SNAPSHOT_SECONDS:
+            self._snapshot = None
+        if self._older is not None and self._now() > self._older.used + SNAPSHOT_SECONDS:
+            self._older = None
+
+    async def fetch(
+        self,
+        peers: Collection[PeerId],
+        work: Work,
+        *,
+        patience: float,
+        newer_than: int,
+        believed: Believed | None = None,
+        turn: asyncio.Semaphore | None = None,
+        copy_below: int | None = None,
+    ) -> FetchedState | OtherModelState | None:
+        """The state that these peers agree on, see `fetch_state`; none that has a NaN or an infinity."""
+        self._mail, self.offered = asyncio.Queue(), False
+        self.forget(*self.without)
+        try:
+            fetched = await fetch_state(
+                peers,
+                self._send_queue.control,
+                self._mail,
+                layout=self._replica.layout,
+                have=self._replica.hashes,
+                nbytes=self._replica.state.nbytes,
+                patience=patience,
+                newer_than=newer_than,
+                believed=believed,
+                partial=self._partial,
+                fragment=self._fragment,
+                turn=turn,
+                copy_below=copy_below,
+            )
+        finally:
+            self._mail = None
+        if not isinstance(fetched, FetchedState) or await work(lambda: _finite(fetched)):
+            return fetched
+        names = ", ".join(map(short, fetched.sources))
+        self._report("alarm", f"the state of round {fetched.offer.round} that {names} offered is not finite")
+        return None
+
+    async def install(self, work: Work, fetched: FetchedState) -> None:
+        """Make what `fetch` gave the replica's state; then comes `resume`."""
+        changed = await self.change(work, lambda: self._replica.install(fetched))
+        self._emit(
+            "synced",
+            {
+                "round": fetched.offer.round,
+                "bytes": changed,
+                "sources": [short(peer) for peer in fetched.sources],
+                "digest": fetched.offer.digest.hex(),
+            },
+        )
+
+    def _offer(self, peer: PeerId) -> None:
+        replica, snapshot = self._replica, self._snapshot
+        if self._send_queue.later(peer, StateOffer, self._fragment) > 2 * IN_FLIGHT:
+            return  # it has not even read what it asked for before
+        if not self.entered:
+            nothing = StateOffer(
+                replica.round, replica.digest, replica.layout, replica.state.nbytes, (), self._fragment
+            )
+            self._send_queue.bulk(peer, Frame(nothing), later=True)
+            return
+        if self._held:
+            self._waiting.add(peer)
+            return
+        if snapshot is None or snapshot.offer.digest != replica.digest:
+            # Its round is over, so `hold` has copied it. Who only asks takes it from nobody who reads.
+            idle = self._older is None or self._older.served is None
+            self._older = snapshot if idle and snapshot is not None and snapshot.readers else self._older
+            raw = replica.state.view(np.uint8).data.toreadonly()
+            offer = StateOffer(
+                replica.round, replica.digest, replica.layout, raw.nbytes, replica.members, self._fragment
+            )
+            snapshot = self._snapshot = _Snapshot(offer, tuple(replica.hashes), raw, self._now())
+        snapshot.used = self._now()
+        snapshot.readers.add(peer)
+        self._send_queue.bulk(peer, Frame(snapshot.offer, b"".join(snapshot.hashes)), later=True)
+
+    def _serve(self, peer: PeerId, message: StateFetch) -> None:
+        if self._send_queue.later(peer, StateChunk) > SIDE_BY_SIDE * IN_FLIGHT:
+            return  # nobody honest asks for so many at once, and each may cost a copy
+        payload = memoryview(b"")
+        for snapshot in (self._snapshot, self._older):
+            if snapshot is not None and snapshot.offer.round == message.round:
+                payload = snapshot.raw[message.index * CHUNK_BYTES : (message.index + 1) * CHUNK_BYTES]
+                if not snapshot.copied:
+                    payload = memoryview(bytes(payload))  # the replica may change before this has left
+                snapshot.used = snapshot.served = self._now()
+                snapshot.readers.add(peer)
+                break
+        self._send_queue.bulk(
+            peer, Frame(StateChunk(message.round, message.index, self._fragment), payload), later=True
+        )
+
+
+def _finite(fetched: FetchedState) -> bool:
+    return all(np.isfinite(np.frombuffer(chunk, np.float32)).all() for chunk in fetched.chunks.values())

@@ -1,0 +1,1 @@
+"""One peer of one run, from the join handshake to its departure, and what it reports."""

@@ -1,0 +1,116 @@
+"""Addresses of the other peers of a run, for restarts and invites; and the return of a founder to its run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from thinwire.collectives.transport.interface import REFUSED, Contact
+from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm, Refused
+from thinwire.node.membership.known_peers_file import MOST, KnownPeersFile
+from thinwire.node.methods.concurrent.fragment_sessions import FragmentSessions
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.runtime.asyncio_extra import Work
+from thinwire.node.runtime.environment import Environment
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.messages.registry import PeerId
+
+BACK_SECONDS = 5.0
+"""Seconds for which a returning founder that was alone searches for peers that still run its swarm."""
+
+Knock = Callable[[Sequence[Contact], float, Sequence[str]], Awaitable[HintedError | None]]
+"""Contacts peers for a number of seconds, see join.knock; the codes are refusals that count as final, too."""
+
+
+def contacts(roster: Roster, peers: Iterable[PeerId]) -> Iterator[Contact]:
+    """Yield the contacts of those of `peers` that can be dialled, except this peer."""
+    for peer in peers:
+        record = roster.record_of(peer)
+        if record is not None and peer != roster.record.peer_id and record.addresses:
+            yield Contact(record.addresses[0], record.transport_key)
+
+
+class KnownPeers:
+    """Known peers of one run, stored in the file at `path`, on the disk of this environment."""
+
+    def __init__(self, path: Path, environment: Environment) -> None:
+        self._path, self._environment, self._file = path, environment, KnownPeersFile(path, environment.disk)
+        self.returns = False
+        """Whether this peer has founded the run before and was its only member when it left."""
+        self.founds = False
+        """Whether the run starts with this process, for the first time or again: then others need a new invite."""
+
+    def known(self) -> tuple[Contact, ...]:
+        """Return the peers known from the last process."""
+        return self._file.load()
+
+    def drop(self, roster: Roster, *, alone: bool) -> None:
+        """Store the addresses of the other peers. `alone`: this peer is the run's only member."""
+        peers = roster.view.peers
+        if len(peers) > MOST:
+            peers = tuple(self._environment.rng.sample(peers, MOST))
+        self._file.save(contacts(roster, peers), alone=alone)
+
+    @property
+    def few(self) -> bool:
+        """Whether so few peers are stored that all may be gone at once."""
+        return self._file.few
+
+    # Return of a founder
+
+    @property
+    def advice(self) -> str:
+        """Return the hint for a swarm that disappears before it has sent its state."""
+        if self.returns:
+            return "start again: alone, or where all say that they have no state, this founder founds its run again"
+        return "ask for a new invite"
+
+    async def come_back(self, knock: Knock) -> bool:
+        """Search for a run that this peer has founded; return True if peers of an earlier process still run it.
+
+        A founder that was in a swarm with others and can reach none of them may be cut off, so it does not start the
+        run again beside them. It does if it was alone before, or if no process listens at their addresses any more.
+        Raises NoSwarm, Refused.
+        """
+        known_peers = list(self.known())
+        if self._file.damaged:
+            raise NoSwarm(
+                f"{self._path}, which says where the others of this run are, cannot be read",
+                "join them with an invite of theirs; if nobody goes on with this run, remove the file first",
+            )
+        if not known_peers:
+            return False
+        self._environment.rng.shuffle(known_peers)  # The first ones may all be gone, and each of them takes time.
+        # A machine that answers that no process listens there need not be asked again.
+        alone = self.returns = self._file.alone
+        refusal = await knock(known_peers, BACK_SECONDS if alone else SEARCH_SECONDS, (REFUSED,))
+        if refusal is None or alone or (isinstance(refusal, (NoSwarm, Refused)) and refusal.nobody):
+            return refusal is None
+        if isinstance(refusal, Refused):
+            raise refusal
+        raise NoSwarm(
+            f"none of the {len(known_peers)} peers that this run had can be reached, and they may go on with it",
+            f"start again when they can; if they are gone for good, remove {self._path} first",
+        )
+
+    async def found_again(self, whole: RoundSession | FragmentSessions, work: Work, fragment: int) -> bool:
+        """Continue alone, or found the run again: the peers that joined after the last round that this peer had alone
+        have no state.
+
+        Implements round_loop.Lost.
+        """
+        session = whole.links[fragment]
+        replica, me = session.replica, session.me
+        if not set(session.roster.view.peers) - {me} <= set(session.states.without):
+            return False  # A possible holder has not answered that it has no state, and may be rounds ahead.
+
+        def change() -> None:
+            replica.members = (me,)
+            replica.seal(())  # Otherwise a peer that is offered this state would find another digest.
+
+        await session.change(work, change)
+        session.brought_back()
+        session.report("founded again", "nobody who is here has a state")
+        self.founds = True
+        return True

@@ -1,0 +1,418 @@
+"""Peer of one run, from the join handshake to its departure; shared by the daemon and the Python interface.
+
+It has two stages, because the manifest defines the model: `found` or `arrive` opens the transport and gets the
+manifest; `take_up` then gets the model's parameters and makes the peer a member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+from thinwire.collectives.transport.interface import Contact, Transport
+from thinwire.compression.core.types import Floats
+from thinwire.node.membership.health_monitor import HealthMonitor
+from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm, knock, welcome
+from thinwire.node.membership.known_peers_file import replace_file
+from thinwire.node.membership.presence import Presence
+from thinwire.node.methods.concurrent.fragment_sessions import FragmentSessions
+from thinwire.node.methods.registry import check_codec, fitted, method_of
+from thinwire.node.outer.round_loop import Lost, RoundLoop
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.peer.known_peers import KnownPeers, contacts
+from thinwire.node.runtime.asyncio_extra import Work
+from thinwire.node.runtime.directories import RunDirectory
+from thinwire.node.runtime.environment import Environment, OpenTransport
+from thinwire.node.runtime.event_log import Emit
+from thinwire.node.state.checkpoint_store import CheckpointStore, SaveOutcome
+from thinwire.node.state.checkpointer import Checkpointer
+from thinwire.node.state.data_ledger import DataLease
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.replica import ParameterWrite, Read, Replica
+from thinwire.node.state.snapshot import PrivateState
+from thinwire.node.training.step_balancing import FRESH, steps_by_power
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.identity import Identity, short
+from thinwire.swarm.identity.invite import MAX_SEEDS, Invite, Seed
+from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
+from thinwire.swarm.identity.stage_claim import Seating, seating
+from thinwire.swarm.manifest.manifest import ManifestError, ManifestMismatch
+from thinwire.swarm.manifest.parser import SignedManifest
+from thinwire.swarm.membership.presets import Preset
+from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.messages.registry import VERSION, Hello, PeerId, Refuse, Welcome
+
+PATIENCE = 2.0
+"""Least patience of a round, in seconds without progress."""
+
+OWN_STATE = 5
+"""Number of times that a newer state than our checkpoint's is asked for before the checkpoint is used."""
+
+PROBATION = 2
+"""Rounds without a vote after a restart: the one in progress, and one more, because it may have just been committed."""
+
+
+class Peer:
+    """Peer of one run. Call `found` (the run's first peer) or `arrive` (with an invite), then `take_up`."""
+
+    session: RoundSession
+    rounds: RoundLoop
+    replica: Replica
+    layout: Layout
+
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: bytes,
+        environment: Environment,
+        directory: RunDirectory,
+        preset: Preset,
+        emit: Emit,
+        site: str = "",
+    ) -> None:
+        self.identity, self.run_id = identity, run_id
+        self.transport: Transport
+        self.signed: SignedManifest
+        self.private: PrivateState | None = None
+        """Private state of the checkpoint that `take_up` found, for the inner optimizer and the data."""
+        self.environment, self._directory, self._preset, self.emit, self._site = (
+            environment,
+            directory,
+            preset,
+            emit,
+            site,
+        )
+        self.lost: Lost | None = None
+        """Recovers a fragment that no reachable peer has, if possible."""
+        self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """Coroutines that run from `take_up` until the departure."""
+        self.ready = False
+        """Whether the session exists, with rounds, a replica and a roster."""
+        self._running: asyncio.Task[None] | None = None
+        self.known_peers = KnownPeers(directory.path / "anchors.json", environment)
+        self._lived = directory.manifest.name in environment.disk.names(directory.path)
+        self.checkpointer = Checkpointer(
+            CheckpointStore(directory.checkpoints, environment.disk, identity), run_id, environment, emit
+        )
+
+    # First stage: the run
+
+    async def found(self, signed: SignedManifest, open_transport: OpenTransport) -> bool:
+        """Open a run of our own, or return to it, see `KnownPeers.come_back`. Raises NoSwarm, Refused."""
+        self._take(signed)
+        await self._open(open_transport)
+        return await self.known_peers.come_back(self._knock)
+
+    async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
+        """Find the swarm of an invite within `search` seconds. Raises NoSwarm, Refused, ManifestMismatch."""
+        await self._open(open_transport)
+        seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
+        refusal = await self._knock((*seeds, *self.known_peers.known()), search, ())
+        if refusal is not None:
+            raise refusal
+
+    async def _open(self, open_transport: OpenTransport) -> None:
+        self.transport = await open_transport(self._admit)
+        record = PeerRecord.create(
+            self.identity,
+            run_id=self.run_id,
+            addresses=self.transport.addresses()[:8],
+            sequence=int(self.environment.wall() * 1000),
+            issued=int(self.environment.wall()),
+        )
+        self.transport.learn(record)
+        roster = Roster(
+            self.identity,
+            record,
+            run_id=self.run_id,
+            preset=self._preset,
+            rng=self.environment.rng,
+            now=self.environment.now(),
+            wall=lambda: int(self.environment.wall()),
+        )
+        environment = self.environment
+        self.presence = Presence(
+            self.transport, roster, now=environment.now, emit=self._seen, site=self._site, aside=environment.aside
+        )
+        self.presence.watch = HealthMonitor(
+            roster,
+            self.presence.send_queue,
+            self.presence.live,
+            now=self.environment.now,
+            wall=self.environment.wall,
+            emit=self.emit,
+        )
+        self._running = asyncio.create_task(self.presence.run())
+
+    async def _knock(self, contacts: Sequence[Contact], seconds: float, lasting: Sequence[str]) -> HintedError | None:
+        def hello() -> Hello:
+            return Hello(VERSION, self.run_id, self.presence.roster.record.wire)
+
+        return await knock(
+            contacts, hello, self._welcome, self.transport, self.environment, seconds=seconds, lasting=lasting
+        )
+
+    def _welcome(self, told: Welcome) -> None:
+        self._take(SignedManifest(told.manifest, told.author, told.manifest_signature))
+        for wire in (told.record, *told.records):
+            try:
+                record = PeerRecord.parse(wire, run_id=self.run_id, now=int(self.environment.wall()))
+                self.presence.roster.learn(record, self.environment.now())
+            except RecordError as error:
+                self.emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
+
+    def _take(self, signed: SignedManifest) -> None:
+        """Check the run's manifest and store its text for tools that read checkpoints without a peer.
+
+        Raises ManifestMismatch.
+        """
+        manifest = signed.verify(self.run_id)
+        try:
+            check_codec(manifest, "the swarm's manifest")
+        except ManifestError as error:  # The author's version allowed what this version refuses.
+            raise ManifestMismatch(str(error), "the swarm may run another version of thinwire") from None
+        self.manifest = manifest
+        self.signed = signed
+        for warning in self.manifest.warnings():
+            self.emit("alarm", {"detail": warning})
+        try:
+            replace_file(self._directory.manifest, self.environment.disk, signed.toml)
+        except OSError as error:
+            self.emit("alarm", {"detail": f"cannot write {self._directory.manifest}: {error.strerror}"})
+
+    def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
+        """Decide on the admission of a stranger whose record has been checked."""
+        if not hasattr(self, "signed"):
+            return Refuse("busy", "still looking for the swarm; knock again")
+        roster = self.presence.roster
+        roster.learn(record, self.environment.now())
+        return welcome(self.signed, roster, record.peer_id, self.environment.rng)
+
+    # Second stage: the model
+
+    async def take_up(
+        self,
+        layout: Layout,
+        theta: Floats,
+        *,
+        read: Read,
+        write: ParameterWrite,
+        work: Work,
+        joins: bool,
+        held: Collection[int] | None = None,
+        beside: Work | None = None,
+    ) -> None:
+        """Become a member with the state of our own checkpoint or of the swarm, whichever is newer.
+
+        `theta`: first parameters, the same on every peer (derived from the manifest's seed). `held`: fragments that
+        this peer trains if each has rounds of its own; None: all. `beside`: like `work`, while that trains. Raises
+        ManifestMismatch if the model here is not the swarm's, ManifestError if the model is too large for the
+        manifest's codec, or cannot be held in parts.
+        """
+        method = method_of(self.manifest)
+        codec, cut = fitted(self.manifest, layout)
+        self.layout = layout
+        members = () if joins else (self.identity.peer_id,)
+        begin = partial(method.replica.begin, self.manifest, layout, codec, cut, theta, members)
+        if held is not None:
+            if not (method.partial and joins):
+                raise ManifestError(
+                    "a peer holds some fragments only where fragments have rounds of their own, and somebody holds the others",
+                    "begin the run with a peer that holds the whole model, and raise outer.overlap above steps / fragments",
+                )
+            begin = partial(begin, held=held)
+        self.replica = await work(begin)
+        await work(lambda: self.replica.keep_ledger(self.manifest))
+        del theta  # The replica has a copy; this one would remain in memory for the whole join.
+        self.private = await self.checkpointer.restore(self.replica, layout, work)
+        self.known_peers.founds = not joins
+        if not joins:
+            # This peer continues the run alone.
+            self.replica.members = (self.identity.peer_id,)
+            await work(self.replica.seal)
+        self.session = method.session(
+            self.identity,
+            self.manifest,
+            self.run_id,
+            presence=self.presence,
+            replica=self.replica,
+            now=self.environment.now,
+            emit=self.emit,
+            probation=PROBATION if joins and self._lived else 0,
+            patience=PATIENCE,
+        )
+        self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work, beside=beside)
+        self.ready = True
+        if not joins and self.replica.alike:
+            self.drop_anchor()
+        if joins:
+            alone = int(SEARCH_SECONDS / PATIENCE)
+            tries = OWN_STATE if self.replica.round else 0
+            lost = partial(self.known_peers.found_again, self.session, work) if self.known_peers.returns else self.lost
+            if not await self.rounds.enter(tries=tries, alone=alone, lost=lost):
+                raise NoSwarm("the swarm went away before it could give us its state", self.known_peers.advice)
+        else:
+            await work(lambda: write(self.replica.theta))
+            if self.rounds.follows:
+                self.session.take_part()
+        for one in self.beside:
+            self.presence.attend(one())
+
+    def save(self, private: PrivateState | None) -> SaveOutcome:
+        """Write a checkpoint, see `Checkpointer.save`."""
+        return self.checkpointer.save(self.replica, self.layout, private)
+
+    # While it runs
+
+    def invite(self) -> Invite | None:
+        """Return an invite that names this peer first and then others; None if this peer cannot be dialled."""
+        own = self.transport.addresses()
+        seeds = [Seed(own[0], self.identity.transport_public)] if own else []
+        if self.ready:
+            roster = self.session.roster
+            seeds += [Seed(other.address, other.transport_key) for other in contacts(roster, roster.view.peers)]
+        return Invite(self.run_id, tuple(seeds[:MAX_SEEDS])) if seeds else None
+
+    def _seen(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Log an event. Some peers are stored before the first round with them ends, because that may take hours."""
+        self.emit(kind, fields)
+        if kind == "joined" and self.ready and self._alone and self.known_peers.few:
+            self.drop_anchor()
+
+    def drop_anchor(self) -> None:
+        """Store the addresses of the other peers."""
+        self.known_peers.drop(self.session.roster, alone=self._alone)
+
+    @property
+    def _alone(self) -> bool:
+        return self.replica.alike and self.replica.members == (self.identity.peer_id,)
+
+    @property
+    def fragments(self) -> FragmentSessions:
+        """Sessions of a run in which fragments have rounds of their own."""
+        return cast(FragmentSessions, self.session)
+
+    @property
+    def running(self) -> asyncio.Task[None]:
+        """Task of the presence; it ends only with an error of our own."""
+        assert self._running is not None
+        return self._running
+
+    def place(self) -> tuple[PeerId, ...]:
+        """Return the peers that share the data: the members, or before this peer is a member, all present peers.
+
+        Before the first round the founder is the only member, but it must not take all shards.
+        """
+        replica = self.replica
+        # Peers that hold a later stage of the model do not need data: the first stage has all others.
+        members = replica.members_of(0) if self.manifest.pipeline.stages else replica.members
+        # In gossip runs the members are those of a pair.
+        settled = self.replica.alike and self.replica.round > 0 and self.identity.peer_id in members
+        return members if settled else self.session.roster.view.peers
+
+    def announce(self, capabilities: int) -> None:
+        """Announce our stage in our record, see swarm/identity/stage_claim.py."""
+        self.presence.roster.announce(capabilities, self.environment.now())
+
+    def seats(self, *, linked: bool = False) -> Seating:
+        """Return the holders of each stage according to the records of present peers; `linked`: only peers with a link."""
+        roster, reach = self.presence.roster, self.presence.live | {self.identity.peer_id}
+        peers = [peer for peer in roster.view.peers if not linked or peer in reach]
+        records = [record for peer in peers if (record := roster.record_of(peer)) is not None]
+        return seating(records, self.manifest.pipeline.stages)
+
+    def position(self) -> int:
+        """Return the number of inner steps before the next round, equal on all peers of the round."""
+        return self.manifest.steps_after(self.rounds.turn)
+
+    def over(self, rounds: int) -> bool:
+        """Return True if so many rounds are complete. A peer with some fragments also makes the steps of the other
+        fragments' last rounds.
+        """
+        return self.replica.round >= rounds and (self.replica.complete or self.rounds.turn >= rounds)
+
+    def steps(self, speed: float) -> int:
+        """Return the inner steps of the next round at a speed in tokens/s; 0 if that is unknown."""
+        outer = self.manifest.outer
+        if self.gathers:
+            return 0
+        if outer.step_ratio == 1.0:
+            return self.manifest.pace - self._cut
+        oldest = self.replica.round - FRESH
+        others = [theirs for _, theirs, number in list(self.session.stats.values()) if number > oldest]
+        return steps_by_power(speed, others, outer.sync_every, outer.step_ratio)
+
+    @property
+    def overlap(self) -> int:
+        """Inner steps to make while an exchange is in progress."""
+        return min(self.manifest.overlap, self.manifest.pace - self._cut)
+
+    @property
+    def _cut(self) -> int:
+        return self.rounds.next_cut if self.ready else 0
+
+    def lease(self) -> DataLease | None:
+        """Return our data for the next round; None without a data ledger."""
+        replica, inner, me = self.replica, self.manifest.inner, self.identity.peer_id
+        if replica.ledger is None:
+            return None
+        samples, members = inner.batch * inner.accumulate, replica.members
+        if inner.global_batch and me in members:
+            share, larger = divmod(inner.global_batch, len(members))
+            samples = share + (members.index(me) < larger)
+        return replica.ledger.lease(members, me, replica.round, samples)
+
+    @property
+    def idle_weight(self) -> int:
+        """Weight of a contribution without training: one token if the round would otherwise have no tokens.
+
+        That is the round that only gathers peers, and, if only members may train, the round of joiners whose members
+        are gone.
+        """
+        members, roster, me = self.replica.members, self.session.roster, self.identity.peer_id
+        orphaned = not any(peer == me or roster.alive(peer) for peer in members)
+        return int(self.gathers or (orphaned and self.replica.ledger is not None))
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the next round only makes the present peers members, so that the merge waits for them."""
+        return self.manifest.outer.gathers_first and not self.replica.round
+
+    def traffic(self) -> tuple[int, int]:
+        """Return the bytes sent and received so far, including all overhead."""
+        return self.transport.totals()
+
+    async def linger(self, seconds: float) -> None:
+        """Stay for at most `seconds`, until all present peers have the last round: some may have to fetch it from us."""
+        until, last = self.environment.now() + seconds, self.manifest.run.rounds
+        # A peer with the last fragments only continues to count.
+        mine = min(self.replica.round, last or self.replica.round)
+        roster = self.session.roster
+        while self.environment.now() < until:
+            if not any(roster.alive(peer) and roster.progress_of(peer) < mine for peer in self.session.live):
+                return
+            await asyncio.sleep(0.1)
+
+    async def leave(self) -> None:
+        """Announce the departure and close everything."""
+        if self._running is None:
+            return
+        await self.presence.leave()
+        await self.vanish()
+
+    async def vanish(self) -> None:
+        """Close everything without an announcement, like a killed process."""
+        if self._running is None:
+            return
+        try:
+            if self.ready:
+                await self.rounds.rest()
+        finally:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+            await self.presence.close()
+
+    def __repr__(self) -> str:
+        return f"Peer({short(self.identity.peer_id)})"

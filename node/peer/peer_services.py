@@ -1,0 +1,163 @@
+"""Services of a peer beside training: exchange, checkpoints, failure detection, departure."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ClassVar
+
+from thinwire.collectives.outcome import Outcome
+from thinwire.node.outer.round_loop import Meanwhile
+from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.reporter import Reporter
+from thinwire.node.state.checkpoint_store import SaveFailed, SaveOutcome
+from thinwire.node.state.snapshot import PrivateState
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.identity import Identity, short
+
+SAVE_SECONDS = 120.0
+"""Seconds between checkpoints; the last round is always saved."""
+
+LINGER_SECONDS = 10.0
+"""Seconds that other peers have to fetch the last round from us before we leave."""
+
+LEAVE_SECONDS = 10.0
+"""Longest duration of the departure in seconds."""
+
+
+class DuplicateKey(HintedError):
+    """Another process with the same key is in the swarm, and started later."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class PeerServices:
+    """Services of one peer. Everything but `save` belongs to the loop's thread.
+
+    `meanwhile`: trains while an exchange is under way, for methods that overlap the two.
+    """
+
+    def __init__(self, peer: Peer, report: Reporter, *, meanwhile: Meanwhile) -> None:
+        self._peer, self._report, self._now = peer, report, peer.environment.now
+        self._saved_at = self._now()
+        self._apart, self._meanwhile = 0.0, meanwhile
+
+    async def _train_meanwhile(self) -> None:
+        """Train while an exchange is under way; the time does not count as waiting."""
+        report, began = self._report, self._now()
+        if report.phase == "exchanging":
+            report.phase = "training"
+        try:
+            await self._meanwhile()
+        finally:
+            self._apart += self._now() - began
+            if report.phase == "training":
+                report.phase = "exchanging"
+
+    def follow(self) -> None:
+        """Follow rounds of others while training, if the method does, and record them."""
+        peer, report = self._peer, self._report
+
+        def told(outcome: Outcome) -> None:
+            report.round(peer, outcome, loss=report.loss, seconds=0.0, steps=0, weight=0)
+            peer.drop_anchor()
+
+        peer.rounds.follow(told)
+
+    async def exchange(self, *, steps: int, weight: int, loss: float | None) -> tuple[Outcome, float]:
+        """Run one round after `steps` inner steps on `weight` tokens or samples, see `OuterLoop.sync`; return the
+        outcome and the seconds waited.
+        """
+        peer, report, began, self._apart = self._peer, self._report, self._now(), 0.0
+        before, report.phase = report.phase, "exchanging"
+        try:
+            capped = min(weight, peer.manifest.max_weight)
+            told = loss if loss is not None and math.isfinite(loss) else 0.0  # A host may not know a loss yet.
+            meanwhile = self._train_meanwhile if peer.manifest.overlap else None
+            outcome = await peer.rounds.sync(weight=capped, loss=told, speed=report.speed, meanwhile=meanwhile)
+        finally:
+            if report.phase == "exchanging":  # The phase may have become "leaving".
+                report.phase = before
+        seconds = self._now() - began - self._apart
+        if outcome.commit is not None:
+            report.book(peer, outcome, loss=loss, seconds=seconds, steps=steps)
+            kept = weight - outcome.kept
+            # The report of a round contains the digest of the state after it.
+            peer.rounds.thereafter(
+                lambda: report.round(peer, outcome, loss=loss, seconds=seconds, steps=steps, weight=kept)
+            )
+            peer.drop_anchor()
+        elif not outcome.taken:
+            report.uncommitted(peer)
+        return outcome, seconds
+
+    # Checkpoints
+
+    @property
+    def save_due(self) -> bool:
+        """Whether a checkpoint is due."""
+        return self._now() > self._saved_at + SAVE_SECONDS
+
+    def save(self, private: Callable[[], PrivateState | None]) -> SaveOutcome | None:
+        """Write a checkpoint unless this state is saved already. Blocks for the disk: call it in the worker, after
+        `settled`.
+        """
+        peer = self._peer
+        return peer.save(private()) if peer.ready and peer.replica.digest != peer.checkpointer.digest else None
+
+    def saved(self, outcome: SaveOutcome | None) -> None:
+        """Record the result of `save`."""
+        self._saved_at = self._now()
+        if isinstance(outcome, SaveFailed):
+            self._report.emit("alarm", {"detail": f"no checkpoint: {outcome.reason}"})
+        elif outcome is not None:
+            self._report.checkpoint = str(outcome.path)
+
+    # Departure
+
+    async def trouble(self) -> BaseException:
+        """Wait until this peer cannot continue; return the reason: receiving failed, or the key is in use elsewhere."""
+        running, presence = self._peer.running, self._peer.presence
+        duplicate = asyncio.create_task(presence.duplicate.wait())
+        try:
+            await asyncio.wait((running, duplicate), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            duplicate.cancel()
+        if not running.done():
+            return duplicate_key(self._peer.identity)
+        failure = None if running.cancelled() else running.exception()
+        return failure or RuntimeError("the peer's presence has ended")
+
+    async def linger(self) -> None:
+        """Wait while other peers fetch what they need from us."""
+        if self._peer.ready:
+            await self._peer.linger(LINGER_SECONDS)
+
+    async def leave(self) -> None:
+        """Announce the departure, close everything, and record it."""
+        peer = self._peer
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                try:
+                    if peer.ready:
+                        await peer.rounds.settled()
+                finally:
+                    await peer.leave()
+        if peer.ready:
+            round, digest = peer.replica.newest
+            fields: dict[str, object] = {"round": round, "digest": digest.hex()}
+            if fragments := peer.replica.fragment_digests:
+                fields["state"] = peer.replica.digest.hex()
+                fields["fragments"] = {str(number): one.hex() for number, one in fragments.items()}
+            self._report.emit("left", fields)
+        self._report.phase = "done"
+
+
+def duplicate_key(identity: Identity) -> DuplicateKey:
+    """Return the error for a peer whose key is in use elsewhere."""
+    return DuplicateKey(
+        f"another process uses the key of peer {short(identity.peer_id)}, and it came later",
+        "give each daemon a key of its own, with --home DIR",
+    )

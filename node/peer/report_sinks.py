@@ -1,0 +1,51 @@
+"""Outputs of a peer's reports on this machine: events.jsonl, status.json, and lines on the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.reporter import Reporter
+from thinwire.node.peer.status import this_process, write_status
+from thinwire.node.runtime.config import Config
+from thinwire.node.runtime.console import LOGGER
+from thinwire.node.runtime.event_log import EventLog
+from thinwire.node.runtime.lock import unwritable
+
+STATUS_SECONDS = 1.0
+"""Seconds between two writes of status.json."""
+
+
+class ReportSinks:
+    """Outputs of one process. Opens the run's event log; `report` is the reporter that the peer uses. Raises
+    InUseError.
+    """
+
+    def __init__(self, config: Config, run_id: bytes, device: str = "") -> None:
+        events = config.directories.run(run_id).events
+        try:
+            self._log, self._status = EventLog(events), config.directories.status
+        except OSError as error:
+            raise unwritable(events, error) from None
+        self.report = Reporter(
+            self._write, say=LOGGER.log, wall=time.time, name=config.name, device=device, process=this_process()
+        )
+
+    def _write(self, kind: str, fields: Mapping[str, object]) -> None:
+        self._log.append(kind, fields, at=time.monotonic(), wall=time.time())
+
+    def tell(self, peer: Peer) -> None:
+        """Write status.json."""
+        write_status(self._status, self.report.snapshot(peer))
+
+    async def keep_telling(self, peer: Peer) -> None:
+        """Update status.json until cancelled."""
+        while True:
+            self.tell(peer)
+            await asyncio.sleep(STATUS_SECONDS)
+
+    def close(self) -> None:
+        """Close the event log."""
+        self._log.close()

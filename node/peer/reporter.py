@@ -1,0 +1,171 @@
+"""Reports of a peer: one line a round, events for programs, a status for people. Callers provide the outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import msgspec
+from thinwire.collectives.outcome import Outcome
+from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.status import PeerStatus, Status
+from thinwire.node.runtime.console import bytes_text, count_text
+from thinwire.swarm.identity.identity import short
+from thinwire.swarm.messages.registry import PeerId
+
+DEBUG, INFO, WARNING = 10, 20, 30
+"""Levels of lines; the numbers are those of `logging`."""
+
+QUIET = frozenset({"phase", "suspect", "refuted", "updated"})
+"""Events that go only to the log file."""
+
+
+class Reporter:
+    """Reporter of one peer. All parts of the peer send events to `emit`, on the loop's thread.
+
+    write: receives every event, kind and fields. say: receives lines for people with their level. wall: seconds since
+    1970. process: number and start (seconds since 1970) of the process, for the status.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str, Mapping[str, object]], None],
+        *,
+        say: Callable[[int, str], None] = lambda level, text: None,
+        wall: Callable[[], float],
+        name: str = "",
+        device: str = "",
+        process: tuple[int, float] = (0, 0.0),
+    ) -> None:
+        self.phase, self.device = "starting", device
+        self.loss: float | None = None
+        self.speed = 0.0
+        self.sync_seconds = 0.0
+        self.fp32_bytes = 0.0
+        self.checkpoint = ""
+        self.alarm = ""
+        self.group: Callable[[], str] = lambda: ""
+        """Describes the group with which this peer holds the model."""
+        self._write, self._say, self._wall, self._name, self._process = write, say, wall, name, process
+        self._away: dict[PeerId, str] = {}
+
+    def emit(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Write an event, and print it if people should know it."""
+        self._write(kind, fields)
+        text = " · ".join(
+            str(value)[:8] if key in ("peer", "run") else str(value)
+            for key, value in fields.items()
+            if value not in ("", None) and key != "digest"
+        )
+        if kind == "alarm":
+            self.alarm = str(fields.get("detail", ""))
+            self._say(WARNING, self.alarm)
+        else:
+            self._say(DEBUG if kind in QUIET else INFO, f"{kind} {text}")
+
+    def book(self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int) -> None:
+        """Record a committed round of `steps` own inner steps that took `seconds`; the status shows it from now on."""
+        group = len(outcome.contributors)
+        self.fp32_bytes += steps * 2 * (group - 1) / group * 4 * peer.layout.total if group > 1 else 0
+        self.loss = loss if loss is not None and math.isfinite(loss) else self.loss
+        if steps:
+            self.sync_seconds = seconds
+
+    def round(
+        self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int, weight: int
+    ) -> None:
+        """Print the line of a committed round that took `seconds`. `weight`: tokens or samples of our `steps`."""
+        roster, missing = peer.session.roster, outcome.missing
+        number, members, digest = peer.replica.after(outcome)
+        contributors, loss = len(outcome.contributors), math.nan if loss is None else loss
+        up, down = peer.traffic()
+        factor = self.fp32_bytes / up if up else 0.0
+        self._away = dict(missing)
+        fields = {
+            "round": number,
+            "loss": loss,
+            "peers": len(roster.view),
+            "contributors": contributors,
+            "members": [short(member) for member in members],
+            "missing": {short(absent): reason for absent, reason in missing.items()},
+            "bytes_up": up,
+            "bytes_down": down,
+            "factor": factor,
+            "sync_seconds": seconds,
+            "tokens_per_second": self.speed,
+            "tokens": weight,
+            "steps": steps,
+            "strays": peer.session.strays,
+            "digest": digest.hex(),
+        }
+        self._write("round", fields)
+        absent = "".join(f" · {short(who)} out ({reason})" for who, reason in missing.items())
+        shown = f"{loss:.3f}" if math.isfinite(loss) else "-"
+        self._say(
+            WARNING if missing else INFO,
+            f"round {number} · loss {shown} · {contributors}/{len(roster.view)} peers · "
+            f"up {bytes_text(up)} (×{factor:.0f}) · sync {seconds:.1f} s · {count_text(self.speed)} tok/s{absent}",
+        )
+
+    def uncommitted(self, peer: Peer) -> None:
+        """Record a round without a commit."""
+        waiting = ", ".join(short(absent) for absent in peer.session.waiting_for())
+        self.emit("uncommitted", {"round": peer.replica.round + 1, "detail": f"waiting for {waiting or 'a quorum'}"})
+
+    def snapshot(self, peer: Peer) -> Status:
+        """Return the status; for a peer that is not ready only its identity."""
+        process, started = self._process
+        status = Status(
+            process=process,
+            process_started=started,
+            wall=self._wall(),
+            peer=peer.identity.peer_id.hex(),
+            name=self._name,
+            run=peer.run_id.hex(),
+            phase=self.phase,
+            device=self.device,
+            alarm=self.alarm,
+        )
+        return self._full(status, peer) if peer.ready else status
+
+    def _full(self, status: Status, peer: Peer) -> Status:
+        session, replica = peer.session, peer.replica
+        invite = peer.invite()
+        round, digest = replica.newest
+        up, down = peer.traffic()
+        others, seats = [], peer.seats()
+        for other, state in session.roster.states().items():
+            record = session.roster.record_of(other)
+            loss, _, _ = session.stats.get(other, (None, 0.0, 0))
+            others.append(
+                PeerStatus(
+                    peer=other.hex(),
+                    state=state,
+                    address=record.addresses[0] if record and record.addresses else "",
+                    round=session.roster.progress_of(other),
+                    loss=loss,
+                    reason=self._away.get(other, ""),
+                    seat=seats.told(other),
+                    sick=watch.shown(other) if (watch := peer.presence.watch) is not None else "",
+                )
+            )
+        return msgspec.structs.replace(
+            status,
+            run_name=peer.manifest.run.name,
+            invite=invite.code() if invite else "",
+            addresses=peer.transport.addresses(),
+            round=round,
+            rounds=peer.manifest.run.rounds,
+            digest=digest.hex(),
+            alike=replica.alike,
+            loss=self.loss,
+            tokens_per_second=self.speed,
+            bytes_up=up,
+            bytes_down=down,
+            fp32_bytes=int(self.fp32_bytes),
+            sync_seconds=self.sync_seconds,
+            peers=tuple(others),
+            checkpoint=self.checkpoint,
+            seat=seats.told(peer.identity.peer_id),
+            group=self.group(),
+        )

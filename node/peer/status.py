@@ -1,0 +1,122 @@
+"""Status of a daemon in status.json, and the check whether the daemon that wrote it still runs."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+_LIMIT = 4 << 20
+
+
+class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer from the point of view of this one. `age`: seconds since its last message; `loss`: None until it has
+    announced one.
+
+    `seat`: its stage of the model and its group; empty: the whole model. `sick`: its diagnosis and the evidence; empty
+    if nothing stands out.
+    """
+
+    peer: str
+    name: str = ""
+    state: str = ""
+    address: str = ""
+    round: int = 0
+    age: float = 0.0
+    loss: float | None = None
+    reason: str = ""
+    seat: str = ""
+    sick: str = ""
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a daemon at `wall` (seconds since 1970). Ids and digests are hexadecimal, byte counts are totals of the
+    run.
+
+    `process` and `process_started` (seconds since 1970, from the system) identify the process uniquely; a process
+    number alone does not. `phase` is one of: starting, joining, training, exchanging, waiting, leaving, done. `alike`:
+    whether the digests of all peers in one round are equal. `fp32_bytes`: bytes that synchronous data parallelism in
+    fp32 would have sent for the same steps. `alarm`: a problem for a person, such as a checkpoint that cannot be
+    written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds the model.
+    """
+
+    process: int
+    process_started: float
+    wall: float
+    peer: str
+    name: str = ""
+    run: str = ""
+    run_name: str = ""
+    invite: str = ""
+    phase: str = "starting"
+    device: str = ""
+    addresses: tuple[str, ...] = ()
+    round: int = 0
+    rounds: int = 0
+    digest: str = ""
+    alike: bool = True
+    loss: float | None = None
+    tokens_per_second: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    fp32_bytes: int = 0
+    sync_seconds: float = 0.0
+    peers: tuple[PeerStatus, ...] = ()
+    checkpoint: str = ""
+    alarm: str = ""
+    seat: str = ""
+    group: str = ""
+
+    @property
+    def saved_factor(self) -> float:
+        """Ratio of the bytes of synchronous data parallelism to the bytes sent; 0 before anything was sent."""
+        return self.fp32_bytes / self.bytes_up if self.bytes_up else 0.0
+
+
+def this_process() -> tuple[int, float]:
+    """Return `process` and `process_started` of the caller."""
+    import psutil
+
+    return os.getpid(), psutil.Process().create_time()
+
+
+def write_status(path: Path, status: Status) -> bool:
+    """Replace the file in one step, so that a reader sees the old or the new content; return False if the disk refuses
+    it.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(status))
+        os.replace(draft, path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def read_status(path: Path) -> Status | None:
+    """Return the last status; None if there is no valid one."""
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(_LIMIT), type=Status)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def alive(status: Status) -> bool:
+    """Return True if the process that wrote the status still runs (not another one with its number, and not a zombie)."""
+    import psutil
+
+    try:
+        process = psutil.Process(status.process)
+        # The system counts ticks from its start; an adjusted clock changes the result by less than this.
+        same = abs(process.create_time() - status.process_started) < 2.0
+        return same and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False

@@ -1,0 +1,79 @@
+"""Status of a daemon for people: a few lines and a table of peers."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from thinwire.node.peer.status import PeerStatus, Status
+from thinwire.node.runtime.console import bytes_text, count_text
+
+
+def show(status: Status, wall: float) -> None:
+    """Print to stdout, at `wall` seconds since 1970; with a wide layout for pipes, so that nothing wraps."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(summary(status, wall), highlight=False)
+    if status.alarm:
+        console.print(Text(f"alarm: {status.alarm}", style="bold red"))
+    if status.peers:
+        console.print(table(status.peers))
+
+
+def summary(status: Status, wall: float) -> Text:
+    """Return the facts about the run, one a line. Text from peers is never interpreted as markup."""
+    rounds = f"{status.round} of {status.rounds}" if status.rounds else str(status.round)
+    up = bytes_text(status.bytes_up)
+    if status.bytes_up and status.fp32_bytes:
+        up += f" (×{status.saved_factor:.0f} less than synchronous fp32)"
+    facts = [
+        ("run", f"{status.run_name} {status.run[:8]}".strip()),
+        ("peer", f"{status.name} {status.peer[:8]}".strip()),
+        ("phase", status.phase),
+        ("round", rounds),
+        ("loss", "-" if status.loss is None else f"{status.loss:.3f}"),
+        ("speed", f"{count_text(status.tokens_per_second)} tokens/s on {status.device or '?'}"),
+        ("up", up),
+        ("down", bytes_text(status.bytes_down)),
+        ("sync", f"{status.sync_seconds:.1f} s a round"),
+        (
+            "digest",
+            (status.digest[:16] or "-") + ("" if status.alike else " (of this replica alone: each differs a little)"),
+        ),
+        ("reachable", ", ".join(status.addresses) or "-"),
+        ("checkpoint", status.checkpoint or "-"),
+        *((("holds", status.seat),) if status.seat else ()),
+        *((("group", status.group),) if status.group else ()),
+        ("process", f"{status.process}, said this {max(0.0, wall - status.wall):.0f} s ago"),
+    ]
+    return Text("\n".join(f"{name:<11}{plain(value)}" for name, value in facts))
+
+
+def table(peers: tuple[PeerStatus, ...]) -> Table:
+    """Return a table with one row per peer."""
+    result = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("peer", "name", "state", "address"):
+        result.add_column(column)
+    for column in ("round", "loss", "heard"):
+        result.add_column(column, justify="right")
+    result.add_column("why")
+    for peer in peers:
+        loss = "-" if peer.loss is None else f"{peer.loss:.3f}"
+        cells = (
+            peer.peer[:8],
+            peer.name,
+            peer.state,
+            peer.address,
+            str(peer.round),
+            loss,
+            f"{peer.age:.0f} s",
+            " · ".join(filter(None, (peer.seat, peer.reason, peer.sick))),
+        )
+        result.add_row(*(Text(plain(cell)) for cell in cells))
+    return result
+
+
+def plain(text: str) -> str:
+    """Return text without control characters: names come from other machines."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

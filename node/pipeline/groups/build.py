@@ -1,0 +1,297 @@
+"""Construction of a group's learners: from the manifest and a stage to the learner that a PeerLifecycle trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+from thinwire.collectives.timing import GIVE_UP
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.node.methods.concurrent.fragment_replicas import chain_of
+from thinwire.node.methods.concurrent.fragment_sessions import FragmentSession
+from thinwire.node.methods.concurrent.standby_copy import StandbyCopy
+from thinwire.node.methods.registry import fitted
+from thinwire.node.peer.peer import Peer
+from thinwire.node.pipeline.groups.host_learner import HostLearner
+from thinwire.node.pipeline.groups.origin_learner import OriginLearner
+from thinwire.node.pipeline.groups.readiness import HostReadiness
+from thinwire.node.pipeline.groups.rebalance import Rebalancer
+from thinwire.node.pipeline.groups.stage_assignment import home
+from thinwire.node.pipeline.model.held_stage import HeldStage
+from thinwire.node.pipeline.model.stage import Stage
+from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
+from thinwire.node.pipeline.planner.search import MENDING
+from thinwire.node.pipeline.recovery.holders import holders
+from thinwire.node.pipeline.recovery.neighbour_copy import NeighbourBackup
+from thinwire.node.pipeline.recovery.recovery_arbiter import RecoveryArbiter
+from thinwire.node.pipeline.recovery.stage_recovery import StageRecovery
+from thinwire.node.pipeline.recovery.stage_source import FASTER, Source, rescue
+from thinwire.node.pipeline.step.host import Host
+from thinwire.node.pipeline.step.measurements import Measurements
+from thinwire.node.pipeline.step.origin import Origin
+from thinwire.node.pipeline.step.replanner import Replanner
+from thinwire.node.pipeline.step.stage_holders import StageHolders
+from thinwire.node.pipeline.step.timeouts import Timeouts
+from thinwire.node.runtime.asyncio_extra import Work
+from thinwire.node.runtime.event_log import Emit
+from thinwire.node.training.batches import Batches
+from thinwire.node.training.local_learner import inner_of
+from thinwire.node.training.step_balancing import FRESH
+from thinwire.swarm.identity.stage_claim import Seat
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import PeerId, Post
+
+FIRST, LEAST = 60.0, 5.0
+"""Seconds that a host may take for a micro-batch: the limit of an unmeasured host, and the least limit of any host."""
+
+UNLED = 10.0
+"""Seconds to wait for an origin that has announced that it is none: it may have restarted and be looking for its place.
+"""
+
+ROUND_PATIENCE = 2.0
+"""Patience of a round in seconds without progress; see GIVE_UP."""
+
+MOVES = 2000
+"""Attempts of a plan for each micro-batch and stage; a small problem is soon searched completely."""
+
+TOLD = frozenset(
+    {"host", "host lost", "stage without holder", "micro-batch failed", "micro-batch given up", "gradient lost"}
+    | {"plan", "no plan", "move"}
+)
+"""Pipeline events that are logged; the others occur with every micro-batch."""
+
+
+def learner(
+    peer: Peer,
+    manifest: Manifest,
+    vocab: int,
+    seat: Seat,
+    *,
+    batches: Callable[[], Batches],
+    work: Work,
+    fits: Collection[int] = (),
+) -> HostLearner | OriginLearner:
+    """Create the learner of a peer with this seat, and its Handler: the peer receives the group's messages from now on.
+    `batches`: of an origin.
+
+    A host without a link to its origin makes no steps. If the origin is no longer a member, or has returned in another
+    role, the host joins another group with its stage. `fits`: stages that it can hold instead if its origin wants it to
+    (HostLearner.next).
+    """
+    me, roster = peer.identity.peer_id, peer.presence.roster
+    door = LearnerContext(me, peer.presence.send_queue, peer.environment.now, work, peer.emit)
+    if not seat.stage:
+        origin = origin_learner(manifest, vocab, batches(), door)
+        buddy = keep(peer, manifest, origin, RecoveryArbiter(peer, origin.readiness, lambda: origin.drives.norms), work)
+        origin.readiness.source = lambda stage: _source(peer, manifest, stage, origin.readiness, buddy)
+        origin.readiness.alone = lambda: _alone(peer)
+        origin.others = lambda: _speeds(peer)
+        return origin
+    host = host_learner(manifest, vocab, seat.stage, seat.origin, door)
+    arbiter = RecoveryArbiter(peer, host)
+    keep(peer, manifest, host, arbiter, work)
+    host.round = lambda: _chain(peer, seat.stage).replica.round if peer.ready else 0
+
+    def outdated(origin: PeerId, stage: int) -> None:
+        if peer.ready and (origin, stage) == (host.host.origin, seat.stage) and _chain(peer, stage).catch_up.outdated():
+            peer.emit(
+                "outdated", {"peer": origin.hex(), "detail": f"stage {stage} was brought back while we were away"}
+            )
+            host.rest()
+
+    arbiter.outdated = outdated
+
+    since = math.inf
+
+    def look() -> bool:
+        nonlocal since
+        now, leads = peer.environment.now(), host.host.origin in peer.seats().groups
+        since = math.inf if leads else min(since, now)
+        if leads and host.host.origin in peer.presence.live:
+            return False
+        if roster.alive(host.host.origin) and now < since + UNLED:
+            return not _alone(peer)
+        found = home(peer.seats(), seat.stage)
+        if found is None or found == host.host.origin:
+            return not _alone(peer)
+        peer.announce(Seat(seat.stage, found).code())
+        peer.emit("group", {"peer": found.hex(), "detail": f"stage {seat.stage} goes over to another group"})
+        host.follow(found)
+        return False
+
+    def able(stage: int) -> bool:
+        others = peer.seats(linked=True).groups.get(host.host.origin, {}).get(seat.stage, ())
+        return stage in fits and stage > 0 and any(one != me for one in others)
+
+    host.lacking, host.able = look, able
+    return host
+
+
+def keep(
+    peer: Peer, manifest: Manifest, learner: HostLearner | OriginLearner, arbiter: RecoveryArbiter, work: Work
+) -> NeighbourBackup | None:
+    """Protect stages against loss: recover the peer's own stage if no peer has it, and store a copy of the next one.
+    The peer receives messages about lost stages from now on.
+    """
+    (stage,), pipeline, layout = learner.held, manifest.pipeline, learner.layout
+
+    def make(number: int) -> StandbyCopy:
+        codec, _ = fitted(manifest, layout)
+        # Only the stage's own elements of the zeros are ever touched.
+        chain = chain_of(manifest, layout, codec, np.zeros(layout.total, np.float32), number, ())
+        return StandbyCopy(chain, peer.presence.send_queue, peer.environment.now)
+
+    def brought(source: str, anew: bool) -> None:
+        learner.source = source
+        if anew:
+            peer.private = None  # The moments belong to other parameters.
+            learner.update.faster = FASTER
+
+    peer.presence.stages = arbiter
+    peer.lost = StageRecovery(peer, pipeline, arbiter, make, work, brought)
+    if not pipeline.backup_every:
+        return None
+    buddy = NeighbourBackup(peer, stage, pipeline.stages, pipeline.backup_every, make, work)
+    peer.beside.append(buddy.run)
+    return buddy
+
+
+def _chain(peer: Peer, stage: int) -> FragmentSession:
+    return peer.fragments.links[stage]
+
+
+def _alone(peer: Peer) -> bool:
+    """Return True if no other peer that has announced itself trains: no whole model, and no complete group."""
+    roster, groups = peer.presence.roster, peer.seats(linked=True).groups.items()
+    able = {origin for origin, held in groups if all(held.values())}
+    able |= {one for origin, held in groups if origin in able for peers in held.values() for one in peers}
+    for one in peer.session.stats if peer.ready else ():
+        record = roster.record_of(one)
+        if roster.alive(one) and record is not None and (not record.capabilities or one in able):
+            return False
+    return True
+
+
+def _speeds(peer: Peer) -> list[float]:
+    """Return the tokens per second that peers with the whole model and origins have announced recently."""
+    if not peer.ready:
+        return []
+    said = [(one, speed, round) for one, (_, speed, round) in list(peer.session.stats.items())]
+    newest, alive = max((round for _, _, round in said), default=0), peer.presence.roster.alive
+    return [speed for one, speed, round in said if speed > 0 and round > newest - FRESH and alive(one)]
+
+
+def _source(
+    peer: Peer, manifest: Manifest, stage: int, readiness: HostReadiness, buddy: NeighbourBackup | None
+) -> Source:
+    """Return where the parameters of a stage without a host come from: full replicas and other groups have them, too,
+    and peers of the stage before may have a copy.
+    """
+    held, pipeline = holders(peer, stage) & peer.presence.live, manifest.pipeline
+    copied = buddy is not None and (buddy.held if stage == 1 else bool(readiness.hosts[stage - 1]))
+    age = 0 if copied else None
+    return rescue(
+        stage, pipeline.stages, lost=readiness.missing, holders=len(held), copy=age, recent=pipeline.backup_max_age
+    ).source
+
+
+def next_of(learner: object) -> Seat | None:
+    """Return the seat that a peer takes instead of its present one, or None."""
+    return learner.next if isinstance(learner, HostLearner) else None
+
+
+def held_of(learner: object) -> Collection[int] | None:
+    """Return the fragments that a learner trains; None: all."""
+    return learner.held if isinstance(learner, HostLearner | OriginLearner) else None
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerContext:
+    """Parts of a peer that a learner in a group uses: identity, send queue, clock (seconds), worker."""
+
+    me: PeerId
+    send_queue: SendQueue
+    now: Callable[[], float]
+    work: Work
+    emit: Emit
+
+
+def host_learner(manifest: Manifest, vocab: int, stage: int, origin: PeerId, door: LearnerContext) -> HostLearner:
+    """Create the learner of a peer that holds stage `stage` in the group of `origin`."""
+    holding = HeldStage(manifest, vocab, stage)
+    section, micro = holding.section, manifest.microbatches
+    holding.boundary.warm_up()
+    host = Host(
+        door.me,
+        origin,
+        stage,
+        Stage(section),
+        StageOptimizer(section, inner_of(manifest)),
+        holding.boundary,
+        send_queue=door.send_queue,
+        work=door.work,
+        now=door.now,
+        emit=_quiet(door.emit),
+        context=manifest.model.context,
+        batch=manifest.inner.batch,
+        room=2 * max(manifest.host_capacity, manifest.pipeline.max_in_flight or micro),
+    )
+    return HostLearner(holding, host, send_queue=door.send_queue, work=door.work, now=door.now)
+
+
+def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: LearnerContext) -> OriginLearner:
+    """Create the learner of a peer that founds a group: it holds stage 0 and the data."""
+    holding, pipeline, emit = HeldStage(manifest, vocab, 0), manifest.pipeline, _quiet(door.emit)
+    replanner = _replanner(manifest, door.now, emit) if pipeline.paths == "planned" else None
+    holding.boundary.warm_up()
+    origin = Origin(
+        holding.section,
+        StageOptimizer(holding.section, inner_of(manifest)),
+        holding.boundary,
+        StageHolders({}),
+        send_queue=door.send_queue,
+        work=door.work,
+        now=door.now,
+        patience=Timeouts(door.now, first=FIRST, least=LEAST),
+        emit=emit,
+        window=pipeline.max_in_flight or min(pipeline.stages, manifest.microbatches),
+        clip=manifest.inner.clip,
+        by_visits=pipeline.gradient == "visits",
+        replanner=replanner,
+    )
+    wait = manifest.exchange.timeout_seconds + GIVE_UP * ROUND_PATIENCE
+    spare = pipeline.stages - pipeline.visited
+    readiness = HostReadiness(
+        door.me, origin, pipeline.stages, send_queue=door.send_queue, now=door.now, wait=wait, emit=emit, spare=spare
+    )
+    readiness.frozen = lambda: holding.frozen
+    moves = pipeline.rebalance and replanner is None
+
+    def order(peer: PeerId, stage: int) -> None:
+        door.send_queue.control(peer, Post(origin.next_step, origin.next_step, stage))
+
+    return OriginLearner(
+        holding,
+        readiness,
+        batches,
+        manifest,
+        now=door.now,
+        emit=emit,
+        replanner=replanner,
+        balance=Rebalancer(origin.measurements, door.now, period=pipeline.rebalance) if moves else None,
+        order=order,
+    )
+
+
+def _replanner(manifest: Manifest, now: Callable[[], float], emit: Emit) -> Replanner:
+    pipeline, room = manifest.pipeline, manifest.host_capacity
+    tries = min(2 * MENDING, MOVES * manifest.microbatches * pipeline.stages)
+    return Replanner(
+        Measurements(now), skip=pipeline.skip_fraction, swaps=pipeline.max_reorders, room=room, emit=emit, tries=tries
+    )
+
+
+def _quiet(emit: Emit) -> Emit:
+    return lambda name, fields: emit(name, fields) if name in TOLD else None

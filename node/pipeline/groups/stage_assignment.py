@@ -1,0 +1,133 @@
+"""Assignment of stages to weak peers: the stage that the swarm lacks most, among those that fit into a peer's memory.
+
+All waiting peers compute the same assignment from the same records, so that they take different places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from thinwire.node.state.fragments import shares
+from thinwire.node.training.transformer import ModelConfig
+from thinwire.swarm.identity.stage_claim import Seat, Seating
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import PeerId
+
+PER_PARAMETER = 4 * 8
+"""Bytes per parameter: value, gradient, AdamW's two moments, outer value and momentum, data sent and received."""
+
+PER_COPY = 4 * 4
+"""Bytes per parameter of a backup: outer parameters and momentum, and their replacements."""
+
+
+def parameters(config: ModelConfig, layers: int, *, ends: bool) -> int:
+    """Return the number of parameters of so many layers of a Transformer, and of the ends if `ends`."""
+    width, hidden = config.width, config.hidden
+    block = 2 * width + 4 * width * width + 3 * width * hidden
+    vocabulary = config.vocab * width * (1 if config.tied else 2)
+    return layers * block + ends * (vocabulary + width)
+
+
+def memory(manifest: Manifest, vocab: int, stage: int | None) -> int:
+    """Return roughly the bytes that training a stage needs, with a backup of the next stage; for `stage` None, the
+    whole model.
+
+    Activations of a layer are s·b·h·(34 + 5·a·s / h) values of two bytes (Korthikanti et al., arXiv 2205.05198, eq. 1),
+    here of four; a stage holds those of as many micro-batches as are in progress.
+    """
+    shape, pipeline = manifest.model, manifest.pipeline
+    config = ModelConfig(vocab, shape.layers, shape.width, shape.heads, shape.context, shape.mlp, shape.tied)
+    layers, under_way = shape.layers, 1
+    if stage is not None:
+        layers = shares(shape.layers, pipeline.stages)[stage]
+        under_way = manifest.host_capacity
+    tokens = manifest.inner.batch * shape.context
+    values = tokens * (34 * shape.width + 5 * shape.heads * shape.context) * layers * under_way
+    logits = 3 * 4 * tokens * vocab if not stage else 0
+    # Every stage of a subspace model adds the frozen embedding rows to its input.
+    frozen = 4 * vocab * shape.width if stage and pipeline.codec.startswith("subspace") else 0
+    copied = 0
+    if stage is not None and pipeline.backup_every:
+        kept = (stage + 1) % pipeline.stages
+        copied = PER_COPY * parameters(config, shares(shape.layers, pipeline.stages)[kept], ends=not kept)
+    return PER_PARAMETER * parameters(config, layers, ends=not stage) + copied + 2 * values + logits + frozen
+
+
+def assign(seats: Seating, stages: int, holders: int = 1) -> Mapping[PeerId, Seat]:
+    """Return a seat for every waiting peer, assigned one after the other in the order of their ids.
+
+    First the missing stages, in the group that lacks fewest; then a stage with fewer than `holders` holders; then a
+    group of its own, if enough peers wait to fill one or hosts have lost their origin; else the stage with fewest
+    holders.
+    """
+    groups = {origin: {stage: list(peers) for stage, peers in held.items()} for origin, held in seats.groups.items()}
+    orphans, found = bool(seats.orphans), dict[PeerId, Seat]()
+    for done, peer in enumerate(seats.waiting):
+        lacking = {origin: [stage for stage, peers in held.items() if not peers] for origin, held in groups.items()}
+        least = min((origin for origin in groups if lacking[origin]), key=lambda o: (len(lacking[o]), o), default=None)
+        if least is not None:
+            seat = Seat(lacking[least][0], least)
+        elif not groups or orphans or (len(seats.waiting) - done >= stages and _full(groups, holders)):
+            seat, orphans = Seat(0, peer), False
+            groups[peer] = {stage: [] for stage in range(1, stages)}
+        else:
+            seat = _weakest(groups)
+        if seat.stage:
+            groups[seat.origin][seat.stage].append(peer)
+        found[peer] = seat
+    return found
+
+
+def _full(groups: Mapping[PeerId, Mapping[int, Collection[PeerId]]], holders: int) -> bool:
+    """Return True if every stage has the holders that it needs before another group is founded."""
+    return all(len(peers) >= holders for held in groups.values() for peers in held.values())
+
+
+def _weakest(groups: Mapping[PeerId, Mapping[int, Collection[PeerId]]]) -> Seat:
+    """Return the stage with fewest holders."""
+    return min(
+        (Seat(stage, origin) for origin, held in groups.items() for stage in held),
+        key=lambda seat: (len(groups[seat.origin][seat.stage]), -seat.stage, seat.origin),
+    )
+
+
+def fitting(seats: Seating, stages: int, fits: Collection[int], me: PeerId, holders: int = 1) -> Seat | None:
+    """Return the seat of `me`, which waits and can hold only the stages `fits`; None if there is none.
+
+    If the assigned stage does not fit: a missing stage that fits, else the fitting stage with fewest holders, else a
+    group of its own.
+    """
+    seat = assign(seats, stages, holders).get(me)
+    if seat is not None and seat.stage in fits:
+        return seat
+    groups = {
+        origin: {stage: peers for stage, peers in held.items() if stage in fits}
+        for origin, held in seats.groups.items()
+    }
+    if any(groups.values()):
+        return _weakest(groups)
+    return Seat(0, me) if 0 in fits else None
+
+
+def gaps(seats: Seating, fits: Collection[int], me: PeerId) -> list[Seat]:
+    """Return vacant places that fit, first in the groups that lack fewest; for an origin, those before its own group."""
+    found = []
+    for origin, held in sorted(seats.groups.items(), key=lambda one: (sum(not p for p in one[1].values()), one[0])):
+        if origin == me:
+            break
+        found += [Seat(stage, origin) for stage, peers in held.items() if not peers and stage in fits]
+    return found
+
+
+def home(seats: Seating, stage: int) -> PeerId | None:
+    """Return the group that a host of `stage` without an origin joins: one that lacks the stage, else the one with
+    fewest holders of it.
+    """
+    return min(seats.groups, key=lambda origin: (len(seats.groups[origin].get(stage, ())), origin), default=None)
+
+
+def share(manifest: Manifest, vocab: int, limit: float) -> tuple[bool, tuple[int, ...]]:
+    """Return whether the whole model fits into `limit` bytes, and the stages that fit."""
+    whole = memory(manifest, vocab, None) <= limit
+    stages = range(manifest.pipeline.stages)
+    return whole, tuple(stage for stage in stages if memory(manifest, vocab, stage) <= limit)

@@ -1,0 +1,53 @@
+"""Common base of the learners of origins and hosts: a stage's parameters and its inner optimizer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import suppress
+
+from thinwire.compression.core.types import Floats
+from thinwire.node.pipeline.model.held_stage import HeldStage
+from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.snapshot import PrivateState
+from thinwire.node.training.inner_optimizer import load_optimizer, save_optimizer
+
+
+class StageLearner(ABC):
+    """Learner of one stage. `source`: origin of the stage's outer state, if all its holders were lost."""
+
+    def __init__(self, holding: HeldStage) -> None:
+        self.held, self.source = (holding.stage,), ""
+        self._holding = holding
+
+    @property
+    @abstractmethod
+    def update(self) -> StageOptimizer:
+        """Inner optimizer of the stage."""
+
+    @property
+    def layout(self) -> Layout:
+        return self._holding.layout
+
+    def parameters(self) -> Floats:
+        return self._holding.parameters()
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        self._holding.read(start, stop, out)
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        self._holding.write(theta, start, keep)
+
+    def private(self) -> PrivateState:
+        """Return the state of this peer alone, for a checkpoint."""
+        tensors = save_optimizer(self._holding.section, self.update.optimizer, copy=False)
+        return PrivateState(tensors, {"stage": self._holding.stage})
+
+    def restore(self, private: PrivateState) -> bool:
+        """Restore the state of a checkpoint; return True if it fits."""
+        if private.values.get("stage") != self._holding.stage:
+            return False
+        with suppress(ValueError):
+            load_optimizer(self._holding.section, self.update.optimizer, private.tensors)
+            return True
+        return False

@@ -1,0 +1,82 @@
+"""Stage that a weak peer holds, with the layout of the whole model, so that the peer can take part in the stage's
+rounds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from thinwire.collectives.transport.payload_assembly import PayloadAssembly
+from thinwire.compression.boundary import Boundary
+from thinwire.compression.core.types import Floats
+from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding, nbytes
+from thinwire.node.pipeline.model.section import ENDS, Section, cut, fragment_of
+from thinwire.node.pipeline.model.subspace_projection import SubspaceProjection
+from thinwire.node.state.fragments import fragments_of, shares
+from thinwire.node.state.layout import layout_of
+from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.swarm.manifest.manifest import Manifest
+
+
+class HeldStage:
+    """Stage `stage` of a manifest's model, with its first values. `vocab`: number of token ids of the tokenizer.
+
+    Vectors have the size of the whole layout, but only the stage's elements are ever touched: the operating system
+    reserves addresses for the others, and no memory. With a subspace codec the section is confined to the subspace, see
+    SubspaceProjection.
+    """
+
+    def __init__(self, manifest: Manifest, vocab: int, stage: int) -> None:
+        shape = manifest.model
+        config = ModelConfig(vocab, shape.layers, shape.width, shape.heads, shape.context, shape.mlp, shape.tied)
+        layers = cut(shape.layers, shares(shape.layers, manifest.pipeline.stages))[stage]
+        held = {f"blocks.{layer}" for layer in layers} | (set() if stage else {ENDS})
+        model = Transformer(config, manifest.run.seed, lambda name: fragment_of(name) in held)
+        self.stage, self.layout = stage, layout_of(model)
+        self.section = Section(model, layers, ends=not stage)
+        self._part = fragments_of(manifest, self.layout)[stage]
+        self.boundary = Boundary(manifest.pipeline.codec, shape.width, vocab, manifest.run.seed)
+        self._projection: SubspaceProjection | None = None
+        self.frozen = FrozenEmbedding()
+        """Frozen part of the embedding as this stage knows it."""
+        self._table = vocab, shape.width
+        if self.boundary.confined:
+            self._projection = SubspaceProjection(self.section, self.layout, self.boundary.confined, manifest.run.seed)
+            self._refreeze()
+
+    def parameters(self) -> Floats:
+        """Copy the stage's parameters to their places in the whole vector; other elements are zero."""
+        theta = np.zeros(self.layout.total, np.float32)
+        for start, stop in self._part.spans:
+            self.read(start, stop, theta[start:stop])
+        return theta
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        """Copy parameters [start, stop), which must belong to the stage."""
+        if self._projection is None:
+            self.layout.read(self.section, out, start)
+        else:
+            self._projection.read(start, stop, out)
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        """Set parameters [start, start + theta.size), which must belong to the stage; see Learner."""
+        if self._projection is None:
+            self.layout.write(self.section, theta, start, keep)
+        else:
+            self._projection.write(theta, start, keep)
+            self._refreeze()
+
+    def _refreeze(self) -> None:
+        """Take note that the embedding may have changed."""
+        if self._projection is not None and self._projection.frozen.tag:
+            self.freeze(self._projection.frozen)
+
+    def freeze(self, frozen: FrozenEmbedding) -> None:
+        """Add these rows to the stage's input from now on. Raises CodecError, with nothing changed, if they do not fit."""
+        if frozen != self.frozen:
+            self.boundary.freeze(frozen.rows(*self._table))
+            self.frozen = frozen
+
+    @property
+    def parcel(self) -> PayloadAssembly:
+        """Return an assembly for frozen rows that are about to arrive."""
+        return PayloadAssembly(nbytes(*self._table))

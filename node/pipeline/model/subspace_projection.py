@@ -1,0 +1,105 @@
+"""View of a subspace section as part of the whole model: weak peers train in a subspace, other peers train the whole
+model.
+
+The swarm exchanges and stores the full parameter W of a fragment. A confined stage trains Z instead: after W was set, Z
+is its projection UᵀW, and the remainder of W is not part of this stage's model. For other peers W becomes W + U·(Z −
+UᵀW): a stage's pseudo-gradient is measured from its projected start, and the remainder stays as it is. The embedding is
+complete: its part outside of the subspace is frozen again whenever it is set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from thinwire.compression.core.types import Floats
+from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
+from thinwire.node.pipeline.model.section import Section
+from thinwire.node.pipeline.model.subspace_model import SubspaceEmbedding, SubspaceModel, confine
+from thinwire.node.state.layout import Layout
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class _Lift:
+    """Confined parameter. `whole`: the value that was set, [rows, columns]; `start`: the weight at that time."""
+
+    module: SubspaceModel | SubspaceEmbedding
+    whole: Tensor
+    start: Tensor
+    frozen: FrozenEmbedding = field(default_factory=FrozenEmbedding)
+
+    @property
+    def projected(self) -> Tensor:
+        """Return the part of the set value that the section has."""
+        module, u = self.module, self.module.u
+        return u @ self.start if isinstance(module, SubspaceModel) else module.fixed + self.start @ u.mT
+
+    def rows(self, low: int, high: int) -> Tensor:
+        """Return rows [low, high) of the parameter as the whole model has it."""
+        moved, u = self.module.weight.detach() - self.start, self.module.u
+        step = u[low:high] @ moved if isinstance(self.module, SubspaceModel) else moved[low:high] @ u.mT
+        return self.whole[low:high] + step
+
+    def set(self, values: Tensor, inner: slice, keep: float) -> None:
+        """Set elements `inner` to keep · current values + (1 − keep) · values, and project."""
+        if keep or values.numel() < self.whole.numel():
+            whole = self.rows(0, len(self.whole)).reshape(-1)
+            whole[inner] = torch.lerp(values, whole[inner], keep)
+            self.whole = whole.view(self.whole.shape)
+        else:
+            self.whole.copy_(values.view(self.whole.shape))
+        module, u = self.module, self.module.u
+        if isinstance(module, SubspaceModel):
+            self.start = u.mT @ self.whole
+        else:
+            self.frozen = FrozenEmbedding.encode(self.whole - self.whole @ u @ u.mT)
+            module.fixed.copy_(self.frozen.rows(*self.whole.shape))
+            self.start = (self.whole - module.fixed) @ u
+        module.weight.detach().copy_(self.start)
+
+
+class SubspaceProjection:
+    """`section` confined to the subspace of `k` and the run's seed. `layout` is that of the unconfined model.
+
+    Raises ValueError unless 1 ≤ k ≤ width.
+    """
+
+    def __init__(self, section: Section, layout: Layout, k: int, seed: int) -> None:
+        wholes = {name: parameter.detach().clone() for name, parameter in section.named_parameters()}
+        confine(section, k, seed)
+        self._section, self._layout, self._lifts = section, layout, dict[str, _Lift]()
+        for name, module in section.named_modules():
+            if isinstance(module, SubspaceModel | SubspaceEmbedding):
+                whole = wholes[f"{name}.weight"]
+                self._lifts[f"{name}.weight"] = lift = _Lift(module, whole, module.weight.detach())
+                lift.set(whole, slice(None), 0.0)
+
+    @property
+    def frozen(self) -> FrozenEmbedding:
+        """Return the frozen part of the embedding; empty if the section has no embedding."""
+        return next((lift.frozen for lift in self._lifts.values() if lift.frozen.tag), FrozenEmbedding())
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        """Copy parameters [start, stop) of the whole model, which must be the section's. Before a step they are the
+        values that were set.
+        """
+        for piece, inner, outer in self._layout.touched(start, stop):
+            lift = self._lifts.get(piece.name)
+            if lift is None:
+                self._layout.read(self._section, out[outer], start + outer.start)
+                continue
+            columns = piece.shape[1]
+            low, high = inner.start // columns, -(-inner.stop // columns)
+            values = lift.rows(low, high).reshape(-1)[inner.start - low * columns : inner.stop - low * columns]
+            torch.from_numpy(out[outer]).copy_(values)
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        """Set parameters [start, start + theta.size) of the whole model, which must be the section's; see Learner."""
+        for piece, inner, outer in self._layout.touched(start, start + theta.size):
+            lift = self._lifts.get(piece.name)
+            if lift is None:
+                self._layout.write(self._section, theta[outer], start + outer.start, keep)
+            else:
+                lift.set(torch.from_numpy(np.array(theta[outer])), inner, keep)

@@ -1,0 +1,127 @@
+"""Arbiter of lost stages: decides how to recover a stage after all of its holders have died.
+
+Runs on one peer of each group; the peer that takes the stage over asks it. The arbiter of the swarm is the first origin
+in the order of ids, or the first host if no origin is left. It permits one peer at a time to recover the stage, and
+names the round of the recovered state: a round that the old holders cannot have reached, so that a returning holder
+finds that it is behind. The others wait until that peer offers the state or departs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from thinwire.node.membership.presence import Handler
+from thinwire.node.methods.concurrent.fragment_replicas import rounds_of
+from thinwire.node.peer.peer import Peer
+from thinwire.node.pipeline.recovery.holders import holders
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.stage_claim import Seating
+from thinwire.swarm.messages.registry import MAX_HOPS, Bequest, Bereft, Outdated, PeerId
+
+HEIR_SECONDS = 60.0
+"""Seconds after the last question of the permitted peer before another peer may recover the stage."""
+
+
+class RecoveryArbiter:
+    """Handler of Presence in front of `inner`, which drives a group or works in one. `norms`: by stage, of its last
+    gradient.
+
+    `outdated` is called with the stage when the origin reports that another peer has recovered the stage that we hold.
+    """
+
+    def __init__(self, peer: Peer, inner: Handler, norms: Callable[[], Mapping[int, float]] = dict) -> None:
+        self.outdated: Callable[[PeerId, int], None] = lambda origin, stage: None
+        self._peer, self._inner, self._norms = peer, inner, norms
+        self._heirs: dict[int, tuple[PeerId, float]] = {}
+        self._rounds: dict[int, int] = {}
+        self._asked: dict[PeerId, asyncio.Future[Bequest]] = {}
+
+    # Handler
+
+    def on_frame(self, peer: PeerId, frame: Frame) -> None:
+        """Handle questions and answers about lost stages; pass other frames to `inner`."""
+        message = frame.message
+        if isinstance(message, Bereft):
+            found = self.decide(peer, message.stage)
+            if found is not None:
+                self._peer.presence.send_queue.control(peer, found)
+        elif isinstance(message, Bequest):
+            waits = self._asked.get(peer)
+            if waits is not None and not waits.done():
+                waits.set_result(message)
+        elif isinstance(message, Outdated):
+            self.outdated(peer, message.stage)
+        else:
+            self._inner.on_frame(peer, frame)
+
+    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
+        """Pass a broken link to `inner`."""
+        self._inner.on_link_down(peer, gone=gone)
+
+    def on_link_up(self, peer: PeerId) -> None:
+        """Pass a new link to `inner`."""
+        self._inner.on_link_up(peer)
+
+    def on_tick(self) -> None:
+        """Pass a tick to `inner`."""
+        self._inner.on_tick()
+
+    # Lost stages
+
+    def decide(self, heir: PeerId, stage: int) -> Bequest | None:
+        """Return permission for `heir` to recover a stage, with the round; None if another peer is recovering it, or
+        this peer is not the arbiter.
+        """
+        peer, session = self._peer, self._peer.fragments if self._peer.ready else None
+        if session is None or not 0 <= stage < session.replica.count:
+            return None
+        if stage in session.links or not all(link.states.entered for link in session.links.values()):
+            return None
+        if heir not in holders(peer, stage):
+            return None
+        now, count = peer.environment.now(), session.replica.count
+        before, since = self._heirs.get(stage, (heir, now))
+        if before != heir and before in holders(peer, stage) and now < since + HEIR_SECONDS:
+            return None
+        self._heirs[stage] = heir, now
+        # No peer has completed more rounds of a fragment than the fragment had turns; some peers may be slightly ahead
+        # of us.
+        rounds = rounds_of(stage, peer.rounds.turn + count, count) + 1
+        self._rounds[stage] = max(rounds, self._rounds.get(stage, 0) + (before != heir))
+        norms = self._norms()
+        others = sorted(holders(peer, stage) - {heir})[:MAX_HOPS]
+        told = tuple(norms.get(one, 0.0) for one in range(count))
+        return Bequest(stage, self._rounds[stage], told, tuple(others))
+
+    async def ask(self, stage: int, patience: float) -> Bequest | None:
+        """Ask the arbiter for permission to recover a lost stage; None without an answer in time, or if another peer
+        has permission.
+        """
+        judge = judge_of(self._peer.seats(), stage, self._peer.identity.peer_id)
+        if judge is None:
+            return None
+        self._asked[judge] = answer = asyncio.get_running_loop().create_future()
+        self._peer.presence.send_queue.control(judge, Bereft(stage))
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    found = await answer
+                    return found if found.stage == stage else None
+            return None
+        finally:
+            del self._asked[judge]
+
+
+def judge_of(seats: Seating, stage: int, me: PeerId) -> PeerId | None:
+    """Return the arbiter of a lost stage: the first origin, or else the first host of another stage."""
+    origins = [origin for origin in seats.groups if origin != me] if stage else []
+    hosts = [
+        peer
+        for held in (*seats.groups.values(), seats.orphans)
+        for number, peers in held.items()
+        for peer in peers
+        if number != stage
+    ]
+    return min(origins or hosts, default=None)

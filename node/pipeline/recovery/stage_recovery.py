@@ -1,0 +1,130 @@
+"""Recovery of a lost stage by the joiner that is to hold it, from the source that `rescue` chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+import numpy as np
+from thinwire.compression.core.types import Floats
+from thinwire.node.methods.concurrent.fragment_sessions import FragmentSession, FragmentSessions
+from thinwire.node.methods.concurrent.standby_copy import StandbyCopy
+from thinwire.node.peer.peer import Peer
+from thinwire.node.pipeline.recovery.holders import holders
+from thinwire.node.pipeline.recovery.recovery_arbiter import RecoveryArbiter
+from thinwire.node.pipeline.recovery.stage_source import StageSource, between, rescue
+from thinwire.node.runtime.asyncio_extra import Work
+from thinwire.swarm.manifest.tables import Pipeline
+from thinwire.swarm.messages.registry import Bequest
+
+NEIGHBOUR_TRIES = 3
+"""Failed attempts to fetch a neighbour's state, plus one for each stage before ours, after which the neighbour counts
+as lost: of two lost neighbours the first one restarts, and the second is made from it.
+"""
+
+
+class StageRecovery:
+    """Recovery by one joiner. A call with a stage returns True when the stage's state is in the replica again.
+
+    `brought` is called with the source of the state, and whether it was reconstructed. `make`: creates an empty copy of
+    another stage.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        pipeline: Pipeline,
+        arbiter: RecoveryArbiter,
+        make: Callable[[int], StandbyCopy],
+        work: Work,
+        brought: Callable[[str, bool], None],
+    ) -> None:
+        self._peer, self._pipeline, self._arbiter, self._make, self._work = peer, pipeline, arbiter, make, work
+        self._brought, self._tried = brought, 0
+
+    async def __call__(self, stage: int) -> bool:
+        session = self._peer.fragments
+        link = session.links[stage]
+        me = self._peer.identity.peer_id
+        if not holders(self._peer, stage) - {me} <= set(link.states.without):
+            return False  # A possible holder has not yet answered that it has no state.
+        will = await self._arbiter.ask(stage, link.patience)
+        if will is None or not set(will.others) - {me} <= set(link.states.without):
+            return False
+        own = link.replica.round
+        fetched = await link.catch_up.copy(self._work, below=will.round)
+        copied = fetched.offer.round if fetched is not None else None
+        newest = max(will.round - 1, own)
+        choice = rescue(
+            stage,
+            self._pipeline.stages,
+            lost=self._lost(stage),
+            copy=None if copied is None else newest - copied,
+            checkpoint=newest - own if own else None,
+            recent=self._pipeline.backup_max_age,
+        )
+        theta = None
+        if choice.source == "average":
+            theta = await self._between(session, link, choice, will)
+            if theta is None:
+                self._tried += 1
+                return False
+
+        def change() -> None:
+            replica = link.replica
+            if fetched is not None and choice.source in ("copy", "old copy"):
+                replica.install(fetched)
+            elif theta is not None:
+                replica.state[:] = 0
+                replica.theta[:] = theta
+            replica.round, replica.members = newest + 1, (me,)
+            replica.seal()
+            replica.reset()
+
+        await link.change(self._work, change)
+        link.brought_back()
+        said = self._said(choice, copied, own)
+        self._peer.emit("brought back", {"stage": stage, "round": newest + 1, "source": choice.source, "detail": said})
+        self._brought(said, choice.anew)
+        return True
+
+    def _lost(self, stage: int) -> Collection[int]:
+        """Return the stages without a holder: ours, and neighbours that cannot be fetched."""
+        me = {self._peer.identity.peer_id}
+        lost = {one for one in range(self._pipeline.stages) if not holders(self._peer, one) - me} | {stage}
+        return lost | ({stage - 1, stage + 1} if self._tried >= NEIGHBOUR_TRIES + stage else set())
+
+    async def _between(
+        self, session: FragmentSessions, link: FragmentSession, choice: StageSource, will: Bequest
+    ) -> Floats | None:
+        """Return the mean of the stage's neighbours; None if they cannot be fetched now."""
+        found = []
+        for stage in choice.stages:
+            kept = session.copies.get(stage)
+            session.copies[stage] = copy = await self._work(partial(self._make, stage))
+            try:
+                if not await copy.fetch(link.live, self._work, link.patience):
+                    return None
+            finally:
+                del session.copies[stage]
+                if kept is not None:
+                    session.copies[stage] = kept
+            found.append((copy.chain.layout, copy.chain.replica.theta))
+        before, after = found
+        norms = {stage: norm for stage, norm in enumerate(will.norms) if 0 <= norm < np.inf}
+        one, two = (norms.get(stage, 0.0) for stage in choice.stages)
+        layout = session.replica.chains[link.fragment].layout
+        theta: Floats = await self._work(lambda: between(layout, before, after, one, two))
+        return theta
+
+    def _said(self, choice: StageSource, copied: int | None, own: int) -> str:
+        """Describe the source of the stage, for people."""
+        told: Mapping[str, str] = {
+            "copy": f"a copy of round {copied}",
+            "old copy": f"an old copy of round {copied}",
+            "checkpoint": f"our checkpoint of round {own}",
+            "old checkpoint": f"our old checkpoint of round {own}",
+            "average": f"the mean of stages {' and '.join(map(str, choice.stages))}",
+            "nothing": "nothing, it begins anew",
+        }
+        return told[choice.source]

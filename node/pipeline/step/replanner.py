@@ -1,0 +1,220 @@
+"""Routes of the micro-batches of each step: planned from the origin's measurements, and again when those have changed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import TypeAlias
+
+from thinwire.node.pipeline.planner.constraints import Paths
+from thinwire.node.pipeline.planner.makespan import makespan
+from thinwire.node.pipeline.planner.problem import MOST_BEHIND, Problem, ProblemError
+from thinwire.node.pipeline.planner.search import MENDING, Plan, improve, mend, search
+from thinwire.node.pipeline.step.measurements import Measurements
+from thinwire.node.pipeline.step.stage_holders import StageHolders, Visits
+from thinwire.node.runtime.asyncio_extra import Work
+from thinwire.node.runtime.event_log import Emit
+from thinwire.swarm.messages.registry import PeerId
+
+Stages: TypeAlias = Mapping[int, tuple[PeerId, ...]]
+
+MOVED = 0.2
+"""A measurement that has changed by more than this fraction calls for a new plan …"""
+
+WEIGHT = 0.02
+"""… if it has also changed by more than this fraction of a step."""
+
+SHARE = 20
+"""A new plan for changed measurements waits this many times as long as planning took; only arriving or departing peers
+call for one sooner, because measurements never rest.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRoutes:
+    """Routes of a step's micro-batches. `lanes`: micro-batches that follow each other, each starting when the one
+    before is back; `seconds`: expected duration of the step.
+    """
+
+    visits: tuple[Visits, ...]
+    lanes: tuple[tuple[int, ...], ...]
+    seconds: float
+
+
+class Replanner:
+    """Planner of an origin. Equal measurements and seeds give equal plans.
+
+    `skip`: fraction of the stages that each micro-batch skips; `swaps`: visits out of order that its path may have;
+    `room`: micro-batches that a host holds at a time; `every`: steps between two plans without another reason; `tries`:
+    moves of a search (200,000 take a second).
+    """
+
+    def __init__(
+        self,
+        measurements: Measurements,
+        *,
+        skip: float,
+        room: int,
+        emit: Emit,
+        swaps: int = MOST_BEHIND,
+        every: int = 50,
+        tries: int = 2 * MENDING,
+        seed: int = 0,
+    ) -> None:
+        if not (0 <= skip < 1 and room > 0 and every > 0 and 0 <= swaps <= MOST_BEHIND):
+            raise ValueError(f"no plan skips {skip}, swaps {swaps}, has room for {room} and lasts {every} steps")
+        self.measurements, self._skip, self._swaps, self._room = measurements, skip, swaps, room
+        self._every, self._tries, self._seed, self._emit = every, tries, seed, emit
+        self.whys: Counter[str] = Counter()
+        """Number of new plans by reason: first, peers, mended, moved (measurements), age."""
+        self.newest = ""
+        """Reason of the last plan."""
+        self._age, self._calm, self._failed = 0, -math.inf, ""
+        self._planned: _Planned | None = None
+
+    @property
+    def plans(self) -> int:
+        """Number of plans so far."""
+        return self.whys.total()
+
+    @property
+    def paths(self) -> int:
+        """Number of paths in the current plan."""
+        return len(self._planned.paths) if self._planned is not None else 0
+
+    async def course(self, micros: int, stage_holders: StageHolders, work: Work, step: int) -> StepRoutes | None:
+        """Return the routes of `micros` micro-batches over the hosts that can be asked in step `step`; None if there is
+        no choice.
+
+        Planning runs in `work`, and only if the hosts or the measurements have changed, or after `every` steps.
+        """
+        stages = _stages(stage_holders, step)
+        there = sum(1 for stage in stages.values() if stage)
+        length = min(max(2, round((1 - self._skip) * (1 + max(stages, default=0)))), 1 + there)
+        if length < 2 or micros < 1:
+            return None
+        began, plans = self.measurements.now(), self.plans
+        try:
+            found: _Planned = await work(partial(self._plan, micros, stages, length, began < self._calm))
+        except ProblemError as error:
+            if str(error) != self._failed:
+                self._failed = str(error)
+                self._emit("no plan", {"reason": self._failed})
+            return None
+        self._planned, self._failed = found, ""
+        if self.plans > max(1, plans):  # The first plan is based on nothing known, and includes compilation.
+            ended = self.measurements.now()
+            self._calm = ended + SHARE * (ended - began)
+        return found.course(micros)
+
+    def _plan(self, micros: int, stages: Stages, length: int, calm: bool) -> _Planned:
+        last, self._age = self._planned, self._age + 1
+        asked, here = (micros, length, tuple(stages)), frozenset(_peers(stages))
+        if last is None or last.asked != asked or not here <= last.here:
+            return self._anew(micros, stages, length, "peers" if last else "first")
+        measured = self._instance(last.stages, length, len(last.paths), micros)
+        dead = {number for number, peer in enumerate(last.peers, 1) if peer not in here}
+        if any(not dead.isdisjoint(path) for path in last.paths):
+            try:
+                left, plan = mend(measured, last.paths, dead, seed=self._seed, tries=min(self._tries, MENDING))
+            except ProblemError:
+                return self._anew(micros, stages, length, "peers")
+            left = replace(left, rounds=math.ceil(micros / len(plan.paths)))
+            plan = Plan(plan.paths, makespan(left, plan.paths))
+            return self._take(_Planned(asked, last.stages, here, left, plan), "mended")
+        if calm:
+            return last
+        if self._age >= self._every:
+            return self._anew(micros, stages, length, "age")
+        if last.moved(measured):
+            return self._anew(micros, stages, length, "moved")
+        return last
+
+    def _anew(self, micros: int, stages: Stages, length: int, why: str) -> _Planned:
+        """Search from scratch, and also improve the old plan, as far as its paths still exist."""
+        room = sum(min(self._room * len(members), micros) for members in stages.values())
+        paths = min(micros, max(1, room // (length - 1)))
+        last, asked = self._planned, (micros, length, tuple(stages))
+        while True:
+            rounds = math.ceil(micros / paths)
+            instance = self._instance(stages, length, math.ceil(micros / rounds), micros)
+            try:
+                best = search(instance, seed=self._seed + self.plans, tries=self._tries // 2, restarts=2)
+                break
+            except ProblemError:
+                if paths == 1:
+                    raise
+                paths -= max(1, paths // 8)  # The rules leave less room than it seems.
+        if last is not None and last.asked == asked and last.stages == stages:
+            if len(last.paths) == len(best.paths):
+                old = improve(instance, last.paths, seed=self._seed + self.plans, tries=self._tries // 2)
+                best = min(best, old, key=lambda plan: plan.makespan)
+        return self._take(_Planned(asked, stages, frozenset(_peers(stages)), instance, best), why)
+
+    def _take(self, found: _Planned, why: str) -> _Planned:
+        self.whys[why], self.newest, self._age = self.whys[why] + 1, why, 0
+        facts = {"why": why, "paths": len(found.paths), "seconds": round(found.plan.makespan, 3)}
+        self._emit("planned", facts)
+        return found
+
+    def _instance(self, stages: Stages, length: int, paths: int, micros: int) -> Problem:
+        return self.measurements.instance(
+            list(stages.values()),
+            length=length,
+            paths=paths,
+            rounds=math.ceil(micros / paths),
+            room=self._room,
+            swaps=self._swaps,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """Plan, its question (micro-batches, length, stages), the peers, which of them were present, and the measurements
+    at that time.
+    """
+
+    asked: tuple[int, int, tuple[int, ...]]
+    stages: Stages
+    here: frozenset[PeerId]
+    instance: Problem
+    plan: Plan
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        return _peers(self.stages)
+
+    @property
+    def paths(self) -> Paths:
+        return self.plan.paths
+
+    def course(self, micros: int) -> StepRoutes:
+        """Return routes in which micro-batches use the paths in turn."""
+        peers, names = (b"", *self.peers), list(self.stages)
+        ways = [[(names[int(self.instance.stage[p]) - 1], peers[p]) for p in path[1:]] for path in self.paths]
+        count = len(ways)
+        lanes = tuple(tuple(range(path, micros, count)) for path in range(min(count, micros)))
+        return StepRoutes(tuple(ways[micro % count] for micro in range(micros)), lanes, self.plan.makespan)
+
+    def moved(self, measured: Problem) -> bool:
+        """Return True if a measurement that these paths use has changed, and the step's duration with it."""
+        least = WEIGHT * self.plan.makespan / self.instance.rounds
+        pairs = {pair for path in self.paths for pair in pairwise((*path, path[0]))}
+        values = [(self.instance.delays[pair], measured.delays[pair]) for pair in sorted(pairs)]
+        values += [(self.instance.work[p], measured.work[p]) for p in sorted({p for path in self.paths for p in path})]
+        if any(abs(new - old) > max(MOVED * old, least) for old, new in values):
+            return True
+        return abs(makespan(measured, self.paths) - self.plan.makespan) > MOVED * self.plan.makespan
+
+
+def _stages(stage_holders: StageHolders, step: int) -> Stages:
+    """Return the hosts that can be asked in a step, by stage."""
+    return {stage: tuple(stage_holders.able(stage, step, {})) for stage in sorted(stage_holders.holders)}
+
+
+def _peers(stages: Stages) -> tuple[PeerId, ...]:
+    return tuple(peer for members in stages.values() for peer in members)

@@ -1,0 +1,1 @@
+"""The process around a peer: settings, directories, disk, lock, console, event log, threads."""

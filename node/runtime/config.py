@@ -1,0 +1,302 @@
+"""Settings of this machine: flag, then environment, then node.toml, then default.
+
+Every value records its source.
+
+Settings that all peers of a run share are in the manifest (run.toml) instead. Strict: an unknown key is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import platform
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+from thinwire.node.runtime.directories import Directories, directories
+from thinwire.swarm.identity.address import join_address, split_address
+from thinwire.swarm.identity.errors import HintedError
+
+PREFIX = "THINWIRE_"
+_HAS_PORT = re.compile(r"[^:]:\d+$")
+_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMG]bit/s|[kMG]B/s)")
+_UNITS = {
+    f"{prefix}{unit}": size * factor
+    for prefix, size in (("k", 1e3), ("M", 1e6), ("G", 1e9))
+    for unit, factor in (("bit/s", 1 / 8), ("B/s", 1.0))
+}
+SLOWEST, FASTEST = 125_000, 2**40
+"""Range of a rate limit in bytes/s; below it, other peers would wait too long for our data."""
+
+DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+
+Flags: TypeAlias = Mapping[str, "str | int | Path | None"]
+"""Values from the command line by name of the setting; None if the flag was not given."""
+
+
+class ConfigError(HintedError):
+    """Invalid setting; the message names where it was set and the hint a valid value."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class Rate(int):
+    """Bytes per second; written in Mbit/s."""
+
+    def __str__(self) -> str:
+        return f"{int(self) * 8 / 1e6:g} Mbit/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Checked settings; see SETTINGS for their meanings. `sources` gives the origin of each value."""
+
+    name: str
+    host: str
+    port: int
+    ports: tuple[int, int] | None
+    advertise: tuple[str, ...]
+    site: str
+    data: Path | None
+    device: str
+    threads: int
+    up: Rate | None
+    home: Path | None
+    directories: Directories
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting.
+
+    `read` converts text or a TOML value, or raises ValueError with a description of valid values.
+    """
+
+    name: str
+    default: object
+    read: Callable[[Any], object]
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """Name of its environment variable."""
+        return PREFIX + self.name.upper()
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= 64 or not value.isprintable():
+        raise ValueError("1 to 64 printable characters")
+    return value
+
+
+def _host(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9A-Za-z.:-]{1,64}", value):
+        raise ValueError("an address of this machine without its port, such as 0.0.0.0, :: or 192.168.1.5")
+    return value
+
+
+def _integer(value: Any, low: int, high: int) -> int:
+    text = value.strip() if isinstance(value, str) else value
+    number = int(text) if isinstance(text, str) and re.fullmatch(r"\d{1,9}", text) else text
+    if type(number) is not int or not low <= number <= high:
+        raise ValueError(f"a whole number from {low} to {high}")
+    return number
+
+
+def _ports(value: Any) -> tuple[int, int] | None:
+    if value == "":
+        return None
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", value) if isinstance(value, str) else None
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= 65_535:
+        raise ValueError('a range of ports such as "7401-7499"')
+    return int(match[1]), int(match[2])
+
+
+def _advertise(value: Any) -> tuple[str, ...]:
+    wanted = "host or host:port that others can dial; separate several with commas (IPv6 in brackets)"
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError(wanted)
+    result = tuple(part for part in parts if part)
+    for part in result:
+        try:
+            split_address(part if _HAS_PORT.search(part) else f"{part}:1")
+        except ValueError as error:
+            raise ValueError(f"{wanted}; {error}") from None
+    return result
+
+
+def _site(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 64 or not (value.isprintable() or not value):
+        raise ValueError("up to 64 printable characters")
+    return value
+
+
+def _path(value: Any) -> Path | None:
+    if value == "":
+        return None
+    if not isinstance(value, str | Path) or "\0" in str(value):
+        raise ValueError("a path")
+    return Path(value).expanduser().absolute()
+
+
+def _device(value: Any) -> str:
+    if not isinstance(value, str) or not DEVICE.fullmatch(value):
+        raise ValueError('"auto", "cpu", "cuda" or "cuda:N"')
+    return value
+
+
+def _rate(value: Any) -> Rate | None:
+    if value == "":
+        return None
+    match = _RATE.fullmatch(value.strip()) if isinstance(value, str) else None
+    rate = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if not SLOWEST <= rate <= FASTEST:
+        raise ValueError('a rate with its unit, at least 1 Mbit/s, such as "20Mbit/s" or "2.5MB/s"')
+    return Rate(rate)
+
+
+SETTINGS = (
+    Setting("name", "", _name, "name that others see beside this peer's id; default: this machine's name"),
+    Setting("host", "0.0.0.0", _host, "address to listen on; 127.0.0.1 keeps the swarm on this machine"),
+    Setting("port", 0, lambda v: _integer(v, 0, 65_535), "port of the gate, where joiners connect; 0: any free port"),
+    Setting("ports", None, _ports, 'ports for links to members, for a firewall, such as "7401-7499"; "": any'),
+    Setting("advertise", (), _advertise, "host[:port] that others dial, if it differs from this machine's own address"),
+    Setting(
+        "site", "", _site, 'name of the fast network that this machine shares with peers of the same site; "": none'
+    ),
+    Setting("data", None, _path, 'file or directory to train on; "": the standard library of Python'),
+    Setting("device", "auto", _device, '"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one'),
+    Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads for computing; 0: torch's default"),
+    Setting("up", None, _rate, 'limit for outgoing rounds and state, such as "20Mbit/s"; "": no limit'),
+    Setting("home", None, _path, "one directory for all files, so that several daemons can share a machine"),
+)
+"""All settings, in the order of `thinwire config show`."""
+
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def load(flags: Flags, environment: Mapping[str, str]) -> Config:
+    """Collect and check the settings. Raises ConfigError.
+
+    node.toml is read from the home that a flag or the environment names, else from the platform's configuration
+    directory; a `home` in that file moves everything but the file itself.
+    """
+    if unknown := flags.keys() - _BY_NAME.keys():
+        raise TypeError(f"no such settings: {unknown}")
+    given = [*_from_environment(environment), *_from_flags(flags)]
+    homes = [_checked(*item) for item in given if item[0] == "home"]
+    file = directories(_as_path(homes[-1] if homes else None)).node_file
+    values = {setting.name: setting.default for setting in SETTINGS}
+    values["name"] = platform.node()[:64] or "peer"
+    sources = dict.fromkeys(values, "default")
+    # Later values override earlier ones; but all are checked, so that no mistake stays hidden.
+    for name, raw, source in [*_from_file(file), *given]:
+        values[name] = _checked(name, raw, source)
+        sources[name] = source
+    checked: dict[str, Any] = values
+    return Config(**checked, directories=directories(_as_path(values["home"])), sources=sources)
+
+
+def _as_path(value: object) -> Path | None:
+    assert value is None or isinstance(value, Path)
+    return value
+
+
+def _checked(name: str, raw: object, source: str) -> object:
+    try:
+        return _BY_NAME[name].read(raw)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {name} {raw!r} cannot be used", f"valid: {error}") from None
+
+
+def _from_flags(flags: Flags) -> Iterator[tuple[str, object, str]]:
+    for name, value in flags.items():
+        if value is not None:
+            yield name, value, f"flag --{name}"
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
+    variables = {setting.variable: setting for setting in SETTINGS}
+    for variable, text in sorted(environment.items()):
+        if variable in variables:
+            yield variables[variable].name, text, f"environment {variable}"
+        elif variable.startswith(PREFIX):
+            raise ConfigError(f"environment: unknown variable {variable}", nearest(variable, list(variables)))
+
+
+def _from_file(file: Path) -> Iterator[tuple[str, object, str]]:
+    try:
+        table = tomllib.loads(file.read_bytes().decode())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        hint = "check its owner and mode, or choose another directory with --home"
+        raise ConfigError(f"cannot read {file}: {error.strerror}", hint) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: not TOML: {error}", "see https://toml.io for the format") from None
+    for name, value in table.items():
+        if name not in _BY_NAME:
+            raise ConfigError(f"{file}: unknown key {name!r}", nearest(name, list(_BY_NAME)))
+        if _BY_NAME[name].read is _path and isinstance(value, str) and value:
+            value = str(file.parent / Path(value).expanduser())  # relative to the file, not to the current directory
+        yield name, value, f"file {file}"
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """Return a hint for an unknown name."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known names: {', '.join(known)}"
+
+
+def rows(config: Config) -> list[tuple[str, str, str]]:
+    """Return (setting, value, source) for display, then the resulting files with the source "follows"."""
+    table = [(s.name, _text(getattr(config, s.name)), config.sources[s.name]) for s in SETTINGS]
+    where = config.directories
+    files = {"node.toml": where.node_file, "key": where.key, "runs": where.runs, "cache": where.cache, "log": where.log}
+    return table + [(name, str(path), "follows") for name, path in files.items()]
+
+
+def _text(value: object) -> str:
+    match value:
+        case None | () | "":
+            return "-"
+        case (int() as low, int() as high):
+            return f"{low}-{high}"
+        case tuple():
+            return ", ".join(str(part) for part in value)
+        case _:
+            return str(value)
+
+
+def as_json(config: Config) -> dict[str, dict[str, object]]:
+    """Return setting -> {"value", "source"} in JSON types; null if not set."""
+    plain: dict[str, dict[str, object]] = {}
+    for setting in SETTINGS:
+        value = getattr(config, setting.name)
+        if setting.name == "ports" and value:
+            value = _text(value)
+        if isinstance(value, Path | Rate):
+            value = str(value)
+        plain[setting.name] = {"value": value, "source": config.sources[setting.name]}
+    return plain
+
+
+def advertised(config: Config, port: int) -> tuple[str, ...]:
+    """Return `advertise` as addresses "host:port", with `port` (the gate's) where the setting names none.
+
+    Raises ConfigError if a port is needed and `port` is 0, chosen at random.
+    """
+    return tuple(part if _HAS_PORT.search(part) else _with_port(part, port) for part in config.advertise)
+
+
+def _with_port(part: str, port: int) -> str:
+    if not port:
+        raise ConfigError(
+            f"advertise {part!r} has no port, and port is 0 (any)", "give --port, or --advertise HOST:PORT"
+        )
+    return join_address(part.strip("[]"), port)

@@ -1,0 +1,158 @@
+"""Console output: data to stdout, everything else to stderr and always to the log file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+LOGGER = logging.getLogger("thinwire")
+LogStyle: TypeAlias = Literal["rich", "plain", "json"]
+
+_FILE_BYTES = 4 << 20
+_FILES = 3
+
+
+def tell(message: str, hint: str) -> None:
+    """Print one `error:` line and one `hint:` line on stderr."""
+    print(f"error: {_one_line(message)}", file=sys.stderr)
+    if hint:
+        print(f"hint: {_one_line(hint)}", file=sys.stderr)
+
+
+def warn(message: str) -> None:
+    """Print one `warning:` line on stderr."""
+    print(f"warning: {_one_line(message)}", file=sys.stderr)
+
+
+def _one_line(text: str) -> str:
+    # The text may come from a peer or a file: prevent extra lines and control of the terminal.
+    return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))
+
+
+def record_traceback(error: BaseException, log: Path | None, *, show: bool) -> bool:
+    """Write a traceback to the log file, and with `show` to stderr; return whether the file took it."""
+    text = "".join(traceback.format_exception(error))
+    if show:
+        print(text, end="", file=sys.stderr)
+    if log is None:
+        return False
+    try:
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError:
+        return False
+    return True
+
+
+def log_style(wanted: str) -> LogStyle:
+    """Resolve "auto": rich on a terminal, plain elsewhere."""
+    match wanted:
+        case "rich" | "plain" | "json":
+            return wanted
+        case _:
+            return "rich" if sys.stderr.isatty() else "plain"
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"wall": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class _Short(logging.Formatter):
+    """Formatter that omits tracebacks; --debug selects another one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        return f"{self.formatTime(record, '%H:%M:%S')} {mark}{record.getMessage()}"
+
+
+def set_up_logging(style: LogStyle, log: Path | None, *, debug: bool = False) -> None:
+    """Send the logger "thinwire" to stderr in `style`, and to the file `log`.
+
+    The file gets debug messages too, and is rotated.
+
+    A second call starts over. A log file that cannot be written gives one warning. NO_COLOR is respected.
+    """
+    for handler in LOGGER.handlers[:]:
+        LOGGER.removeHandler(handler)
+        handler.close()
+    LOGGER.setLevel(logging.DEBUG)
+    LOGGER.propagate = False
+    LOGGER.addHandler(_terminal(style, debug))
+    if log is not None:
+        try:
+            log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = _LogFile(
+                log, maxBytes=_FILE_BYTES, backupCount=_FILES - 1, encoding="utf-8", errors="backslashreplace"
+            )
+        except OSError as error:
+            LOGGER.warning("cannot write the log file %s: %s", log, error.strerror)
+            return
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        file.setLevel(logging.DEBUG)
+        LOGGER.addHandler(file)
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """Log file that reports a full disk once, without stopping output to the terminal."""
+
+    told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.told:
+            self.told = True
+            LOGGER.warning("cannot write the log file %s: %s", self.baseFilename, error.strerror)
+
+
+def _terminal(style: LogStyle, debug: bool) -> logging.Handler:
+    handler: logging.Handler
+    if style == "rich":
+        from rich.console import Console
+        from rich.logging import RichHandler
+
+        handler = RichHandler(
+            console=Console(stderr=True), show_path=False, show_level=False, log_time_format="%H:%M:%S", markup=False
+        )
+        if not debug:
+            handler.setFormatter(_NoTraceback())
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s") if debug else _Short()
+        handler.setFormatter(_Json() if style == "json" else plain)
+    handler.setLevel(logging.DEBUG if debug else logging.INFO)
+    return handler
+
+
+class _NoTraceback(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return record.getMessage()
+
+
+def bytes_text(count: float) -> str:
+    """1900000 -> "1.9 MB" (powers of 1000)."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
+
+
+def count_text(count: float) -> str:
+    """41300 -> "41k", 950 -> "950", 1.25e6 -> "1.2M"."""
+    if count < 999.5:
+        return f"{count:.0f}"
+    return f"{count / 1e3:.0f}k" if count < 999_500 else f"{count / 1e6:.1f}M"

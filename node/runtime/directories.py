@@ -1,0 +1,90 @@
+"""Locations of a daemon's files: the platform's directories, or everything under one home."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import PlatformDirs
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """Four directories, which need not exist yet.
+
+    With separate homes each daemon of a machine has its own key.
+    """
+
+    config: Path
+    data: Path
+    cache: Path
+    state: Path
+
+    @property
+    def node_file(self) -> Path:
+        """node.toml, this machine's settings."""
+        return self.config / "node.toml"
+
+    @property
+    def key(self) -> Path:
+        """The identity: whoever has this file is this peer."""
+        return self.data / "identity.key"
+
+    @property
+    def log(self) -> Path:
+        """All log messages and tracebacks."""
+        return self.state / "thinwire.log"
+
+    @property
+    def status(self) -> Path:
+        """Last status of the running daemon."""
+        return self.state / "status.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held while a daemon runs with these directories."""
+        return self.state / "daemon.lock"
+
+    @property
+    def runs(self) -> Path:
+        """One directory per run."""
+        return self.state / "runs"
+
+    def run(self, run_id: bytes) -> RunDirectory:
+        """The files of one run."""
+        return RunDirectory(self.runs / run_id.hex()[:16])
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Files of one run."""
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        """The run's TOML, as its author signed it."""
+        return self.path / "run.toml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints, see node/state/checkpoint_store.py."""
+        return self.path / "checkpoints"
+
+    @property
+    def events(self) -> Path:
+        """Event log, see node/runtime/event_log.py."""
+        return self.path / "events.jsonl"
+
+
+def directories(home: Path | None) -> Directories:
+    """Return the directories under `home`, or those of the platform.
+
+    Config and key are at the top of `home`.
+    """
+    if home is not None:
+        return Directories(home, home, home / "cache", home / "state")
+    platform = PlatformDirs("thinwire", appauthor=False)
+    return Directories(
+        platform.user_config_path, platform.user_data_path, platform.user_cache_path, platform.user_state_path
+    )

@@ -1,0 +1,35 @@
+"""The environment: a peer's only access to the outside world.
+
+`tests/test_lints.py` lists the modules that may create one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from thinwire.collectives.transport.interface import Admit, Transport
+from thinwire.node.runtime.asyncio_extra import Work, at_once
+from thinwire.node.runtime.disk import Disk
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Clocks, randomness, disk; the network comes as an OpenTransport.
+
+    `now`: monotonic seconds, `wall`: seconds since 1970.
+
+    Waiting uses asyncio, so the event loop's clock must advance like `now`. `aside`: runs computations that other peers
+    wait for and our training does not need, such as sums that we owe them; not where training may be busy for long.
+    """
+
+    now: Callable[[], float]
+    wall: Callable[[], float]
+    rng: random.Random
+    disk: Disk
+    aside: Work = at_once
+
+
+OpenTransport = Callable[[Admit], Awaitable[Transport]]
+"""Opens the transport of a peer with the given gate decision."""

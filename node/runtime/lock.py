@@ -1,0 +1,54 @@
+"""Lock that allows one daemon per set of directories.
+
+Two daemons with one key would look like one liar to the swarm.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar
+
+from thinwire.swarm.identity.errors import HintedError
+
+
+class InUseError(HintedError):
+    """Another daemon uses these directories, or they cannot be written."""
+
+    exit_code: ClassVar[int] = 3
+
+
+def unwritable(path: Path, error: OSError) -> InUseError:
+    """Return the error for one of our files that cannot be opened."""
+    return InUseError(f"cannot write {path}: {error.strerror}", "choose your own directory with --home")
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Hold the lock file while the block runs; the system releases it however the process ends.
+
+    Raises InUseError.
+    """
+    import fcntl
+
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise unwritable(path, error) from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            raise InUseError(
+                f"a daemon already runs in this directory (process {holder})",
+                "stop it first, or choose another directory for the key and files with --home DIR",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

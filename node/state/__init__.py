@@ -1,0 +1,1 @@
+"""State of training: parameter layout, fragments, replica, data ledger and checkpoints."""

@@ -1,0 +1,120 @@
+"""Saves and restores checkpoints of a peer's replica."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from thinwire.node.runtime.asyncio_extra import Work
+from thinwire.node.runtime.environment import Environment
+from thinwire.node.runtime.event_log import Emit
+from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveOutcome
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.replica import Replica
+from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot
+from thinwire.node.state.tensor_file import Array
+from thinwire.swarm.messages.registry import Digest, PeerId
+
+_EXTRA = "(extra)"
+"""Name of a method's state besides parameters and momentum: no parameter can have this name."""
+
+_OWN = "replica/"
+"""Prefix of the replica's entries in the private part of a checkpoint."""
+
+
+class Checkpointer:
+    """The checkpoints of one run's replica. `digest` is that of the newest saved state, if known."""
+
+    def __init__(self, store: CheckpointStore, run_id: bytes, environment: Environment, emit: Emit) -> None:
+        self.digest: Digest | None = None
+        self._store, self._run_id, self._environment, self._emit = store, run_id, environment, emit
+
+    async def restore(self, replica: Replica, layout: Layout, work: Work) -> PrivateState | None:
+        """Restore the newest trusted checkpoint that fits, if any; return its private state, if any."""
+        loaded = await work(lambda: self._store.load(self._run_id))
+        for remark in loaded.remarks:
+            self._emit("checkpoint", {"detail": remark})
+        snapshot: Snapshot | None = loaded.snapshot
+        if snapshot is None:
+            return None
+        try:
+            await work(lambda: _install(snapshot, replica, layout))
+        except (KeyError, ValueError) as error:
+            self._emit("checkpoint", {"detail": f"does not fit the model: {error}"})
+            return None
+        self.digest = replica.digest
+        self._emit("restored", {"round": snapshot.round, "detail": str(loaded.path)})
+        private = snapshot.private
+        if private is None:
+            return None
+        for number, one, inner in replica.each(layout):
+            mark = _own(one, replica, number)
+            own = {name.removeprefix(mark): each for name, each in private.tensors.items() if name.startswith(mark)}
+            try:
+                remark = await work(partial(one.load_private, own, inner))
+            except (KeyError, ValueError) as error:
+                remark = f"what this replica had for itself is lost: {error}"
+            if remark:
+                self._emit("checkpoint", {"detail": remark})
+        others = {name: one for name, one in private.tensors.items() if not name.startswith(_OWN)}
+        return PrivateState(others, private.values) if others or private.values else None
+
+    def save(self, replica: Replica, layout: Layout, private: PrivateState | None) -> SaveOutcome:
+        """Write a checkpoint.
+
+        Blocks for the disk; the replica must not change meanwhile, so call in `work` or while it is idle.
+        """
+        fragments, chains, own = dict[int, FragmentState](), {}, dict[str, Array]()
+        for number, one, inner in replica.each(layout):
+            momentum = inner.split(one.momentum) if one.momentum.size else {}
+            if one.extra.size:
+                momentum[_EXTRA] = one.extra
+            fragments[number] = FragmentState(inner.split(one.theta), momentum)
+            own |= {f"{_own(one, replica, number)}{name}": tensor for name, tensor in one.private_state(inner).items()}
+            if one is not replica:
+                chains[number] = (one.round, one.members)
+        if own:
+            private = private or PrivateState({}, {})
+            private = PrivateState({**private.tensors, **own}, private.values)
+        snapshot = Snapshot(
+            self._run_id, replica.round, replica.digest, replica.members, fragments, private, chains or None
+        )
+        suffix = f"{self._environment.rng.getrandbits(32):08x}"
+        saved = self._store.save(snapshot, now=self._environment.wall(), suffix=suffix)
+        if isinstance(saved, Saved):
+            self.digest = replica.digest
+        return saved
+
+
+def _own(one: Replica, whole: Replica, number: int) -> str:
+    return _OWN if one is whole else f"{_OWN}{number}/"
+
+
+def _install(snapshot: Snapshot, whole: Replica, layout: Layout) -> None:
+    """Restore all of a snapshot, or nothing."""
+    lacking = [number for number, _, _ in whole.each(layout) if number not in snapshot.fragments]
+    if lacking:
+        raise ValueError(f"it has no fragment {lacking[0]}")
+    found = [
+        (one, _state(snapshot.fragments[number], one, inner), _place(snapshot, None if one is whole else number))
+        for number, one, inner in whole.each(layout)
+    ]
+    for one, state, (round, members) in found:
+        one.state[:] = state
+        one.round, one.members = round, members
+        one.seal()
+        one.reset()
+
+
+def _place(snapshot: Snapshot, number: int | None) -> tuple[int, tuple[PeerId, ...]]:
+    """Return round and members of a fragment with separate rounds, or of the whole replica."""
+    return (snapshot.round, snapshot.members) if number is None else (snapshot.chains or {})[number]
+
+
+def _state(fragment: FragmentState, replica: Replica, layout: Layout) -> Array:
+    parts = (fragment.weights, fragment.momentum)[: replica.vectors]
+    extra = [np.asarray(fragment.momentum[_EXTRA], np.float32)] if replica.extra.size else []
+    state = np.concatenate([*(layout.flat(tensors) for tensors in parts), *extra])
+    if state.size != replica.state.size:
+        raise ValueError(f"{state.size // len(parts)} parameters, the model has {layout.total}")
+    return state

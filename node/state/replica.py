@@ -1,0 +1,331 @@
+"""Outer state of a replica and the rule that moves it: DiLoCo's outer step, which commits as a whole or not at all.
+
+DiLoCo (arXiv 2311.08105) averages the pseudo-gradient Δ = θ̄ − θ after H inner steps, and an outer SGD with Nesterov momentum
+moves θ̄. The inner optimizer keeps its state and continues from the new θ̄. This implementation differs in one point: it
+averages and applies the codec's decoded values, which are the same bits on every replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Protocol, Self
+
+import blake3
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.deterministic_rounding import encode
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
+from thinwire.collectives.state_sync import FetchedState, state_digest
+from thinwire.collectives.topology.shards import Grid
+from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.kernels.base import outer_step
+from thinwire.node.state.data_ledger import DataLedger
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.tensor_file import Array, Tensors
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import CHUNK_BYTES, Digest, Open, PeerId
+from thinwire.swarm.methods.base import MethodSpec
+
+SPARE = 64 << 20
+"""Bytes of encoded chunks at most whose memory one contribution leaves to the next: clearing fresh pages takes as long as
+reading, subtracting and quantizing what goes into them.
+"""
+
+Read = Callable[[int, int, Floats], None]
+"""Copies the model's parameters [start, stop) as float32 into an array of stop - start elements."""
+
+
+class ParameterWrite(Protocol):
+    """Sets the model's parameters [start, start + theta.size) to keep · what they are + (1 − keep) · theta."""
+
+    def __call__(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None: ...
+
+
+class Replica:
+    """Outer parameters and momentum of one peer, equal on all replicas after every round, and the rule that moves them.
+
+    theta, momentum: flat float32 vectors with one element per parameter of the layout. round: number of the last committed
+    round, 0 before the first. members: sorted peers that took part in that round; the base of the next round's quorum. Made by
+    `begin`, which gives the replica its codec, chunk grid and hyper-parameters. A subclass for each method overrides
+    `contribution`, `_outer_step`, `forfeit` and the properties that describe its private state.
+    """
+
+    alike: ClassVar[bool] = True
+    """Whether replicas with the same rounds are equal, so that their digests are equal too."""
+    vectors: ClassVar[int] = 2
+    """Vectors of the model's size in the state: two with outer momentum."""
+    count: ClassVar[int] = 1
+    """Fragments of the model."""
+    asynchronous: ClassVar[bool] = False
+    """Whether a round takes the peers that are ready, while the others train on and follow it."""
+    error_feedback: ClassVar[bool] = False
+    """Whether parts of earlier contributions that were not sent are stored and sent with a later contribution."""
+    kept: OwnerResiduals | None = None
+    """Residuals of sums that this peer owns, where the method has them."""
+
+    codec: Any
+    """Codec of the contributions."""
+    plan_grid: Grid
+    """Chunk grid that the plan's digest names."""
+    outer: MethodSpec
+    """Keys of the outer method."""
+
+    def __init__(self, layout: Digest, theta: Floats, members: Sequence[PeerId], *, extra: int = 0) -> None:
+        self.layout, self.size = layout, theta.size
+        self.ledger: DataLedger | None = None
+        """Ledger of the used data, where the run has one."""
+        self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size + extra, np.float32)
+        self.theta[:] = theta
+        self.round, self.members = 0, tuple(sorted(members))
+        self._pool = BufferPool(SPARE)
+        self._hashes: list[Digest] = []
+        self._named: tuple[int, Digest] = (0, bytes(32))
+        self._unsealed: tuple[int, ...] = ()
+        self.seal()
+
+    @classmethod
+    def begin(
+        cls, manifest: Manifest, layout: Layout, codec: Any, grid: Grid, theta: Floats, members: Sequence[PeerId]
+    ) -> Self:
+        """Return the replica of a run's first state. `codec`, `grid`: those of the method's contributions."""
+        replica = cls(layout.digest, theta, members, extra=cls.extra_size(manifest, layout))
+        replica.codec, replica.plan_grid, replica.outer = codec, grid, manifest.outer
+        replica._begin(manifest, layout)
+        return replica
+
+    @classmethod
+    def extra_size(cls, manifest: Manifest, layout: Layout) -> int:
+        """Elements that the state has besides parameters and momentum."""
+        return 0
+
+    def _begin(self, manifest: Manifest, layout: Layout) -> None:
+        """Set up what the method needs besides codec, grid and hyper-parameters."""
+
+    @property
+    def grid(self) -> Grid:
+        """The chunk grid of the next round."""
+        return self.plan_grid
+
+    @property
+    def theta(self) -> Floats:
+        """Outer parameters (a view)."""
+        return self.state[: self.size]
+
+    @property
+    def momentum(self) -> Floats:
+        """Outer momentum (a view); empty where there is none."""
+        return self.state[self.size : self.vectors * self.size]
+
+    @property
+    def extra(self) -> Floats:
+        """What a method's state has beside these (a view)."""
+        return self.state[self.vectors * self.size :]
+
+    def keep_ledger(self, manifest: Manifest) -> None:
+        """From the first state on have a ledger of the data, if the run has one."""
+        words = DataLedger.words(manifest)
+        if words:
+            self.state = np.concatenate([self.state, np.zeros(words, np.float32)])
+            self.ledger = DataLedger(self.state[-words:], manifest.model.context)
+            self._hashes = []  # there may be a chunk more than before
+            self.seal()
+
+    @property
+    def phase(self) -> int:
+        """Number of the next round among those that make one outer step, from 0 on."""
+        return 0
+
+    def terms(self, usual: RoundTerms) -> RoundTerms:
+        """The terms of the next round."""
+        return usual
+
+    @property
+    def complete(self) -> bool:
+        """Whether this peer holds all fragments of the model."""
+        return True
+
+    @property
+    def fragment_digests(self) -> dict[int, Digest]:
+        """Digests of fragments that have rounds of their own, by number; empty where the model is one fragment."""
+        return {}
+
+    def members_of(self, number: int) -> tuple[PeerId, ...]:
+        """Members of the last round of fragment `number`, or of all that are held where that one is not."""
+        return self.members
+
+    def private_state(self, layout: Layout) -> dict[str, Array]:
+        """Tensors by name that only this replica has and needs after a restart, for a checkpoint."""
+        return {}
+
+    def load_private(self, tensors: Tensors, layout: Layout) -> str:
+        """Take up the tensors of `private_state`; return a remark about those that were dropped, if any.
+
+        Raises KeyError or ValueError, with nothing changed, when they do not fit.
+        """
+        return ""
+
+    def each(self, layout: Layout) -> Iterator[tuple[int, Replica, Layout]]:
+        """What is kept on its own: fragment number, outer state, and its part of the model's layout."""
+        yield 0, self, layout
+
+    @property
+    def newest(self) -> tuple[int, Digest]:
+        """The latest round whose state has its digest, and that: what all that have it call the state that it has left."""
+        return self._named
+
+    def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
+        """Number, members and digest to report of a committed round that has been applied."""
+        return self.round, self.members, self.digest
+
+    def reset(self) -> None:
+        """Forget private values that belong to an earlier state: the model starts again from theta."""
+
+    def chunk(self, index: int) -> memoryview:
+        """Chunk `index` (CHUNK_BYTES, the last one shorter) of the state's bytes: parameters, then momentum."""
+        return self.state.view(np.uint8).data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+
+    def __len__(self) -> int:
+        """Chunks of the state."""
+        return (self.state.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES
+
+    @property
+    def digest(self) -> Digest:
+        """Digest of round, members and state. Computes the hashes first when a commit has left them to be computed."""
+        self.compute_digest()
+        return self._named[1]
+
+    @property
+    def hashes(self) -> list[Digest]:
+        """Hashes of the chunks."""
+        self.compute_digest()
+        return self._hashes
+
+    def seal(self, chunks: Iterable[int] | None = None) -> None:
+        """Recompute the hashes and the digest after a change of the state, or of these chunks of it."""
+        self._seal(range(len(self)) if chunks is None else (*self._unsealed, *chunks))
+
+    def compute_digest(self) -> None:
+        """Compute hashes and digest after a commit, if they are out of date; it takes a while.
+
+        May run in any thread while nothing changes the state: two threads that compute them at once find the same.
+        """
+        if unsealed := self._unsealed:
+            self._seal(unsealed)
+
+    def _seal(self, chunks: Iterable[int]) -> None:
+        self._hashes = self._hashes or [bytes(32)] * len(self)
+        for index in chunks:
+            self._hashes[index] = blake3.blake3(self.chunk(index)).digest()
+        self._named = self.round, state_digest(self.round, self.layout, self.members, self._hashes)
+        self._unsealed = ()
+
+    def delta(self, read: Read) -> Floats:
+        """The pseudo-gradient Δ = θ̄ − θ, whole."""
+        model = np.empty(self.theta.size, np.float32)
+        read(0, model.size, model)
+        return np.subtract(self.theta, model, out=model)
+
+    def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
+        """Encoded payloads of this peer's contribution to the next round, chunk by chunk; none when it has no part in it.
+
+        The pseudo-gradient Δ = θ̄ − θ is never copied as a whole. `attempt`: number of the announcement that follows. `peers`:
+        contributors that the round is expected to have. Raises FloatingPointError when a parameter is not finite: such a
+        contribution must not be sent.
+        """
+        yield from self._encode_from(self.theta, read)
+
+    @property
+    def next_start(self) -> Floats | None:
+        """Parameters that the model continues from when its contribution has been read; None: from those that it has."""
+        return None
+
+    def owes_forfeit(self, weight: int) -> bool:
+        """Whether `forfeit` has to be called for `weight` tokens when a round has committed before they were announced."""
+        return False
+
+    def forfeit(self, read: Read) -> None:
+        """Account for a contribution that came too late for its round. Raises FloatingPointError when it is not finite."""
+
+    def rollback(self) -> None:
+        """Forget a contribution whose round did not commit: what was trained is still in the model."""
+
+    def _encode_from(self, origin: Floats, read: Read, share: float | None = None) -> Iterator[memoryview]:
+        """Encode `share` · (origin − model), chunk by chunk. Raises FloatingPointError."""
+        whole, cut = self._floats(self.grid.chunk), self.grid
+        for index in range(len(cut)):
+            start, stop = cut.span(index)
+            delta = whole[: stop - start]
+            read(start, stop, delta)
+            np.subtract(origin[start:stop], delta, out=delta)
+            if not np.isfinite(np.dot(delta, delta)):
+                raise FloatingPointError(f"the pseudo-gradient is not finite in elements {start} to {stop}")
+            if share is not None:
+                delta *= np.float32(share)
+            yield self._encoded(delta)
+
+    def _encode_vector(self, vector: Floats) -> Iterator[memoryview]:
+        """Encode a vector, chunk by chunk."""
+        cut = self.grid
+        for index in range(len(cut)):
+            start, stop = cut.span(index)
+            yield self._encoded(vector[start:stop])
+
+    def _encoded(self, delta: Floats) -> memoryview:
+        """A chunk's payload, in memory that is reused when nobody needs it any more."""
+        payload = self._pool.lend(self.codec.nbytes(delta.size))
+        encode(self.codec, delta, np.frombuffer(payload, np.uint8))
+        return payload
+
+    def _floats(self, size: int) -> Floats:
+        """`size` elements with arbitrary values, in memory of the same kind."""
+        return np.frombuffer(self._pool.lend(4 * size), np.float32)
+
+    def commit(self, outcome: Outcome, me: PeerId, since: Read | None = None) -> bool:
+        """Commit the next round: record the used data and make the outer step. Return whether the round made one.
+
+        Cannot fail half-way: the results have been checked against the digest of the commit, and their form when they came in.
+        `me`: this peer. `since`: reads the model, when it was trained on after its contribution was read. `compute_digest`
+        computes the new digest.
+        """
+        assert outcome.commit is not None
+        opened = outcome.commit.opened
+        if self.ledger is not None:
+            self.ledger.book(opened.contributors, self.members, self.round)
+        stepped = self._outer_step(outcome.results, opened, me, since)
+        self.advance(opened.members)
+        return stepped
+
+    def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
+        """Change the state by the decoded results of the round that `opened` records; return whether that was a step."""
+        outer = self.outer
+        for low, high, mean in self._means(results):
+            outer_step(self.theta[low:high], self.momentum[low:high], mean, *outer.sgd)
+        return True
+
+    def _means(self, results: Sequence[Buffer]) -> Iterator[tuple[int, int, Floats]]:
+        """Decoded results for elements [low, high) of the parameters, in pieces; a piece is valid until the next one."""
+        mean, cut = self._floats(self.grid.chunk), self.grid
+        for index, payload in enumerate(results):
+            start, stop = cut.span(index)
+            self.codec.decode(payload, mean[: stop - start])
+            yield start, stop, mean[: stop - start]
+
+    def advance(self, members: Sequence[PeerId]) -> None:
+        """End the round with these members. `compute_digest` computes the digest of the new state."""
+        self.round += 1
+        self.members = tuple(sorted(members))
+        self._unsealed = tuple(range(len(self)))  # last: another thread may ask for the digest at any moment
+
+    def install(self, fetched: FetchedState) -> int:
+        """Take over a fetched state; returns the bytes that differed. The chunks have been checked against its digest."""
+        raw = self.state.view(np.uint8)
+        changed = 0
+        for index, chunk in fetched.chunks.items():
+            raw[index * CHUNK_BYTES : index * CHUNK_BYTES + len(chunk)] = np.frombuffer(chunk, np.uint8)
+            changed += len(chunk)
+        self.round, self.members = fetched.offer.round, fetched.offer.members
+        self._hashes, self._named, self._unsealed = list(fetched.hashes), (self.round, fetched.offer.digest), ()
+        return changed

@@ -1,0 +1,87 @@
+"""Contents of a checkpoint, and the file of each part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from thinwire.node.state.checkpoint_manifest import Value
+from thinwire.node.state.tensor_file import Array, TensorFileError, Tensors
+from thinwire.swarm.messages.registry import PeerId
+
+PRIVATE = "private.safetensors"
+_FRAGMENT = re.compile(r"fragment-(\d{5})\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentState:
+    """State of one fragment, equal on all peers: float32 arrays by parameter name.
+
+    Momentum may be empty at first.
+    """
+
+    weights: Tensors
+    momentum: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateState:
+    """State that only this peer has.
+
+    `tensors`: inner optimizer moments, residuals, RNG bytes; `values`: the data cursor.
+    """
+
+    tensors: Tensors
+    values: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state after `round`.
+
+    `digest` is the state digest (32 bytes), `members` the members of that round.
+
+    `chains`: for fragments with separate rounds, the last round and its members, by fragment.
+    """
+
+    run_id: bytes
+    round: int
+    digest: bytes
+    members: tuple[PeerId, ...]
+    fragments: Mapping[int, FragmentState]
+    private: PrivateState | None
+    chains: Mapping[int, tuple[int, tuple[PeerId, ...]]] | None = None
+
+
+def files(snapshot: Snapshot) -> Iterator[tuple[str, Tensors]]:
+    """Yield file name and tensors. Raises TensorFileError if shared state is not float32."""
+    for index, fragment in sorted(snapshot.fragments.items()):
+        tensors = {f"weights/{name}": tensor for name, tensor in fragment.weights.items()}
+        tensors |= {f"momentum/{name}": tensor for name, tensor in fragment.momentum.items()}
+        for name, tensor in tensors.items():
+            if tensor.dtype.name != "float32":
+                raise TensorFileError(f"fragment {index}: {name} is {tensor.dtype}, not float32")
+        yield f"fragment-{index:05d}.safetensors", tensors
+    if snapshot.private is not None:
+        yield PRIVATE, snapshot.private.tensors
+
+
+def fragment_index(file: str) -> int | None:
+    """Return the number of the fragment in a file; None if it holds none."""
+    match = _FRAGMENT.fullmatch(file)
+    return int(match[1]) if match else None
+
+
+def fragment_state(tensors: Tensors) -> FragmentState:
+    """Return the fragment in a file, the inverse of `files`.
+
+    Raises TensorFileError for a tensor that does not belong there.
+    """
+    parts: dict[str, dict[str, Array]] = {"weights": {}, "momentum": {}}
+    for key, tensor in tensors.items():
+        part, _, name = key.partition("/")
+        if part not in parts or tensor.dtype.name != "float32":
+            raise TensorFileError(f"{key} ({tensor.dtype}) does not belong in a fragment")
+        parts[part][name] = tensor
+    return FragmentState(parts["weights"], parts["momentum"])

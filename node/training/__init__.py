@@ -1,0 +1,1 @@
+"""Local training: model, data, inner optimizers, the learner protocol, and export."""

@@ -1,0 +1,176 @@
+"""Training from a manifest and this machine's settings: model, data, inner optimizer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from thinwire.compression.core.types import Floats
+from thinwire.node.runtime.asyncio_extra import Work, at_once
+from thinwire.node.state.layout import Layout, layout_of
+from thinwire.node.state.snapshot import PrivateState
+from thinwire.node.training.batches import Batches, Split, cursor_after, shards_of, split
+from thinwire.node.training.corpus import open_corpus
+from thinwire.node.training.inner_optimizer import InnerConfig
+from thinwire.node.training.learner import StepReport, WorkShare
+from thinwire.node.training.tokenizer import Tokenizer, load_tokenizer
+from thinwire.node.training.trainer import Trainer
+from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.swarm.manifest.manifest import Manifest, ManifestError
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLearner:
+    """Learner of a daemon.
+
+    `place`: which of PLACES parts of the shards this peer has; None: derived from its key. `work`: runs computations.
+    """
+
+    trainer: Trainer
+    layout: Layout
+    split: Split
+    tokenizer: Tokenizer
+    manifest: Manifest
+    place: int | None = None
+    work: Work = at_once
+
+    async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
+        """Run `n` inner steps, or fewer if `stop` is set meanwhile. Raises Diverged."""
+        report: StepReport = await self.work(lambda: self.trainer.run_steps(n, stop))
+        return report
+
+    def assign(self, share: WorkShare) -> None:
+        """Take this peer's shards.
+
+        They are derived from the seed and its place in the group, or those of `place` if it has one.
+
+        With private data, take all shards.
+        """
+        self.trainer.batches.assign(own_shards(self.manifest, share, self.place))
+        batches, lease, most = self.trainer.batches, share.lease, self.manifest.inner.batch
+        batches.lease(lease)
+        if lease is not None and self.manifest.inner.global_batch:
+            self.trainer.portions = tuple(min(most, lease.samples - at) for at in range(0, lease.samples, most))
+        if self.manifest.outer.step_ratio != 1.0 or lease is not None:
+            # Peers make different numbers of steps, or none; the learning rate is the same for all.
+            self.trainer.step = self.manifest.steps_after(share.round)
+
+    def skip_to(self, round: int, peers: int) -> None:
+        """Set the state of a peer that has trained for `round` rounds in a group of `peers`."""
+        manifest = self.manifest
+        self.trainer.step = manifest.steps_after(round)
+        samples = self.trainer.step * manifest.inner.batch * manifest.inner.accumulate * max(1, peers)
+        self.trainer.batches.cursor = cursor_after(self.split, samples)
+
+    def parameters(self) -> Floats:
+        """Return a copy of all parameters; before the first step they are equal on every peer."""
+        theta = np.empty(self.layout.total, np.float32)
+        self.layout.read(self.trainer.model, theta)
+        return theta
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        """Copy parameters [start, stop) as float32."""
+        self.layout.read(self.trainer.model, out, start)
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        """Set a range of parameters, see Learner."""
+        self.layout.write(self.trainer.model, theta, start, keep)
+
+    def private(self) -> PrivateState:
+        """Return the state that only this peer has, for a checkpoint that is written before the next step."""
+        tensors, numbers = self.trainer.save(copy=False)
+        return PrivateState(tensors, dict(numbers))
+
+    def restore(self, private: PrivateState) -> bool:
+        """Restore the private state of a checkpoint.
+
+        Return False if it does not fit (the optimizer's moments then warm up again).
+        """
+        try:
+            numbers = {name: value for name, value in private.values.items() if isinstance(value, int)}
+            self.trainer.load(private.tensors, numbers)
+        except ValueError:
+            return False
+        return True
+
+
+def own_shards(manifest: Manifest, share: WorkShare, place: int | None = None) -> tuple[int, ...]:
+    """Return a peer's shards of the data; see `LocalLearner` for `place`."""
+    data = manifest.data
+    if data.private:
+        return tuple(range(data.shards))
+    if place is not None:
+        return tuple(range(place % data.shards, data.shards, PLACES))
+    return shards_of(manifest.run.seed, data.shards, share.group, share.me)
+
+
+PLACES = 64
+"""Number of places that can be assigned by hand; each has every 64th shard."""
+
+
+def prepare(
+    manifest: Manifest,
+    *,
+    data: Path | None,
+    device: str,
+    threads: int,
+    cache: Path,
+    here: Path,
+    clock: Callable[[], float],
+    place: int | None = None,
+    work: Work = at_once,
+) -> LocalLearner:
+    """Build everything. `here` is the directory of the manifest's tokenizer file, `clock` returns seconds.
+
+    Raises DataError, DeviceError, and ManifestError for a run whose model can only be given through the Python
+    interface.
+    """
+    if manifest.model.kind == "custom":
+        raise ManifestError(
+            f"run {manifest.run.name} trains a custom model",
+            "take part from Python: thinwire.join(…) and swarm.wrap(model, optimizer)",
+        )
+    if threads:
+        torch.set_num_threads(threads)
+    tokenizer = load_tokenizer(manifest.data.tokenizer, here, manifest.data.tokenizer_hash)
+    model, batches = build(manifest, tokenizer.vocab), batches_of(manifest, tokenizer, data, cache)
+    layout = layout_of(model)
+    autocast = torch.bfloat16 if device.startswith("cuda") else None
+    trainer = Trainer(model, inner_of(manifest), batches, device, autocast, clock=clock)
+    return LocalLearner(trainer, layout, batches.split, tokenizer, manifest, place, work)
+
+
+def batches_of(manifest: Manifest, tokenizer: Tokenizer, data: Path | None, cache: Path) -> Batches:
+    """Return the manifest's training batches, of all shards. Raises DataError."""
+    corpus, said = open_corpus(data, tokenizer, cache), manifest.data
+    cut = split(corpus, manifest.model.context, manifest.run.seed, said.shards, said.holdout)
+    return Batches(cut, manifest.inner.batch, range(said.shards))
+
+
+def inner_of(manifest: Manifest) -> InnerConfig:
+    """Return the manifest's inner optimizer settings."""
+    inner = manifest.inner
+    return InnerConfig(
+        optimizer=inner.optimizer,
+        lr=inner.lr,
+        betas=inner.betas,
+        weight_decay=inner.weight_decay,
+        warmup=inner.warmup,
+        schedule=inner.schedule,
+        steps=manifest.schedule_steps,
+        accumulate=inner.accumulate,
+        clip=inner.clip,
+        momentum=inner.momentum,
+        adam_lr=inner.adam_lr,
+    )
+
+
+def build(manifest: Manifest, vocab: int) -> Transformer:
+    """Return the manifest's model with its initial parameters."""
+    shape = manifest.model
+    config = ModelConfig(vocab, shape.layers, shape.width, shape.heads, shape.context, shape.mlp, shape.tied)
+    return Transformer(config, manifest.run.seed)

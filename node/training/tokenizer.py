@@ -1,0 +1,114 @@
+"""Tokenizers: bytes, or a Hugging Face `tokenizers` JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import blake3
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.swarm.identity.errors import HintedError
+
+
+class DataError(HintedError):
+    """The requested data or tokenizer cannot be used."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class Tokenizer(Protocol):
+    """Converts text to token ids below `vocab` and back."""
+
+    @property
+    def vocab(self) -> int:
+        """Number of token ids."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Identifier of the tokenizer and its content.
+
+        It prevents the use of token files of another tokenizer.
+        """
+        ...
+
+    @property
+    def separator(self) -> NDArray[np.uint32]:
+        """Token ids between two documents."""
+        ...
+
+    def encode(self, text: bytes) -> NDArray[np.uint32]:
+        """Return the token ids of UTF-8 text; invalid bytes become the replacement character, or stay (bytes)."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids; a sequence cut off within a character ends in a replacement character."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Tokenizer with one token per byte: needs no training or file, and represents any text."""
+
+    vocab: int = 256
+    identity: str = "bytes"
+
+    @property
+    def separator(self) -> NDArray[np.uint32]:
+        return np.frombuffer(b"\n\n", np.uint8).astype(np.uint32)
+
+    def encode(self, text: bytes) -> NDArray[np.uint32]:
+        return np.frombuffer(text, np.uint8).astype(np.uint32)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode("utf-8", "replace")
+
+
+class JsonTokenizer:
+    """Tokenizer in the JSON format of the `tokenizers` library."""
+
+    _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+
+    def __init__(self, content: bytes, engine: Any) -> None:
+        self._engine = engine
+        self.vocab = int(engine.get_vocab_size(with_added_tokens=True))
+        self.identity = "json-" + blake3.blake3(content).hexdigest()
+        ends = [engine.token_to_id(end) for end in self._ENDS]
+        found = [end for end in ends if end is not None][:1]
+        self.separator = np.array(found, np.uint32) if found else self.encode(b"\n\n")
+
+    def encode(self, text: bytes) -> NDArray[np.uint32]:
+        ids = self._engine.encode(text.decode("utf-8", "replace"), add_special_tokens=False).ids
+        return np.array(ids, np.uint32)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._engine.decode(list(tokens), skip_special_tokens=False))
+
+
+def load_tokenizer(name: str, directory: Path, content_hash: str = "") -> Tokenizer:
+    """Return the tokenizer of a manifest: "bytes", or a JSON file in `directory`.
+
+    `content_hash`, if not empty, is the file's blake3 in hexadecimal. Raises DataError.
+    """
+    if name == "bytes":
+        return Bytes()
+    path = directory / name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise DataError(f"tokenizer {path}: {reason}", "put the run's tokenizer file there") from None
+    if content_hash and blake3.blake3(content).hexdigest() != content_hash:
+        raise DataError(f"tokenizer {path} is not this run's tokenizer", "get the file from the run's author")
+    try:
+        from tokenizers import Tokenizer as Engine
+    except ImportError:
+        raise DataError("a JSON tokenizer needs the package tokenizers", "pip install 'thinwire[hf]'") from None
+    try:
+        engine = Engine.from_str(content.decode())
+    except Exception as error:  # the library raises plain Exception
+        raise DataError(f"tokenizer {path}: {error}", "the file was not written by the tokenizers library") from None
+    return JsonTokenizer(content, engine)

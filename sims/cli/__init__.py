@@ -1,0 +1,1 @@
+"""Commands of the simulator: `thinwire sim` and `thinwire plan`."""

@@ -1,0 +1,184 @@
+"""The commands `thinwire sim` and `thinwire plan`. pyproject.toml registers them as entry points of `thinwire.commands`.
+
+The simulator is imported inside the functions, so that the help of a command does not wait for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from thinwire.node.cli.commands import CliSession, Debug, InputError, Json
+
+
+def _debug(context: typer.Context, debug: bool) -> None:
+    (context.find_object(CliSession) or CliSession()).debug = debug
+
+
+def sim(
+    context: typer.Context,
+    scenario: Annotated[
+        str,
+        typer.Argument(metavar="NAME|FILE.toml|new|list", help="A shipped scenario, a file, or what to do instead."),
+    ],
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="With new: the scenario to write.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", min=0, max=2**53 - 1, help="What is drawn [the scenario's].")
+    ] = None,
+    peers: Annotated[
+        int | None, typer.Option("--peers", metavar="N", min=1, max=10_000, help="So many, each group in proportion.")
+    ] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option("--duration", metavar="SECONDS", min=1, max=1e7, help="Of the scenario, not of waiting."),
+    ] = None,
+    faults: Annotated[
+        Path | None, typer.Option("--faults", metavar="FILE", help="JSON list of faults, instead of the scenario's.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where the report goes [sims-NAME-SEED].")
+    ] = None,
+    real: Annotated[bool, typer.Option("--real", help="Real processes behind shaped links, in real time.")] = False,
+    namespaces: Annotated[
+        bool, typer.Option("--namespaces", help="Real processes in network namespaces; needs root on Linux.")
+    ] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Play a scenario on a fake network: what would a swarm do? `sim list` shows them, `sim new FILE` writes one."""
+    _debug(context, debug)
+    if (scenario == "new") is not (file is not None):
+        raise InputError("new takes the name of a file to write", "thinwire sim new mine.toml")
+    if real and namespaces:
+        raise InputError("--real and --namespaces are two ways to play it", "choose one of them")
+    from thinwire.sims.cli import play
+
+    if file is not None:
+        play.new(file)
+        return 0
+    if scenario == "list":
+        print(play.catalogue())
+        return 0
+    level = "L1" if real else "L2" if namespaces else "L0"
+    return play.play(
+        scenario, peers=peers, seed=seed, duration=duration, faults=faults, out=out, level=level, json=json
+    )
+
+
+def plan(
+    context: typer.Context,
+    run: Annotated[Path | None, typer.Argument(metavar="RUN.toml", help="The manifest to plan for.")] = None,
+    parameters: Annotated[
+        str, typer.Option("--parameters", metavar="N", help="Size of the model, such as 350M [the manifest's].")
+    ] = "",
+    layers: Annotated[
+        int | None, typer.Option("--layers", metavar="N", min=1, max=1024, help="Its layers [the manifest's].")
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option("--width", metavar="N", min=1, help="Its width [the manifest's].")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", metavar="N", min=1, help="Of one inner step of one peer [the manifest's].")
+    ] = None,
+    step: Annotated[
+        float | None, typer.Option("--step", metavar="SECONDS", min=1e-6, help="One inner step of one peer.")
+    ] = None,
+    speed: Annotated[
+        float | None, typer.Option("--speed", metavar="TFLOPS", min=1e-6, help="Of one peer, when --step is not known.")
+    ] = None,
+    peers: Annotated[
+        int | None, typer.Option("--peers", metavar="N", min=2, max=10_000, help="How many [those of --link, or 8].")
+    ] = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--link", metavar="[Nx]DOWN/UP[@STEP]", help="Mbit/s, or dsl, fibre …; may be repeated [100/100]."
+        ),
+    ] = None,
+    rtt: Annotated[float, typer.Option("--rtt", metavar="MS", min=0, help="Round trip between two peers.")] = 50.0,
+    every: Annotated[
+        int | None,
+        typer.Option("--every", metavar="H", min=1, max=2**20, help="Inner steps of a round [the manifest's]."),
+    ] = None,
+    codec: Annotated[str, typer.Option("--codec", metavar="NAME", help="What is sent [the manifest's].")] = "",
+    memory: Annotated[
+        float | None, typer.Option("--memory", metavar="GIB", min=1e-3, help="What a peer has for training.")
+    ] = None,
+    site: Annotated[
+        str, typer.Option("--site", metavar="NxDOWN/UP", help="N peers share one line of so many Mbit/s.")
+    ] = "",
+    pipeline: Annotated[
+        Path | None, typer.Option("--pipeline", metavar="FILE", help="Plan paths over the stages of this JSON instead.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="With --pipeline: write the plan as a PNG.")
+    ] = None,
+    tries: Annotated[
+        int | None, typer.Option("--tries", metavar="N", min=1, max=10**9, help="With --pipeline: how long to search.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what rounds would cost, and which way to train suits, before anyone starts."""
+    _debug(context, debug)
+    if pipeline is not None:
+        if run is not None:
+            raise InputError("a manifest and --pipeline are two plans", "ask for one of them")
+        _pipeline(pipeline, picture, tries, json)
+        return
+    if picture is not None or tries is not None:
+        raise InputError("--picture and --tries go with --pipeline", "thinwire plan --pipeline FILE --picture plan.png")
+    from thinwire.sims.planner import plan as planner
+    from thinwire.sims.planner.question import question
+
+    asked = question(
+        _read(run), run.name if run else "", parameters=parameters, layers=layers, width=width, tokens=tokens, step=step,
+        speed=speed, peers=peers, links=link or (), rtt=rtt, every=every, codec=codec, memory=memory, site=site,
+    )  # fmt: skip
+    answer = planner.plan(asked)
+    if json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(answer)).decode())
+        return
+    from thinwire.sims.planner.plan_view import show
+
+    show(answer)
+
+
+def _pipeline(file: Path, picture: Path | None, tries: int | None, json: bool) -> None:
+    """Plan the paths of micro-batches over stages, and print the plan; it takes some seconds."""
+    from shutil import get_terminal_size
+
+    import msgspec
+    from thinwire.node.pipeline.planner import gantt_text, plan_summary, problem, search
+
+    asked = problem.load(_read(file, "docs/pipelines.md says what it has; examples/pipelines has some"))
+    if picture is not None:
+        from thinwire.node.runtime.plotting import check
+
+        check()
+    made, timeline, found = plan_summary.look(asked, tries=tries or search.TRIES)
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        print(gantt_text.text(made, timeline, found, max(get_terminal_size((120, 24)).columns, 60)))
+    if picture is not None:
+        from thinwire.node.pipeline.planner import gantt_plot
+
+        try:
+            gantt_plot.draw(picture, made, timeline, found)
+        except OSError as error:
+            raise InputError(
+                f"cannot write {picture}: {error.strerror}", "name a PNG in a folder that is there"
+            ) from None
+
+
+def _read(file: Path | None, hint: str = "name a run's TOML, such as examples/demo.toml") -> bytes:
+    if file is None:
+        return b""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}", hint) from None

@@ -1,0 +1,1 @@
+"""Event loop and disk in virtual time."""

@@ -1,0 +1,344 @@
+"""Virtual time: an asyncio event loop whose clock advances only when no callback is ready.
+
+Everything that could make a run differ from its repetition is either drawn from the seed or refused: threads, sockets,
+name resolution, signals. The order of callbacks that are ready at the same moment is random on purpose (a real network
+gives no order either), so that one test with many seeds explores many schedules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import heapq
+import random
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar
+from functools import cache
+from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
+
+from blake3 import blake3
+from thinwire.sims.engine.loop_handles import Handle, Timer
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+WINDOW = 1e-3
+"""Virtual seconds within which at most `max_callbacks` callbacks may run."""
+
+COMPACT_AT = 4096
+"""Number of cancelled timers in the heap above which it is rebuilt."""
+
+
+RARE = (50_000, 20, 20)
+"""Thresholds of Python's cyclic garbage collector during a simulation.
+
+Nearly all objects that a simulation creates either stay alive or are freed without it.
+"""
+
+EVENTS = 1 << 16
+"""Bytes of trace events that are buffered before they are hashed together."""
+
+HOST: ContextVar[object] = ContextVar("HOST", default=None)
+"""Simulated process that runs: set in the context of a peer's first task, inherited by all its tasks.
+
+See `SimLoop.freeze`.
+"""
+
+
+@cache
+def _lengths(parts: int) -> struct.Struct:
+    return struct.Struct(f"<dH{parts}I")
+
+
+class SimFailure(Exception):
+    """Error in the simulated program: an exception in a callback, or one of the failures below."""
+
+
+class Deadlock(SimFailure):
+    """Failure: nothing is scheduled, and the main coroutine still waits."""
+
+
+class Livelock(SimFailure):
+    """Failure: too many callbacks ran in one virtual millisecond."""
+
+
+class Overtime(SimFailure):
+    """Failure: the main coroutine did not finish within its limit of virtual seconds."""
+
+
+def _unasked(task: asyncio.Task[Any]) -> bool:
+    """Return True if a task has failed and nobody has retrieved its exception."""
+    return task.done() and not task.cancelled() and bool(getattr(task, "_log_traceback", False))
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """Event loop in virtual time, starting at 0 seconds.
+
+    explore: run a random ready callback instead of the oldest. max_callbacks: how many may run within one virtual
+    millisecond. The parts of AbstractEventLoop that are not implemented (sockets, name resolution, subprocesses,
+    signals) raise NotImplementedError, as is intended here.
+    """
+
+    def __init__(self, seed: int, *, explore: bool = True, max_callbacks: int = 1_000_000) -> None:
+        self.now = 0.0
+        """Virtual seconds, the value of `time`; read only."""
+        self.failure: BaseException | None = None
+        self._rng = random.Random(seed)
+        self._explore = explore
+        self._max_callbacks = max_callbacks
+        # Any: handles have attributes that the type stubs do not declare.
+        self._ready: list[Any] = []
+        self._heap: list[tuple[float, float, int, Any]] = []
+        self._count = 0
+        self._cancelled = 0
+        self._thread = threading.get_ident()
+        self._trace = blake3()
+        self._events = bytearray()
+        self._frozen: dict[object, list[asyncio.Handle]] = {}
+        self._closed = False
+        # Strong references in order of creation: asyncio holds only a weak set, whose order depends on addresses.
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._prune_at = 256
+
+    # --- what the simulation adds
+
+    def record(self, *parts: bytes) -> None:
+        """Add an event to the trace, with the current time."""
+        lengths = _lengths(len(parts)).pack(self.now, len(parts), *map(len, parts))
+        self._events += b"".join((lengths, *parts))
+        if len(self._events) > EVENTS:
+            self._hash_events()
+
+    def _hash_events(self) -> None:
+        self._trace.update(self._events)
+        self._events.clear()
+
+    @property
+    def trace(self) -> str:
+        """blake3 hash (hex) of all events so far; equal in a repeated run with the same seed."""
+        self._hash_events()
+        return str(self._trace.hexdigest())
+
+    def freeze(self, host: object) -> None:
+        """Stop a host until `thaw`, like a stopped process: its timers expire, but its callbacks do not run."""
+        self._frozen.setdefault(host, [])
+
+    def thaw(self, host: object) -> None:
+        """Let a host run again; its pending callbacks are ready at once. No effect if it was not frozen."""
+        self._ready += self._frozen.pop(host, [])
+
+    def drive(self, until: asyncio.Future[Any], limit: float) -> None:
+        """Run callbacks until `until` is done. Raises a SimFailure."""
+        ready, heap, frozen, heappop = self._ready, self._heap, self._frozen, heapq.heappop
+        draw = self._rng.random if self._explore else None
+        now, window, ran = self.now, self.now + WINDOW, 0
+        while not until.done():
+            if not ready:
+                self._advance(limit)
+                now = self.now
+                if now > window:
+                    window, ran = now + WINDOW, 0
+            while heap and heap[0][0] <= now:
+                timer = heappop(heap)[3]
+                timer._scheduled = False
+                if not timer._cancelled:
+                    ready.append(timer)
+            ran += 1
+            if ran > self._max_callbacks:
+                self._give_up(Livelock(f"{self._max_callbacks} callbacks ran at {now:.6f} s"))
+            if not ready:
+                continue
+            if draw is None:
+                handle = ready.pop(0)
+            else:
+                pick = int(draw() * len(ready))
+                ready[pick], ready[-1] = ready[-1], ready[pick]
+                handle = ready.pop()
+            if handle._cancelled:
+                continue
+            if frozen and (host := handle._context.get(HOST)) in frozen:
+                frozen[host].append(handle)
+                continue
+            try:  # as Handle._run, without a call: there is no debug mode here
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"exception": error})
+            if self.failure is not None:
+                raise SimFailure(f"unhandled exception in a callback: {self.failure!r}") from self.failure
+
+    def _advance(self, limit: float) -> None:
+        """Advance to the time of the next timer, since nothing is ready."""
+        heap = self._heap
+        while heap and heap[0][3]._cancelled:
+            heapq.heappop(heap)
+        if not heap:
+            self._give_up(Deadlock(f"nothing is scheduled at {self.now:.6f} s"))
+        if heap[0][0] > limit:
+            self._give_up(Overtime(f"not done after {limit} virtual seconds"))
+        self.now = max(self.now, heap[0][0])
+
+    def _give_up(self, failure: SimFailure) -> NoReturn:
+        raise failure from self._unheeded()
+
+    def _unheeded(self) -> BaseException | None:
+        """Return the exception of a finished task that nobody has retrieved, often the cause of a deadlock."""
+        for task in self._tasks:
+            if _unasked(task):
+                return task.exception()
+        return None
+
+    def cancel_leftovers(self) -> BaseException | None:
+        """Cancel every unfinished task and wait for it. Returns an exception that nobody has retrieved.
+
+        Repeats until no task is left, including tasks started meanwhile; a remaining task would be collected as garbage
+        during a later simulation.
+        """
+        while leftovers := [task for task in self._tasks if not task.done()]:
+            for task in leftovers:
+                task.cancel()
+            for task in leftovers:
+                self.drive(task, self.now + 60.0)
+        return self._unheeded()
+
+    # --- what asyncio needs
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._closed:
+            self._check()
+        handle = Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        self._check()
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if self._closed:
+            self._check()
+        if when != when:
+            raise ValueError("a timer cannot be set to NaN")
+        timer = Timer(when, callback, args, self, context)
+        self._count += 1
+        tie = self._rng.random() if self._explore else 0.0
+        heapq.heappush(self._heap, (when, tie, self._count, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._cancelled += 1
+        if self._cancelled > COMPACT_AT and 2 * self._cancelled > len(self._heap):
+            self._heap[:] = [entry for entry in self._heap if not entry[3].cancelled()]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
+
+    def _check(self) -> None:
+        if self._closed:
+            raise RuntimeError("the simulated loop is closed")
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("a simulation has one thread: its order would not be reproducible otherwise")
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Context | None = None, **options: Any
+    ) -> asyncio.Task[Any]:
+        self._check()
+        if len(self._tasks) > self._prune_at:
+            self._tasks = [task for task in self._tasks if not task.done() or _unasked(task)]
+            self._prune_at = 2 * len(self._tasks) + 256
+        task = asyncio.Task(coro, loop=self, name=name, context=context, **options)
+        self._tasks.append(task)
+        return task
+
+    def run_in_executor(self, executor: object, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
+        raise RuntimeError("no threads in a simulation: pass a function that takes virtual time instead")
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self.failure is None:
+            self.failure = context.get("exception") or RuntimeError(str(context.get("message")))
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return asyncio._get_running_loop() is self
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        self._closed = True
+        self._ready.clear()
+        self._heap.clear()
+        self._tasks.clear()
+
+
+def current() -> SimLoop:
+    """Return the running SimLoop. Raises RuntimeError outside of a simulation."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, SimLoop):
+        raise RuntimeError("not inside a simulation")
+    return loop
+
+
+def run(
+    main: Coroutine[Any, Any, T],
+    *,
+    seed: int,
+    limit: float = 3600.0,
+    explore: bool = True,
+    max_callbacks: int = 1_000_000,
+) -> T:
+    """Run `main` on a fresh SimLoop and return its result.
+
+    limit: maximum of virtual seconds. Tasks that it leaves behind are cancelled. Raises the exception of `main`, or a
+    SimFailure for a deadlock, livelock, overrun, or an unhandled exception in a callback or another task.
+    """
+    if asyncio._get_running_loop() is not None:
+        main.close()
+        raise RuntimeError("a simulation cannot run inside a running event loop")
+    loop = SimLoop(seed, explore=explore, max_callbacks=max_callbacks)  # type: ignore[abstract]  # missing methods raise
+    asyncio._set_running_loop(loop)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*RARE)
+    gc.freeze()
+    try:
+        task = loop.create_task(main, name="main")
+        try:
+            loop.drive(task, limit)
+            result: T = task.result()
+        except BaseException:
+            loop.failure = None
+            try:
+                loop.cancel_leftovers()
+            except SimFailure:
+                pass  # the first failure is the one to report
+            raise
+        unheeded = loop.cancel_leftovers()
+        if unheeded is not None:
+            raise SimFailure(f"a task failed and nobody asked: {unheeded!r}") from unheeded
+        return result
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+        asyncio._set_running_loop(None)
+        loop.close()

@@ -1,0 +1,1 @@
+"""Invariants that every simulated swarm must satisfy; each is checked against the product's own state."""

@@ -1,0 +1,211 @@
+"""Invariants that hold at all times, checked every second: membership, progress of rounds, bounded resources.
+
+A fault excuses the peers that it affects, while it lasts and for a while after; it excuses nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from thinwire.collectives.transport.send_queue import LONGEST
+from thinwire.node.membership.join import Refused
+from thinwire.node.peer.peer_services import DuplicateKey
+from thinwire.sims.invariants.fragments import FragmentInvariants
+from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
+from thinwire.sims.network.link import CONTROL_WINDOW
+from thinwire.sims.network.network import EPOCH
+from thinwire.sims.peers.machine import Machine, Process
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.membership.broadcast_queue import MAX_QUEUE
+from thinwire.swarm.membership.presets import Preset
+from thinwire.swarm.messages.registry import PeerId
+
+LOOK_SECONDS = 1.0
+"""Interval in seconds between two checks."""
+
+ROUNDS = 3
+"""Rounds after which all peers are in step again."""
+
+ARRIVAL = 90.0
+"""Seconds after a fault during which a peer that searches for the swarm may give up."""
+
+SKEW = 100.0
+"""Error of a wall clock in seconds from which on its peer's records are not accepted."""
+
+
+class AlwaysInvariants:
+    """Checker of these invariants. `machines` by index; those in `honest` are checked. `settle`: seconds after the last
+    fault in which rosters become correct. `pause`: longest time in seconds without a round and without a fault.
+    """
+
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        honest: Iterable[int],
+        oracles: CommitInvariants | FragmentInvariants,
+        tell: Tell,
+        *,
+        preset: Preset,
+        settle: float,
+        pause: float,
+        window: int,
+    ) -> None:
+        self._machines, self._oracles, self._tell = machines, oracles, tell
+        self._honest = [machines[index] for index in honest]
+        self._ids = {machine.identity.peer_id: machine.index for machine in self._honest}
+        self._settle, self._pause, self._window = settle, pause, window
+        self._doubt = preset.suspicion_stretch * preset.suspicion_min(len(machines)) + 4 * preset.probe_period
+        self._round = len(machines) * preset.probe_period
+        self._touched: dict[int, float] = {}
+        self._changed: dict[int, float] = {}
+        self._told: dict[int, float] = {}
+        self._wrong: dict[int, float] = {}
+        self._quiet_since = self._moved_at = 0.0
+        self._start = 0
+        self._here: dict[Process, int] = {}
+        self._rounds = ROUNDS * oracles.turns
+
+    def touch(self, peers: Iterable[int], until: float) -> None:
+        """Excuse these peers until then."""
+        for index in peers:
+            self._touched[index] = max(self._touched.get(index, 0.0), until)
+
+    def change(self, peers: Iterable[int], now: float) -> None:
+        """Note that these peers come or go, which the others take a moment to learn. This does not excuse declaring
+        them dead.
+        """
+        for index in peers:
+            self._changed[index] = now
+
+    def excuses(self, machine: Machine, failure: BaseException, now: float) -> bool:
+        """Return True if a peer may give up with an error message: a fault has separated it from the others, or a wrong
+        clock makes one of them refuse it.
+
+        The error that another process has its key is never justified here.
+        """
+        if not isinstance(failure, HintedError) or isinstance(failure, DuplicateKey):
+            return False
+        refused = isinstance(failure, Refused) and any(map(_skewed, self._machines))
+        return refused or now <= self._touched.get(machine.index, -ARRIVAL) + ARRIVAL
+
+    def disturb(self, until: float) -> None:
+        """Note an event, lasting until then, from which the swarm needs time to recover."""
+        self._quiet_since, self._start = max(self._quiet_since, until), self._oracles.frontier
+
+    def buried(self, by: Machine, victim: PeerId, now: float) -> None:
+        """Check that a roster may declare a peer dead."""
+        index = self._ids.get(victim)
+        if index is None or by.index not in self._ids.values():
+            return
+        machine = self._machines[index]
+        if now <= self._wrong.get(by.index, -self._doubt) + self._doubt:
+            return  # A wrong clock refuses records that refute the suspicion.
+        if not machine.up or now <= self._touched.get(index, -self._doubt) + self._doubt:
+            return
+        self._tell("buried", by.index, f"peer {index}, which is well")
+
+    def look(self, now: float) -> None:
+        """Check all invariants."""
+        self._wrong |= {machine.index: now for machine in self._machines if _skewed(machine)}
+        running = [machine for machine in self._honest if machine.process is not None and machine.process.ready]
+        for machine in running:
+            assert machine.process is not None
+            self._bans(machine, machine.process)
+            self._caps(machine, machine.process)
+        frontier = self._oracles.frontier
+        # A round that only dead peers know is not a round that the others must reach; a peer that joins with a round
+        # has not made it.
+        here = {m.process: m.process.peer.replica.round for m in running if m.process is not None}
+        stayed = here.keys() & self._here.keys()
+        if max((here[one] for one in stayed), default=0) > max((self._here[one] for one in stayed), default=0):
+            self._moved_at = now
+        self._here = here
+        if now > self._quiet_since + self._settle:
+            self._rosters(running, now)
+        if now <= self._quiet_since:
+            self._start = frontier
+        elif frontier >= self._start + self._rounds and self._oracles.together:
+            self._lockstep(running, frontier, now)
+        since = max(self._quiet_since, self._moved_at)
+        if now > since + self._pause:
+            self._tell("progress", -1, f"no round after {max(here.values(), default=0)} for {now - since:.0f} s")
+            self._moved_at = now
+        for machine in self._honest:
+            process = machine.process
+            since = max(self._quiet_since, self._told.get(machine.index, 0.0))
+            if process is not None and not process.ready and now > since + self._pause:
+                self._tell("progress", machine.index, "does not get in")
+                self._told[machine.index] = now
+
+    def _excused(self, machine: Machine, now: float) -> bool:
+        if now <= self._last(machine) + self._settle:
+            return True
+        return _skewed(machine)
+
+    def _last(self, machine: Machine) -> float:
+        """Return the time of the last event that affected this machine."""
+        return max(self._touched.get(machine.index, -self._settle), self._changed.get(machine.index, -self._settle))
+
+    def _bans(self, machine: Machine, process: Process) -> None:
+        transport = process.transport
+        banned = sorted(process.peer.session.roster.banned)
+        banned += list(transport.banned) if transport is not None else []
+        for peer in banned:
+            if peer in self._ids:
+                self._tell("banned", machine.index, f"peer {self._ids[peer]} is banned")
+
+    def _rosters(self, running: list[Machine], now: float) -> None:
+        there = {m.identity.peer_id for m in self._machines if m.process is not None and m.process.ready}
+        skewed = {m.identity.peer_id for m in self._machines if self._excused(m, now)}
+        skewed |= {m.identity.peer_id for m in running if m.process is not None and m.process.peer.session.roster.left}
+        coming = {m.identity.peer_id for m in self._machines if m.process is not None and not m.process.ready}
+        fallen = {m.identity.peer_id: self._changed.get(m.index, 0.0) for m in self._machines if not m.up}
+        everybody = tuple(sorted(there))
+        for machine in running:
+            if machine.process is None or machine.identity.peer_id in skewed:
+                continue
+            view = machine.process.peer.session.roster.view
+            if view.peers == everybody:
+                continue
+            seen = set(view.peers)
+            came = self._changed.get(machine.index, 0.0)
+            # A peer that joined after a death may have the dead peer from an uninformed one, and has to find out by
+            # itself.
+            new = now <= came + self._round + self._settle
+            unknown = {peer for peer, at in fallen.items() if new and at < came}
+            ghosts, unseen = seen - there - skewed - coming - unknown, there - seen - skewed
+            if ghosts or unseen:
+                self._tell("roster", machine.index, f"{len(unseen)} peers are missing, {len(ghosts)} are ghosts")
+
+    def _lockstep(self, running: list[Machine], frontier: int, now: float) -> None:
+        for machine in running:
+            process = machine.process
+            if process is None or now <= self._last(machine) + self._settle / 4:
+                continue
+            at = process.peer.replica.round
+            if frontier - max(at, self._start) > self._rounds:
+                self._tell("lockstep", machine.index, f"in round {at} when others are in round {frontier}")
+
+    def _caps(self, machine: Machine, process: Process) -> None:
+        session = process.peer.session
+        sizes = {
+            **session.sizes(),
+            "news": (len(session.roster._news), MAX_QUEUE),
+        }
+        for lanes in (session._send_queue._control, session._send_queue._bulk):
+            for lane in lanes.values():
+                waiting = len(lane._urgent) + len(lane._later)
+                if waiting > sizes.get("lane", (0, 0))[0]:
+                    sizes["lane"] = (waiting, LONGEST)
+        if process.transport is not None:
+            for most, limit in zip(process.transport.peaks, (CONTROL_WINDOW, self._window), strict=True):
+                if most > limit:
+                    sizes["pipe"] = (most, limit)
+        for name, (size, limit) in sizes.items():
+            if size > limit:
+                self._tell("caps", machine.index, f"{name}: {size} of {limit}")
+
+
+def _skewed(machine: Machine) -> bool:
+    """Return True if the machine's wall clock is so wrong that other peers do not accept its records."""
+    return abs(machine.clocks.wall() - machine.clocks.now() - EPOCH) > SKEW

@@ -1,0 +1,46 @@
+"""Invariants of runs whose fragments have rounds of their own: those of `CommitInvariants`, for each fragment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from thinwire.collectives.outcome import Outcome
+from thinwire.node.methods.concurrent.fragment_replicas import FragmentReplicas
+from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import PeerId
+
+
+class FragmentInvariants:
+    """One `CommitInvariants` for each fragment; `frontier` counts turns that are complete on some peer."""
+
+    together = True
+
+    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
+        self.frontier, self.turns = 0, manifest.outer.fragment_count
+        self.each = tuple(
+            CommitInvariants(manifest, honest, lambda oracle, peer, detail, number=number: tell(  # type: ignore[misc]
+                oracle, peer, f"fragment {number}: {detail}"
+            ))
+            for number in range(manifest.outer.fragment_count)
+        )  # fmt: skip
+
+    def installed(self, index: int, replica: FragmentReplicas, number: int | None = None) -> None:
+        """Record a state that a peer did not compute: of one fragment, or of all that it holds."""
+        for one, chain in replica.chains.items():
+            if number in (None, one):
+                self.each[one].installed(index, chain.replica.round, chain.replica.digest, chain.replica.state)
+        self.frontier = max(self.frontier, replica.round)
+
+    def committed(self, index: int, replica: FragmentReplicas, outcome: Outcome) -> None:
+        """Check a round that an honest peer has applied."""
+        assert outcome.commit is not None
+        number = outcome.commit.opened.fragment
+        chain = replica.chains[number].replica
+        self.each[number].committed(index, chain.round, chain.digest, chain.state, outcome)
+        self.frontier = max(self.frontier, replica.round)
+
+    def ended(self, index: int) -> None:
+        """Record that a process ended."""
+        for one in self.each:
+            one.ended(index)

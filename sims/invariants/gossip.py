@@ -1,0 +1,201 @@
+"""Invariants of committed rounds of pairs or groups (NoLoCo), for any codec.
+
+The checker keeps its own state of every honest replica, and of what the codec has left out of its steps so far. From
+this and from the trained parameters it computes what each replica has sent, and from that the next state of each. The
+step is implemented a second time here, from the paper and not from the product; only codecs and the chunk grid are
+shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from thinwire.collectives.aggregation import NORM_LIMIT
+from thinwire.collectives.gossip.pair_codec import PairCodec, halves
+from thinwire.collectives.topology.shards import grid
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.types import Floats
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import Commit, Contribution, PeerId
+from thinwire.swarm.methods.noloco import NoLoCo
+
+KEPT = 4
+"""Number of stored contributions of one peer: partners are in the same round."""
+
+ROUNDING = 16.0
+"""Tolerance of a sum of two values, in units in the last place of the largest value; proportionally more for a group.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    """φ, δ, and the part of Δ that the codec has left out so far (None: unknown). Never changed in place."""
+
+    phi: Floats
+    delta: Floats
+    left: Floats | None
+
+
+class _Offer:
+    """Data that a replica trained to `theta` sends."""
+
+    def __init__(self, replica: _Replica, theta: Floats, how: PairCodec) -> None:
+        self.replica, self.theta, self._how = replica, theta, how
+
+    @cached_property
+    def sent(self) -> tuple[Floats, Floats] | None:
+        """Return Δ and φ as the partner decodes them (or their meaning, with one vector). None: unknown."""
+        phi, left = self.replica.phi, self.replica.left
+        if self._how.exact or self._how.slow is None:
+            return self.theta - phi, phi
+        if left is None:
+            return None
+        return self._decoded(self._how.fast, self.theta - phi + left), self._decoded(self._how.slow, phi)
+
+    @property
+    def left(self) -> Floats | None:
+        """Return the part that is left out, and carried over to the next contribution."""
+        if self._how.exact or self.sent is None or self.replica.left is None:
+            return None
+        return self.theta - self.replica.phi + self.replica.left - self.sent[0]
+
+    def _decoded(self, codec: Codec, values: Floats) -> Floats:
+        cut, out = grid(values.size, self._how), np.empty_like(values)
+        for index in range(len(cut)):
+            start, stop = cut.span(index)
+            payload = np.empty(codec.nbytes(stop - start), np.uint8)
+            codec.encode(np.ascontiguousarray(values[start:stop]), payload)
+            codec.decode(payload.data, out[start:stop])
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One partner: its new φ, δ before and after, and its Δ as sent."""
+
+    phi: Floats
+    before: Floats
+    after: Floats
+    moved: Floats
+
+
+class GossipInvariants:
+    """Checker of gossip rounds. `honest`: peer id -> index of honest peers. `tell`: reports oracle, peer, detail.
+
+    `met`: number of checked states that several peers have made.
+    """
+
+    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Callable[[str, int, str], None]) -> None:
+        outer = manifest.method(NoLoCo)
+        self._how = halves(manifest.exchange.codec, lr=outer.lr, gamma=outer.gamma)
+        self._alpha, self._beta, self._gamma = map(np.float32, (outer.momentum, outer.lr, outer.gamma))
+        self._honest, self._tell = honest, tell
+        self._at: dict[int, _Replica] = {}
+        self._offers: dict[PeerId, dict[tuple[int, int], _Offer]] = {}
+        self._sides: dict[tuple[int, tuple[Contribution, ...]], list[_Side]] = {}
+        self._longest: dict[int, float] = {}
+        self.met = 0
+
+    def encoded(self, peer: PeerId, round: int, attempt: int, theta: Floats) -> None:
+        """Record that a peer is about to announce the difference between its slow weights and `theta`, which is finite."""
+        index = self._honest.get(peer)
+        replica = self._at.get(index) if index is not None else None
+        if replica is not None:
+            offers = self._offers.setdefault(peer, {})
+            offers[round, attempt] = _Offer(replica, theta.copy(), self._how)
+            while len(offers) > KEPT:
+                del offers[next(iter(offers))]
+
+    def installed(self, index: int, state: Floats) -> None:
+        """Record a state that a peer did not compute."""
+        phi, delta = _halved(state)
+        self._at[index] = _Replica(phi, delta, np.zeros_like(phi))
+
+    def ended(self, index: int) -> None:
+        """Record that a process ended."""
+        self._at.pop(index, None)
+        self._longest.pop(index, None)
+
+    def committed(self, index: int, round: int, state: Floats, commit: Commit) -> None:
+        """Check a round that an honest peer has made with others, or alone."""
+        entries, old = commit.opened.contributors, self._at.get(index)
+        phi, delta = _halved(state)
+        mine, others = None, []
+        for entry in entries:
+            offer = self._offers.get(entry.peer, {}).get((round, entry.attempt))
+            if self._honest.get(entry.peer) == index:
+                mine = offer
+            else:
+                others.append(None if offer is None else offer.sent)
+        if old is None or mine is None or mine.replica is not old:
+            self._at[index] = _Replica(phi, delta, None)
+            return
+        new = self._at[index] = _Replica(phi, delta, mine.left if others else old.left)
+        known = [sent for sent in others if sent is not None]
+        if not others:
+            self._equal(index, round, old, new, self._alpha * old.delta + self._beta * (mine.theta - old.phi), 2)
+        elif mine.sent is not None and len(known) == len(others):
+            self.met += 1
+            self._equal(index, round, old, new, self._together(old, mine.sent, known), len(entries))
+            self._mean(index, round, entries, _Side(new.phi, old.delta, new.delta, mine.sent[0]))
+        elif mine.sent is not None:
+            self._bound(index, round, old, new, mine.sent, len(entries))
+
+    # Checks
+
+    def _together(self, old: _Replica, mine: tuple[Floats, Floats], others: Sequence[tuple[Floats, Floats]]) -> Floats:
+        share = np.float32(1 / (1 + len(others)))
+        mean, middle = (np.sum([mine[i], *(one[i] for one in others)], axis=0) * share for i in (0, 1))
+        return np.asarray(self._alpha * old.delta + self._beta * mean - self._gamma * (mine[1] - middle), np.float32)
+
+    def _equal(self, index: int, round: int, old: _Replica, new: _Replica, delta: Floats, size: int) -> None:
+        """Check that the new state is δ and φ + δ, up to rounding."""
+        phi = old.phi + delta
+        away = float(max(np.abs(new.delta - delta).max(), np.abs(new.phi - phi).max()))
+        if not away <= _unit(delta, phi) * size / 2:
+            self._tell("aggregate", index, f"round {round}: off by up to {away:.3g}")
+
+    def _mean(self, index: int, round: int, entries: tuple[Contribution, ...], side: _Side) -> None:
+        """Check that pushes and pulls cancel out: a whole group makes DiLoCo's step."""
+        sides = self._sides.setdefault((round, entries), [])
+        sides.append(side)
+        if len(sides) < len(entries):
+            while len(self._sides) > KEPT * len(self._honest):
+                del self._sides[next(iter(self._sides))]
+            return
+        del self._sides[round, entries]
+        wanted = sum(self._alpha * side.before + self._beta * side.moved for side in sides)
+        found = sum(side.after for side in sides)
+        away = float(np.abs(found - wanted).max())
+        if not away <= len(sides) * _unit(*(side.phi for side in sides), np.asarray(wanted)):
+            self._tell("mean", index, f"round {round}: {len(sides)} have moved their mean by {away:.3g} too much")
+
+    def _bound(
+        self, index: int, round: int, old: _Replica, new: _Replica, sent: tuple[Floats, Floats], size: int
+    ) -> None:
+        """Check a step with lying partners: their effect on our own step is limited by the screening.
+
+        The usual norm is at most our own longest norm, because the smaller of two counts; a vector within the limit of
+        φ has two parts, which move δ by β and γ.
+        """
+        away = float(np.linalg.norm(new.delta - self._alpha * old.delta - self._beta * np.float32(1 / size) * sent[0]))
+        own = float(np.hypot(np.linalg.norm(sent[0]), np.linalg.norm(sent[1] - old.phi)))
+        own = own or float(np.linalg.norm(old.delta))  # A peer that has not trained compares others with its momentum.
+        longest = self._longest[index] = max(self._longest.get(index, 0.0), own)
+        limit = float(self._beta + self._gamma) * (size - 1) / size * (1 + NORM_LIMIT) * longest
+        if not away <= limit:
+            self._tell("bound", index, f"round {round}: {away:.3g} from the step alone, the limit is {limit:.3g}")
+
+
+def _halved(state: Floats) -> tuple[Floats, Floats]:
+    """Return copies of φ and δ of a replica's state."""
+    half = state.size // 2
+    return state[:half].copy(), state[half:].copy()
+
+
+def _unit(*values: Floats) -> float:
+    """Return the rounding error of a sum with these terms and results."""
+    return ROUNDING * float(np.finfo(np.float32).eps) * max(1e-3, *(float(np.abs(one).max()) for one in values))

@@ -1,0 +1,310 @@
+"""Invariants of committed rounds. Those that hold at all times are in always.py.
+
+The checker knows what was trained and announced, so it computes the next state with the product's codec, rule and outer
+step, and compares bits. It does not judge the choice of contributors: that is up to the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.collectives.aggregation import NORM_LIMIT, RULES
+from thinwire.collectives.deterministic_rounding import encode
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.topology.shards import grid
+from thinwire.compression import registry
+from thinwire.compression.core.types import Floats
+from thinwire.compression.kernels.base import outer_step
+from thinwire.node.methods.registry import METHODS
+from thinwire.sims.invariants.data_once import DataOnceInvariant, Draws
+from thinwire.sims.invariants.gossip import GossipInvariants
+from thinwire.sims.invariants.reference_mean import result, round_ring, sites_of
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import Commit, Digest, PeerId
+
+ORACLES: Mapping[str, str] = {
+    "agreement": "no two honest peers that live have different states after one round",
+    "aggregate": "the new state is the outer step on the mean of what the contributors had announced, bit for bit where all "
+    "have the same",
+    "mean": "those that have met move the mean of their replicas as DiLoCo would: what one is pushed, the others are pulled",
+    "bound": "with liars among the contributors, the aggregate is as near to the honest mean as the clipping promises",
+    "weight": "a contribution counts with the tokens that went into it, and never with more than the manifest allows",
+    "once": "where the swarm keeps book of its data, no sample is used twice in an epoch, and none is left out",
+    "finite": "no honest peer has a parameter that is not finite",
+    "twice": "a peer applies each round once, and the round after it next",
+    "crash": "no honest process ends by an error of ours, and nothing is left unheeded",
+    "banned": "no honest peer is banned by an honest one",
+    "buried": "nobody is declared dead who could be reached all the time",
+    "roster": "when all has been quiet for a while, every roster is the set of those who are there",
+    "lockstep": "three rounds after the last fault all honest peers are in the same round",
+    "progress": "when nothing is wrong, rounds go on, and who comes in gets in",
+    "caps": "every queue and table is within its bound",
+    "trace": "a rerun of the seed has the same trace",
+}
+"""Name -> assertion."""
+
+KEPT = 6
+"""Rounds with stored states; all digests are stored."""
+
+USUAL = 40
+"""Rounds after which an old long contribution no longer affects the usual norm (aggregation.MEMORY to that power: 1.5
+%).
+"""
+
+SLACK = 0.02
+"""Least tolerance of an encoding, as a fraction of the longest contribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Violation of an invariant: `at` virtual seconds, by `peer` (index; -1: the swarm)."""
+
+    at: float
+    oracle: str
+    peer: int
+    detail: str
+
+
+@dataclass(slots=True)
+class _State:
+    round: int
+    theta: Floats
+    momentum: Floats
+    checked: bool = False
+
+
+@dataclass(slots=True)
+class _Sent:
+    theta: NDArray[np.float32]
+    trained: int
+
+
+Tell = Callable[[str, int, str], None]
+"""Reports a violation: oracle, peer, detail."""
+
+
+class CommitInvariants:
+    """Checker of committed rounds, called by the world: `started` for each process, then `encoded`, `installed`,
+    `committed` as they occur, `ended`.
+
+    `honest`: peer id -> index of honest peers.
+    """
+
+    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
+        self._manifest, self._honest, self._tell = manifest, honest, tell
+        method = manifest.outer.method
+        self._vectors = 1 if manifest.sparse else METHODS[method].replica.vectors
+        # Other peers cannot compute a contribution with a private residual; "agreement" checks that all compute the
+        # same from it.
+        self._single = manifest.outer.rounds_per_step == 1
+        self._known = method in ("diloco", "muloco", "merge", "noloco", "streaming") and not manifest.sparse
+        self.samples = DataOnceInvariant(tell) if manifest.data.exactly_once else None
+        self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
+        self._rule = RULES[manifest.exchange.aggregation]
+        self.pairs = GossipInvariants(manifest, honest, tell) if manifest.outer.gossip else None
+        self._claims: dict[int, dict[Digest, dict[int, None]]] = {}
+        self._states: dict[Digest, _State] = {}
+        self._at: dict[int, tuple[int, Digest]] = {}
+        self._sent: dict[tuple[PeerId, int, int], _Sent] = {}
+        self._longest: dict[int, NDArray[np.float64]] = {}
+        self.frontier = 0
+        """Latest round that an honest peer has applied."""
+
+    turns = 1
+    """Number of rounds that `frontier` counts in one round of every fragment."""
+
+    @property
+    def together(self) -> bool:
+        """Whether all peers are meant to be in one round with one state."""
+        return self.pairs is None
+
+    # Events
+
+    def encoded(
+        self, peer: PeerId, round: int, attempt: int, theta: Floats, trained: int, draws: Draws | None = None
+    ) -> None:
+        """Record that a peer is about to announce the difference between the swarm's state and `theta`, trained on so
+        many tokens.
+
+        `draws`: the samples, if known.
+        """
+        if self.samples is not None and draws is not None:
+            self.samples.encoded(peer, round, attempt, draws)
+        if not np.isfinite(theta).all():
+            return  # It must not be sent, and what is sent instead is another contribution.
+        self._sent[peer, round, attempt] = _Sent(theta.copy(), trained)
+        if self.pairs is not None:
+            self.pairs.encoded(peer, round, attempt, theta)
+
+    def installed(self, index: int, round: int, digest: Digest, state: Floats) -> None:
+        """Record a state that a peer did not compute: its first, or a fetched one."""
+        self._drop_claims(index)
+        self._at[index] = (round, digest)
+        self._claim(index, round, digest)
+        if self.samples is not None and not round:
+            self.samples.first(digest)
+        if self.pairs is not None:
+            self.pairs.installed(index, state)
+        cut = state.size // self._vectors
+        self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
+        self.frontier = max(self.frontier, round)
+
+    def ended(self, index: int) -> None:
+        """Record that a process ended."""
+        self._drop_claims(index)
+        self._at.pop(index, None)
+        if self.pairs is not None:
+            self.pairs.ended(index)
+
+    def committed(self, index: int, round: int, digest: Digest, state: Floats, outcome: Outcome) -> None:
+        """Check a round that an honest peer has applied."""
+        before = self._at.get(index)
+        if not np.isfinite(state).all():
+            self._tell("finite", index, f"round {round}")
+        # With powersgd a peer reports only the second round of a step.
+        if before is None or (round != before[0] + 1 if self._single else round <= before[0]):
+            self._tell("twice", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}")
+        self._at[index] = (round, digest)
+        self._claim(index, round, digest)
+        cut = state.size // self._vectors
+        new = self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
+        old = self._states.get(before[1]) if before is not None else None
+        if old is not None and outcome.commit is not None and not new.checked and old.round + 1 == round:
+            new.checked = True
+            if self.samples is not None and before is not None:
+                self.samples.committed(index, before[1], digest, outcome.commit)
+            self._check(index, old, new, outcome.commit)
+        if self.pairs is not None and outcome.commit is not None:
+            self.pairs.committed(index, round, state, outcome.commit)
+        if round > self.frontier:
+            self.frontier = round
+            self._forget(round - KEPT)
+
+    # Checks
+
+    def _claim(self, index: int, round: int, digest: Digest) -> None:
+        if self.pairs is not None:
+            return  # Replicas of gossip runs differ.
+        claims = self._claims.setdefault(round, {})
+        claims.setdefault(digest, {})[index] = None
+        others = [one for other, holders in claims.items() if other != digest for one in holders]
+        if others and round and index in self._honest.values():
+            self._tell("agreement", index, f"round {round}: peers {others[:5]} have another state")
+
+    def _drop_claims(self, index: int) -> None:
+        for claims in self._claims.values():
+            for holders in claims.values():
+                holders.pop(index, None)
+
+    def _forget(self, oldest: int) -> None:
+        self._states = {digest: state for digest, state in self._states.items() if state.round >= oldest}
+        self._sent = {key: sent for key, sent in self._sent.items() if key[1] >= oldest}
+
+    def _check(self, index: int, old: _State, new: _State, commit: Commit) -> None:
+        entries = commit.opened.contributors
+        sent = [self._sent.get((entry.peer, new.round, entry.attempt)) for entry in entries]
+        most, gathers = self._manifest.max_weight, self._manifest.outer.gathers_first
+        for entry, one in zip(entries, sent, strict=True):
+            if entry.weight > most:
+                self._tell("weight", index, f"round {new.round}: {entry.weight} tokens of at most {most}")
+            elif (
+                entry.peer in self._honest and one is not None and not self._fair(entry.weight, min(most, one.trained))
+            ):
+                if not one.trained and entry.weight == 1 and (self.samples is not None or gathers):
+                    continue  # A round in which no peer trains needs one token.
+                detail = f"round {new.round}: {entry.weight} tokens, {one.trained} were trained"
+                self._tell("weight", self._honest[entry.peer], detail)
+        known = [one for one in sent if one is not None]
+        weights = [entry.weight for entry in entries]
+        if self.pairs is not None or not self._known:
+            return
+        ours = [one for one, entry in zip(sent, entries, strict=True) if one is not None and entry.peer in self._honest]
+        self._measure(old, new.round, ours)
+        everyone = len(known) == len(entries) and all(entry.peer in self._honest for entry in entries)
+        # The certificate does not name the ring if another ballot's results were adopted.
+        elsewhere = self._manifest.exchange.topology == "ring" and commit.opened.adopted is not None
+        if everyone and not elsewhere:
+            theta, momentum = self._next(old, known, commit)
+            if theta.tobytes() != new.theta.tobytes() or momentum.tobytes() != new.momentum.tobytes():
+                away = float(np.abs(theta - new.theta).max())
+                self._tell("aggregate", index, f"round {new.round}: off by up to {away:.3g}")
+        else:
+            honest = [
+                (one, entry.weight)
+                for one, entry in zip(sent, entries, strict=True)
+                if one is not None and entry.peer in self._honest
+            ]
+            self._bound(index, old, new, honest, sum(weights))
+
+    def _rounding(self, delta: Floats) -> float:
+        """Return the distance of the encoding from `delta`, which is large for coarse codecs."""
+        cut, square = grid(delta.size, self._codec), 0.0
+        for chunk in range(len(cut)):
+            start, stop = cut.span(chunk)
+            payload, decoded = np.empty(self._codec.nbytes(stop - start), np.uint8), np.empty(stop - start, np.float32)
+            encode(self._codec, delta[start:stop], payload)
+            self._codec.decode(payload.data, decoded)
+            square += float(np.sum(np.square(decoded - delta[start:stop])))
+        return float(np.sqrt(square))
+
+    def _fair(self, weight: int, trained: int) -> bool:
+        # Steps during an exchange count for the next contribution; a peer that was left out meanwhile forfeits some of
+        # them.
+        if self._manifest.outer.private_start:
+            return True  # no other peer knows the parameters that the steps started from
+        return weight <= trained if self._manifest.overlap else weight == trained
+
+    def _measure(self, old: _State, round: int, honest: Sequence[_Sent]) -> None:
+        """Return the length of the longest honest contribution to a round, by chunk."""
+        cut = grid(old.theta.size, self._codec)
+        starts = [cut.span(chunk)[0] for chunk in range(len(cut))]
+        squares = [np.add.reduceat(np.square(old.theta - one.theta, dtype=np.float64), starts) for one in honest]
+        if squares:
+            self._longest[round] = np.sqrt(np.max(squares, axis=0))
+            self._longest = {one: found for one, found in self._longest.items() if one > round - USUAL}
+
+    def _next(self, old: _State, sent: Sequence[_Sent], commit: Commit) -> tuple[Floats, Floats]:
+        """Return the state after the outer step on what the contributors sent, in peer-id order, or in ring order."""
+        theta, momentum, outer = old.theta.copy(), old.momentum.copy(), self._manifest.outer
+        cut = grid(theta.size, self._codec)
+        weights, sites = [float(entry.weight) for entry in commit.opened.contributors], sites_of(commit)
+        around = round_ring(self._codec, self._rule, commit.opened, len(cut)) if commit.opened.order else None
+        for chunk in range(len(cut)):
+            start, stop = cut.span(chunk)
+            payloads = []
+            for one in sent:
+                payload = np.empty(self._codec.nbytes(stop - start), np.uint8)
+                encode(self._codec, np.subtract(old.theta[start:stop], one.theta[start:stop]), payload)
+                payloads.append(payload.data)
+            delta = np.empty(stop - start, np.float32)
+            if around is not None:
+                made = around(chunk, payloads, delta.size)
+            else:
+                made = result(self._codec, self._rule, payloads, weights, sites, delta.size)
+            self._codec.decode(made, delta)
+            outer_step(theta[start:stop], momentum[start:stop], delta, *outer.sgd)
+        return theta, momentum
+
+    def _bound(self, index: int, old: _State, new: _State, honest: Sequence[tuple[_Sent, int]], total: int) -> None:
+        """Check that the aggregate differs from the honest mean by no more than liars within the norm limit can cause.
+
+        Chunks are screened one by one, against a usual norm that is at most the longest honest one.
+        """
+        share = sum(weight for _, weight in honest)
+        if not share or not total:
+            return
+        deltas = [(old.theta - one.theta, weight) for one, weight in honest]
+        longest = float(np.linalg.norm(np.max(list(self._longest.values()), axis=0)))
+        mean = np.sum([delta * np.float32(weight / share) for delta, weight in deltas], axis=0)
+        aggregate = new.momentum - np.float32(self._manifest.outer.sgd.momentum) * old.momentum
+        away = float(np.linalg.norm(aggregate - mean))
+        limit = (1 - share / total) * (1 + NORM_LIMIT) * longest
+        rounding = max(SLACK * longest, *(self._rounding(delta) for delta, _ in deltas))
+        # Rounding of each contribution and of the result; of all sums on their way around a ring, or of a site.
+        often = len(deltas) + 1 if self._manifest.exchange.topology == "ring" else 3
+        slack = often * rounding + 1e-3 * limit
+        if not away <= limit + slack:
+            self._tell("bound", index, f"round {new.round}: {away:.3g} from the honest mean, the limit is {limit:.3g}")

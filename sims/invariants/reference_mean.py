@@ -1,0 +1,60 @@
+"""Reference for the result of a chunk, computed in one place from what the contributors sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from thinwire.collectives.aggregation import Rule
+from thinwire.collectives.deterministic_rounding import encode
+from thinwire.collectives.rounds import ring_schedule
+from thinwire.collectives.rounds.reducer import Reducer
+from thinwire.collectives.topology.shards import shares
+from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.messages.registry import Commit, Open
+
+
+def sites_of(commit: Commit) -> list[int]:
+    """Return the site of each contributor, by its number in the record; without sites all are separate."""
+    opened = commit.opened
+    known = dict(zip(opened.group, opened.sites, strict=False))
+    return [known.get(entry.peer, -1 - at) for at, entry in enumerate(opened.contributors)]
+
+
+def result(
+    codec: Codec, rule: Rule, payloads: Sequence[Buffer], weights: Sequence[float], sites: Sequence[int], size: int
+) -> Buffer:
+    """Return the encoded mean of payloads of `size` elements: of each site first, then over the sites in the order of
+    contributors.
+    """
+    if len(set(sites)) == len(sites):
+        return _mean(codec, rule, payloads, weights, size)
+    values, totals = [], []
+    for site in dict.fromkeys(sites):
+        at = [place for place, other in enumerate(sites) if other == site]
+        mine, shares = [payloads[place] for place in at], [weights[place] for place in at]
+        values.append(_mean(codec, rule, mine, shares, size) if len(mine) > 1 else mine[0])
+        totals.append(sum(shares))
+    return _mean(codec, rule, values, totals, size) if len(values) > 1 else values[0]
+
+
+def round_ring(codec: Codec, rule: Rule, opened: Open, count: int) -> Callable[[int, Sequence[Buffer], int], Buffer]:
+    """Return a function that gives the encoded mean of one of `count` chunks, added up along the ring."""
+    reducer, around = Reducer(codec, rule, BufferPool()), ring_schedule.ways(opened)
+    owners = shares(count, ring_schedule.ring(opened), fragment=opened.fragment)
+
+    def made(chunk: int, payloads: Sequence[Buffer], size: int) -> Buffer:
+        named = {entry.peer: payload for entry, payload in zip(opened.contributors, payloads, strict=True)}
+        return ring_schedule.result(around[owners[chunk]], named, reducer, size)
+
+    return made
+
+
+def _mean(codec: Codec, rule: Rule, payloads: Sequence[Buffer], weights: Sequence[float], size: int) -> Buffer:
+    mean = np.empty(size, np.float32)
+    rule(codec, payloads, weights, mean)
+    encoded = np.empty(codec.nbytes(size), np.uint8)
+    encode(codec, mean, encoded)
+    return encoded.data

@@ -1,0 +1,295 @@
+"""Simulated links between peers: packets, pipes, links, and byte counters.
+
+`Fabric` and `Endpoint` are the parts of the network and of the transports that links use; both are built on links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVarTuple, Unpack
+
+from thinwire.collectives.transport.interface import Arrival
+from thinwire.sims.engine.virtual_loop import SimLoop
+from thinwire.sims.network.packets import Packet
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.messages.registry import PeerId
+
+Ts = TypeVarTuple("Ts")
+
+Latency = Callable[[PeerId, PeerId], float]
+"""One-way seconds from a sender to a receiver."""
+
+Rate = Callable[[PeerId, PeerId], float | None]
+"""Bytes/s of one connection from a sender to a receiver; None: no bound."""
+
+CONTROL_WINDOW = 256
+"""Control frames in flight per direction before `send` waits."""
+
+
+@dataclass(slots=True)
+class LinkTraffic:
+    """Bytes of one peer since the start: control and bulk data, sent and received.
+
+    Sent bytes count when they leave, received bytes when they arrive.
+    """
+
+    control_up: int = 0
+    control_down: int = 0
+    bulk_up: int = 0
+    bulk_down: int = 0
+
+
+class Fabric(Protocol):
+    """The network as links use it. `window`: bulk frames in flight per direction. `loop.now`: virtual seconds."""
+
+    loop: SimLoop
+    latency: Latency
+    stream: Rate | None
+    window: int
+
+    def at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
+        """Call back at a virtual time, as the network."""
+        ...
+
+    def depart(self, pipe: Pipe, packet: Packet, seconds: float) -> None:
+        """Carry a packet of which the first byte leaves now and the last byte after `seconds`."""
+        ...
+
+    def whole(self, pipe: Pipe, packet: Packet) -> None:
+        """Deliver a packet of which the last byte arrives at `packet.done`."""
+        ...
+
+
+class Endpoint(Protocol):
+    """The transport of one peer as links and the network use it. `peaks`: most frames of control, and of bulk, in flight."""
+
+    peer_id: PeerId
+    run_id: bytes
+    uplink: Uplink
+    downlink: Downlink
+    gateway: Gateway | None
+    traffic: LinkTraffic
+    peaks: list[int]
+    known: dict[PeerId, PeerRecord]
+    links: dict[PeerId, Link]
+
+    def has(self, link: Link) -> bool:
+        """Return True while this end still holds the link."""
+        ...
+
+    def accept(self, arrival: Arrival, pipe: Pipe) -> None:
+        """Take a frame that has arrived through a pipe."""
+        ...
+
+    def lose(self, link: Link, reason: str) -> None:
+        """Take note that a link broke."""
+        ...
+
+    def replace(self, link: Link, record: PeerRecord | None) -> None:
+        """Give up a link: its other end has a link to another process with our key, which shows this record."""
+        ...
+
+
+class Gateway:
+    """Uplink and downlink that the peers of a site share for traffic beyond the same gateway.
+
+    Between peers behind it only their own links count, beyond it only the gateway's. `bulk` and `control` are the bytes
+    that have left through it.
+    """
+
+    def __init__(self, net: Fabric, up: float | None, down: float | None) -> None:
+        self.uplink, self.downlink = Uplink(net, up), Downlink(net, down)
+        self.bulk = self.control = 0
+
+
+class Pipe:
+    """One direction and one plane (control or bulk) of a link.
+
+    used: frames accepted by `send` and not yet taken by `recv`. sent, taken: number the packets as they leave and
+    arrive. pair: ids of `source` and `sink`. latency: one-way seconds between them. rate: bytes/s that one connection
+    reaches (None: unlimited). limit: maximum of `used`. uplink, downlink: links on the route. exit: gateway of the
+    sender's site on the route (None: there is none).
+    """
+
+    __slots__ = (
+        "link", "source", "sink", "bulk", "pair", "latency", "rate", "limit", "used", "sent", "taken", "last",
+        "queue", "flying", "waiting", "arrived", "waiters", "uplink", "downlink", "exit",
+    )  # fmt: skip
+
+    def __init__(self, net: Fabric, link: Link, source: Endpoint, sink: Endpoint, bulk: bool) -> None:
+        self.link, self.source, self.sink, self.bulk = link, source, sink, bulk
+        self.pair = (source.peer_id, sink.peer_id)
+        self.latency = net.latency(*self.pair)
+        self.rate = net.stream(*self.pair) if net.stream is not None else None
+        self.limit = net.window if bulk else CONTROL_WINDOW
+        self.exit, entry = (source.gateway, sink.gateway) if source.gateway is not sink.gateway else (None, None)
+        self.uplink = self.exit.uplink if self.exit is not None else source.uplink
+        self.downlink = entry.downlink if entry is not None else sink.downlink
+        self.used = self.sent = self.taken = 0
+        self.last = 0.0
+        # Lists: an empty deque takes 600 bytes, and a thousand peers have two million pipes.
+        self.queue: list[Packet] = []
+        self.flying: list[Packet] = []
+        self.waiting: list[Packet] = []
+        self.arrived: list[Packet] = []
+        self.waiters: list[asyncio.Future[None]] = []
+
+    async def room(self) -> bool:
+        """Wait for a free place and take it. Returns False if the link broke meanwhile."""
+        while self.used >= self.limit and self.source.has(self.link):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self.wake(1)  # the place may have been given to us just before
+                raise
+        if not self.source.has(self.link):
+            return False
+        self.take()
+        return True
+
+    def take(self) -> None:
+        """Take a place."""
+        self.used += 1
+        if self.used > self.source.peaks[self.bulk]:
+            self.source.peaks[self.bulk] = self.used
+
+    def release(self) -> None:
+        """Give one place back."""
+        self.used -= 1
+        if self.waiters:
+            self.wake(1)
+
+    def wake(self, count: int) -> None:
+        while self.waiters and count:
+            waiter = self.waiters.pop(0)
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+
+def spoil(pipe: Pipe, how: str) -> None:
+    """Damage the last packet in flight like a hostile relay.
+
+    how: "corrupt", "duplicate" or "reorder" (with the packet before).
+    """
+    last = pipe.flying[-1]
+    if how == "duplicate":
+        last.number -= 1  # two packets in one pipe need a callback each; the receiver notices the repeated number
+    elif how == "reorder" and len(pipe.flying) > 1:
+        before = pipe.flying[-2]
+        last.number, before.number = before.number, last.number
+    else:
+        last.spoiled = True
+
+
+class Link:
+    """Connection between two peers. Each end holds it as long as it believes it to be up."""
+
+    def __init__(self, net: Fabric, a: Endpoint, b: Endpoint) -> None:
+        self.ends = (a, b)
+        self.pipes = [Pipe(net, self, x, y, bulk) for x, y in ((a, b), (b, a)) for bulk in (False, True)]
+
+    def pipe(self, source: Endpoint, bulk: bool) -> Pipe:
+        return self.pipes[(0 if source is self.ends[0] else 2) + bulk]
+
+    def other(self, end: Endpoint) -> Endpoint:
+        return self.ends[1] if self.ends[0] is end else self.ends[0]
+
+
+class Uplink:
+    """Outgoing link of a peer, of `rate` bytes/s (None: unlimited).
+
+    Bulk flows take turns, packet by packet. Control packets overtake bulk packets, but use their share of the
+    bandwidth.
+    """
+
+    def __init__(self, net: Fabric, rate: float | None) -> None:
+        self.rate = rate
+        self._net = net
+        self._busy = self._control_busy = 0.0
+        self._flows: deque[Pipe] = deque()
+        self._pumping = False
+
+    @property
+    def flows(self) -> int:
+        """Number of pipes in which bulk packets wait."""
+        return len(self._flows)
+
+    def send(self, pipe: Pipe, packet: Packet) -> None:
+        if pipe.bulk:
+            pipe.queue.append(packet)
+            if len(pipe.queue) == 1:
+                self._flows.append(pipe)
+            if not self._pumping:
+                self._pump()
+            return
+        now, seconds = self._net.loop.now, packet.size / self.rate if self.rate else 0.0
+        self._control_busy = (self._control_busy if self._control_busy > now else now) + seconds
+        self._busy = (self._busy if self._busy > now else now) + seconds
+        self._net.depart(pipe, packet, self._control_busy - now)
+
+    def _pump(self) -> None:
+        now = self._net.loop.now
+        while self._flows and now >= self._busy:
+            pipe = self._flows.popleft()
+            if not pipe.queue:  # its link broke
+                continue
+            packet = pipe.queue.pop(0)
+            if pipe.queue:
+                self._flows.append(pipe)
+            self._busy = now + (packet.size / self.rate if self.rate else 0.0)
+            self._net.depart(pipe, packet, self._busy - now)
+        self._pumping = bool(self._flows)
+        if self._pumping:
+            self._net.at(self._busy, self._pump)
+
+
+class Downlink:
+    """Incoming link of a peer, of `rate` bytes/s (None: unlimited), shared like an Uplink.
+
+    A packet uses its share from the moment its first byte arrives. It is complete when its last byte has also left the
+    sender.
+    """
+
+    def __init__(self, net: Fabric, rate: float | None) -> None:
+        self.rate = rate
+        self._net = net
+        self._busy = 0.0
+        self._flows: deque[Pipe] = deque()
+        self._pumping = False
+
+    def take(self, pipe: Pipe, packet: Packet) -> None:
+        """Accept a bulk packet whose first byte has arrived."""
+        if not self.rate:
+            self._net.whole(pipe, packet)
+            return
+        pipe.waiting.append(packet)
+        if len(pipe.waiting) == 1:
+            self._flows.append(pipe)
+        if not self._pumping:
+            self._pump()
+
+    def charge(self, packet: Packet) -> None:
+        """Account for a control packet that has arrived."""
+        if self.rate:
+            now = self._net.loop.now
+            self._busy = (self._busy if self._busy > now else now) + packet.size / self.rate
+
+    def _pump(self) -> None:
+        now = self._net.loop.now
+        while self._flows and now >= self._busy:
+            pipe = self._flows.popleft()
+            packet = pipe.waiting.pop(0)
+            if pipe.waiting:
+                self._flows.append(pipe)
+            self._busy = now + (packet.size / self.rate if self.rate else 0.0)
+            packet.done = max(packet.done, self._busy)
+            self._net.whole(pipe, packet)
+        self._pumping = bool(self._flows)
+        if self._pumping:
+            self._net.at(self._busy, self._pump)

@@ -1,0 +1,308 @@
+"""Simulated network in one process and in virtual time, with scripted faults.
+
+Frames are encoded and decoded as on a real wire. A link behaves like a TCP connection: frames are never lost silently
+or reordered; loss shows as delay; the links of a killed peer reset one latency later; during a cut frames stall, and
+the link breaks if the cut lasts. Control and bulk data are separate streams that share a peer's uplink and downlink.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
+from math import log
+from typing import TypeVarTuple, Unpack
+
+from thinwire.collectives.transport.interface import Admit, Arrival
+from thinwire.sims.engine.virtual_loop import current
+from thinwire.sims.network.link import Endpoint, Latency, Pipe, Rate, spoil
+from thinwire.sims.network.packets import Packet
+from thinwire.sims.network.partitions import Pair, Partitions
+from thinwire.sims.network.transport import SimTransport
+from thinwire.swarm import frame as frames
+from thinwire.swarm.frame import Frame, FrameError
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.messages.registry import NUMBERS, PeerId
+
+Ts = TypeVarTuple("Ts")
+
+_MARKS = {kind: number.to_bytes(1, "big") for kind, number in NUMBERS.items()}
+
+EPOCH = 1_750_000_000
+"""Unix time at virtual time 0, because records carry wall time."""
+
+SPOILED = 0.2
+"""Share of the frames that a hostile relay damages."""
+
+Corrupt = Callable[[PeerId, PeerId, bytes], bytes]
+
+
+class SimNet:
+    """Network of one simulation; constructed inside `virtual_loop.run`.
+
+    latency: one-way seconds, or a function of (sender, receiver). jitter: share of the latency that is exponentially
+    distributed. bandwidth: bytes/s of every peer's uplink and downlink (None: unlimited); `uplink.rate` and
+    `downlink.rate` of a transport may be set. loss: probability that a frame needs one more retransmission (may be
+    set). window: bulk frames in flight per direction before `send` waits. patience: seconds after which a link that is
+    cut or clogged breaks. deadline: seconds after which a connection attempt at a gate fails. encode: False passes
+    messages by reference and signs only votes (sizes still count), for large swarms. stream: maximum bytes/s of one
+    connection from a sender to a receiver (None or 0: no limit other than the links). `stream` and `latency` are
+    evaluated when a link opens. Transports also have a `loss` and a `jitter` (mean additional seconds) of their own.
+    corrupt: if set, a function that gets (sender, receiver, bytes) and returns the bytes that arrive.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        latency: float | Latency = 0.02,
+        jitter: float = 0.0,
+        bandwidth: float | None = None,
+        loss: float = 0.0,
+        window: int = 8,
+        patience: float = 30.0,
+        deadline: float = 5.0,
+        encode: bool = True,
+        stream: Rate | None = None,
+    ) -> None:
+        self.loop = current()
+        self.context = Context()
+        """Context of the network's own callbacks, which belong to no peer and run while peers are stopped."""
+        self.latency: Latency = latency if callable(latency) else lambda sender, receiver: latency
+        self.window, self.deadline, self.encode, self.stream = window, deadline, encode, stream
+        self.corrupt: Corrupt | None = None
+        self.peers: dict[PeerId, SimTransport] = {}
+        self.places: dict[str, SimTransport] = {}
+        self.loss = loss
+        self.lossy: dict[PeerId, list[tuple[float, float]]] = {}
+        self.holds = Partitions(self, patience)
+        self.relays: dict[Pair, str] = {}
+        self._rng = random.Random(seed)
+        self._jitter, self._bandwidth = jitter, bandwidth
+
+    def at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
+        """Schedule a callback of the network, in whichever process this is called."""
+        self.loop.call_at(when, callback, *args, context=self.context)
+
+    def wall(self) -> int:
+        """Return the unix time in seconds."""
+        return EPOCH + int(self.loop.time())
+
+    def transport(self, identity: Identity, run_id: bytes, admit: Admit, address: str) -> SimTransport:
+        """Create a peer's transport at a free address. A killed or closed peer may return. Raises OSError."""
+        if address in self.places and self.places[address].alive:
+            raise OSError(f"{address} is in use")
+        transport = SimTransport(self, identity, run_id, admit, address, self._bandwidth)
+        self.peers[identity.peer_id] = self.places[address] = transport
+        return transport
+
+    # --- faults
+
+    def kill(self, peer: PeerId) -> None:
+        """Kill a peer (SIGKILL): its sends and receives never return, and others see resets one latency later.
+
+        The caller also cancels the peer's tasks.
+        """
+        self.peers[peer].vanish()
+
+    def pause(self, peer: PeerId) -> None:
+        """Stop a peer (SIGSTOP): links stay up and fill; it neither reads nor sends until `resume`.
+
+        Its timers do run.
+        """
+        self.peers[peer].awake.clear()
+
+    def resume(self, peer: PeerId) -> None:
+        if self.peers[peer].alive:
+            self.peers[peer].awake.set()
+
+    def cut(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
+        """Stall what a sends to b and, unless `one_way`, what b sends to a, until an equal number of `mend`s."""
+        for pair in ((a, b),) if one_way else ((a, b), (b, a)):
+            self.holds.add(pair, cut=True)
+
+    def mend(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
+        """End a cut. Frames that were held back arrive one latency later, in order."""
+        for pair in ((a, b),) if one_way else ((a, b), (b, a)):
+            self.holds.remove(pair, cut=True)
+
+    def partition(self, groups: Sequence[Sequence[PeerId]], *, end: bool = False) -> None:
+        """Cut every pair of peers in different groups; with `end`, mend these cuts."""
+        for i, group in enumerate(groups):
+            for a in group:
+                for other in groups[i + 1 :]:
+                    for b in other:
+                        self.mend(a, b) if end else self.cut(a, b)
+
+    def heal(self) -> None:
+        """End all cuts and clogs."""
+        self.holds.clear()
+
+    def clog(self, a: PeerId, b: PeerId) -> None:
+        """Stall the connections between two peers until an equal number of `unclog`s; new ones can be made."""
+        for pair in ((a, b), (b, a)):
+            self.holds.add(pair, cut=False)
+
+    def unclog(self, a: PeerId, b: PeerId) -> None:
+        """End a clog. Frames that were held back arrive one latency later, in order."""
+        for pair in ((a, b), (b, a)):
+            self.holds.remove(pair, cut=False)
+
+    def half_open(self, a: PeerId, b: PeerId, seconds: float) -> None:
+        """Break the link for `a` at once; `b` notices after `seconds`, or when `a` dials again."""
+        link = self.peers[a].links.get(b)
+        if link is not None:
+            other = link.other(self.peers[a])
+            self.peers[a].lose(link, "reset")
+            self.at(self.loop.time() + seconds, other.lose, link, "timed out")
+
+    def slow_close(self, a: PeerId, b: PeerId, seconds: float) -> None:
+        """Close the link of `a` to `b`: frames already sent still arrive, and `b` notices after `seconds`."""
+        link = self.peers[a].links.get(b)
+        if link is not None:
+            other = link.other(self.peers[a])
+            self.peers[a].lose(link, "closed")
+            self.at(self.loop.time() + seconds, other.lose, link, "closed by the peer")
+
+    def lose(self, peers: Iterable[PeerId], amount: float, until: float) -> None:
+        """Lose packets of these peers with probability `amount` until `until`, in addition to other loss."""
+        for peer in peers:
+            self.lossy.setdefault(peer, []).append((until, amount))
+
+    def keep(self, peers: Iterable[PeerId], amount: float, until: float) -> None:
+        """End a `lose` with the same arguments."""
+        for peer in peers:
+            self.lossy[peer].remove((until, amount))
+            if not self.lossy[peer]:
+                del self.lossy[peer]
+
+    def relay(self, a: PeerId, b: PeerId, how: str) -> None:
+        """Put a hostile relay between two peers: "corrupt", "duplicate", "reorder", or "" to remove it."""
+        for pair in ((a, b), (b, a)):
+            if how:
+                self.relays[pair] = how
+            else:
+                self.relays.pop(pair, None)
+
+    def sever(self, a: Endpoint, b: Endpoint, reason: str) -> None:
+        """Break the link between two peers, now and for both ends."""
+        for end, other in ((a, b), (b, a)):
+            link = end.links.get(other.peer_id)
+            if link is not None and link.other(end) is other:
+                end.lose(link, reason)
+
+    # --- route of a packet: uplink, latency, downlink, inbox
+
+    def delay(self, sender: PeerId, receiver: PeerId) -> float:
+        """Return the one-way seconds of one packet."""
+        return self._delay(self.latency(sender, receiver), self.peers[sender], self.peers[receiver])
+
+    def _delay(self, base: float, a: SimTransport, b: SimTransport) -> float:
+        """Return a random delay in seconds. Each lost transmission adds a time-out, which doubles (RFC 6298)."""
+        # The exponential distribution is computed in the same way as by random.expovariate(1).
+        delay, draw = base, self._rng.random
+        if self._jitter:
+            delay = base * (1.0 - self._jitter + self._jitter * -log(1.0 - draw()))
+        if a.jitter or b.jitter:
+            delay += (a.jitter + b.jitter) * -log(1.0 - draw())
+        if self.loss or a.loss or b.loss or self.lossy:
+            timeout, now = max(0.2, 3 * base), self.loop.time()
+            while draw() < self._loss(a, b, now + delay):
+                delay += timeout
+                timeout = min(2 * timeout, 60.0)
+        return delay
+
+    def _loss(self, a: SimTransport, b: SimTransport, when: float) -> float:
+        """Return the probability that a packet is lost at time `when`, as far as known now."""
+        kept = (1.0 - self.loss) * (1.0 - a.loss) * (1.0 - b.loss)
+        if self.lossy:
+            first = self.lossy.get(a.peer_id, [])
+            for until, amount in first + [one for one in self.lossy.get(b.peer_id, []) if one not in first]:
+                if when < until:
+                    kept *= 1.0 - amount
+        return 1.0 - kept
+
+    def depart(self, pipe: Pipe, packet: Packet, seconds: float) -> None:
+        """Send a packet: the first byte leaves now, the last one after `seconds`.
+
+        The last byte leaves later if the connection is slower than that.
+        """
+        source, sink = pipe.pair
+        first = self.loop.now + self._delay(pipe.latency, self.peers[source], self.peers[sink])
+        if first < pipe.last:
+            first = pipe.last
+        if pipe.rate:
+            seconds = max(seconds, packet.size / pipe.rate)
+        packet.number, pipe.sent = pipe.sent, pipe.sent + 1
+        pipe.flying.append(packet)
+        if self.relays and pipe.pair in self.relays and self._rng.random() < SPOILED:
+            spoil(pipe, self.relays[pipe.pair])
+        if pipe.bulk:
+            pipe.source.traffic.bulk_up += packet.size
+            if pipe.exit is not None:
+                pipe.exit.bulk += packet.size
+            pipe.last = packet.done = first + seconds
+            self.at(first, self._arrive, pipe)
+        else:
+            pipe.source.traffic.control_up += packet.size
+            if pipe.exit is not None:
+                pipe.exit.control += packet.size
+            # Control packets do not wait for bulk packets, but delay them; one event is enough for that.
+            rate = pipe.downlink.rate
+            pipe.last = packet.done = first + (max(seconds, packet.size / rate) if rate else seconds)
+            self.loop.call_at(packet.done, self._control, pipe, context=self.context)
+
+    def _arrive(self, pipe: Pipe) -> None:
+        """Handle the arrival of the first byte of a bulk packet."""
+        packet = pipe.flying.pop(0)  # not an argument: simultaneous events may run in any order
+        pipe.downlink.take(pipe, packet)
+
+    def _control(self, pipe: Pipe) -> None:
+        """Handle the arrival of the last byte of a control packet."""
+        packet = pipe.flying.pop(0)
+        pipe.downlink.charge(packet)
+        pipe.arrived.append(packet)
+        self.hand_over(pipe)
+
+    def whole(self, pipe: Pipe, packet: Packet) -> None:
+        """Schedule the delivery of a packet at the time of its last byte."""
+        pipe.arrived.append(packet)
+        if packet.done <= self.loop.now:
+            self.hand_over(pipe)
+        else:
+            self.at(packet.done, self.hand_over, pipe)
+
+    def hand_over(self, pipe: Pipe) -> None:
+        """Deliver, in order, the packets that have arrived completely and are not held back."""
+        source, sink = pipe.pair
+        if self.holds.pairs and self.holds.held(source, sink):
+            return
+        now, links, traffic = self.loop.now, pipe.sink.links, pipe.sink.traffic
+        while pipe.arrived and pipe.arrived[0].done <= now and links.get(source) is pipe.link:
+            packet = pipe.arrived.pop(0)
+            try:
+                frame = self._received(pipe, packet)
+            except FrameError as error:
+                self.sever(pipe.sink, pipe.source, f"malformed frame: {error}")
+                return
+            if pipe.bulk:
+                traffic.bulk_down += packet.size
+            else:
+                traffic.control_down += packet.size
+            self.loop.record(source, sink, _MARKS[type(frame.message)], packet.wire, packet.payload)
+            pipe.sink.accept(Arrival(source, frame), pipe)
+
+    def _received(self, pipe: Pipe, packet: Packet) -> Frame:
+        # CURVE and the bulk streams number and authenticate everything, so a relay can only break a link.
+        if packet.spoiled or packet.number != pipe.taken:
+            raise FrameError("the seal is broken")
+        pipe.taken += 1
+        if packet.frame is not None:
+            return packet.frame
+        wire, payload = packet.wire, packet.payload
+        if self.corrupt is not None:
+            whole = self.corrupt(pipe.source.peer_id, pipe.sink.peer_id, wire + payload)
+            wire, payload = whole[: len(wire)], whole[len(wire) :]
+        header = frames.parse_header(wire[: frames.HEADER_BYTES])
+        key = pipe.sink.known[pipe.source.peer_id].public_key
+        return frames.decode(header, wire[frames.HEADER_BYTES :], payload, public_key=key, run_id=pipe.sink.run_id)

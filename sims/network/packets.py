@@ -1,0 +1,59 @@
+"""Packets of a simulation: encoded frames, or frames by reference for large swarms."""
+
+from __future__ import annotations
+
+import msgspec
+from thinwire.swarm import frame as frames
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity
+from thinwire.swarm.messages.registry import Ask, Vote
+
+UNSIGNED = bytes(SIGNATURE_BYTES)
+"""Placeholder for a signature that is never checked."""
+
+_size = msgspec.msgpack.Encoder().encode
+
+
+class Packet(msgspec.Struct, eq=False, gc=False):
+    """Frame in flight: wire bytes and payload, or the Frame itself if encoding is off.
+
+    done: time when its last byte arrives. number: its position among the packets of its pipe. spoiled: damaged by a
+    relay.
+    """
+
+    wire: bytes
+    payload: bytes
+    frame: Frame | None
+    size: int
+    done: float = 0.0
+    number: int = 0
+    spoiled: bool = False
+
+
+class Packer:
+    """Encoder of one peer's frames into packets."""
+
+    def __init__(self, identity: Identity, run_id: bytes, *, encode: bool) -> None:
+        self._identity, self._run_id, self._encode = identity, run_id, encode
+        self._last = Frame(Ask(0, 0))
+        self._size = 0
+
+    def pack(self, frame: Frame) -> Packet:
+        """Return a packet with a copy of the payload, so that the caller may reuse its buffer."""
+        message, payload = frame.message, frame.payload
+        if not isinstance(payload, bytes):
+            payload = bytes(memoryview(payload))
+        if self._encode:
+            wire = frames.encode(Frame(message, payload), self._identity, self._run_id)
+            return Packet(wire, payload, None, len(wire) + len(payload))
+        if message is not self._last.message:  # cached, because most messages are sent to many peers
+            signature = b""
+            self._size = frames.HEADER_BYTES + len(_size(message)) + (SIGNATURE_BYTES if message.signed else 0)
+            # votes are shown to others as proofs; the other signatures only need their size
+            if isinstance(message, Vote):
+                signature = frames.sign_message(message, b"", self._identity, self._run_id)
+            elif message.signed:
+                signature = UNSIGNED
+            self._last = Frame(message, b"", signature)
+        shown = Frame(message, payload, self._last.signature) if payload else self._last
+        return Packet(b"", b"", shown, self._size + len(payload))

@@ -1,0 +1,261 @@
+"""Byzantine peers. A liar is a real peer whose session is changed in one respect; everything else it does is honest.
+
+In runs of pairs (NoLoCo) each kind is the nearest equivalent; if fragments have rounds of their own it lies in all of
+them. An error in a lie is an error of ours: it ends the simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.collectives.gossip.pair import PairResult
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.payload import cut_up
+from thinwire.compression.sparse.sharded import layout as runs
+from thinwire.compression.sparse.topk import Sparse
+from thinwire.node.methods.noloco.session import GossipSession
+from thinwire.node.methods.sparse.replica import RunCodec, SparseCodec
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.sims.engine.virtual_loop import current
+from thinwire.sims.peers.machine import Process
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.messages.registry import Behind, Blame, Decline, Message, PeerId, Ready, Result
+
+CRY_SECONDS = 0.5
+"""Interval in seconds between two messages of a liar that repeats itself."""
+
+
+def corrupt(process: Process, kind: str) -> None:
+    """Make the peer of a process, which is ready, lie from now on. `kind`: see LIES of faults.py. Raises KeyError."""
+    end = process._end
+
+    def told(reason: str, failure: BaseException | None) -> None:
+        if failure is not None and not isinstance(failure, HintedError):
+            _fail(failure)
+        end(reason, failure)
+
+    process._end = told  # type: ignore[method-assign]
+    IMPLEMENTED[kind](process)
+
+
+def _fail(error: BaseException) -> None:
+    """End the simulation, like an error in a callback."""
+    current().call_exception_handler({"exception": error})
+
+
+def _sessions(process: Process) -> Sequence[RoundSession | GossipSession]:
+    """Return the session of a peer, or those of its fragments."""
+    return tuple(process.peer.session.links.values())
+
+
+def _announce(
+    session: RoundSession | GossipSession,
+    change: Callable[[NDArray[np.uint8]], NDArray[np.uint8] | None],
+    *,
+    openly: bool = True,
+) -> None:
+    """Change every encoded chunk before it is announced, or (not `openly`) after the announcement. `change` works in
+    place, or returns another chunk.
+    """
+    average = session.average
+
+    async def lying(
+        source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any
+    ) -> Outcome | tuple[PairResult, ...]:
+        changed = []
+        for chunk in source:
+            payload = np.frombuffer(bytes(chunk), np.uint8).copy()
+            other = change(payload)
+            changed.append((payload if other is None else other).data)
+        return await average(changed, hashes=None if openly else hashes, **rest)
+
+    session.average = lying  # type: ignore[method-assign, assignment]
+
+
+def _values(
+    session: RoundSession | GossipSession, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> None:
+    """Change the values of an update, which is then encoded and announced honestly."""
+    if isinstance(session.codec, SparseCodec) and not isinstance(session.codec, RunCodec):
+        return _whole(session, session.codec, change)
+    index, announced = 0, (0, 0)
+
+    def turn(payload: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+        nonlocal index, announced
+        now = (session.replica.round, session.current.attempt)
+        index, announced = (index + 1 if announced == now else 0), now
+        start, stop = session.grid.span(index)
+        values, base = np.empty(stop - start, np.float32), np.zeros(stop - start, np.float32)
+        if isinstance(session.codec, RunCodec):
+            sparse = session.codec.portions.codec
+            chunks = runs(values.size, values.size, sparse.chunk)
+            values[:] = 0.0
+            sparse.decode(payload.data, chunks).scatter(values)
+            return np.frombuffer(sparse.encode(sparse.select(change(values), chunks)), np.uint8)
+        if isinstance(session, GossipSession):
+            # Change the update vector of the two; a single vector holds the parameters, not their change.
+            codec = session.codec.fast
+            if session.codec.slow is None:
+                base[:] = session.replica.theta[start:stop]
+        else:
+            codec = session.codec
+        codec.decode(payload.data, values)
+        codec.encode(np.ascontiguousarray(change(values - base) + base, np.float32), payload)
+        return None
+
+    _announce(session, turn)
+
+
+def _whole(
+    session: RoundSession | GossipSession,
+    codec: SparseCodec,
+    change: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+) -> None:
+    """Change a sparse payload, one vector of all parameters that travels in pieces."""
+    average, sparse, chunks = session.average, cast(Sparse, codec.codec), codec.chunks
+
+    async def lying(
+        source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any
+    ) -> Outcome | tuple[PairResult, ...]:
+        if source:
+            values = np.zeros(session.replica.theta.size, np.float32)
+            sparse.decode(b"".join(source), chunks).scatter(values)
+            said = sparse.encode(sparse.select(np.ascontiguousarray(change(values), np.float32), chunks))
+            source = cut_up(said, session.grid)
+        return await average(source, hashes=None, **rest)
+
+    session.average = lying  # type: ignore[method-assign, assignment]
+
+
+def _flip_bits(payload: NDArray[np.uint8]) -> None:
+    payload[: payload.size // 2] ^= 0x55
+
+
+def _poison(payload: NDArray[np.uint8]) -> None:
+    # A float32 of all ones is not a number, and so is the scale of an int8 block.
+    payload[-4:] = 255
+    payload[:4] = 255
+
+
+def _boast(session: RoundSession | GossipSession) -> None:
+    average = session.average
+
+    async def lying(source: Sequence[Any], *, weight: int, **rest: Any) -> Outcome | tuple[PairResult, ...]:
+        return await average(source, weight=1000 * weight, **rest)
+
+    session.average = lying  # type: ignore[method-assign, assignment]
+
+
+def _outgoing(process: Process, change: Callable[[PeerId, Message], Message]) -> None:
+    """Change outgoing control messages."""
+    send_queue = process.peer.presence.send_queue
+    control = send_queue.control
+    send_queue.control = lambda to, message: control(to, change(to, message))  # type: ignore[method-assign]
+
+
+def _other_plan(to: PeerId, message: Message) -> Message:
+    return msgspec.structs.replace(message, plan=bytes(32)) if isinstance(message, Ready) else message
+
+
+def _other_base(to: PeerId, message: Message) -> Message:
+    if isinstance(message, Ready):
+        return msgspec.structs.replace(message, base=bytes(32))
+    return message
+
+
+def _other_attempt(to: PeerId, message: Message) -> Message:
+    if isinstance(message, Ready):
+        return msgspec.structs.replace(message, attempt=message.attempt + 1)
+    return message
+
+
+def _equivocate(process: Process) -> None:
+    if isinstance(process.peer.session, GossipSession):
+        return _outgoing(process, _other_attempt)
+    send_queue = process.peer.presence.send_queue
+    bulk = send_queue.bulk
+
+    def lying(to: PeerId, frame: Frame, *, later: bool = False) -> None:
+        if isinstance(frame.message, Result) and to[0] % 2:
+            payload = bytearray(frame.payload)
+            payload[len(payload) // 2] ^= 1
+            frame = Frame(frame.message, payload)
+        bulk(to, frame, later=later)
+
+    send_queue.bulk = lying  # type: ignore[method-assign]
+
+
+def _cry(process: Process, words: Callable[[RoundSession | GossipSession], Sequence[Message]]) -> None:
+    """Send messages to all peers repeatedly, as long as the process runs."""
+
+    async def cry() -> None:
+        while process.alive:
+            await asyncio.sleep(CRY_SECONDS)
+            try:
+                for session in _sessions(process):
+                    for message in words(session):
+                        for peer in sorted(session.live):
+                            session.presence.send_queue.control(peer, message)
+            except Exception as error:
+                _fail(error)
+                raise
+
+    process.others.append(asyncio.get_running_loop().create_task(cry()))
+
+
+def _round(session: RoundSession | GossipSession) -> int:
+    return session.current.round if isinstance(session, GossipSession) else session.current.agreement.terms.round
+
+
+def _fragment(session: RoundSession | GossipSession) -> int:
+    return session.fragment if isinstance(session, RoundSession) else 0
+
+
+def _blame_book(session: RoundSession | GossipSession) -> list[Message]:
+    if isinstance(session, GossipSession):
+        return [Decline(_round(session), 0, "a liar")]
+    agreement = session.current.agreement
+    opened, terms = agreement.opened, agreement.terms
+    if opened is None:
+        return []
+    return [
+        Blame(terms.round, terms.fragment, opened.ballot, entry.peer, "chunk missing") for entry in opened.contributors
+    ]
+
+
+def _silence(process: Process) -> None:
+    process.peer.presence.send_queue.bulk = lambda to, frame, *, later=False: None  # type: ignore[method-assign]
+
+
+def _each(lie: Callable[[RoundSession | GossipSession], None]) -> Callable[[Process], None]:
+    """Apply a lie to all sessions of a peer."""
+
+    def tell(process: Process) -> None:
+        for session in _sessions(process):
+            lie(session)
+
+    return tell
+
+
+IMPLEMENTED: dict[str, Callable[[Process], None]] = {
+    "hash": _each(lambda session: _announce(session, _flip_bits, openly=False)),
+    "nan": _each(lambda session: _announce(session, _poison)),
+    "huge": _each(lambda session: _values(session, lambda values: values * np.float32(1e6))),
+    "flip": _each(lambda session: _values(session, lambda values: -values)),
+    "zero": _each(lambda session: _values(session, np.zeros_like)),
+    "boast": _each(_boast),
+    "base": lambda process: _outgoing(
+        process, _other_plan if isinstance(process.peer.session, GossipSession) else _other_base
+    ),
+    "equivocate": _equivocate,
+    "blame": lambda process: _cry(process, _blame_book),
+    "behind": lambda process: _cry(process, lambda session: [Behind(_round(session) + 1000, _fragment(session))]),
+    "silent": _silence,
+}
+"""Kind of lie -> function that makes the peer of a process tell it. Has the keys of LIES in faults.py."""

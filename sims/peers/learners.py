@@ -1,0 +1,218 @@
+"""Learners in virtual time: a stub model for large swarms, and real torch on tiny models. Inner steps take the given
+time.
+
+Both compute when the time is over, so that interrupted steps are not made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from thinwire.compression.core.types import Floats
+from thinwire.node.state.data_ledger import DataLease
+from thinwire.node.state.layout import Layout, Piece
+from thinwire.node.state.snapshot import PrivateState
+from thinwire.node.training.learner import StepReport, WorkShare
+from thinwire.node.training.local_learner import LocalLearner, prepare
+from thinwire.sims.engine.virtual_loop import current
+from thinwire.swarm.manifest.manifest import Manifest
+
+RATE = 0.05
+"""Fraction of the way to its optimum that a stub model moves in one inner step."""
+
+SPREAD = 0.2
+"""Distance of the optimum of one peer's data from the common one, per parameter; the first parameters are 1 away."""
+
+CORPUS = "the quick brown fox jumps over the lazy dog and then it sleeps in the warm sun until noon. "
+
+
+class Stopwatch:
+    """Lets virtual time pass for inner steps."""
+
+    def __init__(self, step_seconds: float) -> None:
+        self.step_seconds = step_seconds
+        self._passed = 0.0
+        self._running: Callable[[], float] | None = None
+
+    @property
+    def busy(self) -> float:
+        """Seconds in which steps were made, up to now."""
+        return self._passed + (self._running() if self._running is not None else 0.0)
+
+    async def steps(self, n: int, stop: asyncio.Event) -> int:
+        """Wait for the time of `n` steps, or until `stop` is set; return the number of complete steps."""
+        loop = asyncio.get_running_loop()
+        began, whole = loop.time(), n * self.step_seconds
+        if stop.is_set():
+            return 0
+        self._running = lambda: min(loop.time() - began, whole)
+        try:
+            async with asyncio.timeout(whole):
+                await stop.wait()
+            return min(n, int((loop.time() - began) / self.step_seconds + 1e-9))
+        except TimeoutError:
+            return n
+        finally:
+            self._passed += self._running()
+            self._running = None
+
+
+@cache
+def _stub_layout(parameters: int) -> Layout:
+    digest = blake3(f"stub {parameters}".encode()).digest()
+    return Layout((Piece("stub", (parameters,), "float32", 0, parameters),), parameters, digest)
+
+
+class Observed:
+    """Data of a learner that invariants need.
+
+    `firsts`: first parameter of each part that contributions are about; `reading`: the last of them that was read.
+    `on_encode`: called with all parameters, which it may not store, whenever they are read for a contribution, and with
+    the tokens of the steps that may have gone into it: those since this part was last set, or with `overlaps` since it
+    was read for what set it. `draws`: samples of the steps since all parameters were set, if known.
+    """
+
+    def __init__(self) -> None:
+        self.firsts: tuple[int, ...] = (0,)
+        self.reading = 0
+        self.overlaps = False
+        self.on_encode: Callable[[Floats, int], None] = lambda theta, trained: None
+        self.draws: list[tuple[int, int, int]] | None = None
+        self._tokens = 0
+        self._since: dict[int, int] = {}
+        self._read_at: dict[int, int] = {}
+
+    def _reading(self, start: int, theta: Callable[[], Floats]) -> None:
+        if start in self.firsts:
+            self.reading = start
+            self.on_encode(theta(), self._tokens - self._since.get(start, 0))
+            self._read_at[start] = self._tokens
+
+    def _written(self, start: int, size: int) -> None:
+        for first in self.firsts:
+            if start <= first < start + size:
+                read = self._read_at.pop(first, self._tokens)
+                self._since[first] = read if self.overlaps else self._tokens
+
+
+class StubLearner(Observed):
+    """Quadratic model: every parameter is drawn to its optimum, which differs slightly between shares of the data.
+
+    The loss is half the mean square of the distance to the common optimum, so it falls as the swarm makes progress.
+    """
+
+    def __init__(self, manifest: Manifest, parameters: int, seed: int, step_seconds: float) -> None:
+        super().__init__()
+        self.layout = _stub_layout(parameters)
+        self.watch = Stopwatch(step_seconds)
+        self._manifest, self._seed = manifest, seed
+        first = np.random.default_rng(manifest.run.seed)
+        self._optimum = first.standard_normal(parameters, np.float32)
+        self.theta: Floats = self._optimum + first.choice(np.array([-1, 1], np.float32), parameters)
+        self._own, self._made = self._optimum, 0
+        self._lease: DataLease | None = None
+        self.draws = []
+
+    def parameters(self) -> Floats:
+        return self.theta.copy()
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        self._reading(start, lambda: self.theta)
+        out[:] = self.theta[start:stop]
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        part = self.theta[start : start + theta.size]
+        part[:] = np.float32(keep) * part + np.float32(1 - keep) * theta if keep else theta
+        self._written(start, theta.size)
+        if theta.size == self.theta.size:
+            self.draws = []
+
+    def assign(self, share: WorkShare) -> None:
+        self._lease = share.lease
+        own = np.random.default_rng((self._seed, self._made))
+        self._own = self._optimum + SPREAD * own.standard_normal(self.theta.size, np.float32)
+
+    async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
+        made = await self.watch.steps(n, stop)
+        if made:
+            self.theta += np.float32(1 - (1 - RATE) ** made) * (self._own - self.theta)
+            self._made += made
+        away = self.theta - self._optimum
+        loss = 0.5 * float(np.dot(away, away)) / away.size if made else math.nan
+        tokens = self._draw(made) * self._manifest.model.context
+        self._tokens += tokens
+        return StepReport(made, loss, loss, tokens, made * self.watch.step_seconds)
+
+    def _draw(self, steps: int) -> int:
+        """Draw the samples of these steps; return their number."""
+        inner, lease = self._manifest.inner, self._lease
+        if lease is None:
+            return steps * inner.batch * inner.accumulate
+        self._lease = lease.after(steps * lease.samples)
+        for shard, first, end in zip(lease.shards, lease.used, self._lease.used, strict=True):
+            if end > first and self.draws is not None:
+                self.draws.append((int(shard), int(first), int(end)))
+        return steps * lease.samples
+
+    def private(self) -> PrivateState:
+        return PrivateState({"made": np.array([self._made])}, {"made": self._made})
+
+    def restore(self, private: PrivateState) -> bool:
+        made = private.values.get("made")
+        if not isinstance(made, int):
+            return False
+        self._made = made
+        return True
+
+    def skip_to(self, round: int, peers: int) -> None:
+        self._made = self._manifest.steps_after(round)
+
+
+class TorchLearner(Observed):
+    """The manifest's own model, trained for real on a small text, one step after the other in virtual time."""
+
+    def __init__(self, manifest: Manifest, text: Path, cache: Path, step_seconds: float) -> None:
+        super().__init__()
+        self._training: LocalLearner = prepare(
+            manifest, data=text, device="cpu", threads=1, cache=cache, here=cache, clock=current().time
+        )
+        self.watch = Stopwatch(step_seconds)
+
+    @property
+    def layout(self) -> Layout:
+        return self._training.layout
+
+    def parameters(self) -> Floats:
+        return self._training.parameters()
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        self._reading(start, self.parameters)
+        self._training.read(start, stop, out)
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        self._training.write(theta, start, keep)
+        self._written(start, theta.size)
+
+    def assign(self, share: WorkShare) -> None:
+        self._training.assign(share)
+
+    async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
+        made = await self.watch.steps(n, stop)
+        done = self._training.trainer.run_steps(made)
+        self._tokens += done.tokens
+        return StepReport(done.steps, done.loss, done.last, done.tokens, made * self.watch.step_seconds)
+
+    def private(self) -> PrivateState:
+        return self._training.private()
+
+    def restore(self, private: PrivateState) -> bool:
+        return self._training.restore(private)
+
+    def skip_to(self, round: int, peers: int) -> None:
+        self._training.skip_to(round, peers)

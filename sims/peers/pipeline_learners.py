@@ -1,0 +1,139 @@
+"""Peers that hold a model together, in virtual time: the product's own learners, whose computation takes the given
+time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from thinwire.compression.core.types import Floats
+from thinwire.node.membership.presence import Handler
+from thinwire.node.peer.peer import Peer
+from thinwire.node.pipeline.groups.build import learner
+from thinwire.node.pipeline.groups.host_learner import HostLearner
+from thinwire.node.pipeline.groups.origin_learner import OriginLearner
+from thinwire.node.pipeline.groups.stage_assignment import share
+from thinwire.node.pipeline.groups.stage_choice import seat
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.snapshot import PrivateState
+from thinwire.node.training.batches import Batches
+from thinwire.node.training.learner import StepReport, WorkShare
+from thinwire.node.training.local_learner import batches_of
+from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.sims.peers.learners import Observed
+from thinwire.sims.scenario.scenario import PeerSpec
+from thinwire.swarm.identity.stage_claim import Seat
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import PeerId
+
+PASSES = 2
+"""Passes of each micro-batch through a stage: forward and backward."""
+
+
+class WeakComputer:
+    """Computer of a weak peer: one task after the other, each taking `seconds`. `busy`: seconds of computing up to now."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._lock, self._passed = seconds, asyncio.Lock(), 0.0
+        self._since: float | None = None
+
+    @property
+    def busy(self) -> float:
+        now = asyncio.get_running_loop().time()
+        return self._passed + (now - self._since if self._since is not None else 0.0)
+
+    async def work(self, function: Callable[[], Any]) -> Any:
+        """Run a function for the time of one task; implements Work."""
+        async with self._lock:
+            loop = asyncio.get_running_loop()
+            self._since = loop.time()
+            try:
+                await asyncio.sleep(self._seconds)
+            finally:
+                self._passed, self._since = self._passed + loop.time() - self._since, None
+            return function()
+
+
+class StagedLearner(Observed):
+    """Learner of one stage that invariants can observe. `step_seconds`: the stage's part of one inner step."""
+
+    def __init__(self, inner: OriginLearner | HostLearner, watch: WeakComputer) -> None:
+        super().__init__()
+        self.inner, self.watch = inner, watch
+        self.held = inner.held
+        self.handler: Handler = inner.readiness if isinstance(inner, OriginLearner) else inner
+
+    @property
+    def layout(self) -> Layout:
+        return self.inner.layout
+
+    def parameters(self) -> Floats:
+        return self.inner.parameters()
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        self._reading(start, self.parameters)
+        self.inner.read(start, stop, out)
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        self.inner.write(theta, start, keep)
+        self._written(start, theta.size)
+
+    def assign(self, share: WorkShare) -> None:
+        self.inner.assign(share)
+
+    async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
+        done = await self.inner.steps(n, stop)
+        self._tokens += done.tokens
+        return done
+
+    def private(self) -> PrivateState | None:
+        return self.inner.private()
+
+    def restore(self, private: PrivateState) -> bool:
+        return self.inner.restore(private)
+
+    def skip_to(self, round: int, peers: int) -> None:
+        self.inner.skip_to(round, peers)
+
+
+def staged(
+    peer: Peer,
+    manifest: Manifest,
+    vocab: int,
+    seat: Seat,
+    *,
+    step_seconds: float,
+    text: Path,
+    cache: Path,
+    memory: float,
+) -> StagedLearner:
+    """Return the learner of a simulated peer with a seat. `text`: file to train on; `cache`: directory for its tokens;
+    `memory`: bytes for training, 0: it never moves.
+    """
+    bench = WeakComputer(step_seconds / (PASSES * manifest.microbatches))
+
+    def batches() -> Batches:
+        return batches_of(manifest, load_tokenizer(manifest.data.tokenizer, cache), text, cache)
+
+    fits = share(manifest, vocab, memory)[1] if memory else ()
+    return StagedLearner(learner(peer, manifest, vocab, seat, batches=batches, work=bench.work, fits=fits), bench)
+
+
+async def seated(
+    peer: Peer, manifest: Manifest, spec: PeerSpec, origin: PeerId, cache: Path, moved: Seat | None
+) -> tuple[Seat | None, int]:
+    """Return the seat of a simulated peer, None if it holds the whole model, and the number of token ids of the
+    tokenizer. `moved`: the seat that it moves to from another one.
+    """
+    if not manifest.pipeline.stages:
+        return None, 0
+    vocab = load_tokenizer(manifest.data.tokenizer, cache, manifest.data.tokenizer_hash).vocab
+    if moved is not None or spec.stage is not None:
+        told = moved or Seat(spec.stage or 0, origin)
+        peer.announce(told.code())
+        return told, vocab
+    return await seat(peer, manifest, vocab, limit=spec.memory or math.inf), vocab

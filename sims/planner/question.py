@@ -1,0 +1,246 @@
+"""Input of `thinwire plan`: a model, its peers and their links, from a manifest and from flags."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+from thinwire.collectives.gossip.pair_codec import PairCodec
+from thinwire.collectives.gossip.pair_codec import halves as parse_halves
+from thinwire.compression.registry import SpecError
+from thinwire.compression.registry import dense as dense_codec
+from thinwire.sims.network.regions import ACCESS, MBIT
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.manifest.parser import parse as parse_manifest
+from thinwire.swarm.methods.noloco import NoLoCo
+
+MAX_PEERS = 10_000
+"""Maximum number of peers of a plan."""
+
+GIVE_SIZE = "give --parameters, such as 350M, and --layers"
+_SUFFIX = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+_COUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[0-9]{1,2})?)([kmbgt]?)", re.IGNORECASE)
+_LINK = re.compile(
+    r"(?:(?P<count>[0-9]{1,6})x)?(?:(?P<kind>[a-z]+)|(?P<down>[0-9.]{1,12})/(?P<up>[0-9.]{1,12}))(?:@(?P<step>[0-9.]{1,12}))?"
+)
+
+
+class PlanError(HintedError):
+    """Error for a question that cannot be planned."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class PeerMachine(msgspec.Struct, frozen=True):
+    """Equal peers: their number, bytes/s down and up, and seconds of one inner step."""
+
+    count: int
+    down: float
+    up: float
+    step: float
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """Model, its peers, and the parameters of their exchange.
+
+    tokens: tokens of one inner step of one peer, 0: unknown. rtt, grace: seconds. every: inner steps per round. memory:
+    bytes that a peer has for training, 0: unknown. moments: values per parameter that the inner optimizer stores.
+    method, topology: those of the manifest. lr, gamma: β and γ of pairs. group: peers of a gossip group. sized: chunks
+    are assigned by bandwidth. line: the line that the peers of a site share to all others, None: every peer has its
+    own. assumed: values that were not given.
+    """
+
+    name: str
+    parameters: int
+    layers: int
+    width: int
+    tokens: int
+    machines: tuple[PeerMachine, ...]
+    rtt: float
+    every: int
+    codec: str
+    method: str
+    topology: str
+    lr: float
+    gamma: float
+    grace: float
+    quorum: float
+    memory: float
+    moments: int
+    sized: bool = True
+    group: int = 2
+    assumed: tuple[str, ...]
+    line: PeerMachine | None = None
+
+    @property
+    def peers(self) -> int:
+        return sum(machine.count for machine in self.machines)
+
+    @property
+    def halves(self) -> PairCodec:
+        """Codec of what one partner of a pair sends."""
+        return parse_halves(self.codec, lr=self.lr, gamma=self.gamma)
+
+    @property
+    def latency(self) -> float:
+        """One-way latency in seconds."""
+        return self.rtt / 2
+
+
+def question(
+    toml: bytes = b"",
+    name: str = "",
+    *,
+    parameters: str = "",
+    layers: int | None = None,
+    width: int | None = None,
+    tokens: int | None = None,
+    step: float | None = None,
+    speed: float | None = None,
+    peers: int | None = None,
+    links: Sequence[str] = (),
+    rtt: float = 50.0,
+    every: int | None = None,
+    codec: str = "",
+    memory: float | None = None,
+    site: str = "",
+) -> Question:
+    """Build a question from flags and a manifest (its TOML and file name); a flag overrides the manifest.
+
+    step: seconds; or speed: TFLOP/s. links: such as "4x300/300" (Mbit/s down/up), "dsl" or "2x50/10@0.8" (with their
+    own step in seconds). site: such as "4x50/10", four peers behind one line. rtt: ms. memory: GiB. Raises PlanError,
+    ManifestError.
+    """
+    if not all(math.isfinite(number) for number in (step or 0.0, speed or 0.0, rtt, memory or 0.0)):
+        raise PlanError("a number of the question is not finite", "give it as digits")
+    manifest = parse_manifest(toml, name) if toml else None
+    assumed: list[str] = []
+    settings = manifest or Manifest()
+    inner, model = settings.inner, settings.model
+    paired = settings.outer.gossip
+    gossip = settings.method(NoLoCo) if paired else NoLoCo()
+    size, deep, wide = _sizes(manifest, parameters, layers, width)
+    if not deep:
+        raise PlanError("the model's layers are not known", GIVE_SIZE)
+    if not wide:
+        wide = max(1, round(math.sqrt(size / 12 / deep)))
+        assumed.append(f"a width of {wide:,}, as of a transformer with {deep} layers and so many parameters")
+    if not tokens and manifest is not None:
+        tokens = inner.batch * inner.accumulate * model.context
+    if not step:
+        if not speed:
+            raise PlanError(
+                "how long an inner step takes is not known", "give --step SECONDS, or --speed TFLOPS and --tokens"
+            )
+        if not tokens:
+            raise PlanError("how many tokens an inner step has is not known", "give --tokens, or --step SECONDS")
+        step = 6.0 * size * tokens / (speed * 1e12)
+        assumed.append(f"{step:.3g} s for an inner step: 6 flop per parameter and token at {speed:g} TFLOP/s")
+    try:
+        spec = dense_codec(codec or settings.exchange.codec).spec
+    except SpecError as error:
+        raise PlanError(str(error), "the default is int8(block=256)") from None
+    if not every and manifest is None:
+        assumed.append(f"H = {settings.outer.sync_every}, the default of a manifest")
+    return Question(
+        name=settings.run.name if manifest else "",
+        parameters=size,
+        layers=deep,
+        width=wide,
+        tokens=tokens or 0,
+        machines=_machines(links, peers, step),
+        rtt=rtt / 1e3,
+        every=every or settings.outer.sync_every,
+        codec=spec,
+        method=settings.outer.method,
+        topology=settings.exchange.topology,
+        lr=gossip.lr,
+        gamma=gossip.gamma,
+        grace=settings.exchange.timeout_seconds,
+        quorum=settings.exchange.quorum,
+        memory=(memory or 0.0) * (1 << 30),
+        moments=2 if inner.optimizer == "adamw" else 1,
+        sized=settings.exchange.chunk_assignment == "bandwidth" and settings.exchange.topology == "butterfly",
+        group=settings.exchange.gossip_group_size,
+        assumed=tuple(assumed),
+        line=_line(site) if site else None,
+    )
+
+
+def count(text: str) -> int:
+    """Parse a number such as "1.3B", "350M" or "7e9". Raises PlanError."""
+    match = _COUNT.fullmatch(text.strip())
+    value = float(match[1]) * _SUFFIX[match[2].lower()] if match else 0.0
+    if not 1 <= value <= 1e13:
+        raise PlanError(f"{text!r} is no number of parameters", "it is written 350M, 1.3B or 7e9")
+    return round(value)
+
+
+def _sizes(
+    manifest: Manifest | None, parameters: str, layers: int | None, width: int | None
+) -> tuple[int, int | None, int | None]:
+    """Return parameters, layers and width, as far as they are known."""
+    if manifest is None or manifest.model.kind == "custom":
+        if not parameters:
+            what = "of a model of one's own " if manifest else ""
+            raise PlanError(
+                f"the size {what}is not known", GIVE_SIZE if manifest else f"{GIVE_SIZE}, or name a RUN.toml"
+            )
+        return count(parameters), layers, width
+    model = manifest.model
+    if parameters:
+        return count(parameters), layers or model.layers, width or model.width
+    if manifest.data.tokenizer != "bytes":
+        raise PlanError(f"the vocabulary of {manifest.data.tokenizer} is not known here", "give --parameters")
+    hidden = 8 * math.ceil(model.mlp * model.width / 8)
+    layer = 4 * model.width**2 + 3 * model.width * hidden + 2 * model.width
+    deep = layers or model.layers
+    return deep * layer + model.width + (1 if model.tied else 2) * 256 * model.width, deep, width or model.width
+
+
+def _machines(links: Sequence[str], peers: int | None, step: float) -> tuple[PeerMachine, ...]:
+    """Return the machines of the given links; by default 100 Mbit/s in each direction.
+
+    A single link without a count applies to all peers.
+    """
+    found = [_machine(text, step) for text in links or ("100/100",)]
+    if len(found) == 1 and not found[0][0]:
+        found = [(peers or 8, found[0][1])]
+    total = sum(number or 1 for number, _ in found)
+    if peers and total != peers:
+        raise PlanError(f"the links are those of {total} peers, --peers says {peers}", "give one of the two")
+    if not 1 <= total <= MAX_PEERS:
+        raise PlanError(f"{total} peers cannot be planned", f"1 to {MAX_PEERS} can")
+    return tuple(msgspec.structs.replace(machine, count=number or 1) for number, machine in found)
+
+
+def _line(text: str) -> PeerMachine:
+    number, machine = _machine(text, 1.0)
+    if number < 2 or "@" in text:
+        raise PlanError(f"{text!r} is no line that peers share", "it is NxDOWN/UP in Mbit/s, as 4x50/10")
+    return msgspec.structs.replace(machine, count=number)
+
+
+def _machine(text: str, step: float) -> tuple[int, PeerMachine]:
+    match = _LINK.fullmatch(text.strip())
+    kinds = ", ".join(ACCESS)
+    wrong = PlanError(f"{text!r} is no link", f"it is DOWN/UP in Mbit/s, as 50/10 or 4x50/10, or one of {kinds}")
+    if match is None or match["count"] is not None and not int(match["count"]):
+        raise wrong
+    if match["kind"] and match["kind"] not in ACCESS:
+        raise wrong
+    try:
+        own = float(match["step"] or step)
+        if match["kind"]:
+            down, up = ACCESS[match["kind"]].down, ACCESS[match["kind"]].up
+        else:
+            down, up = float(match["down"]) * MBIT, float(match["up"]) * MBIT
+    except ValueError:
+        raise wrong from None
+    if min(down, up, own) <= 0:
+        raise PlanError(f"{text!r}: bandwidths and steps are more than nothing", "leave out who is not there")
+    return int(match["count"] or 0), PeerMachine(1, down, up, own)

@@ -1,0 +1,1 @@
+"""Scenarios with real processes, behind proxies or in network namespaces."""

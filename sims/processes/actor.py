@@ -1,0 +1,172 @@
+"""Actor: a daemon in a process of its own that plays one peer of a scenario and learns at the given pace.
+
+    python -m thinwire.sims.processes.actor PART.json
+
+It loads its slow modules, prints "loaded", and waits for a line on its input: an invite, or "found", with which it
+founds the run. The process ends when its input ends, so no actor outlives its player.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import uvloop
+from thinwire.compression.core.types import Floats
+from thinwire.compression.warmup import warm_up
+from thinwire.node.daemon.daemon import Daemon
+from thinwire.node.daemon.options import Options
+from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
+from thinwire.node.peer.peer import Peer
+from thinwire.node.runtime.config import load
+from thinwire.node.runtime.console import set_up_logging, tell
+from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.environment import Environment
+from thinwire.node.runtime.event_log import Emit
+from thinwire.node.runtime.lock import hold
+from thinwire.node.runtime.parent_watch import watch
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.snapshot import PrivateState
+from thinwire.node.training.learner import Learner, StepReport, WorkShare
+from thinwire.sims.peers.learners import StubLearner
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.membership.presets import WAN
+
+
+class ActorPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Part of an actor.
+
+    `manifest`: file. `data`: file to train on, for a real model. `port`, `ports`: listening ports at `host`;
+    `advertise`: address for other peers.
+    """
+
+    name: str
+    home: str
+    manifest: str
+    data: str
+    host: str
+    port: int
+    ports: tuple[int, int]
+    advertise: str
+    step_seconds: float
+    compute: str
+    parameters: int
+    seed: int
+    wait_for: int
+    site: str = ""
+
+
+class PacedLearner:
+    """Learner whose inner steps take at least `seconds` each."""
+
+    def __init__(self, inner: Learner, seconds: float) -> None:
+        self._inner, self._seconds = inner, seconds
+
+    @property
+    def layout(self) -> Layout:
+        return self._inner.layout
+
+    def parameters(self) -> Floats:
+        return self._inner.parameters()
+
+    def read(self, start: int, stop: int, out: Floats) -> None:
+        self._inner.read(start, stop, out)
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        self._inner.write(theta, start, keep)
+
+    def assign(self, share: WorkShare) -> None:
+        self._inner.assign(share)
+
+    async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
+        """Make steps one after the other; wait for the rest of each step's time, unless `stop` is set."""
+        loop = asyncio.get_running_loop()
+        began, made, tokens, losses = loop.time(), 0, 0, 0.0
+        last = float("nan")
+        while made < n and not stop.is_set():
+            done = await self._inner.steps(1, stop)
+            if not done.steps:
+                break
+            made, tokens, last, losses = made + 1, tokens + done.tokens, done.loss, losses + done.loss
+            rest = began + made * self._seconds - loop.time()
+            if rest > 0:
+                try:
+                    async with asyncio.timeout(rest):
+                        await stop.wait()
+                except TimeoutError:
+                    pass
+        return StepReport(made, losses / made if made else last, last, tokens, loop.time() - began)
+
+    def private(self) -> PrivateState | None:
+        return self._inner.private()
+
+    def restore(self, private: PrivateState) -> bool:
+        return self._inner.restore(private)
+
+    def skip_to(self, round: int, peers: int) -> None:
+        self._inner.skip_to(round, peers)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteJoiner(RunEntry):
+    """Entry to a run whose members count as remote, although all addresses are of this machine."""
+
+    def peer(self, emit: Emit) -> Peer:
+        environment = Environment(
+            time.monotonic, time.time, random.Random(os.urandom(16)), RealDisk(), asyncio.to_thread
+        )
+        directory, site = self.config.directories.run(self.run_id), self.config.site
+        return Peer(self.identity, self.run_id, environment, directory, WAN, emit, site)
+
+
+class Actor(Daemon):
+    """Daemon that plays a part."""
+
+    def __init__(self, entry: RunEntry, part: ActorPart) -> None:
+        super().__init__(entry, Options(log="plain", wait_for=part.wait_for), here=Path(part.home))
+        self._part = part
+
+    async def _learn(self, manifest: Manifest) -> Learner:
+        part = self._part
+        if part.compute == "stub":
+            return StubLearner(manifest, part.parameters, part.seed, part.step_seconds)
+        return PacedLearner(await super()._learn(manifest), part.step_seconds)
+
+
+def main(file: Path) -> int:
+    """Load, wait for the start line, and play the part. Returns the exit code."""
+    part = msgspec.json.decode(file.read_bytes(), type=ActorPart)
+    config = load(
+        {
+            "name": part.name, "home": part.home, "host": part.host, "port": part.port, "advertise": part.advertise,
+            "ports": f"{part.ports[0]}-{part.ports[1]}", "device": "cpu", "threads": 1,
+            "data": Path(part.data), "site": part.site,
+        },
+        {},
+    )  # fmt: skip
+    warm_up()
+    print("loaded", flush=True)
+    word = sys.stdin.readline().strip()
+    if not word:
+        return 0
+    watch(sys.stdin.fileno())
+    set_up_logging("plain", config.directories.log)
+    try:
+        file = Path(part.manifest)
+        entry = founding(file.read_bytes(), config, file.name) if word == "found" else arriving(word, config)
+        with hold(config.directories.lock):
+            return uvloop.run(Actor(RemoteJoiner(entry.identity, entry.run_id, config, entry.begin), part).run())
+    except HintedError as error:
+        tell(str(error), error.hint)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,282 @@
+"""Player of a scenario with real processes in real time: daemons on a testbed with the scenario's links.
+
+It uses the same scenario file as virtual time, and produces the same journal, from the daemons' own event logs.
+Everything it creates (processes, home directories, networks) is removed afterwards, however the run ends; the remains
+of a killed player are removed by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import psutil
+from thinwire.node.local_swarm.event_analysis import proof
+from thinwire.node.methods.registry import METHODS
+from thinwire.sims.peers.learners import CORPUS
+from thinwire.sims.processes.actor_processes import TEXT, ActorProcesses, ActorSlot
+from thinwire.sims.processes.fault_injector import ProcessFaultInjector
+from thinwire.sims.processes.testbed import PeerNetworks, Unplayable
+from thinwire.sims.results.journal import WORLD, Journal, fault_fields
+from thinwire.sims.results.live_view import LiveView, Stopped
+from thinwire.sims.results.report import PlayResult
+from thinwire.sims.scenario.faults import Fault, draw
+from thinwire.sims.scenario.scenario import Scenario
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.manifest.parser import parse
+
+MOST = 16
+"""Largest number of peers on one machine: each is a process of some 300 MB that needs a part of a core."""
+
+POLL_SECONDS = 0.1
+LOAD_SECONDS = 300.0
+"""Seconds that processes may take to load."""
+
+END_SECONDS = 30.0
+"""Seconds that processes may take to leave."""
+
+PREFIX = "thinwire-sim-"
+
+
+class RealError(HintedError):
+    """Scenario that cannot be played by real processes."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class PlayerError(HintedError):
+    """Processes did not start."""
+
+    exit_code: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SeenViolation:
+    """Violation that real processes show by themselves."""
+
+    at: float
+    oracle: str
+    peer: int
+    detail: str
+
+
+def player(level: str, scenario: Scenario) -> Callable[[Scenario, LiveView], PlayResult]:
+    """Return the function that plays `scenario` at "L1" (proxies) or "L2" (namespaces). Raises RealError,
+    EmulationError.
+    """
+    if len(scenario.peers) > MOST:
+        raise RealError(
+            f"{len(scenario.peers)} real processes are too many for one machine",
+            f"--peers {MOST} or fewer, or leave --real out",
+        )
+    liars = [peer.name for peer in scenario.peers if peer.liar]
+    if liars:
+        raise RealError(f"{liars[0]} is a liar, and real daemons cannot lie", "play it without --real, in virtual time")
+    if scenario.lines:
+        raise RealError("real peers cannot share the line of a site", "play it without --real, in virtual time")
+    ground: PeerNetworks
+    if level == "L1":
+        from thinwire.sims.processes.proxy_testbed import ProxyTestbed
+
+        ground = ProxyTestbed(scenario)
+    else:
+        from thinwire.sims.processes.netns_testbed import NetnsTestbed
+
+        ground = NetnsTestbed(scenario)
+    return lambda scenario, view: asyncio.run(_play(level, scenario, ground, view))
+
+
+async def _play(level: str, scenario: Scenario, ground: PeerNetworks, view: LiveView) -> PlayResult:
+    sweep(Path(tempfile.gettempdir()))
+    place = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    stage = None
+    try:
+        sites = await ground.open()
+        manifest = place / "run.toml"
+        manifest.write_text(scenario.manifest, encoding="utf-8")
+        (place / TEXT).write_text(CORPUS * 400)
+        early = sum(peer.join <= 0 for peer in scenario.peers)
+        seats = [
+            ActorSlot(peer, site, scenario, manifest, place / peer.name, early if peer.index == 0 else 1)
+            for peer, site in zip(scenario.peers, sites, strict=True)
+        ]
+        stage = Player(scenario, ground, ActorProcesses(seats), view)
+        await stage.load()
+        await stage.run()
+    finally:
+        if stage is not None:
+            stage.clear()
+        await ground.close()
+        shutil.rmtree(place, ignore_errors=True)
+    return PlayResult(level, 0.0, violations=stage.violations())
+
+
+def sweep(directory: Path) -> int:
+    """Remove home directories that a killed player left in `directory`; return their number."""
+    swept = 0
+    for left in directory.glob(f"{PREFIX}*"):
+        number = left.name.removeprefix(PREFIX).partition("-")[0]
+        try:
+            about = left.lstat()
+        except FileNotFoundError:
+            continue
+        ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and number.isdigit()
+        if ours and not psutil.pid_exists(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+            swept += 1
+    return swept
+
+
+class Player:
+    """One play: arrivals, departures and faults."""
+
+    def __init__(self, scenario: Scenario, ground: PeerNetworks, troupe: ActorProcesses, view: LiveView) -> None:
+        self._scenario, self._ground, self._actor_processes, self._view = scenario, ground, troupe, view
+        self.journal = view.journal = Journal(tuple(peer.name for peer in scenario.peers))
+        self._faults = ProcessFaultInjector(ground, troupe, scenario.seed, self._later)
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = itertools.count()
+        self._began = time.monotonic()
+        self._sampled = -scenario.interval
+        self._founded = False
+
+    @property
+    def now(self) -> float:
+        """Return the seconds since the start of the play."""
+        return time.monotonic() - self._began
+
+    async def load(self) -> None:
+        """Start all processes. Raises PlayerError, Stopped."""
+        print(f"loading {len(self._actor_processes)} processes", file=sys.stderr, flush=True)
+        until = time.monotonic() + LOAD_SECONDS
+        while not self._actor_processes.load_some():
+            self._attend()
+            broken = [
+                seat for seat in self._actor_processes.seats if seat.child is not None and seat.child.code is not None
+            ]
+            if broken and broken[0].child is not None:
+                raise PlayerError(f"{broken[0].spec.name} did not come up: {broken[0].child.complaint()}", "see above")
+            if time.monotonic() > until:
+                raise PlayerError(f"the processes have not come up in {LOAD_SECONDS:.0f} s", "take fewer --peers")
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def run(self) -> None:
+        """Run until the scenario's duration is over, or all peers have left. Raises Stopped."""
+        self._plan()
+        self._began = time.monotonic()
+        self._actor_processes.begin()
+        while self.now < self._scenario.duration:
+            self._attend()
+            while self._due and self._due[0][0] <= self.now:
+                heapq.heappop(self._due)[2]()
+            self._actor_processes.load_some()
+            self._ground.meet(self._actor_processes.processes)
+            self._enter()
+            self._look()
+            if self._founded and not any(seat.child is not None or seat.wanted for seat in self._actor_processes.seats):
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        await self._leave()
+
+    def clear(self) -> None:
+        """End all processes."""
+        self._actor_processes.end(now=True)
+        self._actor_processes.wait()
+        self._actor_processes.poll(self.journal)
+        self.journal.events.sort(key=lambda event: event.at)
+
+    def violations(self) -> list[SeenViolation]:
+        """Return violations in the processes' own reports: replicas that differ, and processes that failed."""
+        seen = []
+        if METHODS[parse(self._scenario.manifest).outer.method].replica.alike:
+            diaries = [seat.analysis for seat in self._actor_processes.seats]
+            seen = [
+                SeenViolation(self.now, "one aggregate", WORLD, text) for text in proof(diaries, diaries).differences
+            ]
+        for event in self.journal.of("down"):
+            if str(event.fields["reason"]).startswith("failed"):
+                seen.append(SeenViolation(event.at, "processes live", event.peer, str(event.fields["reason"])))
+        return seen
+
+    def _plan(self) -> None:
+        scenario = self._scenario
+        drawn = draw(scenario.seed, scenario.mix, len(scenario.peers), scenario.duration)
+        for fault in (*scenario.faults, *drawn):
+            self._at(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+        for peer, seat in zip(scenario.peers, self._actor_processes.seats, strict=True):
+            if peer.leave is not None:
+                self._at(peer.leave, lambda seat=seat: self._dismiss(seat))  # type: ignore[misc]
+
+    def _at(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (when, next(self._number), action))
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._at(self.now + seconds, action)
+
+    def _strike(self, fault: Fault) -> None:
+        try:
+            self._faults.begin(fault)
+        except Unplayable as reason:
+            self.journal.event(self.now, WORLD, "unplayed", {**fault_fields(fault), "detail": str(reason)})
+            return
+        self.journal.event(self.now, WORLD, "fault", fault_fields(fault))
+        if fault.kind != "kill":
+            self._later(fault.seconds, lambda: self._relieve(fault))
+
+    def _relieve(self, fault: Fault) -> None:
+        self._faults.end(fault)
+        self.journal.event(self.now, WORLD, "fault", fault_fields(fault, over=True))
+
+    def _dismiss(self, seat: ActorSlot) -> None:
+        seat.wanted = False
+        if seat.child is not None and seat.plays:
+            seat.child.end(now=False)
+
+    def _enter(self) -> None:
+        """Let loaded peers play that are due: the first founds the run, the others get an invite of a present peer."""
+        invite = ""
+        for seat in self._actor_processes.seats:
+            due = seat.loaded and not seat.plays and not seat.waits and seat.wanted and seat.spec.join <= self.now
+            if not due:
+                continue
+            if seat.spec.index == 0:
+                # Also later: it returns to its run if others are present.
+                word, self._founded = "found", True
+            else:
+                word = invite = invite or next((one.invite for one in self._actor_processes.seats if one.invite), "")
+            if word:
+                seat.tell(word)
+                self.journal.event(self.now, seat.spec.index, "up")
+
+    def _look(self) -> None:
+        self._actor_processes.poll(self.journal)
+        if self.now >= self._sampled + self._scenario.interval:
+            self._sampled = self.now
+            self.journal.sample(self.now, tuple(seat.sample() for seat in self._actor_processes.seats))
+        self._view.watch(self.journal)
+
+    def _attend(self) -> None:
+        """Serve the user at the terminal. Raises Stopped."""
+        if self._view.signal:
+            raise Stopped(self._view.signal)
+
+    async def _leave(self) -> None:
+        self.journal.sample(self.now, tuple(seat.sample() for seat in self._actor_processes.seats))
+        until = time.monotonic() + END_SECONDS
+        there = self._actor_processes.end(now=False)
+        while there and time.monotonic() < until:
+            self._attend()
+            await asyncio.sleep(POLL_SECONDS)
+            self._actor_processes.poll(self.journal)
+            there = any(seat.child is not None for seat in self._actor_processes.seats)

@@ -1,0 +1,67 @@
+"""What the stage of real processes stands on: a network between peers, which can be told to misbehave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple, Protocol
+
+from thinwire.swarm.identity.errors import HintedError
+
+
+class EmulationError(HintedError):
+    """This machine cannot have such a network; says what it lacks."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class Unplayable(Exception):
+    """A fault that this ground cannot have."""
+
+
+class Site(NamedTuple):
+    """Where a peer lives: it listens at `host`, on `port` and on `ports` (first, last); others dial `advertise`.
+
+    `prefix`: words before the command that starts its process.
+    """
+
+    host: str
+    port: int
+    ports: tuple[int, int]
+    advertise: str
+    prefix: tuple[str, ...] = ()
+
+
+class PeerNetworks(Protocol):
+    """Networks of peers 0…n-1."""
+
+    async def open(self) -> Sequence[Site]:
+        """Make it. Raises EmulationError, having left nothing behind."""
+        ...
+
+    def meet(self, processes: Mapping[int, int]) -> None:
+        """Peer -> process number, whenever that changes."""
+        ...
+
+    def hold(self, i: int, j: int) -> None:
+        """Nothing that i sends reaches j until as many `release`."""
+        ...
+
+    def release(self, i: int, j: int) -> None:
+        """End one `hold`."""
+        ...
+
+    def lose(self, probability: float) -> None:
+        """Loss everywhere, on top of what the links have."""
+        ...
+
+    def disturb(self, kind: str, i: int, j: int, seconds: float) -> None:
+        """Do "reset", "half-open" (i knows, j does not yet), or "slow-close" to what connects i and j. Raises Unplayable."""
+        ...
+
+    def spoil(self, kind: str, i: int, j: int) -> None:
+        """From now on "corrupt", "duplicate" or "reorder" what goes between i and j; "" ends it. Raises Unplayable."""
+        ...
+
+    async def close(self) -> None:
+        """Remove all that `open` has made."""
+        ...

@@ -1,0 +1,113 @@
+"""A network between TUN devices, switched in user space: for kernels without netem, which can shape but not delay.
+
+Every peer's device hands its packets to us. A packet is dropped where the way is cut or by chance, waits for its latency, then
+for the receiver's downlink, and is written to the receiver's device. What TCP makes of that is the kernel's own TCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import os
+import random
+from collections.abc import Mapping
+
+from thinwire.sims.network.toxics import Toxics
+
+BUFFER_SECONDS = 0.5
+"""How long packets may wait for a downlink before the next one is dropped."""
+
+_PACKET = 65_536
+_TURN = 64
+"""Packets that are taken from one device before the others have their turn."""
+
+
+class TunSwitch:
+    """`ways`: (i, j) -> what is wrong with the way. `down`: bytes/s of each downlink. `addresses`: IPv4 of each peer."""
+
+    def __init__(
+        self, ways: Mapping[tuple[int, int], Toxics], down: list[float], addresses: list[str], seed: int
+    ) -> None:
+        self._ways, self._down = ways, down
+        self._places = {bytes(int(part) for part in address.split(".")): i for i, address in enumerate(addresses)}
+        self._devices: list[int] = []
+        self._rng = random.Random(seed)
+        self._last: dict[tuple[int, int], float] = {}
+        self._free = [0.0] * len(down)
+        self._sent: dict[tuple[int, int], float] = {}
+        self._heap: list[tuple[float, int, int, bool, bytes]] = []
+        self._number = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self.dropped = 0
+
+    def start(self, devices: list[int]) -> None:
+        """Switch between open, non-blocking devices (descriptors, by index of the peer)."""
+        self._devices = devices
+        for i, device in enumerate(devices):
+            asyncio.get_running_loop().add_reader(device, self._read, i)
+
+    def stop(self) -> None:
+        """Leave the devices alone; they stay open."""
+        for device in self._devices:
+            asyncio.get_running_loop().remove_reader(device)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._devices = []
+
+    def _read(self, i: int) -> None:
+        now = asyncio.get_running_loop().time()
+        for _ in range(_TURN):
+            try:
+                packet = os.read(self._devices[i], _PACKET)
+            except OSError:
+                break
+            # IPv4 only: the destination is at a fixed place.
+            j = self._places.get(packet[16:20]) if packet[0] >> 4 == 4 else None
+            if j is not None and j != i:
+                self._depart(i, j, packet, now)
+        self._wake()
+
+    def _depart(self, i: int, j: int, packet: bytes, now: float) -> None:
+        way = self._ways[i, j]
+        if way.held or (way.loss and self._rng.random() < way.loss):
+            self.dropped += 1
+            return
+        due = now + way.latency + (self._rng.expovariate(1 / way.jitter) if way.jitter else 0.0)
+        if way.bandwidth is not None:
+            # What one connection can carry, taken for all connections between the two.
+            sent = max(self._sent.get((i, j), 0.0), now) + len(packet) / way.bandwidth
+            if sent > now + BUFFER_SECONDS:
+                self.dropped += 1
+                return
+            self._sent[i, j] = sent
+            due += sent - now
+        # The internet seldom reorders within a flow, and TCP takes it for loss.
+        due = self._last[i, j] = max(due, self._last.get((i, j), 0.0))
+        heapq.heappush(self._heap, (due, next(self._number), j, False, packet))
+
+    def _wake(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._heap:
+            self._timer = asyncio.get_running_loop().call_at(self._heap[0][0], self._deliver)
+
+    def _deliver(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while self._heap and self._heap[0][0] <= now:
+            due, _, j, whole, packet = heapq.heappop(self._heap)
+            if not whole:
+                done = max(self._free[j], due) + len(packet) / self._down[j]
+                if done > now + BUFFER_SECONDS:
+                    self.dropped += 1
+                    continue
+                self._free[j] = done
+                heapq.heappush(self._heap, (done, next(self._number), j, True, packet))
+                continue
+            try:
+                os.write(self._devices[j], packet)
+            except OSError:
+                self.dropped += 1  # the device takes no more, or is gone
+        self._timer = None
+        self._wake()

@@ -1,0 +1,1 @@
+"""Results of a simulation: journal, live view, summary, plots and the run directory."""

@@ -1,0 +1,44 @@
+"""Run directory of a simulation: its summary, events, samples and plots as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+from thinwire.node.runtime.plotting import NoPlots
+from thinwire.sims.results.journal import Journal
+from thinwire.sims.results.plots import draw_all
+from thinwire.sims.scenario.scenario import Scenario
+from thinwire.swarm.identity.errors import HintedError
+
+
+class OutputError(HintedError):
+    """The report cannot be written."""
+
+    exit_code: ClassVar[int] = 3
+
+
+def prepare(directory: Path) -> None:
+    """Create the run directory before the simulation starts, which may take hours. Raises OutputError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "summary.json").unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write to {directory}: {error.strerror}", "name another place with --out") from None
+
+
+def write(directory: Path, scenario: Scenario, journal: Journal, summary: dict[str, Any]) -> bool:
+    """Write summary.json, events.jsonl, samples.jsonl and the plots. Return False without matplotlib, which the plots
+    need. Raises OutputError.
+    """
+    try:
+        journal.write(directory)
+        text = msgspec.json.format(msgspec.json.encode(summary, enc_hook=str))
+        (directory / "summary.json").write_bytes(text + b"\n")
+        draw_all(directory, scenario, journal)
+    except OSError as error:
+        raise OutputError(f"cannot write to {directory}: {error.strerror}", "name another place with --out") from None
+    except NoPlots:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Scenarios: the TOML format, its parser, and the faults that a scenario can have."""

@@ -1,0 +1,53 @@
+"""Rules of faults: number of peers, and range of the amount, for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from thinwire.sims.scenario.faults import KINDS, LIES, Fault
+from thinwire.sims.scenario.table_reader import nearest
+
+ALONE = frozenset({"kill", "restart", "pause", "clock-jump", "clock-drift", "slow-disk", "bit-rot", "no-space", "liar"})
+"""Kinds that affect one peer; with several peers each gets a fault of its own."""
+
+PAIRS = frozenset({"clog", "half-open", "reset", "slow-close", "corrupt", "duplicate", "reorder"})
+"""Kinds that affect the link between two peers."""
+
+AMOUNTS: Mapping[str, tuple[float, float]] = {
+    "loss": (0.0, 1.0),
+    "clock-jump": (-1e8, 1e8),
+    "clock-drift": (-0.5, 0.5),
+    "slow-disk": (0.0, 1e3),
+}
+"""Kind with an amount -> range of the amount."""
+
+
+def odd(fault: Fault, peers: int) -> tuple[str, str] | None:
+    """Return an error and a hint for an invalid fault in a swarm of `peers`, or None."""
+    if fault.kind not in KINDS:
+        return f"{fault.kind!r} is no kind of fault", nearest(fault.kind, KINDS, "kinds: ")
+    wrong = [index for index in fault.peers if not 0 <= index < peers]
+    if wrong:
+        return f"there is no peer {wrong[0]}", f"peers are 0 to {peers - 1}"
+    if fault.kind == "liar" and (hint := no_lie(fault.detail)):
+        return f"detail: {fault.detail!r} is no way to lie", hint
+    means, named = f"{fault.kind}: {KINDS[fault.kind]}", len(set(fault.peers))
+    least = 0 if fault.kind == "loss" else 2 if fault.kind in PAIRS or fault.kind == "one-way" else 1
+    if named < least:
+        return f"{fault.kind} concerns {least} peers at least", means
+    most = 1 if fault.kind in ALONE else 2 if fault.kind in PAIRS else peers
+    if named > most:
+        return f"{fault.kind} concerns {most} {'peer' if most == 1 else 'peers'}, {named} are named", means
+    if fault.kind in ("partition", "isolate") and named == peers:
+        return f"{fault.kind} needs somebody on the other side", "leave out a peer"
+    if fault.kind not in AMOUNTS:
+        return (f"amount: {fault.kind} has none", "remove it") if fault.amount else None
+    low, high = AMOUNTS[fault.kind]
+    if not low <= fault.amount <= high or not fault.amount:
+        return f"amount: {fault.amount:g} is not from {low:g} to {high:g}, without 0", means
+    return None
+
+
+def no_lie(kind: str) -> str:
+    """Return "" for a kind of lie, else a hint."""
+    return "" if kind in LIES else nearest(kind, LIES, "ways to lie: ")

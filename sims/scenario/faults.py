@@ -1,0 +1,144 @@
+"""Faults of a simulated swarm as a list of values, scripted in a scenario or drawn from a seed.
+
+A list can be reduced to the faults that a failure needs (see trials/driver.py), so a fault is complete: nothing about
+it is drawn later. simulation/fault_injector.py injects them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+KINDS: Mapping[str, str] = {
+    "kill": "the process is gone for good; links reset",
+    "restart": "killed, and back from its disk after `seconds`; what was not synced is lost, the last 4 KiB may be torn",
+    "pause": "stopped for `seconds`, as by SIGSTOP: it neither reads nor sends",
+    "partition": "`peers` and all others cannot talk for `seconds`",
+    "one-way": "what the first of `peers` sends does not reach the others named, for `seconds`",
+    "isolate": "one peer is cut off from everybody for `seconds`",
+    "clog": "bytes between the first and the second of `peers` stop for `seconds`, then go on; nothing is lost",
+    "swizzle-clog": "`peers` are clogged one after the other, and unclogged in another order, within `seconds`",
+    "loss": "for `seconds` a packet from or to `peers` (none named: any packet) is lost with probability `amount`",
+    "half-open": "the first of `peers` lost its link to the second, which does not know yet; it learns after `seconds`",
+    "reset": "the link between two peers is reset",
+    "slow-close": "the link between two peers closes, and what was on its way still takes `seconds` to arrive",
+    "corrupt": "a relay flips a bit in a frame between two peers, for `seconds`: the link breaks each time",
+    "duplicate": "a relay sends a frame between two peers twice, for `seconds`: the link breaks each time",
+    "reorder": "a relay swaps frames between two peers, for `seconds`: the link breaks each time",
+    "clock-jump": "the wall clock of a peer jumps by `amount` seconds, for good when `seconds` is 0",
+    "clock-drift": "a peer's clocks run fast by the fraction `amount`, for `seconds`",
+    "slow-disk": "every operation of a peer's disk takes `amount` seconds more, for `seconds`",
+    "bit-rot": "one bit of what a peer has on disk flips; it is restarted after `seconds` to find out",
+    "no-space": "a peer's disk is full for `seconds`",
+    "liar": "a peer misbehaves in the way that `detail` names, for `seconds`",
+}
+"""Kind -> effect."""
+
+LIES: Mapping[str, str] = {
+    "hash": "sends chunks that are not those it announced",
+    "nan": "announces and sends values that are not numbers",
+    "huge": "announces and sends its update a million times as long",
+    "flip": "announces and sends its update with the sign turned",
+    "zero": "announces and sends an update of nothing but zeros",
+    "boast": "claims a thousand times the tokens that it has trained on",
+    "base": "announces another base than its own: a state that nobody has; in pairs another plan of the exchange",
+    "equivocate": "sends other results of its chunks to every second peer than it signs for; in pairs announces other attempts "
+    "than it sends",
+    "blame": "complains about everybody, all the time; in pairs declines everybody",
+    "behind": "tells everybody that the swarm has long gone on",
+    "silent": "announces and sends nothing more",
+}
+"""Kind of lie -> behaviour of the peer; byzantine.py implements each."""
+
+QUIET = 0.75
+"""Fraction of a run after which no fault occurs, so that the swarm has time to recover."""
+
+Mix: TypeAlias = Mapping[str, float]
+"""Kind -> expected faults per virtual minute in the whole swarm."""
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One fault. `at`: virtual seconds since the start. `peers`: indices. See KINDS for the other fields."""
+
+    at: float
+    kind: str
+    peers: tuple[int, ...] = ()
+    seconds: float = 0.0
+    amount: float = 0.0
+    detail: str = ""
+
+    @property
+    def until(self) -> float:
+        """Virtual time at which the fault ends."""
+        return self.at + self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Drawn values of a kind: number of peers (0: up to half of them), longest duration in seconds, range of the
+    amount.
+    """
+
+    peers: int
+    seconds: float = 0.0
+    amount: tuple[float, float] = (0.0, 0.0)
+
+
+_SHAPES = {
+    "kill": _Shape(1),
+    "restart": _Shape(1, 20.0),
+    "pause": _Shape(1, 60.0),
+    "partition": _Shape(0, 40.0),
+    "one-way": _Shape(2, 20.0),
+    "isolate": _Shape(1, 30.0),
+    "clog": _Shape(2, 20.0),
+    "swizzle-clog": _Shape(0, 20.0),
+    "loss": _Shape(0, 20.0, (0.02, 0.2)),
+    "half-open": _Shape(2, 20.0),
+    "reset": _Shape(2),
+    "slow-close": _Shape(2, 5.0),
+    "corrupt": _Shape(2, 5.0),
+    "duplicate": _Shape(2, 5.0),
+    "reorder": _Shape(2, 5.0),
+    "clock-jump": _Shape(1, 60.0, (-3600.0, 3600.0)),
+    "clock-drift": _Shape(1, 60.0, (-0.05, 0.05)),
+    "slow-disk": _Shape(1, 30.0, (0.01, 1.0)),
+    "bit-rot": _Shape(1, 5.0),
+    "no-space": _Shape(1, 30.0),
+    "liar": _Shape(1, 3600.0),
+}
+
+
+def draw(seed: int, mix: Mix, peers: int, duration: float, *, liars: Sequence[str] = ()) -> tuple[Fault, ...]:
+    """Draw random faults in order of time; all end before QUIET of `duration`. Equal for equal arguments.
+
+    Each kind has a random stream of its own, so that a change of one rate leaves the faults of other kinds unchanged.
+    Peers 0 and 1 are exempt from "kill" and "liar", which affect at most a third of the others, so that enough honest
+    peers remain. `liars`: kinds of lies to choose from. Raises ValueError for an unknown kind.
+    """
+    unknown = sorted(mix.keys() - _SHAPES.keys())
+    if unknown:
+        raise ValueError(f"no fault is called {unknown[0]!r}; there are {', '.join(sorted(_SHAPES))}")
+    end = QUIET * duration
+    doomed = random.Random(f"{seed}/doomed").sample(range(2, peers), max(0, peers - 2) // 3)
+    faults: list[Fault] = []
+    for kind in sorted(mix):
+        rng, at, shape = random.Random(f"{seed}/{kind}"), 0.0, _SHAPES[kind]
+        spare = doomed[::2] if kind == "kill" else doomed[1::2] if kind == "liar" else None
+        while mix[kind] > 0 and (at := at + rng.expovariate(mix[kind] / 60.0)) < end:
+            if spare is not None:
+                chosen = [spare.pop()] if spare else []
+            else:
+                count = shape.peers or rng.randint(1, max(1, peers // 2))
+                chosen = rng.sample(range(peers), count) if count <= peers else []
+            if not chosen or (kind == "liar" and not liars):
+                break
+            longest = shape.seconds if kind != "liar" else end
+            seconds = min(end - at, longest * rng.uniform(0.1, 1.0))
+            detail = rng.choice(liars) if kind == "liar" else ""
+            faults.append(Fault(at, kind, tuple(chosen), seconds, rng.uniform(*shape.amount), detail))
+    return tuple(sorted(faults, key=lambda fault: (fault.at, fault.kind, fault.peers)))

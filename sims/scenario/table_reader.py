@@ -1,0 +1,96 @@
+"""Strict reader of tables that a person wrote: every error names the line and a remedy."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, get_args
+
+import msgspec
+from msgspec import Meta
+from thinwire.sims.scenario.toml_text import Place, line_at
+from thinwire.swarm.identity.errors import HintedError
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the tables. A `description` of a field's type completes the sentence "… is not" of an error."""
+
+
+Kind = TypeVar("Kind", bound=Table)
+
+
+class ScenarioError(HintedError):
+    """Invalid scenario; the message names the file and the line."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class Reader:
+    """Reader of one file; `lines` maps values to line numbers."""
+
+    def __init__(self, file: Path, lines: Mapping[Place, int]) -> None:
+        self.file, self._lines = file, lines
+
+    def table(self, kind: type[Kind], table: object, place: Place) -> Kind:
+        """Check and return the table at `place`. Raises ScenarioError."""
+        if not isinstance(table, dict):
+            raise self.error(place, f"{_dotted(place)} is a table", f"write {self._header(place)} on a line of its own")
+        fields = {field.name: field for field in msgspec.structs.fields(kind)}
+        values = {}
+        for key, value in table.items():
+            where = (*place, key)
+            if key not in fields:
+                raise self.error(where, f"{_dotted(where)}: unknown key", nearest(key, fields, "keys: "))
+            if not _finite(value):
+                raise self.error(where, f"{_dotted(where)}: {value!r} is not a finite number", "write a number")
+            try:
+                values[key] = msgspec.convert(value, fields[key].type)
+            except msgspec.ValidationError as error:
+                raise self.error(
+                    where, f"{_dotted(where)}: {value!r} is not {_wanted(fields[key].type, error)}"
+                ) from None
+        for field in fields.values():
+            if field.required and field.name not in values:
+                raise self.error(place, f"{_dotted((*place, field.name))} is missing", f"add {field.name} = …")
+        return kind(**values)
+
+    @staticmethod
+    def _header(place: Place) -> str:
+        return f"[[{_dotted(place)}]]" if isinstance(place[-1], int) else f"[{_dotted(place)}]"
+
+    def error(self, place: Place, text: str, hint: str = "`thinwire sim new FILE` explains every key") -> ScenarioError:
+        """Return an error at `place`."""
+        return ScenarioError(f"{self.file}, line {line_at(self._lines, place)}: {text}", hint)
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a hint for an unknown word."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else otherwise + ", ".join(known)
+
+
+def _finite(value: object) -> bool:
+    if isinstance(value, list):
+        return all(_finite(inner) for inner in value)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _dotted(place: Place) -> str:
+    return ".".join(str(part) for part in place if isinstance(part, str))
+
+
+def _wanted(kind: Any, error: msgspec.ValidationError) -> str:
+    choices = [choice for choice in get_args(kind) if isinstance(choice, str)]
+    if choices:
+        return " or ".join(repr(choice) for choice in choices)
+    return _description(kind) or f"what it should be: {error}"
+
+
+def _description(kind: Any) -> str:
+    for part in get_args(kind):
+        found = (part.description or "") if isinstance(part, Meta) else _description(part)
+        if found:
+            return found
+    return ""

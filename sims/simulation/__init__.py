@@ -1,0 +1,1 @@
+"""Simulation of a scenario: the world that runs it, and the injector of its faults."""

@@ -1,0 +1,237 @@
+"""Injector of faults into the machines and links of a world; scenario/faults.py defines the kinds."""
+
+from __future__ import annotations
+
+import errno
+import math
+import random
+from collections.abc import Callable, Sequence, Set
+
+from thinwire.sims.network.network import SimNet
+from thinwire.sims.peers.byzantine import corrupt
+from thinwire.sims.peers.machine import Machine
+from thinwire.sims.scenario.faults import Fault
+
+DISTANT = frozenset({"partition", "isolate", "loss", "swizzle-clog"})
+"""Faults that may affect every peer, not only the named ones."""
+
+HARMLESS = frozenset({"slow-disk", "no-space", "clock-drift", "liar"})
+"""Faults that do not excuse a missing answer."""
+
+PRIVATE = HARMLESS | {"clock-jump"}
+"""Faults that only the affected peers notice."""
+
+
+class FaultInjector:
+    """Applies faults. `begin` returns whether the fault had an effect; only then `end` undoes it."""
+
+    def __init__(self, net: SimNet, machines: Sequence[Machine]) -> None:
+        self._net, self._machines = net, machines
+        self._kinds: dict[str, tuple[Callable[[Fault], bool], Callable[[Fault], None]]] = {
+            "kill": (self._kill, _nothing),
+            "restart": (self._kill, self._boot),
+            "pause": (self._pause, self._resume),
+            "partition": (self._part, self._join),
+            "isolate": (self._part, self._join),
+            "one-way": (self._one_way, self._both_ways),
+            "clog": (self._clog, self._unclog),
+            "swizzle-clog": (self._swizzle, _nothing),
+            "loss": (self._lose, self._keep),
+            "half-open": (self._half_open, _nothing),
+            "reset": (self._reset, _nothing),
+            "slow-close": (self._slow_close, _nothing),
+            "corrupt": (self._relay, self._trust),
+            "duplicate": (self._relay, self._trust),
+            "reorder": (self._relay, self._trust),
+            "clock-jump": (self._jump, self._jump_back),
+            "clock-drift": (self._drift, self._drift_back),
+            "slow-disk": (self._slow_disk, self._fast_disk),
+            "no-space": (self._fill, self._empty),
+            "bit-rot": (self._rot, self._boot),
+            "liar": (self._lie, self._repent),
+        }
+
+    @property
+    def kinds(self) -> Set[str]:
+        """Kinds of faults that can be applied."""
+        return self._kinds.keys()
+
+    def begin(self, fault: Fault) -> bool:
+        return self._kinds[fault.kind][0](fault)
+
+    def end(self, fault: Fault) -> None:
+        self._kinds[fault.kind][1](fault)
+
+    def touched(self, fault: Fault) -> Sequence[int]:
+        """Return the peers that may be out of reach because of a fault, during it and for some moments after it."""
+        if fault.kind in HARMLESS:
+            return ()
+        return range(len(self._machines)) if fault.kind in DISTANT else fault.peers
+
+    def _of(self, fault: Fault) -> list[Machine]:
+        return [self._machines[index] for index in fault.peers]
+
+    def _ids(self, fault: Fault) -> list[bytes]:
+        return [machine.identity.peer_id for machine in self._of(fault)]
+
+    def _groups(self, fault: Fault) -> list[list[bytes]]:
+        others = [machine.identity.peer_id for machine in self._machines if machine.index not in fault.peers]
+        return [self._ids(fault), others]
+
+    # Processes
+
+    def _kill(self, fault: Fault) -> bool:
+        machine = self._of(fault)[0]
+        if machine.process is None or not machine.process.ready:
+            return False  # A peer that has not started has nothing to lose, and the faults of others are enough.
+        machine.kill("killed", crash=True)
+        return True
+
+    def _boot(self, fault: Fault) -> None:
+        self._of(fault)[0].boot()
+
+    def _pause(self, fault: Fault) -> bool:
+        machine = self._of(fault)[0]
+        if not machine.up or machine.frozen:
+            return False
+        machine.freeze()
+        return True
+
+    def _resume(self, fault: Fault) -> None:
+        self._of(fault)[0].thaw()
+
+    def _lie(self, fault: Fault) -> bool:
+        machine = self._of(fault)[0]
+        machine.lie = fault.detail
+        if machine.process is not None and machine.process.ready:
+            corrupt(machine.process, fault.detail)
+        return True
+
+    def _repent(self, fault: Fault) -> None:
+        machine = self._of(fault)[0]
+        machine.lie = ""
+        if machine.up:
+            machine.kill("a liar is restarted", crash=False)
+            machine.boot()
+
+    # Links
+
+    def _part(self, fault: Fault) -> bool:
+        self._net.partition(self._groups(fault))
+        return True
+
+    def _join(self, fault: Fault) -> None:
+        self._net.partition(self._groups(fault), end=True)
+
+    def _one_way(self, fault: Fault) -> bool:
+        first, *others = self._ids(fault)
+        for other in others:
+            self._net.cut(first, other, one_way=True)
+        return True
+
+    def _both_ways(self, fault: Fault) -> None:
+        first, *others = self._ids(fault)
+        for other in others:
+            self._net.mend(first, other, one_way=True)
+
+    def _clog(self, fault: Fault) -> bool:
+        first, second = self._ids(fault)[:2]
+        self._net.clog(first, second)
+        return True
+
+    def _unclog(self, fault: Fault) -> None:
+        first, second = self._ids(fault)[:2]
+        self._net.unclog(first, second)
+
+    def _swizzle(self, fault: Fault) -> bool:
+        """Clog one link after the other in the first half, and unclog in another order in the second half (as
+        FoundationDB does).
+        """
+        rng, loop = random.Random(f"{fault.at}/{fault.peers}"), self._net.loop
+        ids = [machine.identity.peer_id for machine in self._machines]
+        for order, first, act in ((fault.peers, 0.0, self._net.clog), (fault.peers, 0.5, self._net.unclog)):
+            for turn, index in enumerate(rng.sample(order, len(order))):
+                when = loop.time() + fault.seconds * (first + 0.5 * turn / len(order))
+                for other in ids:
+                    if other != ids[index]:
+                        self._net.at(when, act, ids[index], other)
+        return True
+
+    def _lose(self, fault: Fault) -> bool:
+        self._net.lose(self._lossy(fault), fault.amount, fault.until if fault.seconds else math.inf)
+        return True
+
+    def _keep(self, fault: Fault) -> None:
+        self._net.keep(self._lossy(fault), fault.amount, fault.until)
+
+    def _lossy(self, fault: Fault) -> list[bytes]:
+        return self._ids(fault) or [machine.identity.peer_id for machine in self._machines]
+
+    def _linked(self, fault: Fault) -> bool:
+        return all(peer in self._net.peers for peer in self._ids(fault)[:2])
+
+    def _half_open(self, fault: Fault) -> bool:
+        if self._linked(fault):
+            first, second = self._ids(fault)[:2]
+            self._net.half_open(first, second, fault.seconds)
+        return self._linked(fault)
+
+    def _reset(self, fault: Fault) -> bool:
+        if self._linked(fault):
+            first, second = self._ids(fault)[:2]
+            self._net.sever(self._net.peers[first], self._net.peers[second], "reset")
+        return self._linked(fault)
+
+    def _slow_close(self, fault: Fault) -> bool:
+        if self._linked(fault):
+            first, second = self._ids(fault)[:2]
+            self._net.slow_close(first, second, fault.seconds)
+        return self._linked(fault)
+
+    def _relay(self, fault: Fault) -> bool:
+        first, second = self._ids(fault)[:2]
+        self._net.relay(first, second, fault.kind)
+        return True
+
+    def _trust(self, fault: Fault) -> None:
+        first, second = self._ids(fault)[:2]
+        self._net.relay(first, second, "")
+
+    # Clocks and disks
+
+    def _jump(self, fault: Fault) -> bool:
+        self._of(fault)[0].clocks.jump += fault.amount
+        return True
+
+    def _jump_back(self, fault: Fault) -> None:
+        if fault.seconds:
+            self._of(fault)[0].clocks.jump -= fault.amount
+
+    def _drift(self, fault: Fault) -> bool:
+        self._of(fault)[0].clocks.drift(fault.amount)
+        return True
+
+    def _drift_back(self, fault: Fault) -> None:
+        self._of(fault)[0].clocks.drift(0.0)
+
+    def _slow_disk(self, fault: Fault) -> bool:
+        self._of(fault)[0].disk.delay = fault.amount
+        return True
+
+    def _fast_disk(self, fault: Fault) -> None:
+        self._of(fault)[0].disk.delay = 0.0
+
+    def _fill(self, fault: Fault) -> bool:
+        self._of(fault)[0].disk.broken = errno.ENOSPC
+        return True
+
+    def _empty(self, fault: Fault) -> None:
+        self._of(fault)[0].disk.broken = 0
+
+    def _rot(self, fault: Fault) -> bool:
+        machine = self._of(fault)[0]
+        return bool(machine.disk.rot()) and self._kill(fault)
+
+
+def _nothing(fault: Fault) -> None:
+    pass

@@ -1,0 +1,169 @@
+"""Replicas of one process with the real rounds of a dense method, without members, votes or a network.
+
+All announced contributions are averaged with the product's codec and rule as soon as all are there. This shows the
+numerical effect of outer methods; the effect of dead, lying or late peers needs a whole world (`world.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.deterministic_rounding import encode
+from thinwire.collectives.outcome import Outcome
+from thinwire.compression.core.types import Buffer, Floats
+from thinwire.node.methods.registry import method_of
+from thinwire.node.outer.round_loop import RoundLoop
+from thinwire.node.runtime.asyncio_extra import Result, Work, at_once
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.replica import ParameterWrite, Read
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open, PeerId
+
+
+class StubSession:
+    """Session of a replica, or of one of its fragments, as far as rounds need one."""
+
+    def __init__(self, table: RoundTable, me: PeerId, replica: Any, number: int = 0) -> None:
+        self.me, self.replica, self.number, self._table = me, replica, number, table
+        self.catch_up = SimpleNamespace(behind=asyncio.Event(), lone=False)
+        self.patience, self.grace = 1.0, table.manifest.exchange.timeout_seconds
+        self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None, opened=None), attempt=0)
+        self.ready: Collection[PeerId] = table.members
+
+    async def average(self, source: Sequence[Buffer], *, weight: int, **told: Any) -> Outcome:
+        """Return the average of all announced contributions."""
+        return await self._table.put(self, source, weight)
+
+    async def change(self, work: Work, how: Callable[[], Result], *, settled: bool = True) -> Result:
+        result: Result = await work(how)
+        if settled:
+            self.replica.compute_digest()
+        return result
+
+    def fail(self, error: Exception) -> None:
+        """Do nothing: the round fails."""
+
+    def advance(self) -> None:
+        """Do nothing: there is one round at a time."""
+
+    def waiting_for(self) -> Collection[PeerId]:
+        return ()
+
+    def report(self, name: str, detail: str) -> None:
+        if name != "uncommitted":
+            raise AssertionError(f"{name}: {detail}")
+
+
+class ReplicaSlot:
+    """Peer with its replica and the real rounds of its method."""
+
+    def __init__(self, table: RoundTable, me: PeerId, theta: Floats, read: Read, write: ParameterWrite) -> None:
+        manifest, layout = table.manifest, table.layout
+        method = method_of(manifest)
+        codec = method.codec(manifest, layout)
+        self.me = me
+        self.replica: Any = method.replica.begin(
+            manifest, layout, codec, method.cut(manifest, layout, codec), theta, table.members
+        )
+        self.session: Any = StubSession(table, me, self.replica)
+        if method.partial:
+            links = {
+                number: StubSession(table, me, chain.replica, number) for number, chain in self.replica.chains.items()
+            }
+            self.session = SimpleNamespace(
+                replica=self.replica, links=links, now=lambda: 0.0, late=lambda opened, at: 0.0
+            )
+        self.rounds: RoundLoop = method.rounds(self.session, manifest, read=read, write=write, work=at_once)
+
+
+class RoundTable:
+    """Peers of one process that average with each other. `learners`: for each replica its parameters, and the functions
+    that read and write them.
+
+    `fail`: numbers of the rounds whose first attempt fails. `weights`: of each contribution to each committed round.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        layout: Layout,
+        learners: Sequence[tuple[Floats, Read, ParameterWrite]],
+        fail: Collection[int] = (),
+    ) -> None:
+        self.manifest, self.layout, self.fail = manifest, layout, set(fail)
+        self.members = tuple(bytes([index]) * 32 for index in range(len(learners)))
+        self.weights: list[list[int]] = []
+        self.seats = [ReplicaSlot(self, me, *one) for me, one in zip(self.members, learners, strict=True)]
+        self._sent: dict[int, dict[PeerId, tuple[Sequence[Buffer], int]]] = {}
+        self._outcomes: dict[int, asyncio.Future[Outcome]] = {}
+
+    async def play(
+        self, rounds: int, train: Callable[[int, int], int], look: Callable[[], None] = lambda: None
+    ) -> None:
+        """Attempt rounds, with inner steps before them and during them, like a PeerLifecycle.
+
+        `train(index, steps)` makes one replica's steps and returns their tokens; `look` is called after each attempt.
+        """
+        pace, overlap, count = self.manifest.pace, self.manifest.overlap, len(self.seats)
+        tokens, tails = [0] * count, [0] * count
+
+        async def one(index: int) -> None:
+            rounds, tail = self.seats[index].rounds, 0
+
+            async def meanwhile() -> None:
+                nonlocal tail
+                for _ in range(overlap):
+                    tail += train(index, 1)
+                    await asyncio.sleep(0)
+
+            outcome = await rounds.sync(
+                weight=tokens[index], loss=0.0, speed=0.0, meanwhile=meanwhile if overlap else None
+            )
+            await rounds.settled()
+            tokens[index] = tail + (outcome.kept if outcome.commit or outcome.taken else tokens[index])
+            tails[index] = overlap
+
+        for _ in range(rounds):
+            for index in range(count):
+                tokens[index] += train(index, pace - tails[index]) if pace > tails[index] else 0
+            await asyncio.gather(*(one(index) for index in range(count)))
+            look()
+
+    async def put(self, seat: StubSession, source: Sequence[Buffer], weight: int) -> Outcome:
+        """Add one contribution; return when the last one is there."""
+        sent = self._sent.setdefault(seat.number, {})
+        sent[seat.me] = (source, weight)
+        if seat.number not in self._outcomes:
+            self._outcomes[seat.number] = asyncio.get_running_loop().create_future()
+        outcome = self._outcomes[seat.number]
+        if len(sent) == len(self.members):
+            del self._sent[seat.number], self._outcomes[seat.number]
+            outcome.set_result(self.average_of(seat, [sent[me] for me in self.members]))
+        return await asyncio.shield(outcome)
+
+    def average_of(self, seat: StubSession, sent: Sequence[tuple[Sequence[Buffer], int]]) -> Outcome:
+        number, cut, codec = seat.replica.round + 1, seat.replica.grid, seat.replica.codec
+        if number in self.fail:
+            self.fail.remove(number)
+            return Outcome()
+        weights, results = [weight for _, weight in sent], list[Buffer]()
+        if self.manifest.sparse:
+            results = [piece for source, _ in sent for piece in source]
+        for index in range(0 if self.manifest.sparse else len(cut)):
+            mean = np.empty(cut.size(index), np.float32)
+            payloads = [source[index] for source, _ in sent if source]
+            counting = [float(weight) for source, weight in sent if source]
+            RULES[self.manifest.exchange.aggregation](codec, payloads, counting, mean)
+            result = np.empty(codec.nbytes(mean.size), np.uint8)
+            encode(codec, mean, result)
+            results.append(result.data)
+        self.weights.append(weights)
+        entries = tuple(Contribution(me, 1, weight) for me, weight in zip(self.members, weights, strict=True))
+        ballot = Ballot(1, self.members[0])
+        opened = Open(number, seat.number, ballot, self.members, self.members, entries, (), adopted=None, sources=())
+        return Outcome(tuple(results), Commit(opened, bytes(32), ()))

@@ -1,0 +1,374 @@
+"""Whole swarm in virtual time: full peers on a simulated network and disks, with faults, invariants and a journal."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import traceback
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from thinwire.collectives.outcome import Outcome
+from thinwire.compression.core.types import Floats
+from thinwire.node.methods.registry import METHODS
+from thinwire.node.state.fragments import fragments_of
+from thinwire.node.state.replica import Replica
+from thinwire.sims.engine import virtual_loop
+from thinwire.sims.invariants.always import LOOK_SECONDS, AlwaysInvariants
+from thinwire.sims.invariants.fragments import FragmentInvariants
+from thinwire.sims.invariants.on_commit import CommitInvariants, Violation
+from thinwire.sims.network.link import Gateway
+from thinwire.sims.network.network import SimNet
+from thinwire.sims.peers import byzantine
+from thinwire.sims.peers.learners import CORPUS, StubLearner, TorchLearner
+from thinwire.sims.peers.machine import Machine, Played
+from thinwire.sims.peers.pipeline_learners import staged
+from thinwire.sims.results.journal import WORLD, Journal, PeerSample, Watch, fault_fields
+from thinwire.sims.scenario.faults import LIES, Fault, draw
+from thinwire.sims.scenario.scenario import Scenario
+from thinwire.sims.simulation.fault_injector import PRIVATE, FaultInjector
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.invite import Invite, Seed
+from thinwire.swarm.identity.stage_claim import Seat
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.manifest.parser import sign
+from thinwire.swarm.membership.presets import WAN, Preset
+from thinwire.swarm.messages.registry import PeerId
+from thinwire.swarm.methods.streaming import Streaming
+
+ENCODED = 16
+"""Largest swarm in which frames travel as bytes, signed and checked one by one; in larger ones they are passed by
+reference.
+"""
+
+WINDOW = 8
+"""Bulk frames in transit in one direction of a link."""
+
+SEEDS = 4
+"""Number of peers named in an invite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Result of a simulation. `trace`: hash of everything that happened; `ended`: virtual seconds."""
+
+    scenario: Scenario
+    faults: tuple[Fault, ...]
+    journal: Journal
+    trace: str
+    violations: tuple[Violation, ...]
+    ended: float
+
+
+@cache
+def _identity(index: int) -> Identity:
+    return Identity.generate(index.to_bytes(32, "big"))
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    seed: int | None = None,
+    faults: tuple[Fault, ...] | None = None,
+    watch: Watch | None = None,
+    preset: Preset = WAN,
+    stall: float | None = None,
+    first: bool = False,
+) -> Run:
+    """Play a scenario. `seed` and `faults` (all of them, including drawn ones) replace the scenario's own.
+
+    watch: called after each sample. preset: timing of the membership. stall: longest time in seconds without a round
+    while no fault is active. first: stop at the first violation. An error in the swarm is a Violation, not an
+    exception.
+    """
+    scenario = scenario.with_(seed=seed, faults=faults)
+    if scenario.mix:
+        kinds = tuple(sorted(LIES))
+        drawn = draw(scenario.seed, scenario.mix, len(scenario.peers), scenario.duration, liars=kinds)
+        every = tuple(sorted((*scenario.faults, *drawn), key=lambda fault: (fault.at, fault.kind, fault.peers)))
+        scenario = scenario.with_(faults=every)
+    journal = Journal(tuple(peer.name for peer in scenario.peers))
+    holder: list[SimWorld] = []
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+        async def main() -> None:
+            holder.append(SimWorld(scenario, journal, watch, preset, stall, first, folder))
+            await holder[0].play()
+
+        violations: list[Violation] = []
+        try:
+            virtual_loop.run(main(), seed=scenario.seed, limit=scenario.duration + 600.0)
+        except virtual_loop.SimFailure as error:
+            cause = f" ({error.__cause__!r})" if error.__cause__ is not None else ""
+            violations = [Violation(holder[0].loop.time(), "crash", WORLD, f"{type(error).__name__}: {error}{cause}")]
+    world = holder[0]
+    violations = [*world.violations, *violations]
+    return Run(scenario, scenario.faults, journal, world.trace, tuple(violations), world.loop.time())
+
+
+class SimWorld:
+    """World of one simulation; made inside `virtual_loop.run`."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        journal: Journal,
+        watch: Watch | None,
+        preset: Preset,
+        stall: float | None,
+        first: bool,
+        folder: Path,
+    ) -> None:
+        self.scenario, self.journal, self.seed, self.preset = scenario, journal, scenario.seed, preset
+        self.loop = virtual_loop.current()
+        self.violations: list[Violation] = []
+        self.trace = ""
+        self._watch, self._first, self.folder = watch, first, folder
+        indices: dict[PeerId, int] = {}
+        self.net = SimNet(
+            scenario.seed,
+            latency=lambda sender, receiver: scenario.latency(indices[sender], indices[receiver]),
+            stream=lambda sender, receiver: scenario.stream(indices[sender], indices[receiver]),
+            jitter=scenario.jitter,
+            loss=scenario.loss,
+            window=WINDOW,
+            encode=len(scenario.peers) <= ENCODED,
+        )
+        self.gateways: Mapping[str, Gateway] = {
+            name: Gateway(self.net, up, down) for name, (down, up) in scenario.lines.items()
+        }
+        self.signed = sign(scenario.manifest.encode(), _identity(0))
+        self.manifest = self.signed.verify()
+        self.run_id = self.manifest.run_id(_identity(0).public_key)
+        self.machines = [Machine(self, spec, _identity(spec.index)) for spec in scenario.peers]
+        indices |= {machine.identity.peer_id: machine.index for machine in self.machines}
+        lying = {fault.peers[0] for fault in scenario.faults if fault.kind == "liar"}
+        honest = [m.index for m in self.machines if not m.spec.liar and m.index not in lying]
+        ids = {self.machines[i].identity.peer_id: i for i in honest}
+        self.oracles = CommitInvariants(self.manifest, ids, self.tell)
+        partial = METHODS[self.manifest.outer.method].partial
+        self.lineages = FragmentInvariants(self.manifest, ids, self.tell) if partial else None
+        self._honest = set(honest)
+        slowest = max(spec.step_seconds for spec in scenario.peers) * self.manifest.outer.sync_every
+        self.always_invariants = AlwaysInvariants(
+            self.machines,
+            honest,
+            self.lineages or self.oracles,
+            self.tell,
+            preset=preset,
+            # A peer that missed the gossip learns the news at its next exchange of whole tables.
+            settle=max(24 * preset.probe_period, preset.push_pull(len(self.machines))),
+            pause=stall or 30.0 + 3 * (slowest + self.manifest.exchange.timeout_seconds),
+            window=WINDOW,
+        )
+        self._misfortune = FaultInjector(self.net, self.machines)
+        self._over = asyncio.Event()
+
+    def tell(self, oracle: str, peer: int, detail: str) -> None:
+        """Report a violation."""
+        violation = Violation(self.loop.time(), oracle, peer, detail)
+        self.violations.append(violation)
+        self.journal.event(violation.at, peer, "violation", {"oracle": oracle, "detail": detail})
+        if self._first:
+            self._over.set()
+
+    # Course of a simulation
+
+    async def play(self) -> None:
+        """Run from the first boot to the end."""
+        for machine in self.machines:
+            self.net.at(machine.spec.join, machine.boot)
+            if machine.spec.leave is not None:
+                self.net.at(machine.spec.leave, machine.leave)
+        for fault in self.scenario.faults:
+            self.net.at(fault.at, self._begin, fault)
+        end = self.loop.time() + self.scenario.duration
+        look, sample = LOOK_SECONDS, 0.0
+        while self.loop.time() < end and not self._over.is_set():
+            if self.loop.time() >= sample:
+                self._sample()
+                sample += self.scenario.interval
+            if self.loop.time() >= look:
+                self.always_invariants.look(self.loop.time())
+                look += LOOK_SECONDS
+            try:
+                async with asyncio.timeout_at(min(look, sample, end)):
+                    await self._over.wait()
+            except TimeoutError:
+                pass
+        self._sample()
+        self.trace = self.loop.trace
+        for transport in self.net.peers.values():
+            transport.links.clear()  # No peer is told of the end of another.
+        for machine in self.machines:
+            machine.kill("the end", crash=False)
+
+    def _changed(self, peers: list[int]) -> None:
+        self.always_invariants.change(peers, self.loop.time())
+        self.always_invariants.disturb(self.loop.time())
+
+    def _begin(self, fault: Fault) -> None:
+        if not self._misfortune.begin(fault):
+            return
+        now = self.loop.time()
+        self.loop.record(b"fault", repr(fault).encode())
+        self.journal.event(now, WORLD, "fault", fault_fields(fault))
+        self.always_invariants.touch(self._misfortune.touched(fault), now + fault.seconds)
+        if fault.kind not in PRIVATE:
+            self.always_invariants.disturb(now + fault.seconds)
+        if fault.seconds:
+            self.net.at(now + fault.seconds, self._end, fault)
+
+    def _end(self, fault: Fault) -> None:
+        self._misfortune.end(fault)
+        self.journal.event(self.loop.time(), WORLD, "fault", fault_fields(fault, over=True))
+
+    def _sample(self) -> None:
+        rows: list[PeerSample | None] = []
+        for machine in self.machines:
+            process = machine.process
+            if process is None or process.transport is None or process.life is None:
+                rows.append(None)
+                continue
+            up, down = process.transport.totals()
+            learner, loss = process.learner, process.life.report.loss
+            busy = learner.watch.busy if learner is not None else 0.0
+            number = process.peer.replica.round if process.ready else 0
+            rows.append(PeerSample(up, down, number, loss, process.life.report.phase, busy))
+        self.journal.sample(self.loop.time(), tuple(rows))
+        if self._watch is not None:
+            self._watch(self.journal)
+
+    # Interface of machines
+
+    def contacts(self, me: int) -> Invite:
+        """Return an invite that names the peers that were up first."""
+        up = [m for m in self.machines if m.index != me and m.process is not None and m.process.ready]
+        named = up[:SEEDS] or [m for m in self.machines if m.index != me][:1]
+        return Invite(self.run_id, tuple(Seed(m.address, m.identity.transport_public) for m in named))
+
+    def learner(self, machine: Machine, manifest: Manifest) -> Played:
+        """Return the learner of a peer's process."""
+        spec = machine.spec
+        learner: Played
+        if self.scenario.compute == "torch":
+            learner = TorchLearner(manifest, self._text(), self.folder, spec.step_seconds)
+        else:
+            learner = StubLearner(manifest, self.scenario.parameters, machine.index, spec.step_seconds)
+        return self._observed(machine, manifest, learner)
+
+    def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> Played:
+        """Return the learner of a peer that holds a stage."""
+        assert machine.process is not None
+        learner = staged(
+            machine.process.peer,
+            manifest,
+            vocab,
+            seat,
+            step_seconds=machine.spec.step_seconds,
+            text=self._text(),
+            cache=self.folder,
+            memory=machine.spec.memory,
+        )
+        return self._observed(machine, manifest, learner)
+
+    def _observed(self, machine: Machine, manifest: Manifest, learner: Played) -> Played:
+        learner.overlaps = manifest.overlap > 0
+        if isinstance(manifest.outer, Streaming):
+            parts = fragments_of(manifest, learner.layout)
+            learner.firsts = tuple(part.spans[0][0] for part in parts)
+        learner.on_encode = lambda theta, trained: self._encoded(machine, learner, theta, trained)
+        return learner
+
+    def _text(self) -> Path:
+        """Return a text to train on."""
+        text = self.folder / "text.txt"
+        if not text.exists():
+            text.write_text(CORPUS * 400)
+        return text
+
+    def gathering(self, machine: Machine) -> int:
+        """Return the number of peers that the founder waits for: those that arrive at the start."""
+        first = machine.index == 0 and machine.lives == 1
+        return sum(m.spec.join <= machine.spec.join for m in self.machines) if first else 1
+
+    def _encoded(self, machine: Machine, learner: Played, theta: Any, trained: int) -> None:
+        process = machine.process
+        if process is not None and process.ready and process.learner is learner:
+            session, oracles = process.peer.session, self.oracles
+            if self.lineages is not None:
+                whole = process.peer.fragments
+                number = learner.firsts.index(learner.reading)
+                session, oracles = whole.links[number], self.lineages.each[number]
+                theta = whole.replica.chains[number].part.take(theta)
+            round, attempt = session.replica.round + 1, session.current.attempt + 1
+            oracles.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
+
+    def event(self, machine: Machine, kind: str, fields: Mapping[str, Any]) -> None:
+        """Record a peer's own event."""
+        now = self.loop.time()
+        if kind in ("ready", "synced") and machine.process is not None:
+            replica = machine.process.peer.replica
+            if self.lineages is not None:
+                self.lineages.installed(machine.index, machine.process.peer.fragments.replica, fields.get("fragment"))
+            else:
+                self.oracles.installed(machine.index, replica.round, replica.digest, _trained(replica))
+            if kind == "ready" and machine.lie:
+                byzantine.corrupt(machine.process, machine.lie)
+            if kind == "ready":
+                self._changed([machine.index])
+        elif kind == "dead":
+            self.always_invariants.buried(machine, bytes.fromhex(str(fields["peer"])), now)
+        if kind != "phase":
+            self.journal.event(now, machine.index, kind, fields)
+
+    def committed(self, machine: Machine, outcome: Outcome) -> None:
+        """Record that a peer has applied a round."""
+        if machine.process is None:
+            return
+        replica = machine.process.peer.replica
+        self.loop.record(b"round", machine.identity.peer_id, replica.digest)
+        if machine.index in self._honest and self.lineages is not None:
+            self.lineages.committed(machine.index, machine.process.peer.fragments.replica, outcome)
+        elif machine.index in self._honest:
+            self.oracles.committed(machine.index, replica.round, replica.digest, _trained(replica), outcome)
+
+    def booted(self, machine: Machine) -> None:
+        """Record that a process runs."""
+        self.journal.event(self.loop.time(), machine.index, "up")
+        self._changed([machine.index])
+
+    def ended(self, machine: Machine, reason: str, failure: BaseException | None) -> None:
+        """Record that a process ended."""
+        now = self.loop.time()
+        self.journal.event(now, machine.index, "down", {"reason": reason})
+        (self.lineages or self.oracles).ended(machine.index)
+        self._changed([machine.index])
+        if (
+            failure is not None
+            and machine.index in self._honest
+            and not self.always_invariants.excuses(machine, failure, now)
+        ):
+            self.tell("crash", machine.index, _told(failure))
+
+
+def _trained(replica: Replica) -> Floats:
+    """Return a replica's state without the data ledger."""
+    return replica.state if replica.ledger is None else replica.state[: replica.vectors * replica.size]
+
+
+def _told(failure: BaseException) -> str:
+    """Describe an error, the first of a group, with the line it comes from."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    frames = traceback.extract_tb(failure.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(failure).__name__}: {failure}{place}"

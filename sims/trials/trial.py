@@ -1,0 +1,165 @@
+"""Trial that every change has to pass: many peers, a short run, faults of a few kinds at a time, all from one seed.
+
+    python -m thinwire.sims.trials.trial 17               # run a seed, and shrink its faults if it fails
+    python -m thinwire.sims.trials.trial 0 200            # seeds 0 to 199
+    python -m thinwire.sims.trials.trial 17 --peers 8     # with fewer peers
+    python -m thinwire.sims.trials.trial 17 --ring        # with a ring topology
+    python -m thinwire.sims.trials.trial 17 --sieve       # with sparse payloads that owners add up
+    python -m thinwire.sims.trials.trial 17 --family demo # of another outer method or collective, see families.py
+    python -m thinwire.sims.trials.trial 0 200 --family all    # each seed with the next family
+
+The seed determines everything about a run: kinds and number of faults, codec, links.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from thinwire.sims.network.regions import MBIT, REGIONS
+from thinwire.sims.scenario.faults import KINDS, LIES, QUIET, Fault, draw
+from thinwire.sims.scenario.scenario import PeerSpec, Scenario
+from thinwire.sims.trials import families
+from thinwire.sims.trials.driver import FailedSeed, examine
+from thinwire.swarm.membership.presets import LAN, Preset
+
+PEERS = 50
+SECONDS = 25.0
+WILD = 10.0
+"""Seconds after which no fault is active."""
+
+STALL = 12.0
+"""Longest time in seconds without a round while no fault is active."""
+
+PARAMETERS = 1500
+
+PACE: Preset = replace(
+    LAN,
+    probe_period=0.5,
+    ping_min=0.2,
+    ping_max=0.45,
+    suspicion=2.5,
+    gossip_period=0.2,
+    push_pull_period=3.0,
+    gossip_to_dead=8.0,
+    reconnect_period=2.0,
+    refute_period=0.2,
+    tick=0.2,
+)
+"""Membership timing that is quick enough for runs of less than a minute."""
+
+MIXED = 4
+"""Kinds of faults in one run: few enough that each has an effect."""
+
+CHURN = ("kill", "restart", "pause", "partition", "one-way", "clog", "loss", "half-open", "reset", "liar")
+"""Kinds of faults in runs with rings or sparse butterflies, which are small: those that affect the data plane."""
+
+_MANIFEST = """
+[run]
+name = "trial"
+[outer]
+sync_every = 4
+[exchange]
+codec = "{codec}"
+straggler_timeout = 1.0
+max_weight = 100000
+topology = "{topology}"
+"""
+
+_SIEVE = """
+[run]
+name = "trial"
+[outer]
+method = "sparseloco"
+sync_every = 4
+[exchange]
+codec = "topk(k=16,chunk=256)|2bit|rice"
+collective = "sparse-butterfly"
+straggler_timeout = 1.0
+max_weight = 100000
+"""
+
+
+def trial(seed: int, peers: int = PEERS, topology: str = "butterfly") -> Scenario:
+    """Return the scenario of a seed. `topology`: that of the manifest, or "sieve"."""
+    rng = random.Random(f"trial/{seed}")
+    regions = rng.sample(REGIONS, 3)
+    specs = tuple(
+        PeerSpec(
+            index,
+            f"peer-{index}",
+            rng.choice(regions),
+            step_seconds=rng.uniform(0.5, 0.55),
+            up=rng.choice((20, 50, 300)) * MBIT,
+            down=300 * MBIT,
+            join=0.0 if not index else 0.05 if index < peers - 2 else rng.uniform(4.0, 10.0),
+        )
+        for index in range(peers)
+    )
+    rates, kinds = ((6.0, 12.0, 24.0), sorted(KINDS)) if topology == "butterfly" else ((3.0, 6.0, 12.0), CHURN)
+    mix = {kind: rng.choice(rates) for kind in rng.sample(kinds, MIXED)}
+    codec = rng.choice(("fp32", "int8(block=256)"))
+    return Scenario(
+        name="trial",
+        seed=seed,
+        duration=SECONDS,
+        manifest=_SIEVE if topology == "sieve" else _MANIFEST.format(codec=codec, topology=topology),
+        peers=specs,
+        parameters=PARAMETERS,
+        jitter=0.2,
+        loss=rng.choice((0.0, 0.0, 0.005)),
+        faults=draw(seed, mix, peers, WILD / QUIET, liars=sorted(LIES)),
+        interval=SECONDS,
+    )
+
+
+def check(
+    seed: int, peers: int = PEERS, *, topology: str = "butterfly", shrink: bool = True, rerun: bool = False
+) -> FailedSeed | None:
+    """Run one seed; return None without a violation."""
+    few = (f" --peers {peers}" if peers != PEERS else "") + (f" --{topology}" if topology != "butterfly" else "")
+
+    def command(seed: int, faults: Sequence[Fault] | None) -> str:
+        return f"python -m thinwire.sims.trials.trial {seed}{few}"
+
+    return examine(trial(seed, peers, topology), preset=PACE, stall=STALL, shrink=shrink, rerun=rerun, command=command)
+
+
+def check_family(seed: int, name: str, *, shrink: bool = True) -> FailedSeed | None:
+    """Run one seed of a family (families.py; "all": the next family in turn); return None without a violation."""
+    name = list(families.FAMILIES)[seed % len(families.FAMILIES)] if name == "all" else name
+
+    def command(seed: int, faults: Sequence[Fault] | None) -> str:
+        return f"python -m thinwire.sims.trials.trial {seed} --family {name}"
+
+    stall = families.FAMILIES[name].stall
+    return examine(families.scenario(name, seed), preset=PACE, stall=stall, shrink=shrink, command=command)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the given seeds: one, or from the first to below the second. Exit code 1 if one fails."""
+    parser = argparse.ArgumentParser(prog="python -m thinwire.sims.trials.trial")
+    parser.add_argument("first", type=int)
+    parser.add_argument("end", type=int, nargs="?")
+    parser.add_argument("--peers", type=int, default=PEERS)
+    parser.add_argument("--ring", action="store_const", const="ring", default="butterfly", dest="topology")
+    parser.add_argument("--sieve", action="store_const", const="sieve", default="butterfly", dest="topology")
+    parser.add_argument("--family", choices=("all", *families.FAMILIES))
+    given = parser.parse_args(words)
+    seeds = range(given.first, given.first + 1 if given.end is None else given.end)
+    played = (
+        check_family(seed, given.family) if given.family else check(seed, given.peers, topology=given.topology)
+        for seed in seeds
+    )
+    failed = [found for found in played if found is not None]
+    for found in failed:
+        print(found.text)
+    print(f"{len(seeds)} seeds, {len(failed)} failed")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""Trial for runs of pairs and groups (NoLoCo), like trial.py for runs in which all peers average together.
+
+    python -m thinwire.sims.trials.trial_gossip 17           # run a seed, and shrink its faults if it fails
+    python -m thinwire.sims.trials.trial_gossip 0 200        # seeds 0 to 199
+
+A seed has the same peers, links and faults as there, and another manifest.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from thinwire.sims.scenario.faults import Fault
+from thinwire.sims.scenario.scenario import Scenario
+from thinwire.sims.trials.driver import FailedSeed, examine
+from thinwire.sims.trials.trial import PACE, STALL, trial
+
+PEERS = 16
+
+_MANIFEST = """
+[run]
+name = "trial-of-pairs"
+[outer]
+method = "noloco"
+sync_every = 4
+gamma = {gamma}
+[exchange]
+codec = "{codec}"
+gossip_group_size = {group}
+max_weight = 100000
+"""
+
+CODECS = ("fp32", "int8(block=256)", "int8(block=64)")
+"""The first one is exact: with γ = β one vector travels, otherwise two."""
+
+GAMMAS = (0.7, 0.4)
+
+GROUPS = (2, 2, 3, 4)
+"""Sizes of gossip groups."""
+
+
+def trial_of_pairs(seed: int, peers: int = PEERS) -> Scenario:
+    """Return the scenario of a seed."""
+    rng = random.Random(f"pairs/{seed}")
+    manifest = _MANIFEST.format(codec=rng.choice(CODECS), gamma=rng.choice(GAMMAS), group=rng.choice(GROUPS))
+    return replace(trial(seed, peers), name="trial-of-pairs", manifest=manifest)
+
+
+def command(seed: int, faults: Sequence[Fault] | None = None) -> str:
+    """Return the command that repeats a failed seed."""
+    return f"python -m thinwire.sims.trials.trial_gossip {seed}"
+
+
+def check(seed: int, *, shrink: bool = True) -> FailedSeed | None:
+    """Run one seed; return None without a violation."""
+    return examine(trial_of_pairs(seed), preset=PACE, stall=STALL, shrink=shrink, command=command)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the given seeds: one, or from the first to below the second. Exit code 1 if one fails."""
+    first = int(words[0])
+    seeds = range(first, int(words[1]) if len(words) > 1 else first + 1)
+    failed = [found for seed in seeds if (found := check(seed)) is not None]
+    for found in failed:
+        print(found.text)
+    print(f"{len(seeds)} seeds, {len(failed)} failed")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""Addresses: "host:port", where host is an IPv4 address, an IPv6 address in brackets, or a name."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+ADDRESS_BYTES = 64
+"""Longest address in a record or an invite, in bytes."""
+
+_SPLIT = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[0-9A-Za-z.-]{1,62}):([1-9][0-9]{0,4})", re.ASCII)
+_LABEL = re.compile(r"[0-9A-Za-z]([0-9A-Za-z-]*[0-9A-Za-z])?", re.ASCII)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host (IPv6 without brackets) and port of an address that can be dialled.
+
+    Raises ValueError for anything else: multicast, unspecified, link-local, reserved and broadcast addresses, names
+    that a resolver would read as a number ("0x7f.1"), port 0.
+    """
+    if len(address) > ADDRESS_BYTES:
+        raise ValueError(f"address longer than {ADDRESS_BYTES} bytes")
+    match = _SPLIT.fullmatch(address)
+    if match is None or int(match[2]) > 65535:
+        raise ValueError(f"not host:port: {address!r}")
+    host = match[1].strip("[]")
+    if host == match[1] and ":" not in host and host[host.rfind(".") + 1 :][:1].isalpha():
+        if not all(_LABEL.fullmatch(label) for label in host.split(".")):
+            raise ValueError(f"not a host name: {host!r}")
+        return host, int(match[2])
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError(f"not a host: {host!r}") from None
+    if (ip.version == 6) != (host != match[1]):
+        raise ValueError(f"IPv6 is written in brackets, IPv4 without: {address!r}")
+    plain = ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
+    if plain.is_multicast or plain.is_unspecified or plain.is_link_local:
+        raise ValueError(f"not an address of one host: {host}")
+    if plain.is_reserved and not plain.is_loopback:
+        raise ValueError(f"reserved address: {host}")
+    return host, int(match[2])
+
+
+def join_address(host: str, port: int) -> str:
+    """Return "host:port". Raises ValueError as `split_address` does."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    split_address(address)
+    return address

@@ -1,0 +1,24 @@
+"""Base class of all errors that the user can fix."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HintedError(Exception):
+    """Error with a message and a `hint` for the user, both printed by the command line.
+
+    The command line ends with `exit_code`. Message and hint are reduced to one line of printable characters, because
+    parts of them may come from a peer and are written to a terminal. Subclasses set `exit_code`: 2 usage or
+    configuration, 3 could not start here, 4 no swarm reachable, 5 mismatch.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(_line(message))
+        self.hint = _line(hint)
+
+
+def _line(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " if letter.isspace() else "\ufffd" for letter in text)

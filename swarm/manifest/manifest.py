@@ -1,0 +1,117 @@
+"""Manifest: the content of the TOML file that defines a run. Its hash is the run id, so peers with other settings cannot meet.
+
+The tables of the file are the classes of tables.py, and for [outer] those of swarm/methods. Absent tables and keys have
+defaults.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeVar
+
+import blake3
+import msgspec
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.manifest.tables import Data, Exchange, Inner, Model, Pipeline, Run
+from thinwire.swarm.methods.base import MethodSpec, Table
+from thinwire.swarm.methods.diloco import DiLoCo
+
+S = TypeVar("S", bound=MethodSpec)
+
+
+class ManifestError(HintedError):
+    """Unusable manifest: the message names file, table and key."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ManifestMismatch(HintedError):
+    """Manifest of another run, or without a valid signature of its author."""
+
+    exit_code: ClassVar[int] = 5
+
+
+class Manifest(Table, frozen=True):
+    """Checked manifest. Only `parse` of parser.py makes one."""
+
+    run: Run = Run()
+    model: Model = Model()
+    data: Data = Data()
+    inner: Inner = Inner()
+    outer: MethodSpec = DiLoCo()
+    exchange: Exchange = Exchange()
+    pipeline: Pipeline = Pipeline()
+
+    def method(self, kind: type[S]) -> S:
+        """Return [outer] as the keys of a method. Raises TypeError if the run has another one, a bug of the caller."""
+        if not isinstance(self.outer, kind):
+            raise TypeError(f"outer.method is {self.outer.method!r}, not one of {kind.__name__}")
+        return self.outer
+
+    @property
+    def max_weight(self) -> int:
+        """Most tokens that one contribution may claim."""
+        most = round(self.outer.sync_every * self.outer.step_ratio)
+        batch = self.inner.global_batch or self.inner.batch * max(self.inner.accumulate, self.pipeline.microbatches)
+        return self.exchange.max_weight or most * batch * self.model.context
+
+    @property
+    def schedule_steps(self) -> int:
+        """Inner steps of the learning rate's schedule; 0 = endless."""
+        return self.inner.steps or self.steps_after(self.run.rounds)
+
+    @property
+    def pace(self) -> int:
+        """Inner steps between two rounds."""
+        return self.outer.round_steps
+
+    @property
+    def overlap(self) -> int:
+        """Inner steps of `pace` that a peer makes while the exchange is in progress; with a lag, in the last of its turns."""
+        return self.outer.overlap_steps
+
+    @property
+    def lag(self) -> int:
+        """Turns of other fragments that pass before the result of a fragment is awaited."""
+        return self.outer.lag
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a small part of each pseudo-gradient is sent, to all peers."""
+        return self.exchange.codec.startswith("topk")
+
+    @property
+    def chained(self) -> bool:
+        """Whether each fragment of the model has rounds of its own."""
+        return self.outer.fragmented
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of one inner step of a group."""
+        return self.pipeline.microbatches or self.inner.accumulate
+
+    @property
+    def host_capacity(self) -> int:
+        """Micro-batches that a host holds at a time."""
+        pipeline = self.pipeline
+        return pipeline.host_capacity or pipeline.max_in_flight or min(pipeline.stages, self.microbatches)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a round has the contributors that are ready, while the other peers train on and follow."""
+        return self.outer.asynchronous
+
+    def steps_after(self, round: int) -> int:
+        """Return the inner steps of a peer up to the end of a round."""
+        return self.outer.steps_after(round)
+
+    def canonical(self) -> bytes:
+        """Return all values in the order of their definition as msgpack: equal for all files of the same meaning."""
+        return msgspec.msgpack.encode(msgspec.to_builtins(self))
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return warnings about values that are allowed but unwise."""
+        return self.outer.warnings()
+
+    def run_id(self, author: bytes) -> bytes:
+        """Return the run id, 32 bytes: a hash of the manifest and of its author's Ed25519 public key."""
+        return blake3.blake3(b"thinwire/run/2\0" + author + self.canonical()).digest()

@@ -1,0 +1,226 @@
+"""Tables of a manifest but for [outer] (swarm/methods): each key with its unit and when to change it.
+
+The defaults suit a small demonstration on CPUs. A `description` completes the sentence "… is not" of an error.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+from thinwire.swarm.messages.registry import MAX_GROUP, MAX_HOPS, MAX_MICROS
+from thinwire.swarm.methods.base import Table
+
+MAX_WEIGHT = 2**53 - 1
+"""Largest weight in tokens that a message can carry."""
+
+AUTO_TIMEOUT = 10.0
+"""Straggler time-out in seconds until rounds have shown how late members are."""
+
+_NAME = "a name of at most 64 letters, digits, dots, dashes and underscores"
+_HASH = "a blake3 hash of 64 hexadecimal digits"
+_CODEC = "a codec with all its parameters, such as 'int8(block=256)' or 'fp32'"
+_NAMED = r"[a-z0-9]+(\([a-z]+=[0-9]{1,9}(,[a-z]+=[0-9]{1,9})*\))?"
+
+
+class Run(Table, frozen=True):
+    """[run]: name and length.
+
+    name: display name and directory name of the run (letters, digits, dot, dash, underscore; at most 64).
+    seed: source of all randomness: first weights, shards, order of batches.
+    rounds: outer steps after which all peers stop; 0 = continue until stopped by hand.
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", description=_NAME)] = "demo"
+    seed: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
+    rounds: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
+
+
+class Model(Table, frozen=True):
+    """[model]: the trained model.
+
+    kind: "transformer", the built-in decoder; "custom", a module of the user's own, given through the Python API; the other
+        keys then have no effect.
+    layers, width, heads: size of the transformer; width is a multiple of 2 × heads (rotary positions need pairs).
+    context: tokens of a training sequence; memory and time of attention grow with its square.
+    mlp: hidden size of the feed-forward part as a multiple of width; 8/3 with its three matrices costs as much as the usual 4
+        with two.
+    tied: whether the head shares the embedding's weights; saves vocabulary × width parameters, good for small models.
+    """
+
+    kind: Literal["transformer", "custom"] = "transformer"
+    layers: Annotated[int, Meta(ge=1, le=1024)] = 4
+    width: Annotated[int, Meta(ge=2, le=65_536)] = 128
+    heads: Annotated[int, Meta(ge=1, le=1024)] = 4
+    context: Annotated[int, Meta(ge=1, le=2**20)] = 128
+    mlp: Annotated[float, Meta(gt=0, le=64)] = 8 / 3
+    tied: bool = True
+
+
+class Data(Table, frozen=True):
+    """[data]: how text becomes tokens, and which peer trains on which part.
+
+    tokenizer: "bytes", or the name of a Hugging Face `tokenizers` JSON file, relative and without "..": every peer looks for
+        the file on its own disk.
+    tokenizer_hash: blake3 of that file, 64 hexadecimal digits. Without it peers may use different tokens unnoticed.
+    shards: parts of the text; at least a few for every peer that may join.
+    holdout: fraction of the text that is reserved for evaluation.
+    exactly_once: whether the swarm records the used samples, so that no sample repeats before its shard is used up, and none
+        is left out, whichever peers join, die or return. A joiner then trains from its second round on. All peers need the
+        same text.
+    private: whether every peer trains on all of a text of its own; otherwise all peers share one text.
+    """
+
+    tokenizer: Annotated[str, Meta(min_length=1, max_length=256)] = "bytes"
+    tokenizer_hash: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
+    shards: Annotated[int, Meta(ge=1, le=2**20)] = 256
+    holdout: Annotated[float, Meta(ge=0, le=0.5)] = 0.02
+    exactly_once: bool = False
+    private: bool = False
+
+
+class Inner(Table, frozen=True):
+    """[inner]: the local optimizer of each peer.
+
+    optimizer: "adamw"; "sgd" (betas[0] is its momentum) if memory for two moments is lacking; or "muon", with nearly
+        orthogonal updates of matrices, and AdamW for vectors, embeddings and the head.
+    lr: peak learning rate; lower it for wider models. With muon 0.02, the rate of the matrices.
+    adam_lr: only with muon: peak learning rate of its AdamW.
+    momentum: only with muon.
+    betas: decay of the first and second moment.
+    weight_decay: decoupled weight decay.
+    warmup: inner steps over which lr rises from 0.
+    schedule: "constant" after the warm-up, or "cosine" down to a tenth of lr at the end of `steps`.
+    steps: inner steps of the schedule; 0 = run.rounds × outer.sync_every.
+    batch: sequences of one forward pass; limited by the peer's memory.
+    accumulate: forward passes of one inner step; raise it instead of batch if memory is short.
+    global_batch: sequences of one inner step of all peers together, for any number of peers; 0 = batch × accumulate each.
+        Needs data.exactly_once; batch is then the limit of one forward pass.
+    clip: largest norm of the gradient; 0 = not clipped.
+    """
+
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
+    lr: Annotated[float, Meta(gt=0, le=100)] = 1e-3
+    adam_lr: Annotated[float, Meta(gt=0, le=100)] = 1e-3
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    betas: tuple[Annotated[float, Meta(ge=0, lt=1)], Annotated[float, Meta(ge=0, lt=1)]] = (0.9, 0.95)
+    weight_decay: Annotated[float, Meta(ge=0, le=10)] = 0.1
+    warmup: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 50
+    schedule: Literal["constant", "cosine"] = "constant"
+    steps: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
+    batch: Annotated[int, Meta(ge=1, le=2**20)] = 8
+    accumulate: Annotated[int, Meta(ge=1, le=2**16)] = 1
+    global_batch: Annotated[int, Meta(ge=0, le=2**24)] = 0
+    clip: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+
+    @property
+    def sgd_momentum(self) -> float:
+        """Momentum with the optimizer "sgd"."""
+        return self.betas[0]
+
+
+class Pipeline(Table, frozen=True):
+    """[pipeline]: peers that are too small for the model hold it together, in stages, beside peers that hold all of it.
+
+    stages: parts of consecutive layers, each a fragment with rounds of its own; 0 = no pipeline. Use as many as the smallest
+        peers need to hold one; each stage costs two crossings of a slow link per micro-batch.
+    codec: of activations and gradients between stages: "fp32", "bf16", "rows(bits=8)" (a quarter of fp32, gradients too),
+        "tah" (an eighth in the forward direction), or "subspace(k=…)", k of model.width numbers per token: a group then trains
+        a projection of the model, whose writes into the residual stream stay in a subspace drawn from run.seed; peers with
+        the whole model train all of it. Coarser codecs suit slower links.
+    microbatches: micro-batches of one inner step of a group, each of inner.batch sequences; 0 = inner.accumulate. More keep
+        the stages busy.
+    max_in_flight: micro-batches in progress at a time; 0 = as many as stages (1F1B); as many as `microbatches` is GPipe, which
+        needs more memory.
+    gradient: "all", a stage's gradient is divided by the number of all micro-batches; or "visits", by the number of those that
+        passed through the stage: they differ if micro-batches skip stages.
+    paths: "round-robin", every micro-batch visits all stages, and the least used holder of a stage is next; or "planned", a
+        group's origin plans routes from its measurements, and again when those change. "planned" is for groups with several
+        holders of a stage (see `peers_per_stage`) and slow or uneven links.
+    skip_fraction: fraction of the stages that each micro-batch skips, with planned paths (SkipPipe); 0 = it visits all. With
+        0.33 a step takes about half as long, and training as a whole loses a little (docs/pipelines.md).
+    max_reorders: visits out of order that a planned path may have, each behind its next neighbour: 0, 1 or 2.
+    host_capacity: micro-batches that a host holds at a time in a plan; 0 = max_in_flight.
+    peers_per_stage: peers of each stage but the first that a group has before weak peers found another group; 1 = a new group
+        as soon as there are enough peers. More make a group survive the loss of hosts, and give plans a choice.
+    rebalance: seconds between two moves of hosts to the stage with the longest queue; 0 = no moves. Only with "round-robin":
+        planned paths avoid slow hosts.
+    backup_every: rounds after which a peer fetches a copy of the next stage, in case all its holders die; 0 = never. Only
+        while at most two peers hold that stage.
+    backup_max_age: rounds; an older copy or checkpoint of a lost stage is worth less than the mean of the neighbouring stages.
+    """
+
+    stages: Annotated[int, Meta(ge=0, le=MAX_HOPS)] = 0
+    codec: Annotated[str, Meta(pattern=rf"^{_NAMED}\Z", description=_CODEC)] = "rows(bits=8)"
+    microbatches: Annotated[int, Meta(ge=0, le=MAX_MICROS)] = 0
+    max_in_flight: Annotated[int, Meta(ge=0, le=MAX_MICROS)] = 0
+    gradient: Literal["all", "visits"] = "all"
+    paths: Literal["round-robin", "planned"] = "round-robin"
+    skip_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    max_reorders: Annotated[int, Meta(ge=0, le=2)] = 0
+    host_capacity: Annotated[int, Meta(ge=0, le=MAX_MICROS)] = 0
+    peers_per_stage: Annotated[int, Meta(ge=1, le=64)] = 1
+    rebalance: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
+    backup_every: Annotated[int, Meta(ge=0, le=1000)] = 8
+    backup_max_age: Annotated[int, Meta(ge=0, le=100_000)] = 50
+
+    @property
+    def visited(self) -> int:
+        """Stages that a micro-batch visits with a planned path, including the first one."""
+        return round((1 - self.skip_fraction) * self.stages)
+
+
+class Exchange(Table, frozen=True):
+    """[exchange]: how pseudo-gradients travel, and when a round counts.
+
+    codec: "int8(block=256)", a quarter of the bytes of fp32; "int4(block=256)", "e3m0(block=256)", an eighth; or "fp32", exact,
+        for fast networks and tests. sparseloco, and optionally streaming: "topk(k=64,chunk=4096)|2bit|rice", one value of 64.
+        demo: "demo(k=32,chunk=4096)|2bit|rice". With noloco this is the codec of the pseudo-gradient; slow weights, which have
+        no error feedback, travel as "int8(block=256)" during the inner steps, so that int4 halves the time of waiting.
+    collective: "butterfly", every peer owns a part of every round; or "all-gather", every payload goes to all peers, which is
+        worth it only for payloads as small as those of sparseloco. The method decides. With sparseloco also
+        "sparse-butterfly": the owner of a part adds up the payloads, sends the largest values of the sum to all peers and
+        retains the rest, so that a peer's download does not grow with the number of peers; for more than about five peers.
+    owner_residual_decay: only with "sparse-butterfly": part of an owner's unsent sum that is carried over to the next round.
+        Directions become stale: in our experiments 0.5 was better than 0.8 and 0.95.
+    topology: route of the data of a butterfly. "butterfly": every contribution goes directly to the owners of its parts;
+        "ring": from peer to peer, each adding its own, so that a peer sends to one neighbour only; "hierarchy": the peers of a
+        site (node.toml: site; otherwise those within 5 ms of each other) average among themselves first, and one value of each
+        site crosses the wide area. For sites of several peers behind one uplink; a lossy codec loses once more.
+    aggregation: "mean", weighted by tokens, after screening; or "rda", also weighted, with direction and length averaged
+        separately for each chunk: if peers pull in different directions, the step remains as long as theirs. For dense
+        methods except noloco.
+    quorum: fraction of the last round's members that must be exceeded; at least 0.5, because below it both halves of a
+        partition could continue. A larger quorum loses more rounds and fewer contributions.
+    min_peers: least number of contributors of a round that counts.
+    straggler_timeout: seconds to wait for stragglers when the quorum is ready; or "auto", computed from the lateness of each
+        member in the last rounds, at most half of the quorum's training time. A later peer is left out: its pseudo-gradient of
+        the round is lost, and it continues from the swarm's state. For machines that are always much slower set
+        outer.step_balancing = "by-speed", with which all peers arrive together.
+    max_weight: most tokens that one contribution may claim; 0 = tokens that a peer trains on in a round (sync_every × batch ×
+        accumulate × context), times max_step_ratio with step balancing.
+    slow_peers: treatment of a peer that is much slower than the others, or has a lossy link: "report", the status names it; or
+        "no-ownership", it also owns no chunks in rounds of leaders that noticed.
+    gossip_group_size: only with noloco: peers that average with each other in a round, from 2 (random pairs) to 8. More keep
+        replicas closer together, send as many more copies, and wait for the slowest of more peers.
+    chunk_assignment: "bandwidth", peers own as much of every round as their links can carry, by their own measurements, at most
+        three times an equal part; or "equal". No effect if every payload goes to all peers.
+    """
+
+    codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"
+    collective: Literal["butterfly", "all-gather", "sparse-butterfly"] = "butterfly"
+    owner_residual_decay: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    topology: Literal["butterfly", "ring", "hierarchy"] = "butterfly"
+    aggregation: Literal["mean", "rda"] = "mean"
+    quorum: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
+    min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
+    straggler_timeout: Annotated[float, Meta(ge=0, le=3600)] | Literal["auto"] = 10.0
+    max_weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] = 0
+    slow_peers: Literal["report", "no-ownership"] = "report"
+    gossip_group_size: Annotated[int, Meta(ge=2, le=8)] = 2
+    chunk_assignment: Literal["bandwidth", "equal"] = "bandwidth"
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Straggler time-out in seconds; with "auto" the one before anything was measured."""
+        return AUTO_TIMEOUT if self.straggler_timeout == "auto" else self.straggler_timeout

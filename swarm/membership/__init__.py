@@ -1,0 +1,1 @@
+"""SWIM membership with the Lifeguard extensions, sans-IO."""

@@ -1,0 +1,109 @@
+"""Gossip items: signed, so that they can be judged on their own, whoever relays them.
+
+An item is one byte of kind, then: a PeerRecord ("I am here"); an accusation ("I cannot reach it"), signed by the
+accuser; a departure ("I leave"), signed by the departing peer; or a proof that a peer signed two records with the same
+sequence.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TypeAlias
+
+import msgspec
+from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, verify
+from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
+from thinwire.swarm.messages.registry import U53, Id
+
+MAX_BYTES = 2048
+RECORD, ACCUSATION, DEPARTURE, PROOF = 1, 2, 3, 4
+
+
+class Accusation(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Statement that `accuser` could not reach `target`, whose record had this sequence.
+
+    `dead`: the accuser's suspicion has timed out.
+    """
+
+    dead: bool
+    accuser: Id
+    target: Id
+    sequence: U53
+
+
+class Departure(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Statement that `peer` leaves; all its records up to `sequence` are void."""
+
+    peer: Id
+    sequence: U53
+
+
+Statement: TypeAlias = Accusation | Departure
+
+_KINDS: dict[int, type[Statement]] = {ACCUSATION: Accusation, DEPARTURE: Departure}
+_encode = msgspec.msgpack.Encoder().encode
+_decoders = {kind: msgspec.msgpack.Decoder(schema) for kind, schema in _KINDS.items()}
+
+
+def announce(record: PeerRecord) -> bytes:
+    """Return the item that spreads a record."""
+    return _announced(record.wire)
+
+
+@lru_cache(maxsize=8192)
+def _announced(wire: bytes) -> bytes:
+    return bytes([RECORD]) + wire  # one shared object for all peers that relay it
+
+
+def sign(statement: Statement, identity: Identity, run_id: bytes) -> bytes:
+    """Return the item that spreads an accusation or departure made by this peer."""
+    kind = ACCUSATION if isinstance(statement, Accusation) else DEPARTURE
+    body = _encode(statement)
+    return bytes([kind]) + body + identity.sign(_domain(kind), run_id, body)
+
+
+def read(item: bytes) -> Statement | None:
+    """Return the statement of an item without checking its signature.
+
+    Returns None for a malformed item or another kind.
+    """
+    decoder = _decoders.get(item[0]) if SIGNATURE_BYTES < len(item) <= MAX_BYTES else None
+    if decoder is None:
+        return None
+    body = item[1:-SIGNATURE_BYTES]
+    try:
+        statement: Statement = decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return statement if _encode(statement) == body else None
+
+
+def signed(item: bytes, public_key: bytes, run_id: bytes) -> bool:
+    """Return True if the owner of the key made this statement in this run."""
+    return verify(public_key, _domain(item[0]), item[-SIGNATURE_BYTES:], run_id, item[1:-SIGNATURE_BYTES])
+
+
+def prove(one: PeerRecord, other: PeerRecord) -> bytes:
+    """Return the proof that two different records have the same sequence.
+
+    The size limit is sufficient: a record with 8 addresses has 719 bytes.
+    """
+    first, second = sorted((one.wire, other.wire))
+    return bytes([PROOF]) + len(first).to_bytes(2, "big") + first + second
+
+
+def read_proof(item: bytes, run_id: bytes, now: int) -> tuple[PeerRecord, PeerRecord] | None:
+    """Return the two validated records of a valid proof, else None."""
+    cut = 3 + int.from_bytes(item[1:3], "big")
+    try:
+        one = PeerRecord.parse(item[3:cut], run_id=run_id, now=now)
+        other = PeerRecord.parse(item[cut:], run_id=run_id, now=now)
+    except RecordError:
+        return None
+    if one.peer_id != other.peer_id or one.sequence != other.sequence or one.wire == other.wire:
+        return None
+    return one, other
+
+
+def _domain(kind: int) -> str:
+    return {ACCUSATION: "accusation", DEPARTURE: "departure"}[kind]

@@ -1,0 +1,50 @@
+"""State of one peer as seen by the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.membership.suspicion import Suspicion
+from thinwire.swarm.messages.registry import PeerId
+
+State: TypeAlias = Literal["alive", "suspect", "dead", "left", "banned"]
+"""State of a member.
+
+suspect: some peer could not reach it; dead: its time to answer is over, and we or k others could not reach it; left: it
+announced its departure; banned: it signed two records with the same sequence.
+"""
+
+
+class Event(NamedTuple):
+    """Event that concerns `peer`.
+
+    Kinds: joined, updated (its record), suspect, refuted, dead, left, equivocation; duplicate: another process uses our
+    key and its record is newer, so this process should stop.
+    """
+
+    kind: str
+    peer: PeerId
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Member:
+    """Table entry of one peer.
+
+    note: the signed item that explains a state other than alive. void: records with a sequence up to this one are
+    ignored.
+    """
+
+    record: PeerRecord
+    state: State
+    since: float
+    void: int = 0
+    note: bytes = b""
+    suspicion: Suspicion | None = None
+    progress: int = 0
+
+    @property
+    def live(self) -> bool:
+        return self.state in ("alive", "suspect")

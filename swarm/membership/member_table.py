@@ -1,0 +1,332 @@
+"""Table of members: the state of each peer, from signed items by it and about it.
+
+A record with a higher sequence makes suspected, dead and departed peers alive again, but never banned ones.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable
+
+from thinwire.swarm.identity.identity import Identity, short
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.membership import gossip_items
+from thinwire.swarm.membership.broadcast_queue import Broadcast
+from thinwire.swarm.membership.gossip_items import Accusation, Departure
+from thinwire.swarm.membership.member import Event, Member
+from thinwire.swarm.membership.presets import Preset
+from thinwire.swarm.membership.self_record import MISSED, OwnRecord
+from thinwire.swarm.membership.suspicion import Awareness, Docket, Suspicion
+from thinwire.swarm.membership.view import View
+from thinwire.swarm.messages.registry import PeerId
+
+MAX_MEMBERS = 4096
+"""Maximum number of peers in a table, departed ones included.
+
+Larger swarms would need another protocol.
+"""
+
+
+class Members:
+    """All known other peers, in `table`, and our `own` record.
+
+    `behind`: peers that have an old one of ours.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        record: PeerRecord,
+        preset: Preset,
+        broadcast: Broadcast,
+        awareness: Awareness,
+        wall: Callable[[], int],
+    ) -> None:
+        self.me = identity.peer_id
+        self.own = OwnRecord(identity, record, preset.refute_period, wall)
+        self.table: dict[PeerId, Member] = {}
+        self.items: set[bytes] = set()
+        """Items that spread the records that we already have."""
+        self.behind: dict[PeerId, None] = {}
+        self.banned: dict[PeerId, None] = {}
+        """Peers whose state is "banned", in the order of their bans."""
+        self.events: list[Event] = []
+        self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
+        self._docket = Docket(preset)
+        self._view: View | None = View.of(0, [record.peer_id])
+        self._others: list[PeerId] = []
+        self._views = 0
+        self._suspects: dict[PeerId, Member] = {}
+
+    def live(self) -> list[PeerId]:
+        """Return the other peers in the view, sorted."""
+        return list(self._others)
+
+    @property
+    def size(self) -> int:
+        """Number of peers in the view, this one included."""
+        return len(self._others) + 1
+
+    @property
+    def alone(self) -> bool:
+        """True if no other peer is in the view."""
+        return not self._others
+
+    def view(self) -> View:
+        if self._view is None:
+            # Built on demand, because many joins may happen between two calls.
+            self._view = View.of(self._views, [self.me, *self._others])
+        return self._view
+
+    def _enter(self, peer: PeerId) -> None:
+        """Add a peer to the view."""
+        insort(self._others, peer)
+        self._views += 1
+        self._view = None
+
+    def _exit(self, peer: PeerId) -> None:
+        """Remove a peer from the view."""
+        del self._others[bisect_left(self._others, peer)]
+        self._views += 1
+        self._view = None
+
+    # --- items of a peer about itself
+
+    def accept(self, record: PeerRecord, now: float) -> bool:
+        """Process a validated record. Returns True if its peer is new in the view."""
+        peer = record.peer_id
+        if peer == self.me:
+            self._accept_own(record, now)
+            return False
+        member = self.table.get(peer)
+        if member is None:
+            if len(self.table) >= MAX_MEMBERS:
+                return False
+            self.table[peer] = Member(record, "alive", now)
+            return self._welcome(record)
+        if member.state == "banned":
+            return False
+        if record.sequence == member.record.sequence and record.wire != member.record.wire:
+            self.ban(member, record, now)
+        if record.sequence <= max(member.void, member.record.sequence):
+            return False
+        was, moved = member.state, record.addresses != member.record.addresses
+        self.items.discard(gossip_items.announce(member.record))
+        self._end_suspicion(member, now, refuted=True)
+        member.record, member.note = record, b""
+        if was != "alive":
+            member.state, member.since = "alive", now
+        if was in ("dead", "left"):
+            return self._welcome(record)
+        self._spread(record)
+        if was == "suspect":
+            self.events.append(Event("refuted", peer))
+        if moved:
+            self.events.append(Event("updated", peer, ", ".join(record.addresses)))
+        return False
+
+    def _welcome(self, record: PeerRecord) -> bool:
+        self._spread(record)
+        self._enter(record.peer_id)
+        self.events.append(Event("joined", record.peer_id, ", ".join(record.addresses)))
+        return True
+
+    def _spread(self, record: PeerRecord) -> None:
+        item = gossip_items.announce(record)
+        self.items.add(item)
+        self._broadcast.add(("record", record.peer_id, record.peer_id), item)
+
+    def depart(self, departure: Departure, item: bytes, now: float) -> None:
+        """Process a validated departure."""
+        member = self.table[departure.peer]
+        self._end_suspicion(member, now, refuted=False)
+        was_live, member.state, member.since = member.live, "left", now
+        member.void, member.note = departure.sequence, item
+        self._broadcast.add(("record", departure.peer, departure.peer), item)
+        if was_live:
+            self._exit(departure.peer)
+        self.events.append(Event("left", departure.peer))
+
+    def ban(self, member: Member, other: PeerRecord, now: float) -> None:
+        """Ban a peer that signed two records with the same sequence, permanently, and spread the proof."""
+        peer = member.record.peer_id
+        if member.state == "banned":
+            return
+        self._end_suspicion(member, now, refuted=False)
+        self.items.add(gossip_items.announce(other))
+        was_live, member.state, member.since = member.live, "banned", now
+        member.note = gossip_items.prove(member.record, other)
+        self._broadcast.add(("record", peer, peer), member.note)
+        self.banned[peer] = None
+        if was_live:
+            self._exit(peer)
+        self.events.append(Event("equivocation", peer, f"two records with sequence {other.sequence}"))
+
+    def convict(self, one: PeerRecord, other: PeerRecord, now: float) -> None:
+        """Process a validated proof against a peer, known or not."""
+        if one.peer_id not in self.table:
+            self.accept(one, now)
+        member = self.table.get(one.peer_id)
+        if member is not None and member.state != "banned":
+            member.record = one
+            self.ban(member, other, now)
+
+    # --- items of and about this peer
+
+    def publish(self, now: float) -> None:
+        """Issue a new record of ours if one is due, or if the current one is not acceptable to others."""
+        if self.own.unbelievable and not self.own.due:
+            self.own.answer(now, 0)
+        if self.own.publish(now):
+            self._spread(self.own.record)
+
+    def _answer(self, now: float, *, above: int = 0) -> None:
+        """Refute an accusation as soon as the rate limit allows."""
+        self.own.answer(now, above)
+        self.publish(now)
+
+    def update(self, now: float, addresses: tuple[str, ...] | None = None, capabilities: int | None = None) -> None:
+        """Publish a new record of ours now, with new addresses or capabilities if they are given."""
+        self.own.renew(now, self.own.record.addresses if addresses is None else addresses, capabilities)
+        self._spread(self.own.record)
+
+    def _accept_own(self, record: PeerRecord, now: float) -> None:
+        verdict = self.own.judge(record)
+        if verdict == "earlier":
+            self._answer(now, above=record.sequence + MISSED)
+        elif verdict == "rival":
+            where = ", ".join(record.addresses) or "an unknown address"
+            self.events.append(Event("duplicate", self.me, f"our key is in use at {where}"))
+
+    # --- items about others
+
+    def counts(self, accusation: Accusation, source: PeerId, now: float) -> bool:
+        """Return True if an accusation from `source`, provided that its signature is valid, changes anything."""
+        if accusation.target == self.me:
+            if accusation.sequence < self.own.record.sequence:
+                self.behind[source] = None
+            return accusation.sequence == self.own.record.sequence and not self.own.due
+        member = self.table.get(accusation.target)
+        if member is None or not member.live or accusation.sequence != member.record.sequence:
+            return False
+        if accusation.accuser in (accusation.target, self.me):
+            return False
+        return self._room(member, accusation.accuser) and self._docket.admits(accusation.accuser, now)
+
+    def _room(self, member: Member, accuser: PeerId) -> bool:
+        suspicion = member.suspicion
+        if suspicion is None:
+            return True
+        return accuser not in suspicion.accusers and len(suspicion.accusers) < self._preset.confirmations
+
+    def accuse(self, accusation: Accusation, item: bytes, now: float) -> None:
+        """Process a validated accusation that counts."""
+        if accusation.target == self.me:
+            self._awareness.add(1)
+            self._answer(now)
+            return
+        member = self.table[accusation.target]
+        suspicion = self._suspect(member, now)
+        suspicion.accusers[accusation.accuser] = None
+        self._docket.open(accusation.accuser)
+        self._broadcast.add(("accusation", accusation.accuser, accusation.target), item)
+        member.note = item
+
+    def _suspect(self, member: Member, now: float) -> Suspicion:
+        if member.suspicion is None:
+            member.suspicion = Suspicion.begin(self._preset, self.size, now)
+            member.state, member.since = "suspect", now
+            self._suspects[member.record.peer_id] = member
+            self.events.append(Event("suspect", member.record.peer_id))
+        return member.suspicion
+
+    def failed(self, peer: PeerId, now: float) -> None:
+        """Handle the failure of our own probe of a peer."""
+        member = self.table.get(peer)
+        if member is None or not member.live:
+            return
+        self._suspect(member, now).failed_at = now
+        accusation = Accusation(False, self.me, peer, member.record.sequence)
+        item = gossip_items.sign(accusation, self._identity, self.own.record.run_id)
+        member.note = item
+        if self._room(member, self.me) and self._docket.admits(self.me, now):
+            self.accuse(accusation, item, now)
+
+    def reached(self, peer: PeerId, now: float) -> None:
+        """Handle an answer of a peer: clear our own evidence against it.
+
+        If a final probe was to decide the suspicion, the answer ends it.
+        """
+        member = self.table.get(peer)
+        if member is not None and member.suspicion is not None:
+            member.suspicion.failed_at = -math.inf
+            if member.suspicion.asked:
+                self._end_suspicion(member, now, refuted=False)
+                member.state, member.since, member.note = "alive", now, b""
+                self.events.append(Event("refuted", peer, "answered"))
+
+    def expire(self, now: float) -> list[PeerId]:
+        """End suspicions that have timed out. Returns peers to probe now because evidence is missing.
+
+        Every peer probes each suspect once more before the shortest time is over. This makes up for refutations that
+        were lost on the way, and for missing accusers.
+        """
+        doubtful = []
+        for peer, member in list(self._suspects.items()):
+            suspicion = member.suspicion
+            assert suspicion is not None
+            if suspicion.deadline <= now:
+                if suspicion.evident(now) or suspicion.confirmed:
+                    self._bury(member, now)
+                elif not suspicion.asked:
+                    suspicion.asked = True
+                    doubtful.append(peer)
+            elif not suspicion.checked and suspicion.check_at <= now:
+                suspicion.checked = True
+                doubtful.append(peer)
+        return doubtful
+
+    def _bury(self, member: Member, now: float) -> None:
+        peer, suspicion = member.record.peer_id, member.suspicion
+        assert suspicion is not None
+        detail = f"accused by {', '.join(short(accuser) for accuser in suspicion.accusers) or 'nobody else'}"
+        if suspicion.evident(now):
+            detail = f"own probe failed; {detail}"
+            verdict = Accusation(True, self.me, peer, member.record.sequence)
+            member.note = gossip_items.sign(verdict, self._identity, self.own.record.run_id)
+            self._broadcast.add(("accusation", self.me, peer), member.note)
+        self._end_suspicion(member, now, refuted=False)
+        member.state, member.since = "dead", now
+        self._broadcast.forget(("record", peer, peer))
+        self._exit(peer)
+        self.events.append(Event("dead", peer, detail))
+
+    def _end_suspicion(self, member: Member, now: float, *, refuted: bool) -> None:
+        if member.suspicion is not None:
+            self._docket.close(member.suspicion, refuted=refuted, now=now)
+            member.suspicion = None
+            del self._suspects[member.record.peer_id]
+
+    # --- time
+
+    def deadline(self) -> float:
+        times = [member.suspicion.next_step for member in self._suspects.values() if member.suspicion is not None]
+        return min([self.own.publish_at, *times])
+
+    def shift(self, lag: float) -> None:
+        """Give suspects `lag` more seconds, during which this peer did not listen."""
+        for member in self._suspects.values():
+            if member.suspicion is not None:
+                member.suspicion.start += lag
+
+    def purge(self, now: float) -> list[PeerId]:
+        """Forget peers that departed more than `preset.tombstone` seconds ago. Returns them."""
+        old = [
+            peer
+            for peer, member in self.table.items()
+            if member.state in ("dead", "left") and now - member.since > self._preset.tombstone
+        ]
+        for peer in old:
+            self.items.discard(gossip_items.announce(self.table.pop(peer).record))
+        return old

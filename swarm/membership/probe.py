@@ -1,0 +1,202 @@
+"""Probes of peers: direct, through others, and on behalf of others (SWIM, with Lifeguard's Nack)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from thinwire.swarm.membership.presets import Preset
+from thinwire.swarm.membership.suspicion import Awareness
+from thinwire.swarm.messages.registry import Ack, Message, Nack, PeerId, Ping, PingRequest
+
+Letters: TypeAlias = list[tuple[PeerId, Message]]
+"""Messages to send, with their receivers."""
+
+MAX_RELAYS = 64
+RELAYS_PER_PEER = 8
+
+
+@dataclass(slots=True)
+class _RoundTrip:
+    """Smoothed round-trip time and its variation in seconds (RFC 6298)."""
+
+    mean: float
+    variation: float
+
+    def add(self, sample: float) -> None:
+        self.variation += (abs(sample - self.mean) - self.variation) / 4
+        self.mean += (sample - self.mean) / 8
+
+
+@dataclass(slots=True)
+class _Probe:
+    target: PeerId
+    sent: float
+    ask_at: float
+    fail_at: float
+    helpers: tuple[PeerId, ...] = ()
+    nacks: dict[PeerId, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Relay:
+    """Probe on behalf of `asker`, whose number for it is `sequence`."""
+
+    asker: PeerId
+    sequence: int
+    target: PeerId
+    nack_at: float
+    end: float
+
+
+class Prober:
+    """Runner of probes and relays.
+
+    `helpers(target)` returns peers that may be asked to probe the target; `items(to)` returns items to piggyback;
+    `took` is called with each round-trip time.
+    """
+
+    def __init__(
+        self,
+        preset: Preset,
+        rng: random.Random,
+        awareness: Awareness,
+        helpers: Callable[[PeerId], list[PeerId]],
+        items: Callable[[PeerId], tuple[bytes, ...]],
+        took: Callable[[PeerId, float], None] = lambda peer, seconds: None,
+    ) -> None:
+        self.progress = 0
+        self._preset, self._rng, self._awareness = preset, rng, awareness
+        self._helpers, self._items, self._took = helpers, items, took
+        self._sequence = rng.getrandbits(32)
+        self._probes: dict[int, _Probe] = {}
+        self._relays: dict[int, _Relay] = {}
+        self._round_trips: dict[PeerId, _RoundTrip] = {}
+
+    def period(self) -> float:
+        """Return the time that a probe may take, which is also the time between probes, in seconds.
+
+        It is longer while this peer itself is slow.
+        """
+        return self._preset.probe_period * (self._awareness.score + 1)
+
+    def start(self, target: PeerId, now: float) -> Letters:
+        """Probe `target`, unless a probe of it is under way."""
+        if any(probe.target == target for probe in self._probes.values()):
+            return []
+        sequence = self._next()
+        self._probes[sequence] = _Probe(target, now, now + self._timeout(target), now + self.period())
+        return [(target, Ping(sequence, self.progress, self._items(target)))]
+
+    def ask(self, asker: PeerId, request: PingRequest, now: float) -> Letters:
+        """Probe on behalf of another peer. Requests above the limits are answered with Nack at once."""
+        relays = [relay for relay in self._relays.values() if relay.asker == asker]
+        if len(relays) >= RELAYS_PER_PEER or len(self._relays) >= MAX_RELAYS:
+            return [(asker, Nack(request.sequence))]
+        nack_at = now + self._preset.nack_share * self._timeout(request.target)
+        end = now + 2 * self._preset.probe_period
+        sequence = self._next()
+        self._relays[sequence] = _Relay(asker, request.sequence, request.target, nack_at, end)
+        return [(request.target, Ping(sequence, self.progress, self._items(request.target)))]
+
+    def acknowledge(self, sender: PeerId, ack: Ack, now: float) -> tuple[PeerId | None, Letters]:
+        """Process an Ack. Returns the peer that is proved alive, if any, and messages to send."""
+        probe = self._probes.get(ack.sequence)
+        if probe is not None and (sender == probe.target or sender in probe.helpers):
+            if sender == probe.target and not probe.helpers:  # after a second ping it is unclear which one was answered
+                self._sample(sender, now - probe.sent)
+            del self._probes[ack.sequence]
+            self._awareness.add(-1)
+            return probe.target, []
+        relay = self._relays.get(ack.sequence)
+        if relay is not None and sender == relay.target:
+            del self._relays[ack.sequence]
+            return sender, [(relay.asker, Ack(relay.sequence, ack.progress, self._items(relay.asker)))]
+        return None, []
+
+    def refuse(self, sender: PeerId, nack: Nack) -> None:
+        """Record that a helper has no answer so far, but is alive itself."""
+        probe = self._probes.get(nack.sequence)
+        if probe is not None and sender in probe.helpers:
+            probe.nacks[sender] = None
+
+    def tick(self, now: float) -> tuple[Letters, list[PeerId]]:
+        """Return the messages that are due, and the peers whose probe has failed."""
+        letters: Letters = []
+        failed = []
+        for sequence, probe in list(self._probes.items()):
+            if probe.fail_at <= now:
+                del self._probes[sequence]
+                self._awareness.add(len(probe.helpers) - len(probe.nacks) if probe.helpers else 1)
+                failed.append(probe.target)
+            elif probe.ask_at <= now:
+                probe.ask_at = math.inf
+                pool = self._helpers(probe.target)
+                probe.helpers = tuple(self._rng.sample(pool, min(self._preset.indirect, len(pool))))
+                letters += [(to, PingRequest(sequence, probe.target, self._items(to))) for to in probe.helpers]
+                letters.append((probe.target, Ping(sequence, self.progress, self._items(probe.target))))
+        for sequence, relay in list(self._relays.items()):
+            if relay.nack_at <= now:
+                relay.nack_at = math.inf
+                letters.append((relay.asker, Nack(relay.sequence)))
+            if relay.end <= now:
+                del self._relays[sequence]
+        return letters, failed
+
+    def deadline(self) -> float:
+        times = [min(probe.ask_at, probe.fail_at) for probe in self._probes.values()]
+        times += [min(relay.nack_at, relay.end) for relay in self._relays.values()]
+        return min(times, default=math.inf)
+
+    def shift(self, lag: float) -> None:
+        """Move time-outs by `lag` seconds, during which this peer did not listen."""
+        for probe in self._probes.values():
+            probe.ask_at += lag
+            probe.fail_at += lag
+        self._relays.clear()
+
+    def forget(self, peer: PeerId) -> None:
+        self._round_trips.pop(peer, None)
+
+    def _next(self) -> int:
+        self._sequence = (self._sequence + 1) % 2**32
+        return self._sequence
+
+    def _timeout(self, peer: PeerId) -> float:
+        trip = self._round_trips.get(peer)
+        most = self._preset.ping_max
+        return most if trip is None else min(most, max(self._preset.ping_min, 3 * trip.mean + 4 * trip.variation))
+
+    def _sample(self, peer: PeerId, seconds: float) -> None:
+        self._took(peer, seconds)
+        if peer in self._round_trips:
+            self._round_trips[peer].add(seconds)
+        else:
+            self._round_trips[peer] = _RoundTrip(seconds, seconds / 2)
+
+
+class Rotation:
+    """Order of probes: every peer in turn, reshuffled after each pass, so that the wait is bounded."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._order: list[PeerId] = []
+        self._turn = 0
+
+    def insert(self, peer: PeerId) -> None:
+        """Insert a new peer at a random position among those still to come in this pass."""
+        self._order.insert(self._rng.randint(self._turn, len(self._order)), peer)
+
+    def next(self, live: list[PeerId]) -> PeerId | None:
+        """Return the next peer of `live`, or None if it is empty."""
+        for _ in range(2):
+            while self._turn < len(self._order):
+                self._turn += 1
+                if self._order[self._turn - 1] in live:
+                    return self._order[self._turn - 1]
+            self._order, self._turn = list(live), 0
+            self._rng.shuffle(self._order)
+        return None

@@ -1,0 +1,329 @@
+"""Roster: SWIM with Lifeguard over signed records, without sockets or clocks.
+
+The caller passes in messages and time, and sends the messages that it gets back: `(message, now) -> messages`. Every
+parameter `now` is in monotonic seconds; `wall` returns unix seconds and is used for records only.
+
+The caller drains its sockets before it calls `tick`. If `tick` is called late nevertheless, the lost time does not
+count against other peers: timers that wait for them are moved.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.membership import gossip_items
+from thinwire.swarm.membership.broadcast_queue import MAX_ITEMS, Broadcast
+from thinwire.swarm.membership.gossip_intake import Intake
+from thinwire.swarm.membership.gossip_items import Departure
+from thinwire.swarm.membership.member import Event, Member, State
+from thinwire.swarm.membership.member_table import Members
+from thinwire.swarm.membership.presets import Preset
+from thinwire.swarm.membership.probe import Letters, Prober, Rotation
+from thinwire.swarm.membership.rtt import Distances
+from thinwire.swarm.membership.suspicion import Awareness
+from thinwire.swarm.membership.view import View
+from thinwire.swarm.messages.registry import Ack, Gossip, Message, Nack, PeerId, Ping, PingRequest, PushPull
+
+PAGE_BYTES = 50_000
+PAGE_ITEMS = 32
+FAREWELLS = 64
+"""Maximum number of peers that are informed of this peer's departure directly."""
+
+
+class Roster:
+    """Membership of one run, as known to this peer.
+
+    record: our first record; its sequence must be above those of earlier processes with this identity (unix
+    milliseconds will do). progress: round of this peer; set it to publish it. events: events since the caller last
+    emptied the list.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        record: PeerRecord,
+        *,
+        run_id: bytes,
+        preset: Preset,
+        rng: random.Random,
+        now: float,
+        wall: Callable[[], int],
+    ) -> None:
+        if record.peer_id != identity.peer_id or record.run_id != run_id:
+            raise ValueError("the record is not ours, or of another run")
+        self.awareness = Awareness(preset.awareness_max)
+        self._identity, self.preset, self._rng = identity, preset, rng
+        self._news = Broadcast()
+        self._members = Members(identity, record, preset, self._news, self.awareness, wall)
+        self._intake = Intake(self._members, run_id, wall, now)
+        self.distances = Distances()
+        """Measured round-trip times to other peers."""
+        self._prober = Prober(preset, rng, self.awareness, self._helpers, self._items, self.distances.add)
+        self._rotation = Rotation(rng)
+        self._gone = False
+        self._answered: dict[PeerId, float] = {}
+        self._probe_at = now + rng.random() * preset.probe_period
+        self._gossip_at = now
+        self._push_pull_at = now + rng.random() * preset.push_pull_period
+        self._reconnect_at = now + preset.reconnect_period
+        self._refresh_at = now + record.ttl / 2
+
+    # --- queries
+
+    @property
+    def view(self) -> View:
+        """Current view. A new one, with the next number, is made when a peer joins, dies or leaves."""
+        return self._members.view()
+
+    @property
+    def others(self) -> list[PeerId]:
+        """Other peers in the view, sorted."""
+        return self._members.live()
+
+    @property
+    def banned(self) -> list[PeerId]:
+        """Peers that have signed two records with the same sequence."""
+        return list(self._members.banned)
+
+    @property
+    def record(self) -> PeerRecord:
+        """Current record of this peer."""
+        return self._members.own.record
+
+    @property
+    def events(self) -> list[Event]:
+        return self._members.events
+
+    @property
+    def progress(self) -> int:
+        return self._prober.progress
+
+    @progress.setter
+    def progress(self, value: int) -> None:
+        self._prober.progress = value
+
+    def alive(self, peer: PeerId) -> bool:
+        """Return True if a peer is in the view."""
+        return peer == self._members.me or (peer in self._members.table and self._members.table[peer].live)
+
+    def record_of(self, peer: PeerId) -> PeerRecord | None:
+        """Return the newest record of a peer, alive or not."""
+        if peer == self._members.me:
+            return self.record
+        return self._members.table[peer].record if peer in self._members.table else None
+
+    def states(self) -> dict[PeerId, State]:
+        """Return the state of every other known peer, in order of id."""
+        return {peer: self._members.table[peer].state for peer in sorted(self._members.table)}
+
+    def progress_of(self, peer: PeerId) -> int:
+        """Return the round that a peer last reported, or 0."""
+        return self._members.table[peer].progress if peer in self._members.table else 0
+
+    # --- inputs
+
+    def learn(self, record: PeerRecord, now: float) -> None:
+        """Process a validated record from a Welcome or Hello."""
+        alone = self._members.alone
+        if self._members.accept(record, now):
+            self._rotation.insert(record.peer_id)
+        if alone and not self._members.alone:
+            self._push_pull_at = now
+
+    def update(self, addresses: tuple[str, ...], now: float) -> None:
+        """Publish a new record of this peer with these addresses."""
+        self._members.update(now, addresses)
+
+    def announce(self, capabilities: int, now: float) -> None:
+        """Publish a new record of this peer with these capabilities (its stage claim)."""
+        self._members.update(now, capabilities=capabilities)
+
+    def on_link_down(self, peer: PeerId, now: float) -> Letters:
+        """Probe a peer at once because a link to it broke. A broken link alone does not make it dead."""
+        return self._prober.start(peer, now) if self.alive(peer) and not self._gone else []
+
+    def leave(self, now: float) -> Letters:
+        """Return messages that announce our departure. Afterwards the roster is silent."""
+        departure = Departure(self._members.me, self.record.sequence)
+        item = gossip_items.sign(departure, self._identity, self.record.run_id)
+        others = self._members.live()
+        self._gone = True
+        return [(peer, Gossip((item,))) for peer in self._rng.sample(others, min(FAREWELLS, len(others)))]
+
+    @property
+    def left(self) -> bool:
+        """True after `leave`."""
+        return self._gone
+
+    def handle(self, sender: PeerId, message: Message, now: float) -> Letters:
+        """Process a message whose signature is verified. Returns messages to send.
+
+        Raises TypeError for message types that do not belong to the roster.
+        """
+        if self._gone:
+            return []
+        member = self._members.table.get(sender)
+        match message:
+            case Ping():
+                self._ingest(sender, message.items, now)
+                if member is not None:
+                    member.progress = message.progress
+                return [(sender, Ack(message.sequence, self.progress, self._items(sender)))]
+            case PingRequest():
+                self._ingest(sender, message.items, now)
+                if message.target == self._members.me:
+                    return [(sender, Ack(message.sequence, self.progress, self._items(sender)))]
+                if message.target not in self._members.table:
+                    return [(sender, Nack(message.sequence))]
+                return self._prober.ask(sender, message, now)
+            case Ack():
+                self._ingest(sender, message.items, now)
+                reached, letters = self._prober.acknowledge(sender, message, now)
+                if reached is not None:
+                    self._members.reached(reached, now)
+                    if reached in self._members.table:
+                        self._members.table[reached].progress = message.progress
+                return letters
+            case Nack():
+                self._prober.refuse(sender, message)
+            case Gossip():
+                self._ingest(sender, message.items, now)
+            case PushPull():
+                self._ingest(sender, message.items, now)
+                last = self._answered.get(sender, -math.inf)
+                if not message.reply and now - last >= self.preset.probe_period:
+                    self._answered[sender] = now
+                    return [(sender, PushPull(True, page)) for page in self._pages(now)]
+            case _:
+                raise TypeError(f"{type(message).__name__} is no message of the roster")
+        return []
+
+    def next_deadline(self) -> float:
+        """Return the time of the next required call of `tick`, on the clock of `now`."""
+        if self._gone:
+            return math.inf
+        times = [self._probe_at, self._prober.deadline(), self._members.deadline()]
+        times += [self._gossip_at, self._push_pull_at, self._reconnect_at, self._refresh_at]
+        return min(times)
+
+    def tick(self, now: float) -> Letters:
+        """Run all timers that are due. Returns messages to send."""
+        if self._gone:
+            return []
+        lag = now - self._gossip_at  # the shortest of all periods here
+        if lag > self.preset.lag_limit:
+            self.awareness.add(1)
+            self._prober.shift(lag)
+            self._members.shift(lag)
+        if now >= self._refresh_at:
+            self._members.update(now)
+            self._refresh_at = now + self.record.ttl / 2
+        self._members.publish(now)
+        letters, failed = self._prober.tick(now)
+        for peer in failed:
+            self._members.failed(peer, now)
+        for peer in self._members.expire(now):
+            letters += self._prober.start(peer, now)
+        if now >= self._probe_at:
+            target = self._rotation.next(self._members.live())
+            if target is not None:
+                letters += self._prober.start(target, now)
+            self._probe_at = now + self._prober.period()
+        if now >= self._push_pull_at:
+            letters += self._push_pull(now)
+        if now >= self._reconnect_at:
+            letters += self._reconnect(now)
+        if now >= self._gossip_at:
+            letters += self._gossip(now)
+        return letters
+
+    # --- timers
+
+    def _sample(self, pool: list[PeerId], count: int) -> list[PeerId]:
+        return self._rng.sample(pool, min(count, len(pool)))
+
+    def _dead(self) -> Iterator[tuple[PeerId, Member]]:
+        return ((peer, member) for peer, member in self._members.table.items() if member.state == "dead")
+
+    def _gossip(self, now: float) -> Letters:
+        self._gossip_at = now + self.preset.gossip_period
+        pool, table = self._members.live(), self._members.table
+        if len(pool) < len(table):
+            pool += [peer for peer, member in self._dead() if now - member.since < self.preset.gossip_to_dead]
+        letters: Letters = []
+        for peer in self._sample(pool, self.preset.gossip_fanout):
+            if not self._news and not table[peer].note and peer not in self._members.behind:
+                continue
+            items = self._items(peer)
+            if items:
+                letters.append((peer, Gossip(items)))
+        return letters
+
+    def _push_pull(self, now: float) -> Letters:
+        self._push_pull_at = now + self.preset.push_pull(self._members.size)
+        self._answered.clear()
+        self._intake.forget()
+        for peer in self._members.purge(now):
+            self._prober.forget(peer)
+            self.distances.forget(peer)
+        partner = self._sample(self._members.live(), 1)
+        return [(peer, PushPull(False, page)) for peer in partner for page in self._pages(now)]
+
+    def _reconnect(self, now: float) -> Letters:
+        """Probe one dead peer. Without this, the two halves of a partition would never find each other again."""
+        self._reconnect_at = now + self.preset.reconnect_period
+        dead = self._sample([peer for peer, _ in self._dead()], 1)
+        return [letter for peer in dead for letter in self._prober.start(peer, now)]
+
+    # --- items
+
+    def _ingest(self, sender: PeerId, items: tuple[bytes, ...], now: float) -> None:
+        for peer in self._intake.take(sender, items, now):
+            self._rotation.insert(peer)
+
+    def _helpers(self, target: PeerId) -> list[PeerId]:
+        return [peer for peer in self._members.live() if peer != target]
+
+    def _items(self, to: PeerId) -> tuple[bytes, ...]:
+        """Return the items to piggyback on a message.
+
+        A peer under suspicion gets the accusation first, so that it can refute it.
+        """
+        first: list[bytes] = []
+        member = self._members.table.get(to)
+        if member is not None and member.note and member.state != "banned":
+            first += [member.note] if member.live else [member.note, gossip_items.announce(member.record)]
+        if to in self._members.behind:
+            del self._members.behind[to]
+            first.insert(0, gossip_items.announce(self.record))
+        rest = self.preset.piggyback
+        while sum(map(len, first)) > rest:
+            first.pop()
+        rest -= sum(map(len, first))
+        times = self.preset.retransmissions(self._members.size)
+        return (*first, *self._news.take(rest, MAX_ITEMS - len(first), times))
+
+    def _pages(self, now: float) -> Iterator[tuple[bytes, ...]]:
+        """Yield the whole table, in pages of items that each fit in one PushPull."""
+        page: list[bytes] = []
+        size = 0
+        for item in self._table_items(now):
+            if len(page) == PAGE_ITEMS or size + len(item) > PAGE_BYTES:
+                yield tuple(page)
+                page, size = [], 0
+            page.append(item)
+            size += len(item)
+        yield tuple(page)
+
+    def _table_items(self, now: float) -> Iterator[bytes]:
+        yield gossip_items.announce(self.record)
+        recent = 2 * self.preset.push_pull(self._members.size) + self.preset.gossip_to_dead
+        for member in self._members.table.values():
+            if member.live:
+                yield gossip_items.announce(member.record)
+            if member.note and (member.live or member.state == "banned" or now - member.since < recent):
+                yield member.note

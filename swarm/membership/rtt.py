@@ -1,0 +1,67 @@
+"""Round-trip times to other peers, measured from probes, and the selection of link data to share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from typing import TypeAlias
+
+from thinwire.swarm.membership.quantized_links import LEAST_RATE, LEAST_RTT, step
+from thinwire.swarm.messages.agreement import MAX_SPANS, SPAN_PREFIX, Span
+from thinwire.swarm.messages.registry import PeerId
+
+SAMPLES = 8
+"""Number of recent round trips per peer. The shortest counts, because load only makes them longer."""
+
+NEAREST = 16
+"""Number of shared links that are the shortest. The rest are previously shared links, then new ones."""
+
+NEWS = 3
+"""Change in steps (about a third) at which a value is announced again.
+
+Small changes are suppressed so that plans stay stable.
+"""
+
+Steps: TypeAlias = tuple[int, int]
+"""Step of the round-trip time, and step of the rate; 0 means unknown."""
+
+
+class Distances:
+    """Round-trip times of one peer to the peers that it probes."""
+
+    def __init__(self) -> None:
+        self._trips: dict[PeerId, deque[float]] = {}
+        self._told: dict[PeerId, Steps] = {}
+
+    def add(self, peer: PeerId, seconds: float) -> None:
+        """Add a measured round-trip time of a peer, in seconds."""
+        self._trips.setdefault(peer, deque(maxlen=SAMPLES)).append(seconds)
+
+    def forget(self, peer: PeerId) -> None:
+        """Forget a departed peer."""
+        self._trips.pop(peer, None)
+
+    def rtt(self, peer: PeerId) -> float:
+        """Return the round-trip time to a peer over an idle link in seconds; 0.0 means unknown."""
+        return min(self._trips.get(peer, ()), default=0.0)
+
+    def spans(self, live: Collection[PeerId], rates: Mapping[PeerId, float]) -> tuple[Span, ...]:
+        """Return the announcements of this peer's links to the peers in `live`.
+
+        rates: measured bytes/s to some of them. Values that changed little are announced as before.
+        """
+        now = dict[PeerId, Steps]()
+        for peer in live:
+            found = step(self.rtt(peer), LEAST_RTT), step(rates.get(peer, 0.0), LEAST_RATE)
+            if any(found):
+                told = self._told.get(peer, (0, 0))
+                now[peer] = _either(told[0], found[0]), _either(told[1], found[1])
+        nearest = sorted((peer for peer in now if now[peer][0]), key=lambda peer: (now[peer][0], peer))[:NEAREST]
+        rest = sorted(now.keys() - set(nearest), key=lambda peer: (peer not in self._told, peer))
+        self._told = {peer: now[peer] for peer in [*nearest, *rest[: MAX_SPANS - len(nearest)]]}
+        return tuple(Span(peer[:SPAN_PREFIX], *steps) for peer, steps in sorted(self._told.items()))
+
+
+def _either(told: int, found: int) -> int:
+    """Return the announced step, or the new one if the announced is unknown or far off."""
+    return told if told and found and abs(found - told) < NEWS else found

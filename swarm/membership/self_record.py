@@ -1,0 +1,89 @@
+"""Record of this peer: time of the next one, and detection of other processes that use our key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.peer_record import SKEW, PeerRecord
+
+FOREIGN_LIMIT = 3
+"""Records in our name and with our address, but not by us, that prove another user of our key."""
+
+MISSED = 1000
+"""Number of records that an earlier process with our key may have issued after the one received.
+
+No sequence may be used twice by all processes with this key.
+"""
+
+
+class OwnRecord:
+    """Current `record` of this peer, and the time of the next one.
+
+    publish_at: when a new record is due (infinity: none is). period: minimum seconds between two records. superseded:
+    another process uses our key and its record is newer, so this process does not publish any more.
+    """
+
+    def __init__(self, identity: Identity, record: PeerRecord, period: float, wall: Callable[[], int]) -> None:
+        self.record = record
+        self.publish_at = math.inf
+        self.superseded = False
+        self._identity, self._period, self._wall = identity, period, wall
+        self._floor = record.sequence
+        self._published = -math.inf
+        self._foreign = 0
+
+    @property
+    def due(self) -> bool:
+        """True if a new record is due or scheduled."""
+        return self.publish_at < math.inf
+
+    @property
+    def unbelievable(self) -> bool:
+        """True if others with a clock like ours reject it, because it was issued while our clock was wrong."""
+        age = self._wall() - self.record.issued
+        return not -SKEW <= age <= self.record.ttl + SKEW
+
+    def answer(self, now: float, above: int) -> None:
+        """Schedule a record with a sequence above `above` and all previous ones, as soon as the rate allows."""
+        self._floor = max(self._floor, above)
+        self.publish_at = min(self.publish_at, max(now, self._published + self._period))
+
+    def publish(self, now: float) -> bool:
+        """Issue the record that is due, if there is one. Returns True if so."""
+        if now < self.publish_at or self.superseded:
+            return False
+        self.renew(now, self.record.addresses)
+        return True
+
+    def renew(self, now: float, addresses: tuple[str, ...], capabilities: int | None = None) -> None:
+        """Issue a record now. If `capabilities` is None, those of the last record are used."""
+        old = self.record
+        self._floor += 1
+        self.record = PeerRecord.create(
+            self._identity,
+            run_id=old.run_id,
+            addresses=addresses,
+            capabilities=old.capabilities if capabilities is None else capabilities,
+            sequence=self._floor,
+            issued=self._wall(),
+            ttl=old.ttl,
+        )
+        self._published, self.publish_at = now, math.inf
+
+    def judge(self, record: PeerRecord) -> Literal["known", "earlier", "rival"]:
+        """Classify a validated record in our name.
+
+        "known": not new; "earlier": from an earlier process with our key; "rival": from another process that runs now.
+        Our own records never have a sequence above the current one, so a higher sequence means another source. A rival
+        is a source with another address, or one that issues records repeatedly.
+        """
+        if self.superseded or record.sequence < self.record.sequence or record.wire == self.record.wire:
+            return "known"
+        self._foreign += 1
+        if record.addresses == self.record.addresses and self._foreign < FOREIGN_LIMIT:
+            return "earlier"
+        self.superseded = True
+        return "rival"

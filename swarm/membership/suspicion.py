@@ -1,0 +1,139 @@
+"""Suspicion: time for a suspected peer to refute, and limits on the trust in accusers and ourselves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from thinwire.swarm.membership.presets import Preset
+from thinwire.swarm.messages.registry import PeerId
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """Suspicion of one peer: Lifeguard's local health aware suspicion.
+
+    Each accuser shortens it, logarithmically. shortest, longest: seconds. needed: number of accusers for the shortest
+    time (0: the shortest time applies at once). lead: time before the end of the shortest time at which this peer makes
+    a probe of its own, which sets `checked`. failed_at: time of the last failure of our own probe. asked: the time is
+    over, and a final probe is to decide. accusers: in order of arrival.
+    """
+
+    start: float
+    shortest: float
+    longest: float
+    needed: int
+    lead: float
+    failed_at: float = -math.inf
+    checked: bool = False
+    asked: bool = False
+    accusers: dict[PeerId, None] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, preset: Preset, n: int, now: float) -> Suspicion:
+        """Start a suspicion in a swarm of n peers.
+
+        If there are too few other peers to confirm anything, the shortest time applies at once.
+        """
+        shortest = preset.suspicion_min(n)
+        needed = preset.confirmations if n - 2 >= preset.confirmations else 0
+        return cls(now, shortest, preset.suspicion_stretch * shortest, needed, preset.probe_period)
+
+    @property
+    def deadline(self) -> float:
+        if not self.needed:
+            return self.start + self.shortest
+        share = math.log(len(self.accusers) + 1) / math.log(self.needed + 1)
+        return self.start + max(self.shortest, self.longest - (self.longest - self.shortest) * share)
+
+    @property
+    def check_at(self) -> float:
+        return self.start + self.shortest - self.lead
+
+    @property
+    def next_step(self) -> float:
+        """Time of the next action on this suspicion, as things stand."""
+        if self.asked:
+            return math.inf
+        return self.deadline if self.checked else min(self.deadline, self.check_at)
+
+    @property
+    def confirmed(self) -> bool:
+        """True if enough peers accuse the suspect to believe it without evidence of our own.
+
+        Never true in a tiny swarm, where one liar would be enough.
+        """
+        return self.needed > 0 and len(self.accusers) >= self.needed
+
+    def evident(self, now: float) -> bool:
+        """Return True if a probe of ours has failed recently.
+
+        After an older failure, the suspect may have answered, and its answer may have been lost.
+        """
+        return self.failed_at > now - self.shortest / 2
+
+
+class Awareness:
+    """Health score of this peer, 0 (healthy) to `most`: a slow peer gives others more time (Lifeguard)."""
+
+    def __init__(self, most: int) -> None:
+        self.score = 0
+        self._most = most
+
+    def add(self, delta: int) -> None:
+        self.score = min(self._most, max(0, self.score + delta))
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Token bucket that gains `rate` tokens per second and holds at most `depth`."""
+
+    rate: float
+    depth: float
+    level: float
+    at: float
+
+    def _refill(self, now: float) -> None:
+        self.level = min(self.depth, self.level + self.rate * max(0.0, now - self.at))
+        self.at = max(self.at, now)
+
+    def take(self, now: float) -> bool:
+        """Take one token. Returns False if there is none."""
+        self._refill(now)
+        if self.level < 1.0:
+            return False
+        self.level -= 1.0
+        return True
+
+    def empty(self, now: float) -> bool:
+        self._refill(now)
+        return self.level < 1.0
+
+
+class Docket:
+    """Open accusations per accuser, and the credit of each accuser."""
+
+    def __init__(self, preset: Preset) -> None:
+        self._preset = preset
+        self._open: dict[PeerId, int] = {}
+        self._credit: dict[PeerId, Bucket] = {}
+
+    def admits(self, accuser: PeerId, now: float) -> bool:
+        """Return True if one more accusation of this accuser may count."""
+        if self._open.get(accuser, 0) >= self._preset.open_accusations:
+            return False
+        return accuser not in self._credit or not self._credit[accuser].empty(now)
+
+    def open(self, accuser: PeerId) -> None:
+        self._open[accuser] = self._open.get(accuser, 0) + 1
+
+    def close(self, suspicion: Suspicion, *, refuted: bool, now: float) -> None:
+        """End a suspicion. If the suspect has refuted it, its accusers lose credit."""
+        for accuser in suspicion.accusers:
+            self._open[accuser] -= 1
+            if not self._open[accuser]:
+                del self._open[accuser]
+            if refuted:
+                depth = float(self._preset.credit)
+                fresh = Bucket(1.0 / self._preset.credit_period, depth, depth, now)
+                self._credit.setdefault(accuser, fresh).take(now)

@@ -1,0 +1,1 @@
+"""All messages on the wire, and the number of each."""

@@ -1,0 +1,267 @@
+"""Messages of a round: agreement on one outer step of one fragment.
+
+The algorithm is in collectives/consensus/paxos.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+from thinwire.swarm.messages.base import (
+    MAX_CHUNKS,
+    MAX_GROUP,
+    U16,
+    U32,
+    U53,
+    Digest,
+    Id,
+    Message,
+    PeerId,
+    Reason,
+    Signature,
+    Site,
+)
+
+SPAN_PREFIX = 8
+"""Bytes of an id that name a peer in a Span; finding two ids with equal prefixes takes 2**64 tries."""
+
+MAX_SPANS = 24
+
+MAX_STEP = 240
+
+
+class Ballot(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, order=True):
+    """Number of a proposal; totally ordered by (term, leader)."""
+
+    term: U32
+    leader: Id
+
+
+class Contribution(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Entry of a proposal for one contributor: which of its announcements counts, and its weight.
+
+    The weight is in tokens and bounded by the manifest.
+    """
+
+    peer: Id
+    attempt: U32
+    weight: U53
+
+
+class Exclusion(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A peer that is out of the round, and the reason."""
+
+    peer: Id
+    reason: Reason
+
+
+class Span(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Measured link from the sender to the peer whose id begins with `peer`.
+
+    rtt, rate: in the steps of membership/quantized_links.py; 0 means unknown.
+    """
+
+    peer: Annotated[bytes, Meta(min_length=SPAN_PREFIX, max_length=SPAN_PREFIX)]
+    rtt: Annotated[int, Meta(ge=0, le=MAX_STEP)]
+    rate: Annotated[int, Meta(ge=0, le=MAX_STEP)]
+
+
+class Ready(Message, frozen=True):
+    """Announcement of a contribution, before its data is sent (commit, then send).
+
+    `attempt` counts the sender's announcements in this round. `base` is its state digest after the previous round; in
+    pairs it is the digest of its slow weights (see `Base`). `plan` is the digest of layout, codec, chunk grid and
+    aggregation. `hashes` is the concatenated blake3 of each encoded chunk. `loss` is for display; so is `speed` (tokens
+    per second), unless inner steps are balanced by it. `weight` 0 means that the sender takes part but contributes
+    nothing. `witness` False means that the sender has restarted and will not vote in this round; it counts as departed.
+    `up` and `down`: known capacity of its link in bytes per second; 0 means unknown. `site`: name of the fast network
+    that the sender shares with all peers of the same site; empty means none. `spans`: its measured links to some peers,
+    with preference to the nearest.
+    """
+
+    limit: ClassVar[int] = 34_000
+
+    round: U32
+    fragment: U16
+    attempt: U32
+    base: Digest
+    plan: Digest
+    weight: U53
+    hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
+    witness: bool
+    loss: float
+    speed: float
+    up: U53 = 0
+    down: U53 = 0
+    site: Site = ""
+    spans: Annotated[tuple[Span, ...], Meta(max_length=MAX_SPANS)] = ()
+
+
+class Base(Message, frozen=True):
+    """Announcement of the slow weights that a partner has at the start of a round, before it trains.
+
+    `attempt` and `plan` are as in Ready, whose `base` names the slow weights. `hashes` is the concatenated blake3 of
+    each encoded chunk.
+    """
+
+    limit: ClassVar[int] = 34_000
+
+    round: U32
+    fragment: U16
+    attempt: U32
+    plan: Digest
+    hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
+
+
+class Open(Message, frozen=True):
+    """Proposal of the leader: who takes part in the round.
+
+    Results are a pure function of `contributors` and their announcements. `group` (sorted) fixes the primary owners of
+    chunks for the round. `alive` (sorted, a subset) are the peers that still take part; the chunks of the others go to
+    their backups. If an earlier ballot has been voted for, its contributors must be used: then `adopted` is the digest
+    of their results and `sources` are peers known to hold all of these results. `idle` (sorted, some of `alive` but not
+    all) own no chunks, because blame by them or against them cannot be resolved. `kept` (sorted) are the members that
+    were decided together with the adopted results, see `members`. `shares`: for each peer of `group`, the number of
+    chunks of which it is the primary owner; empty means equal numbers. In an all-gather, `shares` is instead the
+    relative speed of each uplink, see collectives/topology/relay_plan.py; empty means that nothing is relayed. `sites`,
+    in a hierarchy: for each peer of `group` the number of its site, numbered from 0 by first occurrence; otherwise
+    empty. `order`: the ring, in which each owner sends to the next, as positions in `alive`; empty if contributions go
+    directly to owners.
+    """
+
+    limit: ClassVar[int] = 85_000
+
+    round: U32
+    fragment: U16
+    ballot: Ballot
+    group: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
+    alive: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
+    contributors: Annotated[tuple[Contribution, ...], Meta(max_length=MAX_GROUP)]
+    excluded: Annotated[tuple[Exclusion, ...], Meta(max_length=MAX_GROUP)]
+    adopted: Digest | None
+    sources: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
+    idle: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
+    kept: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
+    shares: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
+    sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
+    order: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """Peers with a vote in the next round; decided in this round together with the contributors.
+
+        The first proposal of some results takes the peers that take part at that time. Later ballots with the same
+        results keep these members, whoever takes part then. Otherwise two peers could commit one round with different
+        members.
+        """
+        return self.kept or self.alive
+
+
+class Prepare(Message, frozen=True):
+    """Question of a proposer with a higher ballot: what has been voted for so far?"""
+
+    round: U32
+    fragment: U16
+    ballot: Ballot
+
+
+class Promise(Message, frozen=True):
+    """Answer to Prepare: the sender will not vote for any lower ballot.
+
+    It carries the sender's last vote, if any, with the Open voted for.
+    """
+
+    limit: ClassVar[int] = 85_500
+
+    round: U32
+    fragment: U16
+    ballot: Ballot
+    voted: Open | None
+    digest: Digest | None
+
+
+class Blame(Message, frozen=True):
+    """Report to the leader that the sender cannot make progress because of `peer`."""
+
+    round: U32
+    fragment: U16
+    ballot: Ballot
+    peer: Id
+    reason: Reason
+
+
+class Record(Message, frozen=True):
+    """Hashes of an owner's results in a ballot.
+
+    `indices` are the chunks, `hashes` is the concatenated blake3 of each encoded result.
+    """
+
+    limit: ClassVar[int] = 40_000
+
+    round: U32
+    fragment: U16
+    ballot: Ballot
+    indices: Annotated[tuple[U16, ...], Meta(max_length=MAX_CHUNKS)]
+    hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
+
+
+class Vote(Message, frozen=True):
+    """Statement that the sender holds every result of `ballot`.
+
+    `digest` is blake3 over the hashes of all results in chunk order. `opened` is blake3 of the Open voted for, so that
+    a certificate covers the participants and not only the results.
+    """
+
+    round: U32
+    fragment: U16
+    ballot: Ballot
+    opened: Digest
+    digest: Digest
+
+
+class Proof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Signature of one Vote. The Vote itself is rebuilt from the Commit that carries it."""
+
+    peer: Id
+    signature: Signature
+
+
+class Commit(Message, frozen=True):
+    """Certificate: `opened` is committed with results `digest`, as the votes of a quorum prove."""
+
+    limit: ClassVar[int] = 111_500
+
+    opened: Open
+    digest: Digest
+    votes: Annotated[tuple[Proof, ...], Meta(max_length=MAX_GROUP)]
+
+
+class Ask(Message, frozen=True):
+    """Question about the outcome of a round.
+
+    The answer is its Commit, or Behind, or, while the round is under way, the receiver's Ready.
+    """
+
+    round: U32
+    fragment: U16
+
+
+class Behind(Message, frozen=True):
+    """Answer to a message of an old round: the sender has committed `round`; fetch the state."""
+
+    round: U32
+    fragment: U16 = 0
+
+
+class Decline(Message, frozen=True):
+    """Statement that the sender takes no part in this round, with the reason.
+
+    In rounds of pairs: not with the receiver, or not any more. Otherwise it answers a Prepare: the sender has no state
+    yet, and therefore knows of no commit.
+    """
+
+    round: U32
+    fragment: U16
+    reason: Reason

@@ -1,0 +1,56 @@
+"""Base class of all messages, common limits, and types of fields.
+
+A message is a frozen struct, encoded as a fixed-order msgpack array, so that one message has one encoding and a
+signature can be checked by encoding again. The schema bounds numbers, lengths and counts; `frame.decode` checks the
+limits of the type before it allocates anything. The messages are defined in `agreement`, `allreduce`, `data`,
+`membership` and `pipeline`, their numbers in `registry`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+PeerId: TypeAlias = bytes
+"""blake2b-256 of a peer's Ed25519 public key, 32 bytes."""
+
+MAX_GROUP = 256
+"""Maximum number of peers in the group of one round."""
+
+MAX_CHUNKS = 1024
+"""Maximum number of chunks in the grid of a fragment.
+
+With chunks of 1 MiB this is 1 GiB of encoded payload per fragment.
+"""
+
+CHUNK_BYTES = 1 << 20
+"""Raw payload of a frame: 1 MiB. Chunks and results may add 1/16 for a codec's scales."""
+
+Id = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+U16 = Annotated[int, Meta(ge=0, le=2**16 - 1)]
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+U53 = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Reason = Annotated[str, Meta(max_length=64)]
+Site = Annotated[str, Meta(max_length=64)]
+"""Name of a network that some peers share."""
+
+Text = Annotated[str, Meta(max_length=512)]
+Blob = Annotated[bytes, Meta(max_length=2048)]
+"""A signed record or a signed gossip item, opaque until its own signature is checked."""
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Base class of all messages.
+
+    Class variables: `limit`, the largest encoded body in bytes; `payload`, the largest raw payload that may follow it;
+    `signed`, whether the frame carries an Ed25519 signature (all control messages do; bulk data is encrypted and
+    authenticated by its stream).
+    """
+
+    limit: ClassVar[int] = 1024
+    payload: ClassVar[int] = 0
+    signed: ClassVar[bool] = True

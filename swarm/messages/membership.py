@@ -1,0 +1,118 @@
+"""Messages of the gate and of membership."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+from thinwire.swarm.messages.base import U16, U32, Blob, Digest, Id, Message, Reason, Signature, Text
+
+# --- gate: the only messages that a stranger may send or receive
+
+
+class Hello(Message, frozen=True):
+    """Request of a stranger for admission. `record` is its signed PeerRecord.
+
+    `token` is an admission token, or empty.
+    """
+
+    limit: ClassVar[int] = 4096
+    signed: ClassVar[bool] = False
+
+    version: U16
+    run_id: Digest
+    record: Blob
+    token: Blob = b""
+
+
+class Welcome(Message, frozen=True):
+    """Admission: the manifest (TOML bytes, author's public key, signature), some records, and an endpoint.
+
+    `endpoint` is a member socket opened for this peer only; `bulk` is the address for bulk streams, and `secret` keys
+    the streams between the two peers.
+    """
+
+    limit: ClassVar[int] = 60_000
+    signed: ClassVar[bool] = False
+
+    record: Blob
+    manifest: Annotated[bytes, Meta(max_length=32_768)]
+    author: Digest
+    manifest_signature: Signature
+    records: Annotated[tuple[Blob, ...], Meta(max_length=10)]
+    endpoint: Reason
+    bulk: Reason
+    secret: Digest
+
+
+class Refuse(Message, frozen=True):
+    """Refusal at the gate. `code` is one of: version, run, signature, token, banned, full, busy.
+
+    A transport also returns it locally, with the codes unreachable and refused, if it cannot connect.
+    """
+
+    signed: ClassVar[bool] = False
+
+    code: Reason
+    detail: Text
+
+
+# --- membership (SWIM + Lifeguard): `items` are signed gossip items, each checked by its own signature
+
+Items = Annotated[tuple[Blob, ...], Meta(max_length=8)]
+
+
+class Ping(Message, frozen=True):
+    """Probe. The Ack repeats `sequence`. `progress` is the sender's round, as a sign of work done."""
+
+    limit: ClassVar[int] = 1500
+
+    sequence: U32
+    progress: U32
+    items: Items
+
+
+class PingRequest(Message, frozen=True):
+    """Request to probe `target` for the sender.
+
+    The receiver answers with Ack or, at 0.8 of the time-out, with Nack.
+    """
+
+    limit: ClassVar[int] = 1500
+
+    sequence: U32
+    target: Id
+    items: Items
+
+
+class Ack(Message, frozen=True):
+    """Answer to the Ping or PingRequest `sequence`."""
+
+    limit: ClassVar[int] = 1500
+
+    sequence: U32
+    progress: U32
+    items: Items
+
+
+class Nack(Message, frozen=True):
+    """Statement that the indirect probe `sequence` has no answer so far; the prober itself is alive."""
+
+    sequence: U32
+
+
+class Gossip(Message, frozen=True):
+    """Items that are spread without a probe."""
+
+    limit: ClassVar[int] = 1500
+
+    items: Items
+
+
+class PushPull(Message, frozen=True):
+    """Anti-entropy: signed items of the whole table, in pages. The receiver answers once with `reply` set."""
+
+    limit: ClassVar[int] = 60_000
+
+    reply: bool
+    items: Annotated[tuple[Blob, ...], Meta(max_length=32)]

@@ -1,0 +1,267 @@
+"""Real daemons, each a separate process with its own home, observed through the events it writes.
+
+Nothing here sleeps for a fixed time: `Daemon.wait` reads the event log until the wanted event appears. Its cap only ends a
+test that hangs. No daemon outlives its test or this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from thinwire.node.peer.status import read_status
+from thinwire.node.runtime.directories import directories
+from thinwire.node.runtime.event_log import read_events
+
+CAP = 100.0
+"""Seconds after which something that should have happened has not; a generous multiple of what it takes."""
+
+MANIFEST = """
+[run]
+name = "e2e"
+seed = {seed}
+rounds = {rounds}
+[model]
+layers = 1
+width = 32
+heads = 2
+context = 32
+[data]
+shards = 16
+[inner]
+batch = 2
+[outer]
+method = "{method}"
+sync_every = {steps}
+{outer}
+[exchange]
+straggler_timeout = {grace}
+{exchange}
+"""
+
+COMMAND = str(Path(sys.executable).with_name("thinwire"))
+Event = dict[str, Any]
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGKILL when this process ends, however it does (prctl PR_SET_PDEATHSIG)."""
+    if _LIBC is not None:
+        _LIBC.prctl(1, signal.SIGKILL)
+
+
+class Daemon:
+    """One `thinwire` process. A second `start` in the same home is the same peer's next life, in the same event log."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.name = home, home.name
+        self.program: tuple[str, ...] = (COMMAND,)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.events: list[Event] = []
+        self.lives: list[int] = []
+        """Where in `events` each life begins."""
+        self._offset = 0
+        self._said = home.with_name(f"{home.name}.said")
+
+    def run(self, *arguments: object) -> Daemon:
+        """Start it; returns at once."""
+        self.poll()
+        self.lives.append(len(self.events))
+        self._said.mkdir(exist_ok=True)
+        with open(self._said / "stdout", "wb") as out, open(self._said / "stderr", "wb") as errors:
+            self.process = subprocess.Popen(
+                [*self.program, *map(str, arguments), "--home", str(self.home)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        return self
+
+    @property
+    def stdout(self) -> str:
+        return (self._said / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self._said / "stderr").read_text()
+
+    def wait_for_stderr(self, text: str) -> None:
+        """Until it has said this to people."""
+        until = time.monotonic() + CAP
+        while text not in self.stderr:
+            assert self.process.poll() is None and time.monotonic() < until, self.stderr[-1000:]
+            time.sleep(0.02)
+
+    # --- what it tells
+
+    def poll(self) -> list[Event]:
+        """All its events so far, of all lives."""
+        found = sorted(directories(self.home).runs.glob("*/events.jsonl"))
+        if found:
+            tail = read_events(found[0], self._offset)
+            assert tail.damaged == 0
+            self.events += tail.events
+            self._offset = tail.offset
+        return self.events
+
+    def of(self, kind: str, **fields: object) -> list[Event]:
+        """Its events of this life of a kind, with these values."""
+        begin = self.lives[-1]
+        return [e for e in self.poll()[begin:] if e["kind"] == kind and all(e.get(k) == v for k, v in fields.items())]
+
+    def wait(self, kind: str, *, after: float = 0.0, least: int | None = None, **fields: object) -> Event:
+        """The first event of this life of a kind, with these values, later than `after` (monotonic), in round `least` or
+        a later one. Fails when the process ends before, or the cap is over.
+        """
+        until, seen = time.monotonic() + CAP, self.lives[-1]
+        while True:
+            over = self.process.poll() is not None
+            self.poll()
+            for event in self.events[seen:]:
+                if event["kind"] == kind and event["at"] > after and (least is None or event["round"] >= least):
+                    if all(event.get(key) == value for key, value in fields.items()):
+                        return event
+            seen = len(self.events)
+            wanted = f"{kind} {fields} from {least} on"
+            assert not over, f"{self.name} ended with {self.process.returncode} before {wanted}\n{self.stderr[-1000:]}"
+            assert time.monotonic() < until, f"{self.name} never said {wanted}\n{self.stderr[-1000:]}"
+            time.sleep(0.02)
+
+    @property
+    def round(self) -> int:
+        """The newest round whose state it has."""
+        return max((e["round"] for kind in ("ready", "synced", "round") for e in self.of(kind)), default=0)
+
+    @property
+    def id(self) -> str:
+        return self.wait("start")["peer"]
+
+    def invite(self) -> str:
+        """The code it printed."""
+        self.wait("ready")
+        until = time.monotonic() + CAP
+        while not self.stdout.endswith("\n"):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        command, code = self.stdout.splitlines()[0].rsplit(" ", 1)
+        assert command == "thinwire join"
+        return code
+
+    def newest_invite(self) -> str:
+        """The one that its status has, with all who are there now; any peer's."""
+        me, until = self.wait("ready") and self.id, time.monotonic() + CAP
+        while time.monotonic() < until:
+            said = read_status(directories(self.home).status)
+            if said is not None and said.invite and said.peer == me:
+                return said.invite
+            time.sleep(0.05)
+        raise AssertionError(f"{self.name}: no invite in the status")
+
+    def complaint(self) -> tuple[str, str]:
+        """Its one `error:` line and its one `hint:` line, with nothing after them."""
+        lines = self.stderr.splitlines()
+        assert len(lines) >= 2 and lines[-2].startswith("error: ") and lines[-1].startswith("hint: "), self.stderr
+        assert sum(line.startswith(("error:", "hint:")) for line in lines) == 2, self.stderr
+        assert "Traceback" not in self.stderr
+        return lines[-2].removeprefix("error: "), lines[-1].removeprefix("hint: ")
+
+    # --- what is done to it
+
+    def signal(self, number: int) -> float:
+        """Send a signal; the monotonic time just before."""
+        now = time.monotonic()
+        self.process.send_signal(number)
+        return now
+
+    def kill(self) -> float:
+        return self.signal(signal.SIGKILL)
+
+    def exit(self, cap: float = CAP) -> int:
+        """Its exit code."""
+        try:
+            return self.process.wait(cap)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} does not end\n{self.stderr[-1000:]}") from None
+
+    def end(self) -> None:
+        """However it is, it is no more."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+class Machine:
+    """Daemons in one directory, of one manifest and one text. `outer`, `exchange`: more lines of these tables."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        rounds: int = 0,
+        steps: int = 30,
+        grace: float = 5.0,
+        seed: int = 1,
+        method: str = "diloco",
+        outer: str = "",
+        exchange: str = "",
+    ) -> None:
+        path.mkdir(exist_ok=True)
+        self.path = path
+        self.daemons: dict[str, Daemon] = {}
+        self._passed: dict[str, int] = {}
+        self.manifest = path / "run.toml"
+        text = MANIFEST.format(
+            rounds=rounds, steps=steps, grace=grace, seed=seed, method=method, outer=outer, exchange=exchange
+        )
+        self.manifest.write_text(text)
+        self.text = path / "text.txt"
+        draw = random.Random(0)
+        self.text.write_text(" ".join(draw.choice(["lorem", "ipsum", "dolor", "sit", "amet"]) for _ in range(20_000)))
+
+    def daemon(self, name: str) -> Daemon:
+        """A daemon with a home of its own, not started."""
+        if name not in self.daemons:
+            self.daemons[name] = Daemon(self.path / name)
+        return self.daemons[name]
+
+    def found(self, name: str, *more: object) -> Daemon:
+        """`thinwire start`."""
+        return self.daemon(name).run("start", self.manifest, *self._common(), *more)
+
+    def join(self, name: str, invite: str, *more: object) -> Daemon:
+        """`thinwire join`."""
+        return self.daemon(name).run("join", invite, *self._common(), *more)
+
+    def _common(self) -> list[object]:
+        return ["--host", "127.0.0.1", "--threads", "1", "--log", "plain", "--data", self.text]
+
+    def check(self) -> int:
+        """Every round has one digest on all peers that committed or fetched it. Returns how many rounds were compared."""
+        said: dict[int, dict[str, str]] = {}
+        for daemon in self.daemons.values():
+            for event in daemon.poll()[self._passed.get(daemon.name, 0) :]:
+                if "digest" in event:
+                    digest = said.setdefault(event["round"], {}).setdefault(daemon.name, event["digest"])
+                    assert digest == event["digest"], f"{daemon.name} has two states of round {event['round']}"
+        for number, digests in sorted(said.items()):
+            assert len(set(digests.values())) == 1, f"round {number}: {digests}"
+        return sum(len(digests) > 1 for digests in said.values())
+
+    def turn_page(self) -> None:
+        """Check, and compare only what comes now: who founds a run anew from a checkpoint is its only member, which the
+        state's digest says too.
+        """
+        self.check()
+        self._passed = {daemon.name: len(daemon.poll()) for daemon in self.daemons.values()}
+
+    def end(self) -> None:
+        for daemon in self.daemons.values():
+            daemon.end()

@@ -1,0 +1,42 @@
+"""Lying daemon: `lying_process.py KIND …` runs `thinwire …` and lies once it is ready (sims/peers/byzantine.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any, cast
+
+from thinwire.node.cli.main import main
+from thinwire.node.peer.lifecycle import PeerLifecycle
+from thinwire.node.peer.peer import Peer
+from thinwire.sims.peers import byzantine
+from thinwire.sims.peers.machine import Process
+
+
+class Lying:
+    """What a lie needs of a process."""
+
+    alive = True
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.others: list[asyncio.Task[None]] = []
+
+    def _end(self, reason: str, failure: BaseException | None) -> None:
+        """A real one ends by itself."""
+
+
+def lie(kind: str) -> None:
+    """Let whoever lives in this process lie."""
+    honest = PeerLifecycle._take_up
+
+    async def take_up(self: PeerLifecycle, *arguments: Any) -> None:
+        await honest(self, *arguments)
+        byzantine.corrupt(cast(Process, Lying(self.peer)), kind)
+
+    PeerLifecycle._take_up = take_up  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    lie(sys.argv.pop(1))
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Mutation run: change the code in small ways, and see that the unit tests notice.
+
+    make mutants                                    # 240 mutants; exit code 1 below 95 % killed
+    python tests/kit/mutants.py --count 40 --only error_feedback
+
+Mutants come from cosmic-ray's operators (comparisons, numbers, negations, and/or, +/-), drawn at random from a fixed seed over
+the modules of TARGETS. Each mutant runs the unit tests of its module in a copy of the working tree; a failure or a time-out
+kills it. Mutants that change nothing observable are listed in EQUIVALENT with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+import cosmic_ray.ast
+import cosmic_ray.plugins
+from cosmic_ray.mutating import mutate_code
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("swarm", "compression", "collectives", "node", "sims")
+CONSENSUS = "tests/unit/collectives/consensus"
+ROUNDS = "tests/unit/collectives/rounds"
+TARGETS = {
+    "collectives/consensus/acceptor.py": (CONSENSUS,),
+    "collectives/consensus/blame.py": (CONSENSUS,),
+    "collectives/consensus/certificates.py": (CONSENSUS,),
+    "collectives/consensus/electorate.py": (CONSENSUS,),
+    "collectives/consensus/proposal.py": (CONSENSUS,),
+    "collectives/consensus/proposer.py": (CONSENSUS,),
+    "collectives/consensus/quorum.py": (CONSENSUS,),
+    "collectives/rounds/butterfly.py": (ROUNDS,),
+    "collectives/rounds/contributions.py": (ROUNDS,),
+    "collectives/rounds/results.py": (ROUNDS,),
+    "collectives/rounds/ring_schedule.py": (ROUNDS,),
+    "collectives/topology/shards.py": ("tests/unit/collectives/topology", ROUNDS),
+    "node/outer/round_session.py": ("tests/unit/node/outer",),
+    "compression/sparse/error_feedback.py": ("tests/unit/compression/sparse",),
+}
+"""Module -> its unit tests."""
+
+OPERATORS = (
+    *("ReplaceComparisonOperator", "NumberReplacer", "AddNot", "ReplaceAndWithOr", "ReplaceOrWithAnd"),
+    *("ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak"),
+    *("ReplaceBinaryOperator_Add_Sub", "ReplaceBinaryOperator_Sub_Add", "ReplaceUnaryOperator_Delete_Not"),
+)
+"""Beginnings of the names of cosmic-ray's operators. `Is` comparisons are left out: most compare with None."""
+
+EQUIVALENT: dict[tuple[str, str], str] = {}
+"""Module and the mutated line -> reason why no test can notice."""
+
+LEAST = 0.95
+SEED = 16
+COUNT = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One small change of a module: `occurrence` counts the places where the operator applies."""
+
+    module: str
+    operator: str
+    occurrence: int
+    line: int
+
+
+def mutants(modules: Sequence[str]) -> Iterator[Mutant]:
+    """All mutants of these modules."""
+    names = sorted(cosmic_ray.plugins.operator_names())
+    names = [name for name in names if name.split("/")[1].startswith(OPERATORS) and "_Is" not in name]
+    for module in modules:
+        tree = cosmic_ray.ast.get_ast((ROOT / module).read_text())
+        nodes = list(cosmic_ray.ast.ast_nodes(tree))
+        for name in names:
+            operator = cosmic_ray.plugins.get_operator(name)()
+            places = [place for node in nodes for place in operator.mutation_positions(node)]
+            yield from (Mutant(module, name, at, place[0][0]) for at, place in enumerate(places))
+
+
+def changed(mutant: Mutant) -> str:
+    """Return the module's text with the mutation."""
+    operator = cosmic_ray.plugins.get_operator(mutant.operator)()
+    text = mutate_code((ROOT / mutant.module).read_text(), operator, mutant.occurrence)
+    assert text is not None, mutant
+    return str(text)
+
+
+def copy_of(tree: Path) -> Path:
+    """Copy the working tree; return the folder with links under which it is imported."""
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\n")
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+    links = tree / "build" / "links" / "thinwire"
+    links.mkdir(parents=True)
+    for file in ("__init__.py", "py.typed"):
+        (links / file).symlink_to(tree / "node" / "public" / file)
+    for folder in FOLDERS:
+        (links / folder).symlink_to(tree / folder)
+    return links.parent
+
+
+def survives(tree: Path, tests: Sequence[str], limit: float) -> bool:
+    """Run unit tests in a copy; return True if they pass within `limit` seconds."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(tree / "build" / "links"), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return False
+    return run.returncode == 0
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a sample of mutants and print the survivors. Exit code 1 when fewer than 95 % are killed."""
+    parser = argparse.ArgumentParser(prog="python tests/kit/mutants.py")
+    parser.add_argument("--count", type=int, default=COUNT)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--only", default="", help="modules with this word in their path")
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args(words)
+    modules = [module for module in TARGETS if given.only in module]
+    found = list(mutants(modules))
+    chosen = random.Random(given.seed).sample(found, min(given.count, len(found)))
+    chosen.sort(key=lambda mutant: (mutant.module, mutant.line))
+    with tempfile.TemporaryDirectory() as folder:
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for index in range(given.workers):
+            tree = Path(folder) / str(index)
+            copy_of(tree)
+            trees.put(tree)
+        limits = {}
+        for tests in {TARGETS[module] for module in modules}:
+            began, tree = time.monotonic(), trees.get()
+            if not survives(tree, tests, 600.0):
+                print(f"{' '.join(tests)} fail without a mutation")
+                return 1
+            limits[tests] = 10.0 + 4.0 * (time.monotonic() - began)
+            trees.put(tree)
+
+        def lives(mutant: Mutant) -> bool:
+            tree, tests = trees.get(), TARGETS[mutant.module]
+            try:
+                (tree / mutant.module).write_text(changed(mutant))
+                return survives(tree, tests, limits[tests])
+            finally:
+                shutil.copy(ROOT / mutant.module, tree / mutant.module)
+                trees.put(tree)
+
+        with ThreadPoolExecutor(given.workers) as pool:
+            alive = [mutant for mutant, lived in zip(chosen, pool.map(lives, chosen), strict=True) if lived]
+    survivors = []
+    for mutant in alive:
+        text = (ROOT / mutant.module).read_text().split("\n")[mutant.line - 1].strip()
+        reason = EQUIVALENT.get((mutant.module, text))
+        if reason is None:
+            survivors.append(mutant)
+        print(f"survived: {mutant.module}:{mutant.line} {mutant.operator} #{mutant.occurrence}: {text}  {reason or ''}")
+    counted = len(chosen) - len(alive) + len(survivors)
+    score = 1.0 - len(survivors) / max(1, counted)
+    print(f"{counted} mutants, {len(survivors)} survived, {100 * score:.1f} % killed (at least {100 * LEAST:.0f} %)")
+    return int(score < LEAST)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

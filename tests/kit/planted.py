@@ -1,0 +1,206 @@
+"""Bugs of kinds that such systems have had, patched into the product by tests: ten for test_planted_bugs.py, and four for
+NoLoCo in test_noloco.py.
+
+Each function takes a pytest MonkeyPatch and plants one bug.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.contributions import Contributions
+from thinwire.collectives.rounds.reducer import Reducer
+from thinwire.collectives.rounds.round_factory import RoundFactory
+from thinwire.node.methods.noloco.replica import GossipReplica
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.peer.lifecycle import PeerLifecycle
+from thinwire.node.state.replica import Replica
+from thinwire.sims.network.network import EPOCH
+from thinwire.sims.peers.machine import Clocks
+from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.messages.registry import Commit
+
+
+def apply_before_commit(patch):
+    """Who holds every result applies them, without waiting for the verdict."""
+    complete = Agreement.complete
+
+    def hasty(self, digest, now):
+        complete(self, digest, now)
+        if self.commit is None and self.opened is not None:
+            self.commit = Commit(self.opened, digest, ())
+
+    patch.setattr(Agreement, "complete", hasty)
+
+
+def residual_not_rolled_back(patch):
+    """A round that is not committed leaves its tokens spent, as if they had been sent."""
+    one = PeerLifecycle._round
+
+    async def round(self, learner):
+        committed = await one(self, learner)
+        self._tokens = 0
+        return committed
+
+    patch.setattr(PeerLifecycle, "_round", round)
+
+
+def timers_before_draining(patch):
+    """After a stall whoever was not heard of in it has failed: judged at once, with the answers unread."""
+    tick = Roster.tick
+
+    def strict(self, now):
+        lag = now - self._gossip_at
+        self._gossip_at = max(self._gossip_at, now - self.preset.lag_limit)
+        letters = tick(self, now)
+        if lag > self.preset.lag_limit:
+            for peer in self._members.live():
+                self._members.failed(peer, now)
+            for member in self._members._suspects.values():
+                member.suspicion.start -= lag
+        return letters
+
+    patch.setattr(Roster, "tick", strict)
+
+
+def arrival_order(patch):
+    """Contributions are added up in the order in which they came."""
+
+    def of(self, contributors, index):
+        named = {(entry.peer, entry.attempt) for entry in contributors}
+        found = [chunks[index] for key, chunks in self._held.items() if key in named and index in chunks]
+        return found if len(found) == len(named) else None
+
+    patch.setattr(Contributions, "of", of)
+
+
+def double_apply_after_heal(patch):
+    """A round that took more than one ballot is applied by the first and by the second."""
+    commit = Replica.commit
+
+    def twice(self, outcome, me, since=None):
+        if outcome.commit.opened.ballot.term > 1:
+            members = self.members
+            commit(self, outcome, me, since)
+            self.round, self.members = self.round - 1, members
+        return commit(self, outcome, me, since)
+
+    patch.setattr(Replica, "commit", twice)
+
+
+def stale_view(patch):
+    """Quorums are counted by the roster's view of the moment, and not by the members of the last round."""
+    next_round = RoundSession._next_round
+
+    def local(self, *rest):
+        members, self.replica.members = self.replica.members, self.roster.view.peers
+        try:
+            return next_round(self, *rest)
+        finally:
+            self.replica.members = members
+
+    patch.setattr(RoundSession, "_next_round", local)
+
+
+def lost_wake_up(patch):
+    """Nobody is woken when the owner of a chunk dies: who waits for its result waits on."""
+    due = Agreement._due
+    patch.setattr(Agreement, "on_link_down", lambda self, peer, now, *, gone: None)
+    patch.setattr(Agreement, "_due", lambda self, now: None if self.opened is not None else due(self, now))
+    patch.setattr(ShardedReduce, "culprit", lambda self, opened: None)
+
+
+def chunk_counted_twice(patch):
+    """The last chunk that came is added once when it comes and once when the sum is made."""
+    result = Reducer.result
+
+    def again(self, payloads, weights, size):
+        return result(self, [*payloads, payloads[-1]], [*weights, weights[-1]], size)
+
+    patch.setattr(Reducer, "result", again)
+
+
+def weight_from_the_wire(patch):
+    """What a contributor says of its tokens is believed."""
+    begin = RoundFactory.begin
+    patch.setattr(
+        RoundFactory, "begin", lambda self, terms, *a, **k: begin(self, replace(terms, max_weight=2**53 - 1), *a, **k)
+    )
+
+
+def clock_jump(patch):
+    """Time-outs are measured with the clock on the wall."""
+    now = Clocks.now
+    patch.setattr(Clocks, "now", lambda self: now(self) + self.jump)
+    patch.setattr(Clocks, "wall", lambda self: EPOCH + self.now())
+
+
+PLANTED = [
+    apply_before_commit,
+    residual_not_rolled_back,
+    timers_before_draining,
+    arrival_order,
+    double_apply_after_heal,
+    stale_view,
+    lost_wake_up,
+    chunk_counted_twice,
+    weight_from_the_wire,
+    clock_jump,
+]
+
+
+def partner_counted_twice(patch):
+    """What the partner sent is in the mean two times."""
+    step = GossipReplica.step
+    patch.setattr(
+        GossipReplica,
+        "step",
+        lambda self, read, mine, others, *a, **k: step(self, read, mine, [*others, *others], *a, **k),
+    )
+
+
+def error_feedback_dropped(patch):
+    """What the codec leaves out is forgotten."""
+    step = GossipReplica.step
+
+    def forgetful(self, *a, **k):
+        step(self, *a, **k)
+        self.residual = np.zeros_like(self.residual)
+
+    patch.setattr(GossipReplica, "step", forgetful)
+
+
+def pull_left_out(patch):
+    """Partners average their steps, and nothing draws them together."""
+    step = GossipReplica.step
+
+    def loose(self, *a, pull, **k):
+        step(self, *a, pull=replace(pull, gamma=0.0), **k)
+
+    patch.setattr(GossipReplica, "step", loose)
+
+
+def pulled_from_the_exact_place(patch):
+    """Each is drawn from where it is, and not from where the other was told that it is: the pulls do not cancel."""
+    step = GossipReplica.step
+
+    def exact(self, read, mine, others, grid, halves, *, members, pull, place):
+        before = self.theta.copy()
+        step(self, read, mine, others, grid, halves, members=members, pull=pull, place=place)
+        if others and halves.slow is not None:
+            for index in range(len(grid)):
+                start, stop = grid.span(index)
+                told = np.empty(stop - start, np.float32)
+                halves.slow.decode(mine[len(grid) + index], told)
+                moved = np.float32(pull.gamma) * (told - before[start:stop]) / 2
+                self.momentum[start:stop] += moved
+                self.theta[start:stop] += moved
+            self.seal()
+
+    patch.setattr(GossipReplica, "step", exact)
+
+
+PLANTED_IN_PAIRS = [partner_counted_twice, error_feedback_dropped, pull_left_out, pulled_from_the_exact_place]

@@ -1,0 +1,187 @@
+"""One peer's side of a round, without a network: tests hand it frames and read the frames that it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import blake3
+import numpy as np
+from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.topology.shards import grid
+from thinwire.compression import registry
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Message, Open, PeerId, Ready, Record, Result
+
+PEERS = tuple(bytes([index]) * 32 for index in range(5))
+LEADER, ME = PEERS[:2]
+BASE, PLAN = bytes(32), bytes([1]) * 32
+CODEC = registry.parse("fp32")
+GRID = grid(6 * 4096 - 100, CODEC)
+"""Six chunks, the last one shorter."""
+
+FIRST, SECOND = Ballot(1, LEADER), Ballot(2, LEADER)
+DENSE = {"codec": CODEC, "grid": GRID, "rule": RULES["mean"], "seed": b"seed"}
+"""Arguments of the data planes that average dense values."""
+
+Sent = tuple[PeerId, Message, bytes]
+
+
+class FakeSendQueue:
+    """Stores what is sent instead of sending it. `waiting`: bytes that wait for any peer; `stirring`: bytes that have come."""
+
+    def __init__(self) -> None:
+        self.sent: list[Sent] = []
+        self.waiting, self.recalled = 0, 0
+        self.stirring: dict[PeerId, int] = {}
+
+    def came(self, peer: PeerId) -> int:
+        return self.stirring.get(peer, 0)
+
+    def later(self, to: PeerId) -> int:
+        return self.waiting
+
+    def control(self, to: PeerId, message: Message) -> None:
+        self.sent.append((to, message, b""))
+
+    def bulk(self, to: PeerId, frame: Frame, *, later: bool = False) -> None:
+        self.sent.append((to, frame.message, bytes(frame.payload)))
+
+    def recall(self, round: int, fragment: int) -> None:
+        self.recalled += 1
+
+    def of(self, kind: type) -> list[Sent]:
+        """Return the messages of one kind that were sent since the last call, and forget them."""
+        found = [entry for entry in self.sent if isinstance(entry[1], kind)]
+        self.sent = [entry for entry in self.sent if not isinstance(entry[1], kind)]
+        return found
+
+
+def hashes_of(chunks: Iterable[bytes]) -> bytes:
+    """Return what a Ready or a Record has of these chunks."""
+    return b"".join(blake3.blake3(chunk).digest() for chunk in chunks)
+
+
+def signature(peer: PeerId, message: object) -> bytes:
+    """Return 64 bytes that stand for the peer's signature of the message."""
+    return blake3.blake3(peer + repr(message).encode()).digest(64)
+
+
+def dense_payloads(seed: int) -> list[bytes]:
+    """Return random values as the chunks of GRID."""
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(GRID.size(index)).astype(np.float32).tobytes() for index in range(len(GRID))]
+
+
+def mean(chunks: Sequence[bytes], weights: Sequence[float]) -> bytes:
+    """Return the weighted mean of a chunk's contributions, as CODEC encodes it."""
+    out = np.empty(len(chunks[0]) // 4, np.float32)
+    RULES["mean"](CODEC, [np.frombuffer(chunk, np.uint8) for chunk in chunks], weights, out)
+    return out.tobytes()
+
+
+def ready(chunks: Iterable[bytes] = (), attempt: int = 1, *, hashes: bytes | None = None, site: str = "") -> Ready:
+    """Return the announcement of these chunks in round 1, or of these hashes."""
+    return Ready(
+        1, 0, attempt, BASE, PLAN, 10, hashes_of(chunks) if hashes is None else hashes, True, 0.0, 0.0, site=site
+    )
+
+
+def opening(peers: Sequence[PeerId], **changes: Any) -> Open:
+    """Return what the leader opens round 1 with: all peers contribute once, with weight 10."""
+    given = dict(
+        round=1,
+        fragment=0,
+        ballot=FIRST,
+        group=tuple(peers),
+        alive=tuple(peers),
+        contributors=tuple(Contribution(peer, 1, 10) for peer in peers),
+        excluded=(),
+        adopted=None,
+        sources=(),
+    )
+    return Open(**(given | changes))
+
+
+class RoundHarness:
+    """Round 1 of peer ME. `hear` delivers a frame of another peer; `queue` has what ME sends; `now` is its clock.
+
+    A subclass chooses the data plane, and adds what its messages look like.
+    """
+
+    def __init__(
+        self,
+        plane: Callable[..., DataPlane],
+        *,
+        peers: Sequence[PeerId],
+        terms: RoundTerms | None = None,
+        site: str = "",
+        **options: Any,
+    ) -> None:
+        """`options`: arguments of the data plane, beside those that all planes have."""
+        self.now, self.queue, self.peers = 0.0, FakeSendQueue(), tuple(peers)
+        self.usual: dict[Any, Any] = {}
+        self.terms = terms or RoundTerms(1, 0, self.peers, BASE, PLAN)
+        agreement = Agreement(
+            ME,
+            self.terms,
+            sign=lambda message: signature(ME, message),
+            verify=lambda peer, message, proof: proof == signature(peer, message),
+            live=self.peers,
+        )
+        made = plane(agreement, send_queue=self.queue, now=lambda: self.now, usual=self.usual, **options)
+        self.round = Round(agreement, made, send_queue=self.queue, now=lambda: self.now, site=site)
+
+    def on_message(self, sender: PeerId, message: Message, payload: bytes = b"") -> None:
+        """Deliver a frame, signed by its sender."""
+        self.round.on_frame(sender, Frame(message, payload, signature(sender, message)))
+
+    def open(self, **changes: Any) -> Open:
+        """Let the leader open the round; return how."""
+        opened = self.opening(**changes)
+        self.on_message(opened.ballot.leader, opened)
+        return opened
+
+    def opening(self, **changes: Any) -> Open:
+        """Return what the leader opens the round with."""
+        return opening(self.peers, **changes)
+
+    def sent(self, kind: type) -> list[Sent]:
+        """Return the messages of one kind that ME sent since the last call: (to, message, payload)."""
+        return self.queue.of(kind)
+
+    def blamed(self) -> list[tuple[PeerId, str]]:
+        """Return whom ME has blamed since the last call, and why."""
+        return [(message.peer, message.reason) for _, message, _ in self.queue.of(Blame)]
+
+
+class DenseHarness(RoundHarness):
+    """A round whose contributions are dense: `sources` has the chunks of each peer. A subclass says what their `result` is."""
+
+    def __init__(
+        self, plane: Callable[..., DataPlane], *, peers: Sequence[PeerId], sites: Sequence[str] = (), **more: Any
+    ):
+        sited = dict(zip(peers, sites or [""] * len(peers), strict=True))
+        super().__init__(plane, peers=peers, site=sited[ME], **DENSE, **more)
+        self.sources = {peer: dense_payloads(seed) for seed, peer in enumerate(peers)}
+        self.round.announce(self.sources[ME], weight=10, loss=0.0, speed=0.0)
+        for peer in peers:
+            if peer != ME:
+                self.on_message(peer, ready(self.sources[peer], site=sited[peer]))
+
+    def result(self, index: int) -> bytes:
+        """Return the result of a chunk, as its owner sends it."""
+        raise NotImplementedError
+
+    def results_of(self, sender: PeerId, *indices: int, ballot: Ballot = FIRST) -> None:
+        """Deliver results of these chunks."""
+        for index in indices:
+            self.on_message(sender, Result(1, 0, ballot, index), self.result(index))
+
+    def record_of(self, owner: PeerId, *indices: int, ballot: Ballot = FIRST) -> None:
+        """Deliver an owner's record of these chunks' results."""
+        self.on_message(owner, Record(1, 0, ballot, indices, hashes_of(map(self.result, indices))))

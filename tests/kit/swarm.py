@@ -1,0 +1,263 @@
+"""Whole swarms in virtual time with real sessions, codecs and frames; only the training is made up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+import blake3
+import numpy as np
+from thinwire.collectives.executor import Work, at_once
+from thinwire.collectives.rounds.round_factory import RoundFactory
+from thinwire.collectives.topology.shards import Grid
+from thinwire.node.membership.presence import Presence
+from thinwire.node.methods.registry import METHODS
+from thinwire.node.state.layout import Layout, Piece
+from thinwire.sims.engine import virtual_loop
+from thinwire.sims.network.link import Latency
+from thinwire.sims.network.network import SimNet
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.manifest.parser import parse
+from thinwire.swarm.membership.presets import LOCAL, Preset
+from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.messages.registry import Hello, PeerId, Refuse, Welcome
+
+RUN = bytes(range(32))
+LAYOUT = blake3.blake3(b"layout").digest()
+STEP = 1.0
+"""Virtual seconds that one round's inner steps take."""
+
+
+def layout_of(size: int) -> Layout:
+    """A matrix and a vector that together have so many parameters."""
+    rows = size // 128
+    pieces = (
+        Piece("matrix", (rows, 100), "float32", 0, rows * 100),
+        Piece("vector", (size - rows * 100,), "float32", rows * 100, size),
+    )
+    return Layout(pieces, size, LAYOUT)
+
+
+class Node:
+    """One peer of a simulated swarm: `train` is its whole life."""
+
+    def __init__(self, swarm: Swarm, index: int, life: int = 0) -> None:
+        self.swarm, self.index = swarm, index
+        self.identity = Identity.generate(bytes([index]) * 32)
+        self.id = self.identity.peer_id
+        self.log: list[tuple[float, str, Mapping[str, object]]] = []
+        self.digests: dict[int, bytes] = {}
+        self.committed_at: dict[int, float] = {}
+        self.missing: dict[int, dict[PeerId, str]] = {}
+        self.contributors: dict[int, list[PeerId]] = {}
+        self.spoil: Callable[[int, np.ndarray], np.ndarray] = lambda round, delta: delta
+        self.pace = STEP * (1.0 + 0.05 * index)
+        loop = virtual_loop.current()
+        self.rng = random.Random(1000 * index + life)
+        address = f"10.0.0.{index}:7000"
+        self.transport = swarm.net.transport(self.identity, RUN, self._admit, address)
+        self.record = PeerRecord.create(
+            self.identity,
+            run_id=RUN,
+            addresses=(address,),
+            sequence=1 + int(loop.time() * 1000),  # as in life: above all that an earlier life may have published
+            issued=swarm.net.wall(),
+        )
+        self.transport.learn(self.record)
+        roster = Roster(
+            self.identity,
+            self.record,
+            run_id=RUN,
+            preset=swarm.preset,
+            rng=self.rng,
+            now=loop.time(),
+            wall=swarm.net.wall,
+        )
+        method = METHODS[swarm.manifest.outer.method]
+        layout = swarm.layout
+        codec = method.codec(swarm.manifest, layout)
+        theta = np.random.default_rng(7).standard_normal(swarm.size).astype(np.float32)
+        founders = [Identity.generate(bytes([i]) * 32).peer_id for i in range(swarm.founders)]
+        known = founders if index < swarm.founders and not life else []
+        cut = Grid(codec.bound, swarm.piece) if swarm.piece else method.cut(swarm.manifest, layout, codec)
+        self.replica = method.replica.begin(swarm.manifest, layout, codec, cut, theta, known)
+        self.theta = theta.copy()
+        self.presence = Presence(
+            self.transport, roster, now=loop.time, emit=self._emit, site=swarm.site(index), aside=swarm.aside
+        )
+        self.session = method.session(
+            self.identity,
+            swarm.manifest,
+            RUN,
+            presence=self.presence,
+            replica=self.replica,
+            now=loop.time,
+            emit=self._emit,
+            probation=2 if life else 0,
+            patience=swarm.patience,
+        )
+        self.rounds = method.rounds(self.session, swarm.manifest, read=self._read, write=self._write, work=at_once)
+        self.tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def round_factory(self) -> RoundFactory:
+        """What makes the rounds of this node's session."""
+        return self.session._round_factory
+
+    def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
+        self.session.roster.learn(record, virtual_loop.current().time())
+        return Welcome(self.record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
+
+    def _emit(self, name: str, fields: Mapping[str, object]) -> None:
+        self.log.append((virtual_loop.current().time(), name, fields))
+        if name == "phase":
+            self.swarm.reached(self, int(str(fields["round"])), str(fields["phase"]))
+
+    def _read(self, start: int, stop: int, out: np.ndarray) -> None:
+        out[:] = self.theta[start:stop]
+
+    def _write(self, theta: np.ndarray, start: int = 0, keep: float = 0.0) -> None:
+        part = self.theta[start : start + theta.size]
+        part[:] = keep * part + (1 - keep) * theta if keep else theta
+
+    def start(self, *, joins: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        self.tasks = [loop.create_task(self.presence.run()), loop.create_task(self.live(joins))]
+
+    async def live(self, joins: bool) -> None:
+        for peer in self.swarm.nodes.values():
+            if peer is not self:
+                self.session.roster.learn(peer.record, virtual_loop.current().time())
+                self.transport.learn(peer.record)
+        await asyncio.sleep(0.5)
+        if joins:
+            await self.rounds.enter()
+        while self.replica.round < self.swarm.rounds:
+            number = self.replica.round + 1
+            await self.train(number)
+            delta = np.random.default_rng((self.index, number)).standard_normal(self.swarm.size) * 0.01
+            self.theta -= self.spoil(number, delta.astype(np.float32))
+            outcome = await self.rounds.sync(weight=100, loss=1.0, speed=1.0)
+            if outcome.commit is not None:
+                self.missing[self.replica.round] = dict(outcome.missing)
+                self.contributors[self.replica.round] = list(outcome.contributors)
+                self.note()
+                np.testing.assert_array_equal(self.theta, self.replica.theta)
+                self.swarm.reached(self, self.replica.round, "applied")
+        await self.rounds.settled()
+
+    async def train(self, number: int) -> None:
+        stop = asyncio.Event()
+        self.session.on_commit = stop.set
+        try:
+            async with asyncio.timeout(self.pace):
+                await stop.wait()
+        except TimeoutError:
+            pass
+
+    def forge(self, number: int, change: Callable[[list[memoryview]], list[memoryview]]) -> None:
+        """In round `number` send what `change` makes of the encoded chunks, honestly announced."""
+        average = self.session.average
+
+        async def forged(source, *, hashes=None, **rest):
+            if self.session.current.round == number and source:
+                source, hashes = change(list(source)), None
+            return await average(source, hashes=hashes, **rest)
+
+        self.session.average = forged
+
+    def note(self) -> None:
+        self.digests[self.replica.round] = self.replica.digest
+        self.committed_at.setdefault(self.replica.round, virtual_loop.current().time())
+
+    def kill(self) -> None:
+        self.swarm.net.kill(self.id)
+        for task in self.tasks:
+            task.cancel()
+
+
+class Swarm:
+    """Up to 250 nodes on one SimNet. `fail_at` scripts what happens when a node reaches a phase of a round."""
+
+    def __init__(
+        self,
+        founders: int,
+        *,
+        seed: int = 0,
+        rounds: int = 6,
+        size: int = 100_000,
+        codec: str = "int8(block=256)",
+        patience: float = 1.0,
+        grace: float = 2.0,
+        bandwidth: float | None = 12.5e6,
+        latency: float | Latency = 0.02,
+        outer: str = "",
+        piece: int = 0,
+        shards: str = "",
+        topology: str = "butterfly",
+        sites: Sequence[str] = (),
+        group: int = 0,
+        collective: str = "",
+        keep: float | None = None,
+        preset: Preset = LOCAL,
+        aside: Work = at_once,
+    ) -> None:
+        self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=0.1)
+        self.piece, self.layout, self.sites, self.preset, self.aside = piece, layout_of(size), sites, preset, aside
+        self.founders, self.rounds, self.size, self.codec, self.patience = founders, rounds, size, codec, patience
+        lines = f'codec = "{codec}"\nstraggler_timeout = {grace}\nmax_weight = 1000\ntopology = "{topology}"\n'
+        lines += f'chunk_assignment = "{shards}"\n' if shards else ""
+        lines += f"gossip_group_size = {group}\n" if group else ""
+        lines += f'collective = "{collective}"\n' if collective else ""
+        lines += f"owner_residual_decay = {keep}\n" if keep is not None else ""
+        self.manifest = parse(f"[exchange]\n{lines}[outer]\n{outer}")
+        self.scripts: dict[tuple[int, int, str], Callable[[Node], None]] = {}
+        self.nodes: dict[int, Node] = {}
+        for index in range(founders):
+            self.nodes[index] = Node(self, index)
+
+    def site(self, index: int) -> str:
+        """What a node says that it shares a network with: by turns one of `sites`."""
+        return self.sites[index % len(self.sites)] if self.sites else ""
+
+    def fail_at(self, index: int, round: int, phase: str, what: Callable[[Node], None] | None = None) -> None:
+        self.scripts[(index, round, phase)] = what or Node.kill
+
+    def reached(self, node: Node, round: int, phase: str) -> None:
+        action = self.scripts.pop((node.index, round, phase), None)
+        if action is not None and self.nodes.get(node.index) is node:
+            node.log.append((virtual_loop.current().time(), "script", {"phase": phase}))
+            action(node)
+
+    def start(self) -> None:
+        for node in self.nodes.values():
+            node.start()
+
+    def join(self, index: int, life: int = 0) -> Node:
+        node = self.nodes[index] = Node(self, index, life)
+        node.start(joins=True)
+        return node
+
+    async def finish(self, indices: list[int] | None = None, limit: float = 300.0) -> None:
+        """Wait until the named nodes (default: all) have finished their rounds; re-raise what failed in any."""
+        async with asyncio.timeout(limit):
+            for index in indices if indices is not None else sorted(self.nodes):
+                await self.nodes[index].tasks[1]
+
+    def check(self, indices: list[int] | None = None, *, dead_lineages: bool = False) -> None:
+        """Every round's digest is equal wherever it was committed, and the named nodes reached the last one.
+
+        `dead_lineages`: what only killed nodes have committed may differ. When all who know of a verdict die, the others
+        cannot, and go on without it.
+        """
+        by_round: dict[int, set[bytes]] = {}
+        for node in self.nodes.values():
+            for number, digest in node.digests.items():
+                if node.transport.alive or not dead_lineages:
+                    by_round.setdefault(number, set()).add(digest)
+        for number, digests in by_round.items():
+            assert len(digests) == 1, f"round {number} has {len(digests)} different states"
+        for index in indices if indices is not None else sorted(self.nodes):
+            assert self.nodes[index].replica.round == self.rounds

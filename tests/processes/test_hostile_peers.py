@@ -1,0 +1,168 @@
+"""Every collective on real sockets against lying peers and links that stall, break and corrupt."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from thinwire.sims.processes.proxy_testbed import ProxyTestbed
+from thinwire.sims.scenario.faults import LIES
+from thinwire.sims.scenario.scenario import PeerSpec, Scenario
+
+PLANES = {
+    "butterfly": {},
+    "ring": {"exchange": 'topology = "ring"'},
+    "hierarchy": {"exchange": 'topology = "hierarchy"'},
+    "gather": {"method": "sparseloco"},
+    "sieve": {"method": "sparseloco", "exchange": 'collective = "sparse-butterfly"'},
+    "pairs": {"method": "noloco"},
+}
+SITES = ("home", "lab", "lab")
+LIAR = str(Path(__file__).parents[1] / "kit" / "lying_process.py")
+
+FOUND_OUT = ("hash", "nan", "base", "silent")
+"""Lies after which a round is without the liar, and says so."""
+
+CALM = pytest.mark.trial
+LONG = pytest.mark.soak
+
+
+def planes(often):
+    """All of them, these in `make trial` already."""
+    return [pytest.param(name, marks=pytest.mark.trial if name in often else pytest.mark.soak) for name in PLANES]
+
+
+def go_on(daemon, after, rounds):
+    """It commits so many rounds later than `after`; the time of the last."""
+    for _ in range(rounds):
+        after = daemon.wait("round", after=after)["at"]
+    return after
+
+
+def together(plane, living, after):
+    """Each of these commits a round later than `after` with all of them; of pairs, with somebody."""
+    everybody = {} if plane == "pairs" else {"contributors": len(living)}
+    for daemon in living:
+        found = daemon.wait("round", after=after, **everybody)
+        while found["contributors"] < 2:
+            found = daemon.wait("round", after=found["at"])
+
+
+def well(living):
+    """Nobody fell for anything."""
+    for daemon in living:
+        assert daemon.process.poll() is None and "Traceback" not in daemon.stderr and not daemon.of("alarm")
+        assert all(event["loss"] is None or event["loss"] < 6.0 for event in daemon.of("round"))  # 5.5 at first
+
+
+@pytest.mark.parametrize("plane", planes(()))
+def test_lying_daemon_does_not_stop_rounds_and_is_left_out(machine, plane):
+    """One after the other: rounds go on with it, and are of all that are honest when it is gone."""
+    here = machine(steps=12, grace=1.0, **PLANES[plane])
+    founder = here.found("peer0", "--wait-for", 3, "--site", SITES[0])
+    honest = [founder, *(here.join(f"peer{n}", founder.newest_invite(), "--site", SITES[n]) for n in (1, 2))]
+    together(plane, honest, 0.0)
+    for kind in LIES:
+        liar = here.daemon(kind)
+        liar.program = (sys.executable, "-P", LIAR, kind)
+        here.join(kind, founder.newest_invite(), "--site", SITES[0])
+        lied = liar.wait("ready")["at"]
+        for daemon in honest:
+            go_on(daemon, lied, 4)
+        if kind in FOUND_OUT and plane != "pairs":
+            absent = {who for daemon in honest for event in daemon.of("round") for who in event["missing"]}
+            assert liar.id[:8] in absent, f"nobody noticed {kind}"
+        assert "Traceback" not in liar.stderr
+        liar.end()
+        del here.daemons[kind]  # what it says of its state is nobody's concern
+        together(plane, honest, founder.of("round")[-1]["at"])
+        well(honest)
+    if plane != "pairs":
+        assert here.check() > 4
+
+
+class Wires:
+    """A Mesh on a loop of its own. Peers that are told to listen at `place` reach each other through it only."""
+
+    def __init__(self, peers):
+        specs = tuple(PeerSpec(n, f"peer{n}", "Iowa", 0.1, 125e6, 125e6) for n in range(peers))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._mesh = ProxyTestbed(Scenario("wires", 1, math.inf, "", specs))
+        self._sites = self._wait(self._mesh.open())
+
+    def _wait(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def place(self, n):
+        site = self._sites[n]
+        first, last = site.ports
+        return "--host", site.host, "--port", site.port, "--ports", f"{first}-{last}", "--advertise", site.advertise
+
+    def do(self, name, *arguments):
+        """What a Ground can be told, said on its loop."""
+
+        async def said():
+            getattr(self._mesh, name)(*arguments)
+
+        self._wait(said())
+
+    def close(self):
+        self._wait(self._mesh.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(60)
+        self._loop.close()
+
+
+@pytest.fixture
+def wires():
+    made = Wires(3)
+    yield made
+    made.close()
+
+
+THERE, BACK, BOTH = (1, 2), (2, 1), (1, 2)
+TROUBLES = {
+    "corrupt": ([("spoil", "corrupt", *BOTH)], [("spoil", "", *BOTH)]),
+    "duplicate": ([("spoil", "duplicate", *BOTH)], [("spoil", "", *BOTH)]),
+    "reorder": ([("spoil", "reorder", *BOTH)], [("spoil", "", *BOTH)]),
+    "stall": ([("hold", *THERE), ("hold", *BACK)], [("release", *THERE), ("release", *BACK)]),
+    "one-way": ([("hold", *THERE)], [("release", *THERE)]),
+    "reset": ([("disturb", "reset", *BOTH, 0.0)], []),
+    "half-open": ([("disturb", "half-open", *BOTH, 1.0)], []),
+}
+"""What is done to the wires between the second and the third of three, and how it is undone."""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="loopback has the many addresses that this takes")
+@pytest.mark.parametrize("plane", planes(("sieve",)))
+def test_swarm_survives_links_that_corrupt_stall_and_break(machine, wires, plane):
+    """In the middle of a round: somebody goes on while it lasts, and afterwards all do together."""
+    here = machine(steps=12, grace=1.0, **PLANES[plane])
+    living = [here.daemon(f"peer{n}") for n in range(3)]
+
+    def begins(n, started):
+        wires.do("meet", {i: daemon.process.pid for i, daemon in enumerate(living[: n + 1])})
+        return started
+
+    founder = begins(0, here.found("peer0", "--wait-for", 3, "--site", SITES[0], *wires.place(0)))
+    for n in (1, 2):
+        begins(n, here.join(f"peer{n}", founder.newest_invite(), "--site", SITES[n], *wires.place(n)))
+    together(plane, living, 0.0)
+    for begin, end in TROUBLES.values():
+        newest = living[1].of("round")[-1]["at"]
+        at = living[1].wait("phase", phase="announce" if plane == "pairs" else "open", after=newest)["at"]
+        for word in begin:
+            wires.do(*word)
+        go_on(founder, at, 30 if plane == "pairs" else 3)  # those last as long as who is waited for takes
+        for word in end:
+            wires.do(*word)
+        together(plane, living, founder.of("round")[-1]["at"])
+    well(living)
+    if plane != "pairs":
+        assert here.check() > 4

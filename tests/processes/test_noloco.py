@@ -1,0 +1,19 @@
+"""Two daemons of a NoLoCo run, whose peers average in pairs."""
+
+from __future__ import annotations
+
+
+def test_noloco_run_of_two_daemons_finishes(machine):
+    here = machine(rounds=6, steps=20, method="noloco")
+    founder = here.found("founder", "--wait-for", 2)
+    other = here.join("other", founder.invite())
+    assert (founder.exit(), other.exit()) == (0, 0)
+    for daemon in (founder, other):
+        rounds = daemon.of("round")
+        assert rounds[-1]["round"] == 6 and any(event["contributors"] == 2 for event in rounds)
+        assert rounds[-1]["loss"] < 4.0  # from 5.5
+    for one, two in zip(founder.of("round"), other.of("round"), strict=True):
+        if not one["contributors"] == two["contributors"] == 2:
+            break  # a step that one of them makes alone parts them
+        assert one["digest"] == two["digest"]  # two are everybody: while they meet they stay equal
+    assert not founder.of("alarm") and not other.of("alarm")

@@ -1,0 +1,173 @@
+"""Commands that cannot work end with their exit code, one `error:` line and one `hint:` line."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+import pytest
+from thinwire.swarm.identity.invite import Invite, Seed
+
+
+@pytest.fixture(scope="module")
+def founder(shared_machine):
+    """A daemon that runs all the while."""
+    daemon = shared_machine.found("founder")
+    daemon.wait("ready")
+    return daemon
+
+
+@pytest.fixture
+def refused(shared_machine, tmp_path):
+    """Run a command in a fresh home, to its end; its exit code, error and hint. Nothing else is said, except in the log."""
+
+    def run(*arguments):
+        daemon = shared_machine.daemon(tmp_path.name)
+        daemon.run(*arguments)
+        code = daemon.exit()
+        assert daemon.stdout == ""
+        return code, *daemon.complaint()
+
+    return run
+
+
+def _quiet(machine, tmp_path):
+    """Whether nothing but the two lines is on stderr."""
+    return len(machine.daemon(tmp_path.name).stderr.splitlines()) == 2
+
+
+def _start(machine, *more):
+    return ["start", machine.manifest, "--host", "127.0.0.1", "--threads", 1, "--data", machine.text, *more]
+
+
+def test_start_with_unknown_manifest_key_suggests_the_right_one(refused, shared_machine, tmp_path):
+    manifest = tmp_path / "run.toml"
+    manifest.write_text("[outer]\nsync_evry = 3\n")
+    code, error, hint = refused("start", manifest)
+    assert code == 2 and "sync_evry" in error and "did you mean" in hint and "sync_every" in hint
+    assert _quiet(shared_machine, tmp_path)
+
+
+def test_join_with_typo_in_invite_is_refused(refused, shared_machine, tmp_path):
+    code = Invite(bytes(32), (Seed("127.0.0.1:9", bytes(32)),)).code()
+    swapped = code[:20] + ("b" if code[20] != "b" else "c") + code[21:]
+    exit_code, error, hint = refused("join", swapped)
+    assert exit_code == 2 and "typo" in error and "copy" in hint
+    assert _quiet(shared_machine, tmp_path)
+
+
+def test_start_with_empty_data_folder_is_refused(refused, shared_machine, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code, error, hint = refused("start", shared_machine.manifest, "--data", empty)
+    assert code == 2 and str(empty) in error and "text" in hint
+    assert _quiet(shared_machine, tmp_path)
+
+
+def test_start_with_missing_device_is_refused(refused, shared_machine, tmp_path):
+    code, error, hint = refused(*_start(shared_machine, "--device", "cuda:63"))
+    assert code == 3 and "cuda:63" in error and "cpu" in hint
+    assert _quiet(shared_machine, tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "not a key\n", "\0" * 100], ids=["empty", "text", "zeros"])
+def test_garbage_in_key_file_is_refused_and_left_alone(refused, shared_machine, tmp_path, content):
+    home = shared_machine.daemon(tmp_path.name).home
+    home.mkdir()
+    key = home / "identity.key"
+    key.write_text(content)
+    key.chmod(0o600)
+    code, error, hint = refused("id")
+    assert code == 3 and str(key) in error and "restore" in hint
+    assert _quiet(shared_machine, tmp_path) and key.read_text() == content
+
+
+def test_key_file_readable_by_others_is_refused(refused, shared_machine, tmp_path):
+    home = shared_machine.daemon(tmp_path.name).home
+    home.mkdir()
+    key = home / "identity.key"
+    key.write_text("whatever")
+    key.chmod(0o644)
+    code, error, hint = refused("id")
+    assert code == 3 and "0644" in error and "chmod 600" in hint
+    assert _quiet(shared_machine, tmp_path)
+
+
+def test_start_on_taken_port_is_refused(refused, shared_machine):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, error, hint = refused(*_start(shared_machine, "--port", port))
+    assert code == 3 and str(port) in error and "port" in hint
+
+
+def test_start_in_home_of_running_daemon_is_refused(shared_machine, founder):
+    """Said of a daemon that goes on undisturbed."""
+    before, process, stdout = founder.round, founder.process, founder.stdout
+    other = shared_machine.daemon("visitor")
+    other.home.symlink_to(founder.home)
+    code = other.run(*_start(shared_machine)).exit()
+    error, hint = other.complaint()
+    assert code == 3 and str(process.pid) in error and "--home" in hint
+    founder.wait("round", least=before + 1)
+    assert founder.stdout == stdout
+
+
+def test_join_with_invite_of_another_run_is_refused(refused, founder):
+    """The address is right and the run is not: what runs there is said, and not asked again."""
+    invite = Invite.parse(founder.invite())
+    other = Invite(bytes(range(32)), invite.seeds)
+    code, error, hint = refused("join", other.code(), "--host", "127.0.0.1")
+    assert code == 5 and invite.seeds[0].address in error and "invite" in hint
+
+
+def test_join_with_unreachable_seed_is_refused(refused):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    invite = Invite(bytes(32), (Seed(f"127.0.0.1:{port}", bytes(32)),))
+    code, error, hint = refused("join", invite.code(), "--host", "127.0.0.1", "--search", 1)
+    assert code == 4 and str(port) in error and "invite" in hint
+
+
+def test_second_signal_ends_daemon_at_once(machine):
+    """The first lets it finish the round, which can take a while: here two peers are needed and there is one."""
+    here = machine(exchange="min_peers = 2")
+    lonely = {130: (here.found("a"), signal.SIGINT), 143: (here.found("b"), signal.SIGTERM)}
+    for code, (daemon, number) in lonely.items():
+        daemon.wait("phase", phase="announce")
+        daemon.signal(number)
+        daemon.wait_for_stderr("once more to stop at once")
+        daemon.signal(number)
+        assert daemon.exit() == code
+
+
+def test_first_signal_ends_search_for_peers(machine):
+    """Nobody waits for a round that there is not."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        invite = Invite(bytes(32), (Seed(f"127.0.0.1:{silent.getsockname()[1]}", bytes(32)),))
+        daemon = machine().join("seeker", invite.code())
+        daemon.wait("start")
+        daemon.signal(signal.SIGTERM)
+        assert daemon.exit() == 0
+
+
+@pytest.mark.parametrize("out", ["closed", "unread"])
+def test_start_runs_on_when_stdout_is_closed_or_unread(machine, out):
+    """The run is none the worse for it."""
+    here = machine()
+    daemon = here.daemon("founder")
+    words = {"closed": 'exec "$@" >&-', "unread": '"$@" | true; exit ${PIPESTATUS[0]}'}
+    daemon.program = ("bash", "-c", words[out], "bash", *daemon.program)
+    here.found("founder", "--rounds", 2)
+    assert daemon.exit() == 0, daemon.stderr
+    assert daemon.of("round")[-1]["round"] == 2 and "error:" not in daemon.stderr
+
+
+@pytest.mark.trial
+def test_daemon_under_nohup_survives_sighup(machine):
+    here = machine()
+    daemon = here.daemon("founder")
+    daemon.program = ("nohup", *daemon.program)
+    here.found("founder").wait("ready")
+    daemon.wait("round", after=daemon.signal(signal.SIGHUP))
+    daemon.signal(signal.SIGTERM)
+    assert daemon.exit() == 0

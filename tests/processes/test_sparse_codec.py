@@ -1,0 +1,61 @@
+"""Daemons of runs with sparse payloads, from start to end and back from a checkpoint."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+
+@pytest.mark.trial
+def test_sparse_run_finishes_and_resumes_from_checkpoint(machine):
+    here = machine(steps=20, method="sparseloco")
+    founder = here.found("founder", "--wait-for", 2, "--rounds", 4)
+    other = here.join("other", founder.invite(), "--rounds", 4)
+    assert (founder.exit(), other.exit()) == (0, 0)
+    for daemon in (founder, other):
+        assert [event["round"] for event in daemon.of("round")] == [1, 2, 3, 4]
+        assert all(event["contributors"] == 2 for event in daemon.of("round") if event["round"] > 1)
+        assert not daemon.of("alarm") and daemon.of("round")[-1]["loss"] < 5.2  # from 5.5
+    assert here.check() >= 4
+
+    # Back from the checkpoint, with what was left out of the last round.
+    here.turn_page()
+    founder = here.found("founder")
+    assert founder.wait("restored")["round"] == 4 and not founder.of("checkpoint")
+    founder.wait("round", least=5, contributors=1)
+    founder.signal(signal.SIGTERM)
+    assert founder.exit(60) == 0
+
+
+@pytest.mark.trial
+@pytest.mark.parametrize(("method", "steps"), [("demo", 1), ("powersgd", 10)])
+def test_run_of_demo_or_powersgd_finishes(machine, method, steps):
+    here = machine(rounds=6, steps=steps, method=method)
+    founder = here.found("founder", "--wait-for", 2)
+    other = here.join("other", founder.invite())
+    assert (founder.exit(), other.exit()) == (0, 0)
+    assert founder.of("round")[-1]["round"] == 6 and not founder.of("alarm")
+    assert {event["contributors"] for event in founder.of("round")[1:]} == {2}
+    assert here.check() > 0
+
+
+@pytest.mark.trial
+def test_sparse_butterfly_run_finishes(machine):
+    here = machine(rounds=4, steps=20, method="sparseloco", exchange='collective = "sparse-butterfly"')
+    founder = here.found("founder", "--wait-for", 2)
+    other = here.join("other", founder.invite())
+    assert (founder.exit(), other.exit()) == (0, 0)
+    for daemon in (founder, other):
+        assert daemon.of("round")[-1]["round"] == 4 and not daemon.of("alarm")
+        assert daemon.of("round")[-1]["loss"] < 5.2  # from 5.5
+    assert {event["contributors"] for event in founder.of("round")[1:]} == {2}
+    assert here.check() > 0
+
+
+def test_start_with_impossible_codec_is_refused(machine):
+    here = machine(method="sparseloco", exchange='codec = "topk(k=0,chunk=4096)|2bit|rice"')
+    founder = here.found("founder")
+    assert founder.exit() == 2
+    error, _ = founder.complaint()
+    assert f"{here.manifest.name}: exchange.codec" in error and "k must be" in error

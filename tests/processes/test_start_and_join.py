@@ -1,0 +1,60 @@
+"""A short run from start to end, and the ways to rejoin it."""
+
+from __future__ import annotations
+
+import signal
+
+
+def test_two_daemons_start_join_finish_and_resume(machine):
+    here = machine()
+    # Two peers, eight rounds, the end.
+    founder = here.found("founder", "--wait-for", 2, "--rounds", 8)
+    invite = founder.invite()
+    other = here.join("other", invite, "--rounds", 8)
+    assert (founder.exit(), other.exit()) == (0, 0)
+    for daemon in (founder, other):
+        assert [event["round"] for event in daemon.of("round")] == list(range(1, 9))
+        assert not any(event["missing"] for event in daemon.of("round"))
+        # In the first round a newcomer takes part with what it has ready; from then on it is waited for.
+        assert all(event["contributors"] == 2 for event in daemon.of("round") if event["round"] > 1)
+        assert daemon.home.joinpath("identity.key").stat().st_mode & 0o777 == 0o600
+    assert here.check() >= 8
+    # The invite is alone on stdout, and only the founder has one to give.
+    assert founder.stdout == f"thinwire join {invite}\n" and other.stdout == ""
+
+    here.turn_page()
+
+    # All had stopped: whoever starts first goes on from its checkpoint, the round number too.
+    founder = here.found("founder", "--wait-for", 2)
+    assert founder.wait("ready")["round"] == 8
+    other = here.join("other", founder.invite())
+    founder.wait("round", least=9, contributors=2)
+
+    # kill -9, and back: the swarm's state is newer than the checkpoint.
+    other.wait("round", least=11)
+    other.kill()
+    other.exit()
+    reached = founder.round
+    founder.wait("round", least=reached + 3)
+    other = here.join("other", founder.invite())
+    assert other.wait("restored")["round"] == 8
+    assert other.wait("ready")["round"] > reached
+    assert founder.wait("round", least=other.round, contributors=2)
+
+    # The other way round: the checkpoint is newer than all that is left of the swarm.
+    founder.kill()
+    other.wait("round", least=other.round + 2)
+    other.signal(signal.SIGTERM)
+    assert other.exit(20) == 0
+    here.turn_page()
+    newest = other.of("left")[-1]["round"]
+    founder = here.found("founder", "--wait-for", 2)
+    assert founder.wait("ready")["round"] == 8
+    other = here.join("other", founder.invite())
+    assert other.wait("ready")["round"] == newest
+    assert founder.wait("synced")["round"] >= newest
+    founder.wait("round", least=newest + 1, contributors=2)
+    for daemon in (founder, other):
+        daemon.signal(signal.SIGTERM)
+        assert daemon.exit(20) == 0
+    assert here.check() > 0

@@ -1,0 +1,54 @@
+"""Invariants that are checked at every commit, on handwritten rounds."""
+
+import numpy as np
+import pytest
+from thinwire.collectives.outcome import Outcome
+from thinwire.sims.invariants.on_commit import CommitInvariants
+from thinwire.swarm.manifest.parser import parse
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open
+
+SIZE = 1000
+
+
+def peer(index):
+    return bytes([index]) * 32
+
+
+def oracles(honest, toml='[exchange]\ncodec = "fp32"\nmax_weight = 1000\n'):
+    told = []
+    return CommitInvariants(parse(toml), {peer(i): i for i in range(honest)}, lambda *what: told.append(what[0])), told
+
+
+def test_agreement_invariant_covers_peers_far_behind():
+    """A lineage of its own, told of when the others are long past it."""
+    judge, told = oracles(3)
+    state = np.zeros(4, np.float32)
+    for index in range(3):
+        judge.installed(index, 0, bytes(32), state)
+    for round in range(1, 20):
+        for index in (0, 1):
+            judge.committed(index, round, bytes([round]) * 32, state + round, Outcome())
+    assert not told
+    for round in range(1, 12):
+        judge.committed(2, round, bytes([100 + round]) * 32, state - round, Outcome())
+    assert told == ["agreement"] * 11
+
+
+@pytest.mark.parametrize(("times", "found"), [(900.0, []), (5_000.0, ["bound"]), (1e5, ["bound"])])
+@pytest.mark.parametrize("honest", [2, 11, 49])
+def test_mean_invariant_bounds_a_liar_by_the_norm_screening(honest, times, found):
+    judge, told = oracles(honest)
+    rng = np.random.default_rng(honest)
+    theta = rng.standard_normal(SIZE).astype(np.float32)
+    moves = [rng.standard_normal(SIZE).astype(np.float32) * np.float32(0.01) for _ in range(honest)]
+    lie = moves[0] * np.float32(times)
+    judge.installed(0, 0, bytes(32), np.concatenate([theta, np.zeros_like(theta)]))
+    for index, move in enumerate(moves):
+        judge.encoded(peer(index), 1, 1, theta - move, 100)
+    mean = np.mean([*moves, lie], axis=0, dtype=np.float64).astype(np.float32)
+    entries = tuple(Contribution(peer(index), 1, 100) for index in range(honest + 1))
+    ids = tuple(entry.peer for entry in entries)
+    opened = Open(1, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
+    after = np.concatenate([theta - np.float32(0.7) * mean, mean])
+    judge.committed(0, 1, b"1" * 32, after, Outcome(commit=Commit(opened, b"1" * 32, ()), missing={}))
+    assert told == found

@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import pytest
+from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.sims.planner.question import PeerMachine, PlanError, count, question
+from thinwire.swarm.manifest.manifest import ManifestError
+from thinwire.swarm.manifest.parser import parse
+
+DEMO = (Path(__file__).parents[3] / "examples" / "demo.toml").read_bytes()
+FLAGS = {"parameters": "1.3B", "layers": 24, "step": 2.0}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_question_takes_model_size_from_manifest(tied):
+    toml = f"[model]\nlayers = 3\nwidth = 64\nheads = 2\nmlp = 3.1\ntied = {str(tied).lower()}\n".encode()
+    asked = question(toml, "run.toml", step=1.0)
+    model = Transformer(ModelConfig(256, 3, 64, 2, 128, 3.1, tied))
+    assert asked.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert (asked.layers, asked.width) == (3, 64)
+
+
+def test_question_takes_method_and_codec_from_manifest():
+    asked, run = question(DEMO, "demo.toml", step=1.0), parse(DEMO)
+    assert (asked.every, asked.codec, asked.grace) == (
+        run.outer.sync_every,
+        run.exchange.codec,
+        run.exchange.straggler_timeout,
+    )
+    assert asked.tokens == run.inner.batch * run.inner.accumulate * run.model.context
+    assert asked.name == "demo" and asked.peers == 8 and asked.assumed == ()
+
+
+def test_question_flags_override_manifest():
+    asked = question(
+        DEMO, "demo.toml", parameters="7M", layers=6, width=512, tokens=99, step=1.0, peers=5, links=["20/10"], rtt=80.0,
+        every=7, codec="fp32", memory=2.0,
+    )  # fmt: skip
+    assert (asked.parameters, asked.layers, asked.width, asked.tokens) == (7_000_000, 6, 512, 99)
+    assert (asked.every, asked.codec, asked.memory, asked.latency) == (7, "fp32", 2.0 * 2**30, 0.04)
+    assert asked.machines == (PeerMachine(5, 2.5e6, 1.25e6, 1.0),)
+
+
+def test_question_parses_links():
+    machines = question(**FLAGS, links=["3x50/10", "dsl", "2xfibre@0.5"]).machines
+    assert machines == (
+        PeerMachine(3, 6.25e6, 1.25e6, 2.0),
+        PeerMachine(1, 6.25e6, 1.25e6, 2.0),
+        PeerMachine(2, 37.5e6, 37.5e6, 0.5),
+    )
+    assert question(**FLAGS, peers=3).machines == (PeerMachine(3, 12.5e6, 12.5e6, 2.0),)
+
+
+def test_question_computes_step_time_from_speed():
+    """6 flop for every parameter and token."""
+    asked = question(parameters="1e9", layers=10, tokens=1000, speed=2.0)
+    assert asked.machines[0].step == 6 * 1e9 * 1000 / 2e12
+    assert any("TFLOP/s" in said for said in asked.assumed)
+
+
+def test_question_parses_counts_with_suffixes():
+    assert [count(text) for text in ("350M", "1.3B", "7e9", "1.5t", "12")] == [
+        350_000_000, 1_300_000_000, 7_000_000_000, 1_500_000_000_000, 12,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({}, "RUN.toml"),
+        ({"parameters": "1B"}, "--layers"),
+        ({"parameters": "1B", "layers": 8}, "--step"),
+        ({"parameters": "1B", "layers": 8, "speed": 1.0}, "--tokens"),
+        ({**FLAGS, "parameters": "big"}, "350M"),
+        ({**FLAGS, "parameters": "0"}, "350M"),
+        ({**FLAGS, "parameters": "9e99"}, "350M"),
+        ({**FLAGS, "step": float("nan")}, "finite"),
+        ({**FLAGS, "rtt": float("inf")}, "finite"),
+        ({**FLAGS, "codec": "int9"}, "int8"),
+        ({**FLAGS, "links": ["modem"]}, "dsl"),
+        ({**FLAGS, "links": ["10"]}, "DOWN/UP"),
+        ({**FLAGS, "links": ["1.2.3/4"]}, "DOWN/UP"),
+        ({**FLAGS, "links": ["0/10"]}, "more than nothing"),
+        ({**FLAGS, "links": ["50/10@0"]}, "more than nothing"),
+        ({**FLAGS, "links": ["99999x50/10"]}, "10000"),
+        ({**FLAGS, "links": ["3x50/10", "2xdsl"], "peers": 8}, "5 peers"),
+        ({"toml": b'[model]\nkind = "custom"\n', "step": 1.0}, "--parameters"),
+        ({"toml": b'[data]\ntokenizer = "t.json"\n', "step": 1.0}, "--parameters"),
+    ],
+)
+def test_question_refuses_impossible_input(flags, words):
+    with pytest.raises(PlanError) as caught:
+        question(**flags)
+    assert words in f"{caught.value} {caught.value.hint}" and caught.value.hint and caught.value.exit_code == 2
+
+
+def test_question_reports_bad_manifest_like_other_commands():
+    with pytest.raises(ManifestError, match="mine.toml"):
+        question(b"[outr]\n", "mine.toml", step=1.0)

@@ -1,0 +1,139 @@
+"""Every outer method and every collective with churn from seeds violates no invariant (sims/trials/families.py).
+
+The invariant "agreement" compares all digests of a round, for all methods except noloco, whose replicas differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from thinwire.node.methods.powersgd.replica import PowerSGDReplica
+from thinwire.sims.scenario.faults import Fault
+from thinwire.sims.simulation.world import simulate
+from thinwire.sims.trials import families, trial
+from thinwire.sims.trials.families import CHURN, FAMILIES
+from thinwire.swarm.manifest.parser import parse
+from thinwire.swarm.methods import registry
+
+TRIAL, SOAK = 2, 200
+"""Seeds of each family with `make trial` and with `make soak`, the first ones included."""
+
+TOGETHER = 20
+"""Seeds in one test of the soak."""
+
+OFTEN = ("merge", "powersgd")
+"""Families with a seed in the default suite: those that no other test there plays with so much at once."""
+
+
+def _portions(name: str) -> list[Any]:
+    first = () if name in OFTEN else (pytest.mark.trial,)
+    return [
+        pytest.param(name, range(1), id=f"{name}-0", marks=first),
+        pytest.param(name, range(1, TRIAL), id=f"{name}-1", marks=pytest.mark.trial),
+        *(
+            pytest.param(name, range(max(at, TRIAL), at + TOGETHER), id=f"{name}-soak-{at}", marks=pytest.mark.soak)
+            for at in range(0, SOAK, TOGETHER)
+        ),
+    ]
+
+
+@pytest.mark.timeout(900)  # a seed that fails is shrunk
+@pytest.mark.parametrize(("name", "numbers"), [one for name in FAMILIES for one in _portions(name)])
+def test_every_family_under_random_churn_violates_no_invariant(name: str, numbers: range) -> None:
+    failed = [found.text for seed in numbers if (found := trial.check_family(seed, name)) is not None]
+    assert not failed, "\n".join(failed)
+
+
+def test_adopted_result_with_coarse_rounding_is_no_violation() -> None:
+    """Of a ring with 4 bits whose ballot adopts another's results: what each rounding takes is more than of other codecs."""
+    assert trial.check_family(58, "diloco") is None
+
+
+@pytest.mark.trial
+@pytest.mark.parametrize(("name", "seed"), [("streaming", 20), ("sparse-chains", 417)])
+def test_survivors_may_repeat_a_round_that_only_dead_peers_knew(name: str, seed: int) -> None:
+    """They go on from what they have, and that is progress, though they are not yet where the dead were."""
+    assert trial.check_family(seed, name) is None
+
+
+def test_member_without_state_does_not_block_catch_up() -> None:
+    """Of two members one comes back without a state, from a damaged disk; the other has gone on alone, and who is between
+    waited for the first one's word for ever, while that one found no two that agreed.
+    """
+    assert trial.check_family(17, "delayed-nesterov") is None
+
+
+@pytest.mark.trial
+def test_joiner_with_wrong_clock_is_admitted_after_correction() -> None:
+    assert trial.check_family(35, "hierarchy") is None
+
+
+@pytest.mark.trial
+def test_founder_with_damaged_disk_does_not_restart_run_beside_the_others() -> None:
+    assert trial.check_family(126, "sieve") is None
+
+
+def test_families_cover_every_method_collective_and_topology() -> None:
+    """By the manifests of the first seeds, and all of them have each kind of churn and somebody who comes late."""
+    seen: dict[str, set[object]] = {"method": set(), "collective": set(), "topology": set(), "chained": set()}
+    for name in FAMILIES:
+        for seed in range(20):
+            scenario = families.scenario(name, seed)
+            manifest = parse(scenario.manifest)
+            seen["method"].add(manifest.outer.method)
+            seen["collective"].add(manifest.exchange.collective)
+            seen["topology"].add(manifest.exchange.topology)
+            seen["chained"].add((manifest.chained, manifest.sparse))
+            kinds = [fault.kind for fault in scenario.faults]
+            assert set(CHURN) <= set(kinds) and max(peer.join for peer in scenario.peers) >= 3.0
+    assert seen["method"] == set(registry.METHODS)
+    assert seen["collective"] == {"butterfly", "all-gather", "sparse-butterfly"}
+    assert seen["topology"] == {"butterfly", "ring", "hierarchy"}
+    assert {(True, False), (True, True)} <= seen["chained"]
+
+
+def test_agreement_invariant_finds_diverging_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seeds are not deaf: the family whose steps the oracles cannot compute has its digests held against each other."""
+    commit, replicas = PowerSGDReplica.commit, list[PowerSGDReplica]()
+
+    def leaking(self: PowerSGDReplica, *given: Any, **rest: Any) -> Any:
+        done = commit(self, *given, **rest)
+        if not any(self is one for one in replicas):
+            replicas.append(self)
+        if replicas.index(self) == 1:
+            self.theta[0] += np.float32(1e-3)
+            self.seal()
+        return done
+
+    monkeypatch.setattr(PowerSGDReplica, "commit", leaking)
+    found = simulate(families.scenario("powersgd", 0), preset=trial.PACE, first=True).violations
+    assert found and found[0].oracle == "agreement"
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "away", "until", "ready"),
+    [
+        ("diloco", 0.25, 3.0, 12.0, range(1)),  # nobody that has come has got its state: it founds the run once more
+        ("diloco", 1.5, 16.0, 26.0, range(2, 20)),  # they have gone on without it
+        pytest.param("merge", 8.0, 3.0, 64.0, range(1, 2), marks=pytest.mark.trial),  # it has had a round alone
+    ],
+)
+def test_founder_restart_before_first_shared_round_keeps_one_run(
+    name: str, at: float, away: float, until: float, ready: range
+) -> None:
+    """There is one run: whoever came meanwhile is in it, whether it had the founder's state or not."""
+    scenario = families.scenario(name, 0)
+    peers = tuple(replace(peer, join=0.05 * bool(peer.index)) for peer in scenario.peers)
+    scenario = replace(scenario, peers=peers, faults=(Fault(at, "restart", (0,), away),), duration=until)
+    run = simulate(scenario, preset=trial.PACE, stall=FAMILIES[name].stall)
+    assert run.violations == ()
+    digests: dict[int, set[str]] = {}
+    for event in run.journal.events:
+        if event.name == "round":
+            digests.setdefault(event.fields["round"], set()).add(event.fields["digest"])
+    assert len(digests) >= 2 and all(len(found) == 1 for found in digests.values())
+    first, then = [event.fields["round"] for event in run.journal.events if event.name == "ready" and not event.peer]
+    assert first == 0 and then in ready

@@ -1,0 +1,142 @@
+"""Whole swarms under faults from a seed violate no invariant (docs/simulation.md). `make soak` plays many more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from thinwire.sims.scenario.faults import Fault
+from thinwire.sims.simulation.world import simulate
+from thinwire.sims.trials import trial
+from thinwire.sims.trials.driver import examine, fault_text
+
+SEEDS = 5
+TRIAL = 100
+"""Seeds with `make trial`, which continuous integration runs, the first ones included."""
+
+TOGETHER = 5
+"""Seeds in one test."""
+
+RINGS, ROUND = 40, 6
+"""Seeds whose rounds go round a ring, and how many peers those have."""
+
+MORE = 200
+"""Seeds of rings and sieves with `make soak`."""
+
+SOAK = 20_000
+SOAKED = 100
+
+
+def _failure(seed: int) -> str:
+    found = trial.check(seed)
+    return found.text if found is not None else ""
+
+
+def _ring_failure(seed: int) -> str:
+    found = trial.check(seed, ROUND, topology="ring")
+    return found.text if found is not None else ""
+
+
+def _sieve_failure(seed: int) -> str:
+    found = trial.check(seed, ROUND, topology="sieve")
+    return found.text if found is not None else ""
+
+
+def _portions(begin: int, end: int, step: int, *marks: pytest.MarkDecorator) -> list[Any]:
+    return [pytest.param(range(first, first + step), id=str(first), marks=marks) for first in range(begin, end, step)]
+
+
+@pytest.mark.timeout(900)  # a seed that fails is shrunk
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        *_portions(0, SEEDS, TOGETHER),
+        *_portions(SEEDS, TRIAL, TOGETHER, pytest.mark.trial),
+        *_portions(TRIAL, SOAK, SOAKED, pytest.mark.soak),
+    ],
+)
+def test_diloco_swarm_of_fifty_under_random_faults_violates_no_invariant(numbers: range) -> None:
+    failed = list(filter(None, map(_failure, numbers)))
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        *_portions(0, TOGETHER, TOGETHER),
+        *_portions(TOGETHER, RINGS, TOGETHER, pytest.mark.trial),
+        *_portions(RINGS, MORE, 4 * TOGETHER, pytest.mark.soak),
+    ],
+)
+def test_ring_swarm_under_random_faults_violates_no_invariant(numbers: range) -> None:
+    failed = list(filter(None, map(_ring_failure, numbers)))
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        *_portions(0, 3, 3),
+        *_portions(3, RINGS - 1, TOGETHER, pytest.mark.trial),
+        *_portions(RINGS + 3, MORE, 4 * TOGETHER, pytest.mark.soak),
+    ],
+)
+def test_sparse_butterfly_swarm_under_random_faults_violates_no_invariant(numbers: range) -> None:
+    failed = list(filter(None, map(_sieve_failure, numbers)))
+    assert not failed, "\n".join(failed)
+
+
+_TRACES = """
+import sys, torch
+torch.set_num_threads(int(sys.argv[1]))
+from thinwire.sims.trials.trial import PACE, trial
+from thinwire.sims.simulation.world import simulate
+for peers, seed in ((5, 11), (24, 12)):
+    print(simulate(trial(seed, peers), preset=PACE).trace)
+"""
+
+
+@pytest.mark.trial
+def test_trial_trace_is_equal_for_any_hash_seed_and_thread_count() -> None:
+    """Frames as bytes (few peers) and by reference (many)."""
+    found = set()
+    for hashing, threads in (("0", "1"), ("1", "4"), ("random", "2")):
+        env = {**os.environ, "PYTHONHASHSEED": hashing, "OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads}
+        done = subprocess.run([sys.executable, "-c", _TRACES, threads], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.add(done.stdout)
+    assert len(found) == 1
+    assert len(set(found.pop().split())) == 2
+
+
+def test_failing_trial_is_shrunk_and_prints_its_reproduction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many faults that do no harm and one that does, with a promise that this one breaks, the one is left."""
+    scenario = trial.trial(3, 6)
+    harmless = tuple(Fault(2.0 + at, "reset", (at % 6, (at + 1) % 6)) for at in range(6))
+    wanted = Fault(5.25, "kill", (2,))
+    monkeypatch.setattr("thinwire.sims.simulation.world.SimWorld.ended", _fragile)
+    found = examine(
+        scenario.with_(faults=(*harmless, wanted)), preset=trial.PACE, command=lambda seed, faults: f"see {seed}"
+    )
+    assert found is not None and found.faults == (wanted,) and found.drawn == 7
+    assert found.violations[0].oracle == "caps" and "see 3" in found.text and fault_text(wanted) in found.text
+    assert eval(fault_text(wanted), {"Fault": Fault}) == wanted  # noqa: S307 - what is printed can be pasted
+    assert examine(scenario.with_(faults=harmless), preset=trial.PACE, rerun=True) is None
+
+
+def _fragile(self, machine, reason, failure):
+    self.oracles.ended(machine.index)
+    if reason == "killed":
+        self.tell("caps", machine.index, "one was killed")
+
+
+def test_given_faults_replace_those_of_the_seed() -> None:
+    scenario = trial.trial(3, 4)
+    calm = simulate(scenario, faults=(), preset=trial.PACE)
+    assert calm.faults == () and not calm.violations
+    assert calm.trace != simulate(scenario, seed=4, faults=(), preset=trial.PACE).trace

@@ -1,0 +1,10 @@
+"""Fixtures of the tests of whole swarms in virtual time."""
+
+import pytest
+from kit.swarm import Swarm
+
+
+@pytest.fixture
+def swarm() -> type[Swarm]:
+    """Return the class of swarms whose training is made up (tests/kit/swarm.py)."""
+    return Swarm

@@ -1,0 +1,466 @@
+"""Swarms of NoLoCo, whose peers average with random partners."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+import blake3
+import numpy as np
+import pytest
+from kit import planted
+from kit.scenarios import identity_of
+from thinwire.collectives.topology import matching
+from thinwire.node.methods.noloco.session import GossipSession
+from thinwire.sims.engine import virtual_loop
+from thinwire.sims.invariants.gossip import GossipInvariants
+from thinwire.sims.peers import byzantine
+from thinwire.sims.scenario.faults import LIES, Fault
+from thinwire.sims.simulation.world import simulate
+from thinwire.sims.trials import trial_gossip
+from thinwire.sims.trials.trial import PACE, STALL
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Base, Behind, Chunk, Decline, Fetch
+
+RUN = bytes(range(32))
+NOLOCO = 'method = "noloco"\n'
+
+
+def met(node) -> Counter[int]:
+    """How many of its rounds had a partner: {1: alone, 2: a pair}."""
+    return Counter(len(found) for found in node.contributors.values())
+
+
+def reasons(swarm) -> Counter[str]:
+    return Counter(
+        why for node in swarm.nodes.values() for missing in node.missing.values() for why in missing.values()
+    )
+
+
+@pytest.mark.parametrize("codec, group", [("fp32", 2), ("int8(block=256)", 2), ("fp32", 4), ("int8(block=256)", 3)])
+def test_mean_of_noloco_replicas_makes_the_diloco_step(swarm, codec, group):
+    async def main():
+        s = swarm(8, codec=codec, outer=NOLOCO, rounds=8, size=20_000, group=group)
+        for node in s.nodes.values():
+            node.pace = 1.0 + 0.02 * node.index
+        s.start()
+        await s.finish()
+        sizes = sum((met(node) for node in s.nodes.values()), Counter())
+        assert sizes == ({3: 48, 2: 16} if group == 3 else {group: 64}) and not reasons(s)
+        outer = s.manifest.outer
+        first = np.random.default_rng(7).standard_normal(s.size).astype(np.float32).astype(np.float64)
+        phi, delta = first, np.zeros(s.size)
+        for number in range(1, 9):
+            steps = [
+                -(np.random.default_rng((index, number)).standard_normal(s.size) * 0.01).astype(np.float32)
+                for index in range(8)
+            ]
+            delta = outer.momentum * delta + outer.lr * np.mean(steps, axis=0, dtype=np.float64)
+            phi = phi + delta
+        found = np.mean([node.replica.theta.astype(np.float64) for node in s.nodes.values()], axis=0)
+        # What a codec left out is at most half a step of it, of the last round.
+        assert np.abs(found - phi).max() < (1e-6 if codec == "fp32" else 1e-3)
+        states = {node.replica.digest for node in s.nodes.values()}
+        assert len(states) == 8
+        apart = max(float(np.abs(node.replica.theta - found).max()) for node in s.nodes.values())
+        assert 0 < apart < 0.1
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_noloco_group_of_all_peers_equals_diloco(swarm):
+    """As long as nobody is missing all have the same, bit for bit: that of the outer step with heavy-ball momentum."""
+
+    async def main():
+        s = swarm(5, codec="int8(block=256)", outer=NOLOCO, rounds=6, size=20_000, group=8)
+        for node in s.nodes.values():
+            node.pace = 1.0
+        s.start()
+        await s.finish()
+        s.check()
+        assert all(met(node) == {5: 6} for node in s.nodes.values())
+
+    virtual_loop.run(main(), seed=7)
+
+
+def cut_off(node):
+    """No connection of a peer carries anything any more."""
+    for other in node.swarm.nodes.values():
+        if other is not node:
+            node.swarm.net.cut(node.id, other.id)
+
+
+@pytest.mark.parametrize("group", [2, 4])
+def test_dead_paused_or_late_partner_delays_nobody(swarm, group):
+    async def main():
+        s = swarm(8, codec="fp32", outer=NOLOCO, rounds=25, size=20_000, group=group)
+        s.start()
+        s.fail_at(1, 3, "announce")
+        s.fail_at(2, 4, "commit")
+        s.fail_at(3, 5, "announce", lambda node: s.net.pause(node.id))
+        s.fail_at(4, 6, "announce", cut_off)
+        await asyncio.sleep(9.0)
+        s.join(8)
+        s.join(1, life=1)
+        await asyncio.sleep(8.0)
+        s.net.resume(s.nodes[3].id)
+        s.net.heal()
+        await s.finish([0, 1, 3, 4, 5, 6, 7, 8])
+        for index in (0, 1, 3, 4, 5, 6, 7, 8):
+            node = s.nodes[index]
+            assert node.replica.round == 25 and np.isfinite(node.replica.state).all()
+            last = [len(found) for round, found in node.contributors.items() if round > 17]
+            assert sum(size > 1 for size in last) >= 2, (index, node.contributors, node.missing)
+            assert max(last) <= group
+        assert sum(reasons(s).values()) > 0 and set(reasons(s)) <= {
+            "gone", "silent", "unreachable", "late", "ahead", "stalled",
+            "declined: late", "declined: silent", "declined: other partner", "declined: no state yet",
+            "declined: unreachable", "declined: stalled",
+        }  # fmt: skip
+        means = np.mean([node.replica.theta for node in s.nodes.values() if node.index != 2], axis=0)
+        assert max(float(np.abs(n.replica.theta - means).max()) for n in s.nodes.values() if n.index != 2) < 1.0
+
+    virtual_loop.run(main(), seed=2)
+
+
+HOME = {"codec": "int8(block=256)", "outer": NOLOCO, "size": 100_000, "bandwidth": 312_500, "latency": 0.03}
+"""A vector takes a third of a round's steps."""
+
+
+def late(patch):
+    """Slow weights wait for the end of the steps, as all else does."""
+    patch.setattr(GossipSession, "post", lambda self, base, hashes: None)
+    average = GossipSession.average
+
+    async def both(self, source, **rest):
+        replica = self.replica
+        chunks = list(replica.base(self.grid, self.codec))
+        self.current.post(chunks, b"".join(blake3.blake3(chunk).digest() for chunk in chunks))
+        return await average(self, source, **rest)
+
+    patch.setattr(GossipSession, "average", both)
+
+
+def test_slow_weights_travel_during_inner_steps(swarm, monkeypatch):
+    """A round is then shorter by what they take."""
+
+    async def main():
+        s = swarm(4, rounds=6, **HOME)
+        for node in s.nodes.values():
+            node.pace = 1.0
+        s.start()
+        await s.finish()
+        assert all(met(node) == {2: 6} for node in s.nodes.values())
+        return (s.nodes[0].committed_at[6] - s.nodes[0].committed_at[1]) / 5
+
+    vector = 100_000 * 1.008 / 312_500
+    early = virtual_loop.run(main(), seed=8)
+    late(monkeypatch)
+    whole = virtual_loop.run(main(), seed=8)
+    assert 1.0 + vector + 0.09 < early < 1.0 + vector + 0.2
+    assert whole - early == pytest.approx(vector, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "what", ["kill", *(pytest.param(one, marks=pytest.mark.trial) for one in ("pause", "cut", "leave"))]
+)
+def test_partner_lost_during_inner_steps_costs_no_extra_time(swarm, what, monkeypatch):
+    """Slow weights were sent in vain, or only half of them: whoever is left goes on with whom it would have gone on with."""
+
+    async def main():
+        s = swarm(6, rounds=8, **HOME)
+        for node in s.nodes.values():
+            node.pace = 1.5
+        s.start()
+        await asyncio.sleep(0.5 + 1.5 + 1.0 + 1.5 + 0.6)  # a good two rounds: in the third one's steps
+        lost = s.nodes[5]
+        assert lost.session.current.ours is None and lost.session.current.round == 3
+        if what == "kill":
+            lost.kill()
+        elif what == "pause":
+            s.net.pause(lost.id)
+        elif what == "cut":
+            cut_off(lost)
+        else:
+            lost.tasks[1].cancel()
+            await lost.presence.leave()
+        await s.finish([0, 1, 2, 3, 4])
+        for node in list(s.nodes.values())[:5]:
+            last = [len(found) for round, found in node.contributors.items() if round > 5]
+            assert last.count(2) >= 1 and len(node.contributors) == 8
+            assert not any(np.isnan(node.replica.theta))
+        return max(node.committed_at[8] for node in list(s.nodes.values())[:5])
+
+    early = virtual_loop.run(main(), seed=9)
+    late(monkeypatch)
+    assert early < virtual_loop.run(main(), seed=9)
+
+
+def test_noloco_joiner_takes_state_of_one_peer(swarm):
+    async def main():
+        s = swarm(4, codec="int8(block=256)", outer=NOLOCO, rounds=12, size=50_000)
+        s.start()
+        await asyncio.sleep(6.0)
+        joiner = s.join(5)
+        await s.finish()
+        synced = [fields for _, name, fields in joiner.log if name == "synced"]
+        assert len(synced) == 1 and len(synced[0]["sources"]) == 1 and synced[0]["round"] > 0
+        assert joiner.replica.round == 12 and met(joiner)[2] >= 2
+
+    virtual_loop.run(main(), seed=3)
+
+
+def nan(source, hashes):
+    changed = np.frombuffer(bytes(source[0]), np.uint8).copy()
+    changed[:4].view(np.float32)[:] = np.nan
+    return [changed.data, *source[1:]], None
+
+
+def huge(source, hashes):
+    return [(np.frombuffer(bytes(chunk), np.float32) * np.float32(1e9)).tobytes() for chunk in source], None
+
+
+def other(source, hashes):
+    return [bytes(len(chunk)) for chunk in source], hashes
+
+
+def short(source, hashes):
+    return [bytes(chunk)[:-4] for chunk in source], None
+
+
+def fewer(source, hashes):
+    return source, hashes[32:]
+
+
+@pytest.mark.parametrize(
+    "lie, reason",
+    [(nan, "not finite"), (huge, "norm"), (other, "hash"), (short, "length"), (fewer, "announcement")],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+@pytest.mark.parametrize("group", [2, 4])
+def test_bad_contribution_of_partner_is_refused_with_reason(swarm, lie, reason, group):
+    async def main():
+        s = swarm(4, codec="fp32", outer=NOLOCO, rounds=10, size=20_000, group=group)
+        liar = s.nodes[0]
+        average = liar.session.average
+
+        async def lying(source, *, hashes, **rest):
+            source, hashes = lie(source, hashes)
+            return await average(source, hashes=hashes, **rest)
+
+        liar.session.average = lying
+        liar.rounds._screen = unscreened
+        s.start()
+        await s.finish()
+        named = Counter(node.missing[round].get(liar.id) for node in s.nodes.values() for round in node.missing)
+        del named[None]
+        assert set(named) == {reason} and named[reason] >= 3
+        honest = [node for node in s.nodes.values() if node is not liar]
+        # Who lies in a group of four leaves three that go on as if it were not there.
+        assert all(met(node)[2 if group == 2 else 3] >= 3 and np.abs(node.replica.theta).max() < 100 for node in honest)
+        assert all(liar.id not in found for node in honest for found in node.contributors.values())
+
+    async def unscreened(mine, meetings):
+        return tuple(meetings)
+
+    virtual_loop.run(main(), seed=4)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["founders", "with a momentum"])
+def test_untrained_newcomer_refuses_absurd_contribution(swarm, moved):
+    """Newcomers end their first steps early, often before the first; they have nothing of their own to measure others by."""
+
+    async def main():
+        s = swarm(4, codec="fp32", outer=NOLOCO, rounds=6, size=20_000)
+        liar, *honest = s.nodes.values()
+        liar.spoil = lambda round, delta: delta * np.float32(1e15)
+        liar.rounds._screen = unscreened
+        for node in honest:
+            node.spoil = lambda round, delta: delta * np.float32(0)
+            node.replica.momentum[:] = 0.01 * moved
+            node.replica.seal()
+        s.start()
+        await s.finish([1, 2, 3])
+        assert all(np.abs(node.replica.theta).max() < 100 for node in honest)
+        assert any(node.missing[round].get(liar.id) == "norm" for node in honest for round in node.missing)
+        if moved:
+            assert all(met(node)[2] >= 1 for node in honest), "nobody averages with anybody"
+
+    async def unscreened(mine, meetings):
+        return tuple(meetings)
+
+    virtual_loop.run(main(), seed=6)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8(block=256)"])
+def test_frames_from_non_partners_change_nothing(swarm, codec):
+    """What somebody says who is not the partner: it is told so, and no more."""
+
+    async def main():
+        s = swarm(4, codec=codec, outer=NOLOCO, rounds=8, size=20_000)
+        s.start()
+        liar, view = s.nodes[3], tuple(sorted(node.id for node in s.nodes.values()))
+
+        async def talk():
+            while True:
+                for node in s.nodes.values():
+                    round = node.session.current.round
+                    if node is not liar and liar.id not in matching.others(RUN, round, view, node.id):
+                        for frame in (
+                            Frame(Fetch(round, 0, bytes(32), (0,))),
+                            Frame(Base(round, 0, 2**32 - 1, bytes(32), b"")),
+                            Frame(Chunk(round, 0, 1, 0), b"x"),
+                            Frame(Decline(round, 0, "no")),
+                            Frame(Behind(10**6)),
+                            Frame(Decline(10**6, 0, "no")),
+                        ):
+                            await liar.transport.send(node.id, frame)
+                    if liar.id not in matching.others(RUN, round + 1, view, node.id):
+                        await liar.transport.send(node.id, Frame(Base(round + 1, 0, 2**32 - 1, bytes(32), b"")))
+                await asyncio.sleep(0.05)
+
+        mouth = asyncio.get_running_loop().create_task(talk())
+        await s.finish([0, 1, 2])
+        mouth.cancel()
+        for node in list(s.nodes.values())[:3]:
+            assert met(node) == {2: 8} and not any(node.missing.values())
+            assert not node.session.catch_up.behind.is_set() and node.session.sizes()["early"][0] <= 2
+
+    virtual_loop.run(main(), seed=5)
+
+
+# --- full peers, with faults and oracles
+
+
+def pairs(codec, gamma=0.7, *, faults=(), peers=8, seed=3, seconds=25.0, group=2):
+    """A run of pairs, or groups, with a codec and faults of one's own."""
+    manifest = trial_gossip._MANIFEST.format(codec=codec, gamma=gamma, group=group)
+    return replace(trial_gossip.trial_of_pairs(seed, peers), manifest=manifest).with_(faults=faults, duration=seconds)
+
+
+def play(scenario):
+    return simulate(scenario, preset=PACE, stall=STALL, first=True)
+
+
+@pytest.fixture
+def judges(monkeypatch):
+    """The judges of the simulations of a test."""
+    made, init = [], GossipInvariants.__init__
+
+    def kept(self, *rest):
+        init(self, *rest)
+        made.append(self)
+
+    monkeypatch.setattr(GossipInvariants, "__init__", kept)
+    return made
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        *([seed] for seed in range(6)),
+        *(pytest.param(range(first, first + 6), marks=pytest.mark.trial) for first in range(6, 30, 6)),
+        *(pytest.param(range(first, first + 6), marks=pytest.mark.soak) for first in range(30, 48, 6)),
+        *(pytest.param(range(first, first + 100), marks=pytest.mark.soak) for first in range(100, 2000, 100)),
+    ],
+    ids=lambda numbers: str(numbers[0]),
+)
+@pytest.mark.timeout(900)
+def test_noloco_swarm_under_random_faults_violates_no_invariant(numbers, judges):
+    """Every oracle looks on, and nobody has anything to say."""
+    found = [failure.text for seed in numbers if (failure := trial_gossip.check(seed)) is not None]
+    assert not found, "\n".join(found)
+    assert all(judge.met > 40 for judge in judges), "nothing was judged"
+
+
+def test_noloco_seeds_cover_every_codec_gamma_and_group_size():
+    manifests = {trial_gossip.trial_of_pairs(seed).manifest for seed in range(96)}
+    assert len(manifests) == len(trial_gossip.CODECS) * len(trial_gossip.GAMMAS) * len(set(trial_gossip.GROUPS))
+
+
+@pytest.mark.parametrize(
+    "plant, codec, group",
+    [
+        *((plant, "int8(block=256)", 2) for plant in planted.PLANTED_IN_PAIRS),
+        (planted.partner_counted_twice, "fp32", 2),
+        (planted.pull_left_out, "fp32", 2),
+        (planted.error_feedback_dropped, "int8(block=256)", 4),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_invariants_find_planted_noloco_bug(plant, codec, group, monkeypatch):
+    plant(monkeypatch)
+    run = simulate(pairs(codec, 0.4, group=group), preset=PACE, stall=STALL)
+    told = Counter(violation.oracle for violation in run.violations)
+    assert told["aggregate"] and set(told) <= {"aggregate", "mean"}
+    # What both sides do alike to each other, the mean of the two does not notice.
+    alike = plant in (planted.partner_counted_twice, planted.pull_left_out)
+    assert bool(told["mean"]) != alike
+
+
+# What partners say of the kind, apart from being late; the others go unnoticed, within the bound.
+SAID = {
+    "hash": "hash", "nan": "not finite", "huge": "norm", "boast": "announcement", "base": "plan", "behind": "ahead",
+    "silent": "stalled", "equivocate": "stalled", "blame": "declined: a liar",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("codec, group", [("fp32", 2), ("int8(block=256)", 3)])
+@pytest.mark.parametrize("kind", sorted(LIES))
+def test_noloco_liar_is_noticed_and_violates_no_invariant(kind, codec, group):
+    run = play(pairs(codec, peers=6, group=group, faults=(Fault(4.0, "liar", (3,), 14.0, 0.0, kind),)))
+    assert not run.violations
+    downs = [fields["reason"] for fields in (e.fields for e in run.journal.events if e.name == "down" and e.peer == 3)]
+    assert downs[0] == "a liar is restarted"
+    name = identity_of(3).peer_id.hex()[:8]
+    rounds = [dict(e.fields) for e in run.journal.events if e.name == "round" and e.peer != 3 and 5 < e.at < 18]
+    said = Counter(dict(fields.get("missing") or {}).get(name) for fields in rounds)
+    if kind in SAID:
+        assert said[SAID[kind]] >= 1
+    else:
+        assert not said.keys() & (set(SAID.values()) - {"ahead"})
+        assert any(peer.startswith(name) for fields in rounds for peer in fields["members"])
+
+
+@pytest.mark.parametrize(
+    "kind, gamma, codec", [("zero", 0.7, "fp32"), ("flip", 0.7, "fp32"), ("flip", 0.4, "fp32"), ("zero", 0.4, "int8(block=64)")]
+)  # fmt: skip
+def test_noloco_liar_changes_the_update_not_the_parameters(kind, gamma, codec, monkeypatch):
+    """And not the parameters, where these are what travels. At first all go the same way: to the optimum."""
+    sent, average = {}, GossipSession.average
+
+    async def watched(self, source, **rest):
+        cut, how = self.grid, self.codec
+        parts = []
+        for index, chunk in enumerate(source):
+            values = np.empty(cut.size(index), np.float32)
+            how.fast.decode(chunk, values)
+            parts.append(values)
+        moved = np.concatenate(parts) - (self.replica.theta if how.slow is None else 0)
+        sent.setdefault(self.me, []).append(moved)
+        return await average(self, source, **rest)
+
+    monkeypatch.setattr(GossipSession, "average", watched)
+    scenario = pairs(codec, gamma, peers=6, seconds=6.0)
+    peers = tuple(replace(peer, liar=kind if peer.index == 3 else "") for peer in scenario.peers)
+    play(replace(scenario, peers=peers))
+    liar = identity_of(3).peer_id
+    first = {peer: moved[0] for peer, moved in list(sent.items())[:4]}  # the others come later
+    honest = np.mean([moved for peer, moved in first.items() if peer != liar], axis=0)
+    along = float(np.dot(first[liar], honest) / np.dot(honest, honest))
+    assert along == pytest.approx(0.0, abs=1e-6) if kind == "zero" else -1.5 < along < -0.2
+
+
+def test_error_inside_a_lie_is_a_crash_violation(monkeypatch):
+    """Lies are our own code: one that fails does not go for one that is told."""
+    monkeypatch.setattr(byzantine, "_blame_book", lambda session: session.nothing)
+    monkeypatch.setitem(byzantine.IMPLEMENTED, "blame", lambda process: byzantine._cry(process, byzantine._blame_book))
+    monkeypatch.setitem(
+        byzantine.IMPLEMENTED,
+        "flip",
+        byzantine._each(lambda session: byzantine._values(session, lambda values: values.nothing)),
+    )
+    for kind in ("blame", "flip"):
+        run = play(pairs("fp32", peers=6, faults=(Fault(4.0, "liar", (3,), 14.0, 0.0, kind),)))
+        assert [violation.oracle for violation in run.violations] == ["crash"] and "nothing" in run.violations[0].detail

@@ -1,0 +1,193 @@
+"""Planned paths on uneven links: as fast as planned, within the rules, also when peers come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from collections import Counter, defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from thinwire.node.pipeline.groups.rebalance import Rebalancer
+from thinwire.node.pipeline.model.stage import Stage
+from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
+from thinwire.node.pipeline.planner.constraints import violations
+from thinwire.node.pipeline.planner.problem import Problem
+from thinwire.sims.engine import virtual_loop
+
+FILE = Path(__file__).parents[3] / "benchmarks" / "skippipe.py"
+MICROS, ROOM = 12, 3
+
+
+@pytest.fixture(scope="module")
+def bench():
+    sys.path.insert(0, str(FILE.parent))
+    try:
+        spec = importlib.util.spec_from_file_location("benchmarks_skippipe", FILE)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+@pytest.fixture(scope="module")
+def cities(bench):
+    return bench.cities()
+
+
+def executed(replica):
+    """The peers that each micro-batch went forward over, by when they began; and the most that each host held at once."""
+    ways, held, most = defaultdict(list), defaultdict(set), Counter()
+    for _, peer, name, fields in sorted(replica.events, key=lambda event: event[0]):
+        micro = fields.get("micro")
+        if name == "forward":
+            ways[micro].append(peer)
+            held[peer].add(micro)
+            most[peer] = max(most[peer], len(held[peer]))
+        elif name == "passed" and fields["backward"]:
+            held[peer].discard(micro)
+    return dict(ways), most
+
+
+def check(replica, length):
+    """What went on kept CC1 to CC3 and TC1."""
+    ways, most = executed(replica)
+    assert set(ways) == set(range(replica.micros))
+    ruled = replace(replica.instance, length=length, per_start=replica.micros, rounds=1)
+    paths = [(0, *ways[micro]) for micro in range(replica.micros)]
+    of_paths = [broken for path in paths for broken in violations(ruled, [path])]
+    assert not of_paths, of_paths
+    assert most and max(most.values()) <= replica.room
+    return paths
+
+
+@pytest.mark.parametrize(("rates", "gain"), [(False, 0.40), pytest.param(True, 0.30, marks=pytest.mark.trial)])
+def test_planned_step_takes_planned_time_and_less_than_full_pipeline(bench, cities, rates, gain):
+    async def full():
+        replica = bench.Replica(cities, MICROS, ROOM, None, window=2 * ROOM, rates=rates)
+        return [(await replica.step()).flown for _ in range(3)][-1]
+
+    async def skipping():
+        replica = bench.Replica(cities, MICROS, ROOM, {"skip": 1 / 3, "tries": 20_000}, rates=rates)
+        outcomes = []
+        for _ in range(8):
+            outcomes.append(await replica.step())
+            assert outcomes[-1].finished == set(range(MICROS)) and not outcomes[-1].lost and not outcomes[-1].skipped
+            assert outcomes[-1].attempts == MICROS
+            check(replica, 4)
+        assert 2 <= replica.replanner.plans <= 8
+        return outcomes[-1]
+
+    whole = virtual_loop.run(full(), seed=1, limit=1e6)
+    last = virtual_loop.run(skipping(), seed=1, limit=1e6)
+    assert last.flown == pytest.approx(last.planned, rel=0.1)
+    assert last.flown < (1 - gain) * whole, (last.flown, whole)
+
+
+def test_step_finishes_after_a_death_and_next_step_is_replanned(bench, cities):
+    async def main():
+        replica = bench.Replica(cities, MICROS, ROOM, {"skip": 1 / 3, "tries": 5_000}, rates=False)
+        for _ in range(4):
+            await replica.step()
+            paths = check(replica, 4)
+        victim = Counter(peer for path in paths for peer in path[1:]).most_common(1)[0][0]
+
+        def die(at, peer, name, fields):
+            if peer == victim and name == "forward":
+                replica.watch = None
+                replica.kill(victim)
+
+        replica.watch = die
+        outcome = await replica.step()
+        assert replica.watch is None and outcome.finished == set(range(MICROS)) and outcome.attempts > MICROS
+        plans = replica.replanner.plans
+        after = await replica.step()
+        why = [fields["why"] for _, _, name, fields in replica.events if name == "planned"]
+        assert why == ["mended"] and replica.replanner.plans == plans + 1
+        assert after.finished == set(range(MICROS)) and after.attempts == MICROS and not after.lost
+        assert all(victim not in path for path in check(replica, 4))
+        for _ in range(5):  # until its links are known, too
+            after = await replica.step()
+            check(replica, 4)
+        assert after.flown == pytest.approx(after.planned, rel=0.1)
+
+    virtual_loop.run(main(), seed=1, limit=1e6)
+
+
+def even(works, delay=0.05, stages=None):
+    """An instance with equal links: an origin and a stage for the rest, or these stages."""
+    count = len(works)
+    delays = delay * (1 - np.eye(count))
+    stages = stages or ((0,), tuple(range(1, count)))
+    memory = np.full(count, 64)
+    return Problem("", delays, stages, np.array(works, float), memory, len(stages), 1, gap=0.0)
+
+
+def test_load_follows_changing_speed_without_a_plan(bench):
+    async def main():
+        replica = bench.Replica(even([0.01, 4.0, 2.0, 1.0]), 28, 64, None, window=28)
+
+        async def shares(count):
+            taken = Counter()
+            for _ in range(count):
+                outcome = await replica.step()
+                for peer, micros in outcome.counted[1].items():
+                    taken[replica.number[peer]] += len(micros)
+            return {peer: taken[peer] / taken.total() for peer in (1, 2, 3)}
+
+        await shares(1)
+        assert await shares(4) == pytest.approx({1: 1 / 7, 2: 2 / 7, 3: 4 / 7}, abs=0.011)
+        replica.paces[1] = 1.0  # the slowest is as fast as the fastest now
+        await shares(2)
+        assert await shares(3) == pytest.approx({1: 0.4, 2: 0.2, 3: 0.4}, abs=0.02)
+
+    virtual_loop.run(main(), seed=1, limit=1e6)
+
+
+def test_hosts_move_to_slow_stage_without_emptying_another(bench):
+    """Stage 1 has one slow host, stage 2 has four: two of them come over, one in a period."""
+
+    async def main():
+        instance = even([0.01, 1.0, 0.25, 0.25, 0.25, 0.25], stages=((0,), (1,), (2, 3, 4, 5)))
+        replica = bench.Replica(instance, 24, 64, None, window=8)
+        loop, stage_holders = asyncio.get_running_loop(), replica.origin.stage_holders
+        balance = Rebalancer(replica.origin.measurements, loop.time, period=60.0)
+        flown, moves, sizes = [], [], []
+
+        async def move(peer, source, target):
+            """Between two steps, as a host that ends its life and begins another."""
+            stage_holders.holders[source].remove(peer)
+            await asyncio.sleep(3.0)
+            host, own = next(host for host in replica.hosts if host.me == peer), bench.Hollow()
+            host.stage, host.layers, host.update = target, Stage(own), StageOptimizer(own, bench.INNER)
+            stage_holders.holders[target].append(peer)
+
+        while loop.time() < 250:
+            outcome = await replica.step()
+            assert outcome.finished == set(range(24)) and not outcome.lost and not outcome.skipped
+            for stage, peers in outcome.counted.items():
+                assert sum(map(len, peers.values())) == 24 and set(peers) <= set(stage_holders.holders[stage])
+            flown.append(outcome.flown)
+            found = balance.due(
+                {
+                    stage: [p for p in peers if p not in stage_holders.lost]
+                    for stage, peers in stage_holders.holders.items()
+                }
+            )
+            if found is not None:
+                moves.append((loop.time(), found.source, found.target))
+                await move(found.peer, found.source, found.target)
+            sizes.append([len(stage_holders.holders[stage]) for stage in (1, 2)])
+        assert [move[1:] for move in moves] == [(2, 1)] * len(moves) and 1 <= len(moves) <= 2, moves
+        assert all(later[0] - earlier[0] >= 60 for earlier, later in pairwise(moves))
+        assert min(map(min, sizes)) >= 1 and flown[-1] < 0.4 * flown[0]
+        stages = Counter(host.stage for host in replica.hosts)
+        assert stages == {stage: len(peers) for stage, peers in stage_holders.holders.items()}
+
+    virtual_loop.run(main(), seed=1, limit=1e6)

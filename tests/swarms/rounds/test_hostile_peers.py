@@ -1,0 +1,307 @@
+"""Hostile messages of admitted peers, with real sessions."""
+
+from __future__ import annotations
+
+import asyncio
+
+import blake3
+import numpy as np
+import pytest
+from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import (
+    Ballot,
+    Behind,
+    Chunk,
+    Fetch,
+    Open,
+    Prepare,
+    Promise,
+    Ready,
+    Record,
+    Result,
+    StateAsk,
+    Vote,
+)
+
+
+async def _with_stranger(swarm, say, *, rounds=6, seed=0):
+    """Three members; a fourth peer that is linked to all of them does nothing but `say` things to each, every 50 ms."""
+    s = swarm(3, seed=seed, rounds=rounds)
+    s.start()
+    liar = s.join(9)
+    await asyncio.sleep(1.0)
+    liar.tasks[1].cancel()
+
+    async def talk():
+        while True:
+            for node in list(s.nodes.values()):
+                if node is not liar:
+                    for frame in say(node, liar):
+                        await liar.transport.send(node.id, frame)
+            await asyncio.sleep(0.05)
+
+    mouth = asyncio.get_running_loop().create_task(talk())
+    await s.finish([0, 1, 2])
+    mouth.cancel()
+    s.check([0, 1, 2])
+    return s
+
+
+def _behind(node, liar):
+    return [Frame(Behind(10**6)), Frame(Chunk(10**6, 0, 1, 0), b"x")]
+
+
+def _lead(node, liar):
+    number = node.session.current.round
+    group = (liar.id,)
+    return [
+        Frame(Prepare(number, 0, Ballot(2**32 - 1, liar.id))),
+        Frame(Prepare(number, 0, Ballot(5, liar.id))),
+        Frame(Open(number, 0, Ballot(6, liar.id), group, group, (), (), None, ())),
+        Frame(Open(number, 0, Ballot(0, liar.id), group, group, (), (), None, ())),
+    ]
+
+
+def _promise(node, liar):
+    number, agreement = node.session.current.round, node.session.current.agreement
+    leading = agreement._proposer.ballot or Ballot(1, node.id)
+    empty = Open(number, 0, leading, (), (), (), (), None, ())
+    return [Frame(Promise(number, 0, leading, empty, bytes(32))), Frame(Promise(number, 0, leading, empty, None))]
+
+
+@pytest.mark.parametrize("say", [_behind, _lead, _promise])
+def test_stranger_cannot_stop_rounds_or_replace_state(swarm, say):
+    async def main():
+        s = await _with_stranger(swarm, say)
+        for index in (0, 1, 2):
+            assert all(name != "synced" for _, name, _ in s.nodes[index].log)
+            assert np.abs(s.nodes[index].replica.theta).max() < 10
+
+    virtual_loop.run(main(), seed=3)
+
+
+def test_undecodable_result_is_never_applied(swarm):
+    """An owner signs for a result with a NaN in it: nobody votes for it, the round goes on without that owner."""
+
+    async def main():
+        s = swarm(4, codec="fp32", rounds=4)
+        liar = s.nodes[1]
+        codec = liar.session.codec
+
+        class Poisoned(type(codec)):
+            def encode(self, x, out, seed=0):
+                super().encode(x, out, seed)
+                if liar.session.current.round == 3 and liar.session.current.agreement.opened is not None:
+                    out[:4] = 255
+
+        liar.session.current.exchange.codec = poisoned = Poisoned()
+        liar.replica.codec = poisoned
+        s.start()
+        await s.finish([0, 2, 3])
+        s.check([0, 2, 3])
+        for index in (0, 2, 3):
+            assert np.isfinite(s.nodes[index].replica.theta).all()
+
+    virtual_loop.run(main(), seed=5)
+
+
+def test_unread_answers_to_one_peer_are_bounded(swarm):
+    """Two thousand requests for results and for the state from a peer whose link takes nothing: one answer's worth waits."""
+
+    async def main():
+        s = swarm(3, rounds=40, size=400_000)
+        s.start()
+        liar = s.join(9)
+        await asyncio.sleep(4.0)
+        liar.tasks[1].cancel()
+        victim = s.nodes[0]
+        s.net.cut(victim.id, liar.id, one_way=True)
+        past = victim.session.history.get(victim.replica.round)
+        for _ in range(1000):
+            everything = tuple(range(len(past.exchange.results)))
+            for message in (Fetch(past.round, 0, past.exchange.results.digest, everything), StateAsk()):
+                await liar.transport.send(victim.id, Frame(message))
+            await asyncio.sleep(0.001)
+        lane = victim.presence.send_queue._bulk[liar.id]
+        assert len(lane._urgent) + len(lane._later) <= len(past.exchange.results) + 2 * IN_FLIGHT + 2
+        control = victim.presence.send_queue._control
+        assert liar.id not in control or len(control[liar.id]._urgent) < 100
+
+    virtual_loop.run(main(), seed=3)
+
+
+def _zeros(session, index):
+    """A chunk of nothing, validly encoded."""
+    size = session.grid.size(index)
+    out = np.zeros(session.codec.nbytes(size), np.uint8)
+    session.codec.encode(np.zeros(size, np.float32), out)
+    return out.data
+
+
+def _miserly(session):
+    """Keeps its chunks to itself."""
+    bulk = session.presence.send_queue.bulk
+    session.presence.send_queue.bulk = lambda to, frame, **more: (
+        None if isinstance(frame.message, Chunk) else bulk(to, frame, **more)
+    )
+
+
+def _announces_anew(s, liar):
+    """It sends no chunk, and announces again whenever somebody prepares a ballot."""
+    session = liar.session
+    _miserly(session)
+    routed = session.on_frame
+
+    def on_frame(peer, frame):
+        current = session.current
+        if isinstance(frame.message, Prepare) and frame.message.round == current.round and current.exchange._source:
+            current.announce(current.exchange._source, weight=100, loss=1.0, speed=1.0)
+        routed(peer, frame)
+
+    session.on_frame = on_frame
+
+
+def _trickles(s, liar):
+    """It sends no chunk that it owes; but twice a second one of an announcement that nobody waits for."""
+    session = liar.session
+    _miserly(session)
+    payload = _zeros(session, 0)
+
+    async def talk():
+        attempt = 10**6 + session.current.attempt
+        while True:
+            await asyncio.sleep(0.5)
+            attempt += 1
+            current = session.current
+            terms, hashes = current.agreement.terms, blake3.blake3(payload).digest() * len(session.grid)
+            ready = Ready(current.round, 0, attempt, terms.base, terms.plan, 100, hashes, True, 1.0, 1.0)
+            for index in (0, 1, 2, 3) if current.agreement.opened is not None else ():
+                await liar.transport.send(s.nodes[index].id, Frame(ready))
+                await liar.transport.send(s.nodes[index].id, Frame(Chunk(current.round, 0, attempt, 0), payload))
+
+    liar.tasks.append(asyncio.get_running_loop().create_task(talk()))
+
+
+def _asks_for_ever(s, liar):
+    """It asks everybody for promises with higher and higher ballots, three times a second, and leads nothing."""
+
+    async def talk():
+        while True:
+            await asyncio.sleep(0.3)
+            for index in (0, 1, 2, 3):
+                current = s.nodes[index].session.current
+                ballot = Ballot(current.agreement.acceptor.promised.term + 1, liar.id)
+                await liar.transport.send(s.nodes[index].id, Frame(Prepare(current.round, 0, ballot)))
+
+    liar.tasks.append(asyncio.get_running_loop().create_task(talk()))
+
+
+def _equivocates(s, liar):
+    """It tells every other peer other results of its chunks, signs them both, and does not vote."""
+    session, box = liar.session, liar.presence.send_queue
+    bulk, control = box.bulk, box.control
+    half = {s.nodes[0].id, s.nodes[2].id}
+
+    def lie_bulk(to, frame, *, later=False):
+        if isinstance(frame.message, Result) and to in half:
+            frame = Frame(frame.message, _zeros(session, frame.message.index))
+        bulk(to, frame, later=later)
+
+    def lie_control(to, message):
+        if isinstance(message, Record) and to in half:
+            hashes = b"".join(blake3.blake3(_zeros(session, index)).digest() for index in message.indices)
+            message = Record(message.round, message.fragment, message.ballot, message.indices, hashes)
+        if not isinstance(message, Vote):
+            control(to, message)
+
+    box.bulk, box.control = lie_bulk, lie_control
+
+
+@pytest.mark.parametrize("lie", [_announces_anew, _trickles, _asks_for_ever, _equivocates])
+def test_one_liar_among_five_does_not_stop_rounds(swarm, lie):
+    async def main():
+        s = swarm(5, rounds=4)
+        lie(s, s.nodes[4])
+        s.start()
+        await s.finish([0, 1, 2, 3])
+        s.check([0, 1, 2, 3])
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_early_chunks_of_strangers_do_not_displace_honest_ones(swarm):
+    """Two strangers announce and send all they have to everybody before the round opens; nobody else is left out for it."""
+
+    async def main():
+        s = swarm(6, rounds=8, latency=0.15)
+        s.start()
+        liars = [s.join(9), s.join(10)]
+        await asyncio.sleep(1.0)
+        for liar in liars:
+            liar.tasks[1].cancel()
+        session = liars[0].session
+        payloads = [_zeros(session, index) for index in range(len(session.grid))]
+        hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)
+
+        async def talk(liar):
+            told = set()
+            while True:
+                await asyncio.sleep(0.05)
+                for index in range(6):
+                    current = s.nodes[index].session.current
+                    terms, to = current.agreement.terms, s.nodes[index].id
+                    if (index, current.round) in told or current.agreement.opened is not None:
+                        continue
+                    told.add((index, current.round))
+                    ready = Ready(current.round, 0, 1, terms.base, terms.plan, 0, hashes, True, 1.0, 1.0)
+                    await liar.transport.send(to, Frame(ready))
+                    for number, payload in enumerate(payloads):
+                        await liar.transport.send(to, Frame(Chunk(current.round, 0, 1, number), payload))
+
+        mouths = [asyncio.get_running_loop().create_task(talk(liar)) for liar in liars]
+        await s.finish(list(range(6)))
+        for mouth in mouths:
+            mouth.cancel()
+        s.check(list(range(6)))
+        for index in range(6):
+            for missing in s.nodes[index].missing.values():
+                assert "chunk missing" not in missing.values()
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_peer_that_only_announces_delays_few_rounds(swarm):
+    """It is let in, takes part without a contribution, owns chunks and sends nothing: soon it is given none."""
+
+    async def main():
+        s = swarm(4, rounds=20, patience=1.0)
+        s.start()
+        liar = s.join(9)
+        await asyncio.sleep(1.0)
+        liar.tasks[1].cancel()
+        told = set()
+
+        async def talk():
+            while True:
+                await asyncio.sleep(0.05)
+                for index in range(4):
+                    current = s.nodes[index].session.current
+                    terms = current.agreement.terms
+                    if (index, current.round) not in told and current.agreement.opened is None:
+                        told.add((index, current.round))
+                        ready = Ready(current.round, 0, 1, terms.base, terms.plan, 0, b"", True, 1.0, 1.0)
+                        await liar.transport.send(s.nodes[index].id, Frame(ready))
+
+        mouth = asyncio.get_running_loop().create_task(talk())
+        await s.finish([0, 1, 2, 3])
+        mouth.cancel()
+        s.check([0, 1, 2, 3])
+        opened = [
+            fields["round"] for _, name, fields in s.nodes[0].log if name == "phase" and fields["phase"] == "open"
+        ]
+        again = {number for number in opened if opened.count(number) > 1}
+        assert 1 <= len(again) <= 5, "four or so of twenty"
+
+    virtual_loop.run(main(), seed=1)

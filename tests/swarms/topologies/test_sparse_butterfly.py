@@ -1,0 +1,530 @@
+"""Swarms whose sparse payloads go to owners that sum them and send a part of the sum."""
+
+from __future__ import annotations
+
+import asyncio
+
+import blake3
+import numpy as np
+import pytest
+from kit import scenes
+from thinwire.collectives.executor import at_once
+from thinwire.collectives.rounds.sparse_butterfly import steady
+from thinwire.compression.sparse import mean as sparsemean
+from thinwire.compression.sparse.error_feedback import ErrorFeedback
+from thinwire.compression.sparse.sharded import Portions, layout
+from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Chunk, Commit, Result
+from thinwire.swarm.rendezvous_hash import leader_order
+
+RUN = bytes(range(32))
+TOPK = "topk(k=16,chunk=256)|2bit|rice"
+SIZE = 6_000
+PHASES = ["announce", "open", "record", "vote", "commit"]
+
+
+@pytest.fixture
+def sieve(swarm):
+    def make(founders, *, outer="", size=SIZE, codec=TOPK, **rest):
+        more = f'method = "sparseloco"\n{outer}'
+        return swarm(founders, codec=codec, outer=more, size=size, collective="sparse-butterfly", **rest)
+
+    return make
+
+
+def kept(s, indices=None):
+    """What all owners together have kept."""
+    whole = np.zeros(s.size)
+    for index in s.nodes if indices is None else indices:
+        for chunk, rest in rests(s.nodes[index]).items():
+            whole[slice(*s.nodes[index].session.grid.span(chunk))] += rest
+    return whole
+
+
+def rests(node):
+    """What one owner has kept, by chunk."""
+    return {chunk: rest.copy() for chunk, rest in node.replica.kept.all().items()}
+
+
+def holders(s, indices):
+    """Who of these has kept something, of each chunk."""
+    indices = list(indices)
+    count = len(s.nodes[indices[0]].session.grid)
+    return [[i for i in indices if s.nodes[i].replica.kept.of(chunk) is not None] for chunk in range(count)]
+
+
+def expected(s, rounds):
+    """What rounds without faults come to, by codecs and rule alone on the whole vector: θ, the rest, the sum of the means."""
+    portions, cut, outer = s.nodes[0].replica.codec.portions, s.nodes[0].session.grid, s.manifest.outer
+    keep = np.float32(s.manifest.exchange.owner_residual_decay)
+    chunks = layout(s.size, cut.chunk, portions.codec.chunk)
+    theta = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
+    order = sorted(s.nodes.values(), key=lambda node: node.id)
+    memory = {node.index: ErrorFeedback(portions.codec, chunks, outer.residual_decay) for node in order}
+    rest, means = np.zeros(s.size, np.float32), np.zeros(s.size)
+    for number in range(1, rounds + 1):
+        said = []
+        for node in order:
+            local = theta.copy()
+            local -= (np.random.default_rng((node.index, number)).standard_normal(s.size) * 0.01).astype(np.float32)
+            said.append(portions.codec.decode(memory[node.index].prepare(theta - local), chunks))
+            memory[node.index].commit()
+        mean = sparsemean.mean(said, [100.0] * len(said), chunks, outer.denominator)
+        means += mean
+        rest = mean + keep * rest
+        sent = portions.wide.select(rest, chunks)
+        sent.scatter(rest, -1.0)
+        moved = np.zeros_like(theta)
+        sent.scatter(moved)
+        theta -= np.float32(outer.lr) * moved
+    return theta, rest, means
+
+
+@pytest.mark.parametrize("outer, keep", [("", None), ('lr = 0.9\ndenominator = "mean"\n', 1.0)])
+def test_applied_and_retained_values_sum_to_the_means(sieve, outer, keep):
+    async def main():
+        s = sieve(5, rounds=4, outer=outer, keep=keep)
+        s.start()
+        await s.finish()
+        s.check()
+        theta, rest, means = expected(s, 4)
+        for node in s.nodes.values():
+            np.testing.assert_array_equal(node.replica.theta, theta)
+            assert not any(node.missing.values()) and node.replica.state.size == SIZE
+            assert 0 < len(rests(node)) <= len(node.session.grid) // 5 + 1
+        np.testing.assert_array_equal(kept(s), rest)
+        if keep == 1.0:
+            first = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
+            np.testing.assert_allclose((first - theta) / 0.9 + kept(s), means, atol=2e-6)
+            assert np.linalg.norm(rest) > 0.1 * np.linalg.norm(means)  # and something was kept
+
+    virtual_loop.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.trial)])
+def test_sparse_butterfly_survives_kill_of_one_of_six(sieve, phase, victim, monkeypatch):
+    monkeypatch.setattr("thinwire.collectives.rounds.sparse_butterfly.HOLD", 1)
+
+    async def main():
+        s = sieve(6, seed=victim)
+        rest = await scenes.lose(s, {victim: phase})
+        scenes.soon(s, rest)
+        # Every chunk has one owner that keeps something of it, and what the dead one owned others begin anew.
+        assert [len(found) for found in holders(s, rest)] == [1] * len(s.nodes[rest[0]].session.grid)
+
+    virtual_loop.run(main(), seed=victim)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(1, 6))])
+def test_sparse_butterfly_survives_kill_of_two_of_six(sieve, seed):
+    first, second = seed % 6, (seed + 1) % 6
+
+    async def main():
+        await scenes.lose(sieve(6, seed=seed), {first: PHASES[seed % 5], second: PHASES[(seed // 2) % 5]})
+
+    virtual_loop.run(main(), seed=seed)
+
+
+def test_sparse_butterfly_last_survivor_continues_without_loss(sieve):
+    async def main():
+        s = sieve(4)
+        await scenes.lose(s, dict.fromkeys((1, 2, 3), "open"))
+        assert holders(s, [0]) == [[0]] * len(s.nodes[0].session.grid)
+
+    virtual_loop.run(main(), seed=2)
+
+
+@pytest.mark.parametrize("phase", ["announce", "vote"])
+def test_joiner_takes_chunks_over_and_their_owner_residuals_are_dropped(sieve, phase, monkeypatch):
+    monkeypatch.setattr("thinwire.collectives.rounds.sparse_butterfly.HOLD", 1)
+
+    async def main():
+        s = sieve(3, rounds=8)
+        joined = await scenes.join(s, phase)
+        assert joined.id in s.nodes[0].contributors[8]
+        found, count = holders(s, s.nodes), len(joined.session.grid)
+        assert all(len(one) == 1 for one in found) and {7} < {one[0] for one in found}
+        said = [fields for node in s.nodes.values() for _, name, fields in node.log if name == "given up"]
+        # A quarter of the chunks went to the newcomer, and few others elsewhere.
+        moved = sum(int(str(fields["detail"]).split()[4]) for fields in said)
+        assert count // 4 <= moved <= count // 2
+
+    virtual_loop.run(main(), seed=3)
+
+
+OTHERS = [pytest.param(phase, marks=pytest.mark.trial) for phase in PHASES if phase != "record"]
+
+
+@pytest.mark.parametrize("phase", ["record", *OTHERS])
+def test_killed_peer_rejoins_sparse_butterfly(sieve, phase):
+    async def main():
+        await scenes.come_back(sieve(4, rounds=10), phase)
+
+    virtual_loop.run(main(), seed=5)
+
+
+def test_sparse_butterfly_round_without_verdict_changes_nothing(sieve):
+    """A minority alone: what was left of contributions and of sums stays as it is."""
+
+    async def main():
+        s = sieve(3, rounds=8)
+        before = []
+
+        def state():
+            assert kept(s, [0]).any()
+            return s.nodes[0].replica.digest, s.nodes[0].replica.feedback.residual.tobytes(), kept(s, [0]).tobytes()
+
+        def look():
+            assert state() == before[0]
+
+        await scenes.part(s, [[0], [1, 2]], 16.0, lambda: before.append(state()), look)
+        assert before
+
+    virtual_loop.run(main(), seed=6, limit=4000)
+
+
+def test_adopted_results_commit_with_owner_residuals(sieve):
+    """The leader dies before it can tell the verdict: the next ballot adopts the results, and owners commit what they kept."""
+
+    async def main():
+        s = sieve(5, rounds=3)
+        adopted, dead, before = {}, [], {}
+
+        def dying(node):
+            control = node.presence.send_queue.control
+
+            def say(to, message):
+                if isinstance(message, Commit) and message.opened.round == 3 and not dead:
+                    dead.append(node.index)
+                    node.kill()
+                if node.index not in dead:
+                    control(to, message)
+
+            node.presence.send_queue.control = say
+
+        def watched(node):
+            reached = s.reached
+
+            def look(one, round, phase):
+                if phase == "announce" and round == 3:
+                    before.setdefault(one.index, rests(one))
+                if phase == "commit" and round == 3:
+                    adopted[one.index] = one.session.current.agreement.commit.opened.adopted
+                reached(one, round, phase)
+
+            s.reached = look
+
+        watched(s)
+        for node in s.nodes.values():
+            dying(node)
+        s.start()
+        while not dead:
+            await asyncio.sleep(0.05)
+        rest = [index for index in s.nodes if index != dead[0]]
+        await s.finish(rest)
+        s.check(rest)
+        assert any(adopted[index] is not None for index in rest)
+        # What they had kept went into the sums of round 3, so none of it is kept on.
+        compared = 0
+        for index in rest:
+            after = rests(s.nodes[index])
+            for chunk in before[index].keys() & after.keys():
+                assert not np.array_equal(before[index][chunk], after[chunk])
+                compared += 1
+        assert compared
+
+    virtual_loop.run(main(), seed=2)
+
+
+def _levels(value):
+    return lambda piece: scenes.levels(piece, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [
+        (_levels(np.nan), ("encoding", "not finite")),
+        (_levels(60000.0), ("norm",)),
+        (lambda piece: piece[:-1], ("length", "encoding")),
+        (lambda piece: memoryview(bytes(piece) + bytes(4000)), ("length",)),
+    ],
+    ids=["not a number", "absurd", "short", "long"],
+)
+def test_bad_sparse_payload_is_excluded_with_reason(sieve, change, reasons):
+    async def main():
+        s = sieve(5)
+        liar = s.nodes[1]
+        owners = steady(len(liar.session.grid), tuple(sorted(node.id for node in s.nodes.values())), RUN)
+        at = next(index for index, owner in enumerate(owners) if owner != liar.id)
+        liar.forge(3, lambda pieces: [*pieces[:at], change(pieces[at]), *pieces[at + 1 :]])
+        s.start()
+        await s.finish()
+        s.check()
+        for node in s.nodes.values():
+            assert list(node.missing[3]) == [liar.id] and node.missing[3][liar.id] in reasons
+            assert node.missing[4] == {}
+
+    virtual_loop.run(main(), seed=4)
+
+
+def test_equivocating_owner_does_not_split_the_swarm(sieve):
+    async def main():
+        s = sieve(5, rounds=6)
+        liar = s.nodes[4]
+        bulk, told = liar.presence.send_queue.bulk, []
+
+        def lying(to, frame, **rest):
+            if isinstance(frame.message, Result) and frame.message.round == 3 and to[0] % 2:
+                payload = bytearray(frame.payload)
+                payload[-1] ^= 1
+                frame = Frame(frame.message, bytes(payload))
+                told.append(to)
+            bulk(to, frame, **rest)
+
+        liar.presence.send_queue.bulk = lying
+        s.start()
+        honest = [node.index for node in s.nodes.values() if node is not liar]
+        await s.finish(honest)
+        s.check(honest)
+        assert told
+
+    virtual_loop.run(main(), seed=4)
+
+
+def test_leader_that_owns_all_chunks_makes_nobody_lose_residuals(sieve):
+    """What was sent and what is kept is all that there was, though chunks went to the liar and came back."""
+
+    async def main():
+        s = sieve(5, rounds=8, outer='lr = 0.9\ndenominator = "mean"\n', keep=1.0)
+        seed = blake3.blake3(RUN + (4).to_bytes(8, "big")).digest()
+        first = leader_order(seed, tuple(sorted(node.id for node in s.nodes.values())), 4, 0)[0]
+        liar = next(node for node in s.nodes.values() if node.id == first)
+        others = [node for node in s.nodes.values() if node is not liar]
+        liar.round_factory.sick = lambda: [node.id for node in others]
+        before = {}
+
+        def look(node):
+            before["kept"] = kept(s, [one.index for one in others])
+            assert s.nodes[others[0].index].session.current.agreement.commit.opened.idle
+
+        s.fail_at(others[0].index, 4, "commit", look)
+        s.start()
+        await s.finish()
+        s.check()
+        assert before["kept"].any()
+        assert not any(name == "given up" for node in s.nodes.values() for _, name, _ in node.log)
+        _, _, means = expected(s, 8)
+        first = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
+        np.testing.assert_allclose((first - liar.replica.theta) / 0.9 + kept(s), means, atol=1e-5)
+
+    virtual_loop.run(main(), seed=4)
+
+
+def test_sums_computed_in_executor_block_nothing_and_match(sieve, monkeypatch):
+    """Though each takes a while, in which an owner dies and chunks move: results are those of who computes at once."""
+    thin, depth = Portions.thin, []
+
+    def watched(self, *rest):
+        assert depth, "on the loop's time"
+        return thin(self, *rest)
+
+    async def slowly(function):
+        await asyncio.sleep(0.05)
+        depth.append(1)
+        try:
+            return function()
+        finally:
+            depth.pop()
+
+    def digests(aside, victim=None):
+        async def main():
+            s = sieve(5, rounds=3, aside=aside)
+            if victim is not None:
+                s.fail_at(victim, 3, "open")
+            s.start()
+            rest = [index for index in s.nodes if index != victim]
+            await s.finish(rest)
+            s.check(rest)
+            return s.nodes[1].digests
+
+        return virtual_loop.run(main(), seed=2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Portions, "thin", watched)
+        slow = digests(slowly)
+        assert len(digests(slowly, 4)) == 3
+    assert slow == digests(at_once)
+
+
+def test_pending_sum_of_abandoned_round_does_not_vote(sieve):
+    """Who begins a round anew has promised nothing in it: what it was making must not end in a vote."""
+    seen = {}
+
+    async def slowly(function):
+        await asyncio.sleep(0.2)
+        return function()
+
+    def leave(node):
+        fly = seen["fly"] = node.session.current
+        seen["due"] = list(fly.exchange._due)
+        seen["before"] = list(fly.results)
+        node.session.advance()
+
+    async def main():
+        s = sieve(3, aside=slowly)
+        s.fail_at(0, 3, "open", lambda node: virtual_loop.current().call_later(0.15, leave, node))
+        s.start()
+        while not seen:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2.0)
+        assert seen["due"] and list(seen["fly"].results) == seen["before"]
+        assert not seen["fly"].exchange._due
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_failed_sum_is_raised_as_own_error(sieve, monkeypatch):
+    def broken(self, *rest):
+        raise RuntimeError("no such sum")
+
+    monkeypatch.setattr(Portions, "thin", broken)
+
+    async def main():
+        s = sieve(2)
+        s.start()
+        ends = await asyncio.gather(*(node.tasks[0] for node in s.nodes.values()), return_exceptions=True)
+        assert [str(one.exceptions[0]) for one in ends] == ["no such sum"] * 2
+
+    virtual_loop.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_restarted_owner_restores_residual_if_state_is_unchanged(sieve, missed):
+    """From its checkpoint; and says what is lost, where others have gone on."""
+
+    async def main():
+        s = sieve(3, rounds=9)
+        seen = {}
+
+        def crash(node):
+            seen["kept"], old, own = rests(node), node.replica, node.replica.private_state(s.layout)
+            node.kill()
+            virtual_loop.current().call_later(2.5 if missed else 0.01, back, node.index, old, own)
+
+        def back(index, old, own):
+            again = s.join(index, 1)
+            replica, enter = again.replica, again.rounds.enter
+            replica.state[:], replica.round, replica.members = old.state, old.round, old.members
+            replica.seal()
+            assert replica.digest == old.digest and replica.load_private(own, s.layout) == ""
+
+            async def entered():
+                await enter()
+                seen["after"] = rests(again)
+
+            again.rounds.enter = entered
+
+        s.fail_at(1, 3, "applied", crash)
+        s.start()
+        await s.finish([0, 2])
+        await s.finish([1])
+        s.check()
+        assert len(seen["kept"]) >= len(s.nodes[0].session.grid) // 3
+        if missed:
+            assert not seen["after"] and any(name == "given up" for _, name, _ in s.nodes[1].log)
+        else:
+            assert seen["after"].keys() == seen["kept"].keys()
+            assert all(np.array_equal(seen["after"][chunk], rest) for chunk, rest in seen["kept"].items())
+            assert not any(name == "given up" for _, name, _ in s.nodes[1].log)
+
+    virtual_loop.run(main(), seed=3)
+
+
+def test_restarted_owner_does_not_resend_committed_residual(sieve):
+    """All sums of a round are there, and nobody but the leader has heard that it is over: then an owner comes back from its
+    checkpoint of the round before, and applies the round like all others.
+    """
+
+    async def main():
+        s = sieve(4, rounds=7)
+        seed = blake3.blake3(RUN + (4).to_bytes(8, "big")).digest()
+        first = leader_order(seed, tuple(sorted(node.id for node in s.nodes.values())), 4, 0)[0]
+        leader = next(node for node in s.nodes.values() if node.id == first)
+        owner, control, seen = (leader.index + 1) % 4, leader.presence.send_queue.control, {}
+
+        def say(to, message):
+            if isinstance(message, Commit) and message.opened.round == 4:
+                virtual_loop.current().call_later(1.2, control, to, message)
+            else:
+                control(to, message)
+
+        def crash(_):
+            old = s.nodes[owner].replica
+            seen["kept"], own = rests(s.nodes[owner]), old.private_state(s.layout)
+            s.nodes[owner].kill()
+            replica = s.join(owner, 1).replica
+            replica.state[:], replica.round, replica.members = old.state, old.round, old.members
+            replica.seal()
+            assert replica.round == 3 and replica.load_private(own, s.layout) == ""
+
+        leader.presence.send_queue.control = say
+        s.fail_at(leader.index, 4, "commit", crash)
+        s.fail_at(owner, 4, "applied", lambda node: seen.update(after=rests(node)))
+        s.start()
+        await s.finish()
+        s.check()
+        again = s.nodes[owner]
+        assert seen["kept"] and [fields["round"] for _, name, fields in again.log if name == "synced"] == [3]
+        assert not seen["after"] and any(name == "given up" for _, name, _ in again.log)
+        assert rests(again)  # of later rounds
+
+    virtual_loop.run(main(), seed=3)
+
+
+def test_owner_that_fetches_state_drops_its_residuals(sieve):
+    async def main():
+        s = sieve(4, rounds=7)
+        assert len(await scenes.differ(s, 2, 123)) == 1
+        assert any(name == "given up" for _, name, _ in s.nodes[2].log)
+        assert s.nodes[2].digests[7] == s.nodes[1].digests[7]
+
+    virtual_loop.run(main(), seed=4)
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(600)
+def test_sparse_butterfly_bytes_do_not_grow_with_peers(swarm):
+    """Payloads of a round, without the announcements: with gather they grow with the peers, here they do not."""
+
+    def moved(collective, peers):
+        async def main():
+            s = swarm(
+                peers, codec="topk(k=64,chunk=4096)|2bit|rice", outer='method = "sparseloco"\n', rounds=1,
+                size=524_288, collective=collective, bandwidth=None,
+            )  # fmt: skip
+            got = dict.fromkeys(s.nodes, 0)
+            for node in s.nodes.values():
+                count(node, got)
+            s.start()
+            await s.finish()
+            s.check()
+            return sum(got.values()) / peers
+
+        return virtual_loop.run(main(), seed=1)
+
+    def count(node, got):
+        routed = node.session.on_frame
+
+        def counted(peer, frame):
+            if isinstance(frame.message, (Chunk, Result)):
+                got[node.index] += memoryview(frame.payload).nbytes
+            routed(peer, frame)
+
+        node.session.on_frame = counted
+
+    few, many = (moved("sparse-butterfly", peers) for peers in (16, 64))
+    everybody = [moved("all-gather", peers) for peers in (16, 64)]
+    print(few, many, everybody)
+    assert many < 1.1 * few and everybody[1] > 3.5 * everybody[0] and many < everybody[1] / 8

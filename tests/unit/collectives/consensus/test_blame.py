@@ -1,0 +1,185 @@
+"""Blames between peers: when they cost chunks, and when they exclude a contribution."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thinwire.collectives.consensus.blame import BlameBook
+from thinwire.collectives.consensus.quorum import enough
+from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Open
+
+IDS = [bytes([i]) * 32 for i in range(6)]
+LEADER, ANN, BEN, CAT, DAN, EVE = IDS
+
+
+def opened(alive, *, term=1, idle=(), adopted=None):
+    contributors = tuple(Contribution(peer, 1, 10) for peer in alive)
+    group = tuple(alive)
+    return Open(1, 0, Ballot(term, LEADER), group, group, contributors, (), adopted, (), tuple(sorted(idle)))
+
+
+class Bench:
+    """The leader's complaints in a group, all of it members."""
+
+    def __init__(self, count, **more):
+        self.blame_book, self.opened = BlameBook(), opened(IDS[:count], **more)
+
+    def say(self, accuser, about, reason="hash"):
+        blame = Blame(1, 0, self.opened.ballot, about, reason)
+        alive = self.opened.alive
+        return self.blame_book.on_message(accuser, blame, self.opened, lambda peers: enough(peers, alive, ()))
+
+    def next(self):
+        """The next ballot, as the complaints want it."""
+        self.opened = opened(
+            self.opened.alive, term=self.opened.ballot.term + 1, idle=self.blame_book.idle & set(self.opened.alive)
+        )
+
+
+def test_one_blame_takes_chunks_but_keeps_the_contribution():
+    bench = Bench(4)
+    assert bench.say(ANN, BEN, "chunk missing") and bench.say(BEN, ANN, "chunk missing") is False
+    assert bench.blame_book.idle == {ANN, BEN} and not bench.blame_book.rejected
+
+
+def test_first_blame_of_ring_ends_it_and_blames_nobody():
+    bench = Bench(4)
+    assert not bench.say(ANN, BEN, "ring"), "there is none"
+    bench.opened = msgspec.structs.replace(bench.opened, order=(0, 2, 1, 3))
+    assert not bench.say(EVE, BEN, "ring"), "she has no part in it"
+    assert bench.say(ANN, BEN, "ring") and not bench.say(BEN, CAT, "ring")
+    assert bench.blame_book.straight
+    assert not bench.blame_book.idle and not bench.blame_book.rejected
+
+
+def test_blame_of_second_owner_excludes_the_contribution():
+    bench = Bench(4)
+    bench.say(ANN, BEN)
+    assert not bench.say(ANN, BEN), "saying it twice adds nothing"
+    bench.next()
+    assert not bench.say(ANN, BEN), "and it owns no chunks any more"
+    assert bench.say(CAT, BEN)
+    assert bench.blame_book.rejected == {BEN: "hash"}
+
+
+def test_blame_of_leader_excludes_at_once():
+    bench = Bench(3)
+    assert bench.say(LEADER, BEN, "norm") and bench.blame_book.rejected == {BEN: "norm"}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6])
+def test_one_lying_accuser_excludes_nobody_and_loses_its_chunks(count):
+    bench = Bench(count)
+    for _ in range(3):
+        for about in bench.opened.alive:
+            if about != ANN:
+                bench.say(ANN, about)
+        bench.next()
+    assert not bench.blame_book.rejected and ANN in bench.blame_book.idle
+    assert set(bench.opened.alive) - bench.blame_book.idle, "somebody owns the chunks"
+    assert len(bench.blame_book.idle) <= 2, "it, and the one that it has named first"
+
+
+def test_self_blame_excludes_at_once():
+    bench = Bench(4)
+    assert bench.say(BEN, BEN, "withdrawn") and bench.blame_book.rejected == {BEN: "withdrawn"}
+
+
+def test_blames_do_not_carry_over_to_new_contribution():
+    bench = Bench(4)
+    bench.say(ANN, BEN)
+    bench.blame_book.forgive(BEN)
+    assert bench.say(CAT, BEN) and not bench.blame_book.rejected
+
+
+def test_peer_is_forgiven_only_once():
+    """Who announces before every ballot and never sends what it announced is out for good."""
+    bench = Bench(4)
+    for reason in ("chunk missing", "hash"):
+        bench.say(LEADER, BEN, reason)
+        assert bench.blame_book.rejected == {BEN: reason}
+        for _ in range(3):
+            bench.blame_book.forgive(CAT)
+        if reason != "hash":
+            bench.blame_book.forgive(BEN)
+            assert not bench.blame_book.rejected
+    for _ in range(3):
+        bench.blame_book.forgive(BEN)
+        bench.next()
+    assert bench.blame_book.rejected == {BEN: "hash"}
+    assert bench.say(LEADER, CAT, "norm") and bench.blame_book.rejected == {BEN: "hash", CAT: "norm"}
+    bench.blame_book.forgive(CAT)
+    assert bench.blame_book.rejected == {BEN: "hash"}, "it had not been forgiven anything"
+
+
+@pytest.mark.parametrize("accuser", [EVE, bytes([9]) * 32])
+def test_blame_of_non_member_is_ignored(accuser):
+    bench = Bench(4)
+    assert not bench.say(accuser, BEN) and not bench.say(accuser, BEN, "result") and not bench.blame_book.idle
+
+
+def test_blame_of_non_contributor_or_without_reason_is_ignored():
+    bench = Bench(4)
+    assert not bench.say(ANN, EVE) and not bench.say(ANN, BEN, "ugly") and not bench.blame_book.idle
+
+
+def test_blame_does_not_exclude_adopted_contributors():
+    bench = Bench(4, adopted=bytes(32))
+    bench.say(LEADER, BEN)
+    bench.say(BEN, BEN, "withdrawn")
+    assert not bench.blame_book.rejected
+
+
+def test_missing_results_count_only_if_they_prevent_the_quorum():
+    bench = Bench(5)
+    assert not bench.say(ANN, CAT, "result missing") and not bench.say(ANN, CAT, "result missing")
+    assert not bench.say(BEN, CAT, "result")
+    assert not bench.blame_book.idle, "three of five have all"
+    assert bench.say(DAN, CAT, "result missing")
+    assert bench.blame_book.idle == {CAT} and not bench.blame_book.rejected
+
+
+@pytest.mark.parametrize(("count", "accuser", "about"), [(2, LEADER, ANN), (3, ANN, BEN)])
+def test_blame_in_small_groups_never_blocks_the_round(count, accuser, about):
+    """Of two, one word is all there can be."""
+    bench = Bench(count)
+    moved = bench.say(accuser, about, "result missing")
+    if count == 3:
+        assert not moved, "two of three can commit, and the third is brought up to date"
+        moved = bench.say(LEADER, about, "result missing")
+    assert moved and bench.blame_book.idle == {about}
+
+
+def test_owner_blamed_by_many_is_idle_despite_its_own_blames():
+    bench = Bench(5)
+    bench.say(ANN, BEN, "result missing")
+    for honest in (LEADER, CAT, DAN):
+        bench.say(honest, ANN, "result missing")
+    assert bench.blame_book.idle == {ANN}
+
+
+REASONS = st.sampled_from(["hash", "norm", "chunk missing", "result", "result missing", "withdrawn", "?"])
+WORDS = st.lists(st.tuples(st.sampled_from(IDS[:5]), st.sampled_from(IDS[:5]), REASONS), max_size=40)
+
+
+@given(WORDS, st.sampled_from(IDS[1:5]))
+def test_repeated_blames_of_one_peer_exclude_nobody(words, liar):
+    """Whatever one peer says, in whatever order, with new ballots between: alone it only takes chunks away."""
+    bench = Bench(5)
+    for at, (_, about, reason) in enumerate(words):
+        if about != liar and bench.say(liar, about, reason) and at % 2:
+            bench.next()
+    assert not bench.blame_book.rejected
+
+
+@given(WORDS)
+def test_blames_cause_a_bounded_number_of_ballots(words):
+    """A complaint calls for a new ballot only if that is another one: fewer than twice the group, whoever says what."""
+    bench, ballots = Bench(5), 0
+    for accuser, about, reason in words * 3:
+        if bench.say(accuser, about, reason):
+            ballots += 1
+            bench.next()
+    assert ballots <= 2 * 5

@@ -1,0 +1,846 @@
+"""The agreement as a pure state machine, under random faults of the network and its peers.
+
+The network here is a bag of messages: any may be lost, repeated or overtaken. Processes crash and restart without memory.
+One assumption is taken from the real transport: a process is reported as gone only when none of its messages is in transit.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import blake3
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from thinwire.collectives.consensus import proposer
+from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
+from thinwire.collectives.consensus.paxos import Agreement, RoundTerms
+from thinwire.collectives.consensus.proposal import choices, name_of
+from thinwire.swarm.messages.registry import (
+    Ask,
+    Ballot,
+    Commit,
+    Contribution,
+    Exclusion,
+    Open,
+    Prepare,
+    Promise,
+    Proof,
+    Ready,
+    Vote,
+)
+
+BASE, PLAN = bytes(32), bytes([1]) * 32
+
+
+def name(index):
+    return bytes([index]) * 32
+
+
+def sign(peer, message):
+    return blake3.blake3(peer + msgspec.msgpack.encode(message)).digest(64)
+
+
+def verify(peer, message, signature):
+    return signature == sign(peer, message)
+
+
+def digest(contributors):
+    """Results are a pure function of the contributors."""
+    return blake3.blake3(msgspec.msgpack.encode(contributors)).digest()
+
+
+def terms(members, **more):
+    return RoundTerms(5, 0, tuple(members), BASE, PLAN, max_weight=100, **more)
+
+
+def ready(attempt=1, *, weight=10, base=BASE, plan=PLAN, witness=True):
+    return Ready(5, 0, attempt, base, plan, weight, b"", witness, 0.0, 0.0)
+
+
+def agreement(me, members, live, *, witness=True, **more):
+    return Agreement(
+        me, terms(members, **more), sign=lambda m: sign(me, m), verify=verify, live=live, gone=(), witness=witness
+    )
+
+
+class World:
+    """Peers 0..n-1, but for the last `guests` all members; what each says lies in `bag` until it is delivered, repeated or
+    lost. At least one member lives: what becomes of a swarm without members is decided otherwise.
+    """
+
+    def __init__(self, n, rng, guests=0):
+        self.rng, self.now, self.crashes = rng, 0.0, 0
+        self.ids = [name(i) for i in range(n)]
+        self.order = rng.sample(self.ids[: n - guests], n - guests)
+        self.peers = {}
+        self.bag = []
+        self.notices = []
+        """(whom, about whom): a death that is not known there yet."""
+        self.attempts = dict.fromkeys(self.ids, 0)
+        # Each world has troubles of its own: with all of them in every one, few would get far.
+        self.weights = [weight * rng.choice([0.2, 1, 1, 5]) for weight in [60, 3, 3, 6, 12, 6, 1, 6, 1, 3, 1, 2]]
+        for me in self.ids:
+            self.begin(me, witness=True)
+
+    def begin(self, me, *, witness):
+        others = self.ids if self.crashes == 0 else self.peers
+        self.peers[me] = agreement(me, self.order, set(others), witness=witness)
+
+    def collect(self, me):
+        for to, message in self.peers[me].take():
+            for peer in sorted(self.peers[me].reachable) if to is None else [to]:
+                if peer != me:
+                    self.bag.append((me, peer, message))
+
+    def deliver(self, place):
+        sender, to, message = self.bag[place]
+        if to in self.peers:
+            self.peers[to].on_message(sender, message, sign(sender, message), self.now)
+            self.collect(to)
+
+    def announce(self, me):
+        self.attempts[me] += 1
+        peer = self.peers[me]
+        peer.announce(ready(self.attempts[me], witness=peer.remembers), self.now)
+        self.collect(me)
+
+    def complete(self, me):
+        opened = self.peers[me].opened
+        if opened is not None and me in opened.alive:
+            self.peers[me].complete(digest(opened.contributors), self.now)
+            self.collect(me)
+
+    def tick(self, seconds):
+        self.now += seconds
+        for me in list(self.peers):
+            self.peers[me].tick(self.now)
+            self.collect(me)
+
+    def crash(self, me):
+        """Some of what it has said gets out, and then it is known that it is gone, here sooner and there later."""
+        del self.peers[me]
+        self.bag = [entry for entry in self.bag if entry[1] != me and (entry[0] != me or self.rng.random() < 0.5)]
+        self.notices += [(peer, me) for peer in self.peers]
+
+    def witnesses(self):
+        """Members that may vote."""
+        return {peer for peer in self.order if peer in self.peers and self.peers[peer].witness}
+
+    def restart(self, me):
+        """It comes back, knows that it may have voted, and takes part anew; who has not noticed hears it from itself."""
+        self.bag = [entry for entry in self.bag if entry[0] != me]
+        while any(gone == me for _, gone in self.notices):
+            self.notify(next(at for at, (_, gone) in enumerate(self.notices) if gone == me))
+        self.begin(me, witness=False)
+        for other in self.peers:
+            if other != me:
+                self.join_up(me, other)
+
+    def notify(self, place):
+        to, gone = self.notices[place]
+        if not any(sender == gone for sender, _, _ in self.bag):
+            del self.notices[place]
+            if to in self.peers:
+                self.peers[to].on_link_down(gone, self.now, gone=True)
+                self.collect(to)
+
+    def cut(self, a, b):
+        for one, other in ((a, b), (b, a)):
+            if one in self.peers:
+                self.peers[one].on_link_down(other, self.now, gone=False)
+                self.collect(one)
+
+    def join_up(self, a, b):
+        for one, other in ((a, b), (b, a)):
+            if one in self.peers and other in self.peers:
+                self.peers[one].reach(other, self.now)
+                self.collect(one)
+
+    def step(self, crashes):
+        rng = self.rng
+        action = rng.choices(
+            [
+                *("deliver", "lose", "repeat", "announce", "complete", "tick"),
+                *("crash", "notify", "cut", "join", "blame", "restart"),
+            ],
+            self.weights,
+        )[0]
+        here = list(self.peers)
+        me = rng.choice(here)
+        if action in ("deliver", "lose", "repeat") and self.bag:
+            place = rng.randrange(len(self.bag))
+            if action != "lose":
+                self.deliver(place)
+            if action != "repeat":
+                del self.bag[place]
+        elif action == "announce" and self.attempts[me] < 3:
+            self.announce(me)
+        elif action == "complete":
+            self.complete(me)
+        elif action == "tick":
+            self.tick(rng.choice([0.1, 0.5, 2.0, 5.0]))
+        elif action == "crash" and self.crashes < crashes and any(self.witnesses() - {me}):
+            self.crashes += 1
+            self.crash(me)
+        elif action == "restart" and len(here) < len(self.ids):
+            self.restart(rng.choice([peer for peer in self.ids if peer not in self.peers]))
+        elif action == "notify" and self.notices:
+            self.notify(rng.randrange(len(self.notices)))
+        elif action in ("cut", "join"):
+            (self.cut if action == "cut" else self.join_up)(*rng.sample(self.ids, 2))
+        elif action == "blame":
+            self.peers[me].accuse(
+                rng.choice(self.ids), rng.choice(["norm", "chunk missing", "result missing"]), self.now
+            )
+            self.collect(me)
+
+    def heal(self):
+        """Everything arrives at once from now on, and everyone goes on doing what it should."""
+        for a in self.ids:
+            for b in self.ids:
+                if a < b:
+                    self.join_up(a, b)
+        for me in list(self.peers):
+            self.announce(me)
+        for _ in range(400):
+            while self.bag:
+                self.deliver(0)
+                del self.bag[0]
+            while self.notices:
+                self.notify(0)
+            for me in list(self.peers):
+                self.complete(me)
+            self.tick(0.25)
+
+    def committed(self):
+        return {me: peer.commit for me, peer in self.peers.items() if peer.commit is not None}
+
+    def check(self):
+        """Members agree. A guest may know a verdict whose members have all died: then its state is the one that differs."""
+        committed = self.committed()
+        told = [me for me in self.order if me in committed] or list(committed)
+        assert len({(committed[me].opened.contributors, committed[me].opened.members) for me in told}) <= 1
+        for commit in self.committed().values():
+            assert commit.digest == digest(commit.opened.contributors)
+
+
+@settings(max_examples=400)
+@example(seed=24528, n=2, guests=1)  # the only one who contributes is put out twice
+@example(seed=1003525, n=2, guests=1)  # and there is another, who was not of the group
+@example(seed=2001385, n=2, guests=1)  # and the other does not answer
+@example(seed=1002016, n=3, guests=1)  # a guest alone has heard the verdict of one who died
+@given(seed=st.integers(0, 2**48), n=st.integers(2, 6), guests=st.integers(0, 2))
+def test_paxos_reaches_one_verdict_under_random_faults(seed, n, guests):
+    """Among those that live there are never two verdicts, and when the trouble is over all have the same one."""
+    _misfortune(seed, n, guests)
+
+
+@pytest.mark.soak
+@settings(max_examples=40_000)
+@given(seed=st.integers(0, 2**48), n=st.integers(2, 6), guests=st.integers(0, 2))
+def test_paxos_reaches_one_verdict_under_many_random_faults(seed, n, guests):
+    _misfortune(seed, n, guests)
+
+
+def _misfortune(seed, n, guests):
+    """Nobody is given up here: one who goes on without a silent member may find that it knew better (see FORSAKEN)."""
+    rng = random.Random(seed)
+    world = World(n, rng, min(guests, n - 1))
+    crashes = rng.randrange(n)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proposer, "FORSAKEN", math.inf)
+        for _ in range(rng.choice([30, 100, 300])):
+            world.step(crashes)
+            world.check()
+        world.heal()
+        world.check()
+    assert set(world.committed()) == set(world.peers)
+
+
+class Script(World):
+    """A world without chance: everyone is ready, the first leads, and messages go only among those who are not `silent`."""
+
+    def __init__(self, n):
+        super().__init__(n, random.Random(0))
+        self.order = self.ids
+        self.silent = set()
+        for me in self.ids:
+            self.begin(me, witness=True)
+        for me in self.ids:
+            self.announce(me)
+        self.flow()
+        self.tick(0.0)
+        self.flow()
+        assert all(peer.opened.ballot == Ballot(1, self.ids[0]) for peer in self.peers.values())
+
+    def flow(self, wanted=lambda sender, to, message: True):
+        """Deliver until nothing is left but what the silent would say or hear, and what is not `wanted`."""
+        kept = []
+        while self.bag:
+            sender, to, message = self.bag[0]
+            if {sender, to} & self.silent or not wanted(sender, to, message):
+                kept.append(self.bag[0])
+            else:
+                self.deliver(0)
+            del self.bag[0]
+        self.bag = kept
+
+    def kill(self, *victims):
+        """At once, with all that they were about to say; and everyone knows."""
+        for me in victims:
+            self.crash(me)
+        self.bag = [entry for entry in self.bag if entry[0] not in victims]
+        while self.notices:
+            self.notify(0)
+
+    def go_on(self, seconds):
+        for _ in range(int(seconds / 0.5)):
+            self.tick(0.5)
+            self.flow()
+            for me in list(self.peers):
+                if me not in self.silent:
+                    self.complete(me)
+            self.flow()
+
+
+def _orphaned_verdict():
+    """Six peers: 0, 1, 2 have voted, 0 has told the verdict only to 2; then 0 and 1 die, and 2 is silent."""
+    world = Script(6)
+    a, b, c, *_ = world.ids
+    for me in (a, b, c):
+        world.complete(me)
+    world.flow(lambda sender, to, message: isinstance(message, Vote))
+    world.flow(lambda sender, to, message: to == c)
+    assert set(world.committed()) == {a, b, c} - {b}
+    world.silent = {c}
+    world.kill(a, b)
+    return world
+
+
+def test_verdict_known_to_silent_peer_is_not_overruled_early():
+    """Three of six go on without two dead ones and one silent only when that one has had its time to speak."""
+    world = _orphaned_verdict()
+    world.go_on(12.0)
+    assert set(world.committed()) == {world.ids[2]}
+    world.silent = set()
+    world.go_on(12.0)
+    assert set(world.committed()) == set(world.peers)
+    world.check()
+
+
+def test_silent_member_does_not_block_survivors_for_ever():
+    world = _orphaned_verdict()
+    world.go_on(90.0)
+    assert set(world.committed()) == set(world.peers)
+
+
+def test_members_are_part_of_the_decided_value():
+    """A leader is paused with the votes that it needs; the others commit the same without it, and with the same members."""
+    world = Script(5)
+    leader, *others = world.ids
+    for me in (leader, *others[:2]):
+        world.complete(me)
+    votes, world.bag = world.bag, []
+    paused = world.peers.pop(leader)
+    world.go_on(30.0)
+    assert set(world.committed()) == set(others)
+    commit = world.peers[others[0]].commit
+    assert commit.opened.adopted is not None and commit.opened.alive == tuple(others)
+    world.peers[leader], world.bag = paused, votes
+    world.flow()
+    assert paused.commit.opened.ballot == Ballot(1, leader)
+    assert paused.commit.opened.members == commit.opened.members == tuple(world.ids)
+    world.check()
+
+
+# --- ballot after ballot
+
+
+@pytest.mark.parametrize("told", [1, 2])
+def test_verdict_of_leader_that_dies_while_sending_it_reaches_all(told):
+    """Whoever is next in line knows it and says it, or asks, hears it, and tells those whom it has asked."""
+    world = Script(5)
+    leader = world.ids[0]
+    for me in world.ids:
+        world.complete(me)
+    world.flow(lambda sender, to, message: isinstance(message, Vote))
+    world.flow(lambda sender, to, message: to == world.ids[told])
+    assert set(world.committed()) == {leader, world.ids[told]}
+    world.kill(leader)
+    world.flow()
+    assert set(world.committed()) == set(world.ids[1:])
+    world.check()
+
+
+def _ballots(world, seconds, trouble):
+    """How many ballots begin in so many seconds of `trouble`, which is called ten times a second."""
+    begun = set()
+    for _ in range(int(10 * seconds)):
+        world.tick(0.1)
+        trouble()
+        while world.bag:
+            sender, to, message = world.bag[0]
+            if isinstance(message, Prepare):
+                begun.add(message.ballot)
+            world.deliver(0)
+            del world.bag[0]
+    return len(begun)
+
+
+def test_failing_ballots_become_rarer():
+    """Nobody ever completes: there are ballots again and again, and ever fewer."""
+    world = Script(4)
+    first, then = _ballots(world, 30.0, lambda: None), _ballots(world, 300.0, lambda: None)
+    assert first >= 4 and 300 / 20 <= then <= 300 / 4
+    for me in world.ids:
+        world.complete(me)
+    world.flow()
+    assert set(world.committed()) == set(world.peers), "and the next one that can be decided is"
+
+
+def test_million_ballots_of_one_round_do_not_grow_state():
+    """The minority of a partition goes on asking for days; numbers must not grow with it."""
+    world = Script(3)
+    world.silent = set(world.ids[1:])
+    leader = world.peers[world.ids[0]]
+    leader._proposer._ballots = 10**6
+    leader.on_link_down(world.ids[1], 0.0, gone=False)
+    world.collect(world.ids[0])
+    begun = 0
+    for _ in range(200):
+        world.tick(0.5)
+        begun += sum(isinstance(message, Prepare) for _, _, message in world.bag)
+        world.bag = []
+    assert begun >= 4 and leader._proposer.growth == 4.0
+
+
+@pytest.mark.parametrize("trouble", ["flapping", "lies"])
+def test_leader_limits_its_ballot_rate(trouble):
+    world = Script(4)
+    leader, liar = world.ids[0], world.ids[3]
+
+    def flap():
+        world.cut(leader, liar)
+        world.join_up(leader, liar)
+
+    def lie():
+        """Each time with a new announcement, so that each complaint is news."""
+        agreement = world.peers[liar]
+        if agreement.opened is not None:
+            world.attempts[liar] += 1
+            agreement.announce(ready(world.attempts[liar]), world.now)
+            agreement.accuse(liar, "withdrawn", world.now)
+            world.collect(liar)
+
+    assert 4 <= _ballots(world, 60.0, flap if trouble == "flapping" else lie) <= 24
+
+
+def test_endless_proposer_is_answered_no_more_often_than_an_honest_one():
+    peer, ids = _led()
+    peer.on_message(ids[0], opened := _open(ids, ids[0]), b"", 0.0)
+    heard = 0
+    for at in range(400):
+        now = at / 10
+        peer.on_message(ids[3], Prepare(5, 0, Ballot(2 * at + 3, ids[3])), b"", now)
+        peer.on_message(ids[3], _open(ids, ids[3], 2 * at + 4), b"", now)
+        heard += sum(isinstance(message, Promise) and to == ids[3] for to, message in peer.take())
+    assert opened != peer.opened and 4 <= heard <= 10
+    assert not peer.acceptor.trusts(ids[3]) and peer.acceptor.trusts(ids[2])
+
+
+def test_endless_proposer_does_not_block_other_ballots():
+    """One member asks ten times a second, with higher and higher terms, and leads nothing: the other three commit."""
+    world = Script(4)
+    liar, honest = world.ids[3], world.ids[:3]
+    world.silent = {liar}
+    for at in range(600):
+        world.tick(0.1)
+        for me in honest:
+            ballot = Ballot(world.peers[me].acceptor.promised.term + 1, liar)
+            world.peers[me].on_message(liar, Prepare(5, 0, ballot), b"", world.now)
+            world.peers[me].on_message(liar, _open(world.ids, liar, ballot.term), b"", world.now)
+            world.collect(me)
+        world.flow()
+        if at % 10 == 0:  # moving the data takes a while
+            for me in honest:
+                world.complete(me)
+            world.flow()
+    assert set(honest) <= set(world.committed())
+    world.check()
+
+
+def _split_votes(*votes):
+    """Peer 1 of five leads a second ballot, and the others (0, 2, 3, 4) promise with such digests of the first; none: None."""
+    peer, ids = _led(n=5)
+    peer.on_message(ids[0], opened := _open(ids, ids[0]), b"", 0.0)
+    begun = None
+    for at in range(1, 60):
+        peer.tick(at / 2)
+        begun = begun or next((m for _, m in peer.take() if isinstance(m, Prepare)), None)
+        if begun:
+            break
+    for other, voted in zip((ids[0], *ids[2:]), votes, strict=True):
+        if voted != "silent":
+            promise = Promise(5, 0, begun.ballot, opened if voted else None, voted)
+            peer.on_message(other, promise, b"", at / 2)
+    peer.tick(at / 2 + 5.0)
+    return peer.opened, ids
+
+
+A, B = bytes([65]) * 32, bytes([66]) * 32
+
+
+def test_differing_votes_adopt_result_of_the_majority():
+    """No verdict is possible; a free choice would end as the last one did, for the owner that lies would do it again."""
+    opened, ids = _split_votes(A, B, B, None)
+    assert opened.ballot.leader == ids[1] and opened.adopted == B and opened.sources == (ids[2], ids[3])
+
+
+def test_votes_without_possible_verdict_leave_choice_free():
+    opened, ids = _split_votes(None, A, None, None)
+    assert opened.ballot.leader == ids[1] and opened.adopted is None
+
+
+def test_value_with_possible_verdict_is_adopted():
+    opened, ids = _split_votes(A, A, None, "silent")
+    assert opened.ballot.leader == ids[1] and opened.adopted == A and opened.sources == (ids[0], ids[2])
+
+
+def test_invented_later_vote_does_not_hide_possible_verdict():
+    ids = [name(i) for i in range(5)]
+    first, invented = _open(ids, ids[0]), _open(ids, ids[4], 7)
+    promises = {peer: Promise(5, 0, Ballot(9, ids[1]), first, A) for peer in ids[:3]}
+    promises[ids[4]] = Promise(5, 0, Ballot(9, ids[1]), invented, B)
+    peer, _ = _led(n=5)
+    found = choices(promises)
+    assert [choice.digest for choice in found] == [B, A]
+    assert peer._proposer._bound(found, promises).digest == A
+
+
+def test_ballot_terms_never_exceed_their_bound():
+    """However far somebody drives them up: the next candidate's still fits a message, or it does not begin."""
+    peer, ids = _led()
+    for at in range(1, 600_000, 1000):
+        for _ in range(3):
+            term = min(2**32 - 1, peer.acceptor.promised.term + LEAP)
+            peer.on_message(ids[3], Prepare(5, 0, Ballot(term, ids[3])), b"", float(at))
+    peer.acceptor.promised = Ballot(LAST_TERM - 1, ids[3])
+    peer.on_message(ids[3], Prepare(5, 0, Ballot(LAST_TERM + 1, ids[3])), b"", 600_000.0)
+    assert peer.acceptor.promised.term == LAST_TERM - 1
+    peer.on_link_down(ids[3], 600_001.0, gone=True)
+    for at in range(100):
+        peer.tick(600_002.0 + 10 * at)
+    begun = [message.ballot.term for _, message in peer.take() if isinstance(message, Prepare)]
+    assert begun and max(begun) <= LAST_TERM < 2**32
+
+
+def test_changed_votes_of_one_peer_do_not_extend_patience():
+    ids = [name(i) for i in range(4)]
+    peer = agreement(ids[0], ids, ids)
+    for other in ids[1:]:
+        peer.on_message(other, ready(), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    peer.take()
+    for at in range(100):
+        vote = Vote(5, 0, peer.opened.ballot, name_of(peer.opened), bytes([at]) * 32)
+        peer.on_message(ids[1], vote, sign(ids[1], vote), at / 2)
+    begun = [message for _, message in peer.take() if isinstance(message, Prepare)]
+    assert begun, "its patience with its own ballot comes to an end"
+
+
+# --- lies: each leaves the agreement as it was
+
+
+def _led(me=1, n=4):
+    """Peer `me` of n, all ready; 0 leads."""
+    ids = [name(i) for i in range(n)]
+    peer = agreement(ids[me], ids, ids)
+    for other in ids:
+        if other != peer.me:
+            peer.on_message(other, ready(), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    peer.take()
+    return peer, ids
+
+
+def _open(ids, leader, term=1, **changes):
+    given = dict(
+        round=5,
+        fragment=0,
+        ballot=Ballot(term, leader),
+        group=tuple(ids),
+        alive=tuple(ids),
+        contributors=tuple(Contribution(peer, 1, 10) for peer in ids),
+        excluded=(),
+        adopted=None,
+        sources=(),
+    )
+    return Open(**(given | changes))
+
+
+def test_open_of_leader_is_followed():
+    peer, ids = _led()
+    opened = _open(ids, ids[0])
+    peer.on_message(ids[0], opened, b"", 0.0)
+    assert peer.opened == opened
+
+
+@pytest.mark.parametrize(
+    ("sender", "changes"),
+    [
+        (2, {}),  # says that 0 leads, and is not 0
+        (2, {"ballot": Ballot(1, name(2))}),  # leads without being the first, without a first phase
+        (0, {"round": 4}),
+        (0, {"fragment": 1}),
+        (0, {"alive": ()}),
+        (0, {"alive": (name(1), name(0))}),  # not sorted
+        (0, {"group": (name(0), name(1), name(1))}),  # twice
+        (0, {"alive": (name(0), name(9))}),  # not in the group
+        (0, {"contributors": (Contribution(name(0), 1, 101),)}),  # more than the manifest allows
+        (0, {"contributors": (Contribution(name(0), 1, 0),)}),
+        (0, {"contributors": (Contribution(name(9), 1, 10),)}),  # takes no part
+        (0, {"sources": (name(1),)}),  # of what?
+        (0, {"adopted": bytes(32), "kept": (name(0), name(1), name(2), name(3))}),  # from whom?
+        (0, {"adopted": bytes(32), "sources": (name(1),)}),  # with which members?
+        (0, {"kept": (name(0), name(1), name(2), name(3))}),  # of what?
+        (0, {"adopted": bytes(32), "sources": (name(1),), "kept": (name(0), name(1), name(3), name(2))}),  # not sorted
+        (0, {"adopted": bytes(32), "sources": (name(1),), "kept": (name(0), name(1), name(2), name(2))}),
+        (0, {"adopted": bytes(32), "sources": (name(1),), "kept": (name(0), name(1), name(2))}),  # 3 contributes
+        (0, {"contributors": (Contribution(name(0), 1, 10), Contribution(name(0), 2, 10))}),
+    ],
+)
+def test_invalid_open_is_not_followed(sender, changes):
+    peer, ids = _led()
+    peer.on_message(ids[sender], _open(ids, ids[0], **changes), b"", 0.0)
+    assert peer.opened is None
+
+
+def test_ballot_below_promise_is_not_followed():
+    peer, ids = _led()
+    peer.on_message(ids[2], Prepare(5, 0, Ballot(3, ids[2])), b"", 0.0)
+    peer.on_message(ids[0], _open(ids, ids[0]), b"", 0.0)
+    assert peer.opened is None
+    # Nor does it vote for what it had followed before.
+    peer, ids = _led()
+    opened = _open(ids, ids[0])
+    peer.on_message(ids[0], opened, b"", 0.0)
+    peer.on_message(ids[2], Prepare(5, 0, Ballot(3, ids[2])), b"", 0.0)
+    peer.take()
+    peer.complete(digest(opened.contributors), 0.0)
+    assert not [message for _, message in peer.take() if isinstance(message, Vote)]
+
+
+def _commit(opened, voters, signers=None, about=None):
+    verdict = digest(opened.contributors)
+    vote = Vote(5, 0, opened.ballot, name_of(opened), about or verdict)
+    signers = voters if signers is None else signers
+    proofs = tuple(Proof(peer, sign(signer, vote)) for peer, signer in zip(voters, signers, strict=True))
+    return Commit(opened, verdict, proofs)
+
+
+def test_commit_with_quorum_of_votes_is_accepted_from_anyone():
+    peer, ids = _led()
+    commit = _commit(_open(ids, ids[0]), ids[:3])
+    peer.on_message(ids[3], commit, b"", 0.0)
+    assert peer.commit == commit
+
+
+@pytest.mark.parametrize("case", ["few", "forged", "of another digest", "one voter thrice", "of strangers", "gone"])
+def test_forged_commit_is_refused(case):
+    peer, ids = _led()
+    opened = _open(ids, ids[0])
+    forged = {
+        "few": _commit(opened, ids[1:2]),
+        "forged": _commit(opened, ids[:3], signers=[ids[3]] * 3),
+        "of another digest": _commit(opened, ids[:3], about=bytes(32)),
+        "one voter thrice": _commit(opened, [ids[3]] * 3),
+        "of strangers": _commit(opened, [name(7), name(8), name(9)]),
+        "gone": _commit(
+            _open(ids, ids[3], 2, excluded=tuple(Exclusion(peer, "gone") for peer in ids[:3])), ids[3:]
+        ),  # counts peers as gone that we can reach
+    }[case]
+    peer.on_message(ids[3], forged, b"", 0.0)
+    peer.tick(5.0)
+    assert peer.commit is None
+
+
+def test_verdict_of_non_members_does_not_hide_the_real_one():
+    """Four who have no say here have decided something by the same number; then a verdict comes with three members' votes."""
+    peer, ids = _led()
+    strangers = [name(i) for i in (7, 8, 9, 10)]
+    peer.on_message(strangers[0], _commit(_open(strangers, strangers[0]), strangers), b"", 0.0)
+    assert peer.commit is None
+    commit = _commit(_open(ids, ids[0]), ids[:3])
+    peer.on_message(ids[0], commit, b"", 0.0)
+    assert peer.commit == commit
+
+
+def test_weights_are_capped_and_zero_weight_does_not_contribute():
+    ids = [name(i) for i in range(3)]
+    peer = agreement(ids[0], ids, ids)
+    peer.on_message(ids[1], ready(weight=10_000), b"", 0.0)
+    peer.on_message(ids[2], ready(weight=0), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    assert [(entry.peer, entry.weight) for entry in peer.opened.contributors] == [(ids[0], 10), (ids[1], 100)]
+    assert peer.opened.alive == tuple(ids)
+
+
+def test_other_base_or_plan_is_excluded_with_reason():
+    ids = [name(i) for i in range(4)]
+    peer = agreement(ids[0], ids, ids)
+    peer.on_message(ids[1], ready(base=bytes([9]) * 32), b"", 0.0)
+    peer.on_message(ids[2], ready(plan=bytes([9]) * 32), b"", 0.0)
+    peer.on_message(ids[3], ready(), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    assert {entry.peer: entry.reason for entry in peer.opened.excluded} == {ids[1]: "base digest", ids[2]: "plan"}
+    assert peer.opened.alive == (ids[0], ids[3]) and not peer.diverged
+
+
+def test_peer_with_minority_base_knows_that_it_diverged():
+    ids = [name(i) for i in range(4)]
+    peer = agreement(ids[3], ids, ids)
+    for other in ids[:2]:
+        peer.on_message(other, ready(base=bytes([9]) * 32), b"", 0.0)
+    assert not peer.diverged, "two of four may be wrong themselves"
+    peer.on_message(ids[2], ready(base=bytes([9]) * 32), b"", 0.0)
+    assert peer.diverged
+
+
+def test_each_vote_counts_once_and_for_one_digest():
+    ids = [name(i) for i in range(5)]
+    peer = agreement(ids[0], ids, ids)
+    for other in ids[1:]:
+        peer.on_message(other, ready(), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    right, wrong = digest(peer.opened.contributors), bytes(32)
+    for _ in range(3):
+        vote = Vote(5, 0, peer.opened.ballot, name_of(peer.opened), right)
+        peer.on_message(ids[1], vote, sign(ids[1], vote), 0.0)
+    for other in (ids[2], ids[3]):
+        vote = Vote(5, 0, peer.opened.ballot, name_of(peer.opened), wrong)
+        peer.on_message(other, vote, sign(other, vote), 0.0)
+    assert peer.commit is None
+    peer.complete(right, 0.0)
+    assert peer.commit is None
+    vote = Vote(5, 0, peer.opened.ballot, name_of(peer.opened), right)
+    peer.on_message(ids[4], vote, sign(ids[4], vote), 0.0)
+    assert peer.commit.digest == right and [proof.peer for proof in peer.commit.votes] == [ids[0], ids[1], ids[4]]
+
+
+def test_restarted_peer_neither_votes_promises_nor_leads():
+    ids = [name(i) for i in range(3)]
+    peer = agreement(ids[0], ids, ids, witness=False)
+    for other in ids[1:]:
+        peer.on_message(other, ready(), b"", 0.0)
+    peer.announce(ready(witness=False), 0.0)
+    peer.tick(100.0)
+    assert peer.opened is None
+    peer.on_message(ids[1], Prepare(5, 0, Ballot(2, ids[1])), b"", 100.0)
+    peer.on_message(ids[1], opened := _open(ids, ids[1], 2), b"", 100.0)
+    peer.complete(digest(opened.contributors), 100.0)
+    assert not [message for _, message in peer.take() if isinstance(message, Promise | Vote | Open)]
+    # The others count it as gone: the two of them are all there are.
+    other = agreement(ids[1], ids, ids)
+    other.on_message(ids[0], ready(witness=False), b"", 0.0)
+    assert other._electorate.enough({ids[1], ids[2]}) and ids[0] in other._electorate.gone
+
+
+def test_late_peer_gets_announcement_and_verdict():
+    peer, ids = _led()
+    peer.on_message(ids[2], Ask(5, 0), b"", 0.0)
+    assert [(to, type(message)) for to, message in peer.take()] == [(ids[2], Ready)]
+    commit = _commit(_open(ids, ids[0]), ids[:3])
+    peer.on_message(ids[0], commit, b"", 0.0)
+    peer.on_message(ids[2], Ask(5, 0), b"", 0.0)
+    assert peer.take() == [(ids[2], commit)]
+
+
+def test_newcomers_decide_after_all_members_are_gone():
+    ids, strangers = [name(1), name(2)], [name(7), name(8), name(9)]
+    peer = agreement(strangers[0], ids, strangers)
+    for gone in ids:
+        peer.on_link_down(gone, 0.0, gone=True)
+    for other in strangers[1:]:
+        peer.on_message(other, ready(), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    peer.tick(1.0)
+    assert peer.opened is None
+    for at in range(2, 40):
+        peer.tick(float(at))
+        for _, message in peer.take():
+            if isinstance(message, Prepare):
+                for other in strangers[1:]:
+                    peer.on_message(other, Promise(5, 0, message.ballot, None, None), b"", float(at))
+    assert peer.opened.alive == tuple(strangers)
+    assert {entry.reason for entry in peer.opened.excluded} == {"gone"}
+
+
+def test_swarm_restarted_at_once_commits_with_late_knowledge():
+    """All have forgotten what they promised. Who knows that of all of them votes after a while, and what it announces from then
+    on tells those who come late that it had forgotten, too: else they would wait for its verdict, and it for their promises.
+    """
+    ids = [name(1), name(2), name(3)]
+    first = agreement(ids[0], ids, ids, witness=False)
+    for other in ids[1:]:
+        first.on_message(other, ready(witness=False), b"", 0.0)
+    first.announce(ready(witness=first.remembers), 0.0)
+    for at in range(20):
+        first.tick(float(at))
+    assert first.witness and not first.remembers
+    late = [agreement(peer, ids, ids, witness=False) for peer in ids[1:]]
+    for peer in late:
+        peer.on_message(ids[0], ready(2, witness=first.remembers), b"", 20.0)
+        for other in late:
+            other.on_message(peer.me, ready(2, witness=peer.remembers), b"", 20.0)
+    for at in range(20, 40):
+        for peer in late:
+            peer.tick(float(at))
+    assert all(peer.witness for peer in late)
+
+
+def test_group_below_quorum_is_not_kept_for_next_ballot():
+    """Only who takes part votes: a ballot that was opened while most were away must not shut them out of the next one."""
+    ids = [name(i) for i in range(3)]
+    peer = agreement(ids[0], ids, ids)
+    peer.on_message(ids[2], ready(), b"", 0.0)
+    only = (ids[2],)
+    peer.on_message(
+        ids[2], _open(ids, ids[2], 4, group=only, alive=only, contributors=(Contribution(ids[2], 1, 10),)), b"", 0.0
+    )
+    assert peer.opened.alive == only
+    peer.on_message(ids[1], ready(), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    peer.take()
+    for at in range(1, 40):
+        peer.tick(float(at))
+        for _, message in peer.take():
+            if isinstance(message, Prepare):
+                for other in ids[1:]:
+                    peer.on_message(other, Promise(5, 0, message.ballot, None, None), b"", float(at))
+    assert peer.opened.alive == tuple(ids)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_follower_does_not_open_before_the_leader(leads):
+    """With a computed grace every peer has its own, and a newcomer's is short: it must not open before the leader would."""
+    members = [name(index) for index in range(4)]
+    me, others = (members[0], members[1:3]) if leads else (members[1], [members[0], members[2]])
+    agreement = Agreement(
+        me,
+        terms(members, grace=3.0, limit=60.0, patience=2.0),
+        sign=lambda message: sign(me, message),
+        verify=verify,
+        live=members,
+    )
+    agreement.announce(ready(), 0.0)
+    for peer in others:
+        agreement.on_message(peer, ready(), sign(peer, ready()), 0.0)
+    when = None
+    for now in range(80):
+        agreement.tick(float(now))
+        if when is None and any(isinstance(message, (Open, Prepare)) for _, message in agreement.take()):
+            when = now
+    assert when == (3 if leads else 62)

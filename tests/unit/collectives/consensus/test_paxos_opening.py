@@ -1,0 +1,85 @@
+"""When a round opens whose members are present before they have a contribution (asynchronous methods)."""
+
+from __future__ import annotations
+
+import pytest
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.swarm.messages.registry import Ready
+
+BASE, PLAN = bytes(32), bytes([1]) * 32
+IDS = [bytes([index]) * 32 for index in range(4)]
+GRACE, PATIENCE = 0.5, 2.0
+
+
+def ready(attempt, weight):
+    return Ready(5, 0, attempt, BASE, PLAN, weight, b"", True, 0.0, 0.0)
+
+
+def leader(*, buffered=True, min_peers=1):
+    terms = RoundTerms(
+        5, 0, tuple(IDS), BASE, PLAN, grace=GRACE, patience=PATIENCE, buffered=buffered, min_peers=min_peers
+    )
+    return Agreement(IDS[0], terms, sign=lambda m: bytes(64), verify=lambda *_: True, live=IDS)
+
+
+def here(peer, others, *, at=0.0):
+    peer.announce(ready(1, 0), at)
+    for other in others:
+        peer.on_message(other, ready(1, 0), bytes(64), at)
+
+
+def test_asynchronous_leader_does_not_open_without_contribution():
+    peer = leader()
+    here(peer, IDS[1:])
+    for now in (1.0, 10.0, 100.0):
+        peer.tick(now)
+        assert peer.opened is None and peer.waiting_for() == tuple(IDS)
+
+
+def test_asynchronous_grace_starts_with_first_contribution_and_ends_with_last():
+    peer = leader()
+    here(peer, IDS[1:])
+    peer.on_message(IDS[2], ready(2, 10), bytes(64), 3.0)
+    peer.tick(3.0 + 0.9 * GRACE)
+    assert peer.opened is None and peer.waiting_for() == (IDS[0], IDS[1], IDS[3])
+    peer.tick(3.0 + 1.1 * GRACE)
+    assert peer.opened is not None
+    # All are in the group, and so members of the next round; one of them contributes.
+    assert peer.opened.alive == tuple(IDS) and [one.peer for one in peer.opened.contributors] == [IDS[2]]
+    peer = leader()
+    here(peer, IDS[1:])
+    peer.announce(ready(2, 10), 3.0)
+    for other in IDS[1:]:
+        assert peer.opened is None
+        peer.on_message(other, ready(2, 10), bytes(64), 3.1)
+    assert peer.opened is not None and len(peer.opened.contributors) == 4
+
+
+def test_asynchronous_leader_waits_for_min_peers():
+    peer = leader(min_peers=2)
+    here(peer, IDS[1:])
+    peer.announce(ready(2, 10), 3.0)
+    peer.tick(50.0)
+    assert peer.opened is None
+    peer.on_message(IDS[3], ready(2, 10), bytes(64), 50.0)
+    peer.tick(50.0 + 1.1 * GRACE)
+    assert peer.opened is not None and len(peer.opened.contributors) == 2
+
+
+@pytest.mark.parametrize("said", [2, 0])
+def test_asynchronous_leader_waits_for_absent_peers_and_quorum(said):
+    peer = leader()
+    here(peer, IDS[1 : said + 1])
+    peer.announce(ready(2, 10), 0.0)
+    peer.tick(0.9 * PATIENCE)
+    assert peer.opened is None
+    peer.tick(1.1 * PATIENCE)
+    assert (peer.opened is not None) == (said == 2)
+
+
+def test_synchronous_leader_opens_when_all_are_ready():
+    peer = leader(buffered=False)
+    here(peer, IDS[1:])
+    peer.announce(ready(2, 10), 0.1)
+    assert peer.opened is not None

@@ -1,0 +1,61 @@
+"""Quorums: any two intersect, whichever peers count as gone."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+from thinwire.collectives.consensus.quorum import enough
+
+MEMBERS = tuple(bytes([i]) * 32 for i in range(7))
+fractions = st.sampled_from([0.5, 0.6, 2 / 3, 0.9])
+
+
+def subsets(of):
+    return st.sets(st.sampled_from(of)) if of else st.just(set())
+
+
+@given(st.integers(1, 7), st.data(), fractions)
+def test_two_quorums_of_one_base_intersect(n, data, fraction):
+    members = MEMBERS[:n]
+    one, other = data.draw(subsets(members)), data.draw(subsets(members))
+    gone = data.draw(subsets(members))
+    if enough(one, members, gone, fraction=fraction) and enough(other, members, gone, fraction=fraction):
+        assert (one & other) - gone
+
+
+@given(st.integers(1, 7), st.data(), fractions)
+def test_quorum_is_monotone_and_ignores_gone_peers(n, data, fraction):
+    members = MEMBERS[:n]
+    agreeing, more, gone = (data.draw(subsets(members)) for _ in range(3))
+    if enough(agreeing, members, gone, fraction=fraction):
+        assert enough(agreeing | more, members, gone, fraction=fraction)
+        assert enough(agreeing - gone, members, gone, fraction=fraction)
+
+
+def test_all_remaining_members_are_a_quorum():
+    for n in range(1, 8):
+        for left in range(1, n + 1):
+            for chosen in itertools.combinations(MEMBERS[:n], left):
+                assert enough(chosen, MEMBERS[:n], set(MEMBERS[:n]) - set(chosen))
+
+
+def test_tie_is_won_by_side_of_first_remaining_member():
+    assert enough(MEMBERS[:2], MEMBERS[:4], ())
+    assert not enough(MEMBERS[2:4], MEMBERS[:4], ())
+    assert enough(MEMBERS[1:3], MEMBERS[:5], MEMBERS[:1])
+    assert not enough(MEMBERS[3:5], MEMBERS[:5], MEMBERS[:1])
+    assert not enough(MEMBERS[:2], MEMBERS[:4], (), fraction=0.6), "a larger fraction knows no ties"
+
+
+def test_empty_set_is_no_quorum():
+    assert not enough((), MEMBERS[:3], ())
+    assert not enough((), MEMBERS[:3], MEMBERS[:3])
+    assert not enough(MEMBERS[3:], MEMBERS[:3], MEMBERS[:3]), "strangers have no say"
+    assert not enough(MEMBERS, (), ())
+
+
+def test_quorum_fraction_must_be_exceeded():
+    assert not enough(MEMBERS[:4], MEMBERS[:6], (), fraction=2 / 3)
+    assert enough(MEMBERS[:5], MEMBERS[:6], (), fraction=2 / 3)

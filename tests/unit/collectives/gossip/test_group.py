@@ -1,0 +1,98 @@
+"""A gossip group: how long a partner that never completes its data is waited for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import blake3
+import numpy as np
+import pytest
+from thinwire.collectives.gossip.group import GossipGroup
+from thinwire.collectives.gossip.pair import RATE, PairTerms
+from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.timing import GIVE_UP
+from thinwire.collectives.topology.shards import Grid, grid
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Chunk, Ready
+
+OTHERS = [bytes([index]) * 32 for index in range(1, 8)]
+PLAN, PATIENCE, SIZE = bytes(32), 2.0, 1000
+
+
+class Table:
+    """A circle of eight, or so many, whose others say what the test lets them say; in so many `chunks`."""
+
+    def __init__(self, size=8, chunks=1, total=SIZE):
+        self.now = 1.0
+        codec = halves("fp32", lr=0.7, gamma=0.7)
+        cut = Grid(total, total // chunks) if chunks > 1 else grid(total, codec)
+        self.chunk = np.ones(codec.nbytes(cut.size(0)) // 4, np.float32).tobytes()
+        self.hashes = blake3.blake3(self.chunk).digest() * chunks
+        send_queue = SimpleNamespace(
+            control=lambda to, message: None, bulk=lambda to, frame: None, withdraw=lambda *of: None
+        )
+        self.circle = GossipGroup(
+            PairTerms(1, PLAN, cut, codec, 10**9, send_queue, lambda: self.now, PATIENCE), size=size
+        )
+        self.circle.choose(OTHERS, OTHERS)
+        self.circle.announce([self.chunk] * chunks, self.hashes, weight=1, loss=0.0, speed=0.0, deadline=10.0)
+
+    def announces(self, peer, attempt=1):
+        self.circle.on_frame(peer, Frame(Ready(1, 0, attempt, bytes(32), PLAN, 1, self.hashes, True, 0.0, 0.0)))
+
+    def sends(self, peer, index=0):
+        self.circle.on_frame(peer, Frame(Chunk(1, 0, 1, index), self.chunk))
+
+
+@pytest.mark.parametrize("present", [0, 6])
+def test_partner_that_announces_repeatedly_is_given_up(present):
+    table = Table()
+    for peer in OTHERS[:present]:
+        table.announces(peer)
+        table.sends(peer)
+    began, attempt = table.now, 0
+    while table.circle.lacking and table.now < 1000:
+        attempt += 1
+        table.announces(OTHERS[-1], attempt)
+        table.now += 1.0
+        table.circle.tick()
+    assert table.now - began <= (GIVE_UP + 1) * PATIENCE + 1
+
+
+def test_partner_slower_than_all_others_is_given_up():
+    """Each chunk in time, and never all of them: nobody knows how many are to come but by what the others took."""
+    table = Table()
+    for peer in OTHERS[:-1]:
+        table.announces(peer)
+        table.sends(peer)
+    table.announces(OTHERS[-1])
+    pair = table.circle.pairs[OTHERS[-1]]
+    while table.circle.lacking and table.now < 1000:
+        pair._moved, pair._came = table.now, 10**9  # a chunk of many
+        table.now += 1.0
+        table.circle.tick()
+    assert table.now < 1.0 + (GIVE_UP + 1) * PATIENCE + 1 and table.circle.met(OTHERS[0])
+
+
+@pytest.mark.parametrize("seconds", [4.0, 9.0])
+def test_partner_that_trickles_chunks_is_given_up(seconds):
+    """Each chunk in time, a thousand of them: with nobody else to compare with, it is given up for what comes in a patience."""
+    table = Table(size=2, chunks=1000)
+    table.announces(OTHERS[0])
+    for index in range(1000):
+        if not table.circle.lacking:
+            break
+        table.sends(OTHERS[0], index)
+        table.now += seconds
+        table.circle.tick()
+    assert not table.circle.met(OTHERS[0]) and table.now < 1.0 + (GIVE_UP + 5) * PATIENCE
+
+
+def test_slow_but_steady_partner_is_waited_for():
+    table = Table(size=2, chunks=100, total=2_000_000)
+    table.announces(OTHERS[0])
+    for index in range(100):
+        table.now += 0.9 * len(table.chunk) / RATE
+        table.circle.tick()
+        table.sends(OTHERS[0], index)
+    assert table.circle.met(OTHERS[0]) and table.now > 10 * GIVE_UP * PATIENCE

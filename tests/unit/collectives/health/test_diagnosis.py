@@ -1,0 +1,151 @@
+"""Diagnosis of unhealthy peers from made-up measurements."""
+
+from thinwire.collectives.health.diagnosis import Diagnosis, named
+
+PEERS = [bytes([i]) * 32 for i in range(4)]
+
+
+def rounds(diagnosis, count, *, first=1, speed=lambda peer, at: 100.0, gap=lambda peer, at: 0.01):
+    """So many rounds, each with four chunks of 10 kB of everybody."""
+    for at in range(first, first + count):
+        for peer in PEERS:
+            diagnosis.ready(peer, at, speed(peer, at))
+        for peer in PEERS:
+            for index in range(4):
+                diagnosis.chunk(peer, at, 10_000, 100.0 * at + index * gap(peer, at))
+
+
+def test_diagnosis_names_nobody_when_all_are_slow():
+    diagnosis = Diagnosis()
+    rounds(diagnosis, 30, speed=lambda peer, at: 100.0 / at, gap=lambda peer, at: 2.0)
+    assert diagnosis.findings == {}
+
+
+def test_slow_upload_is_named_until_it_recovers():
+    diagnosis = Diagnosis()
+    rounds(diagnosis, 6, gap=lambda peer, at: 0.5 if peer == PEERS[1] else 0.01)
+    assert diagnosis.findings == {}, "six rounds are judged when the seventh begins"
+    rounds(diagnosis, 1, first=7)
+    assert set(diagnosis.findings) == {PEERS[1]}
+    evidence = "slow upload: upload 20.0 kB/s, the others' median 1.0 MB/s, 6 of 6 rounds"
+    assert named(diagnosis.findings, PEERS[1]) == evidence
+    rounds(diagnosis, 7, first=8)
+    assert diagnosis.findings == {} and named(diagnosis.findings, PEERS[1]) == ""
+
+
+def test_peer_that_reconnects_repeatedly_is_still_named():
+    diagnosis = Diagnosis()
+    for at in range(1, 13):
+        rounds(diagnosis, 1, first=at, gap=lambda peer, at: 0.5 if peer == PEERS[1] else 0.01)
+        if at % 3 == 0:
+            diagnosis.on_link_down(PEERS[1])
+            assert diagnosis.chunk(PEERS[1], at, 10_000, 100.0 * at + 50) is None
+    assert set(diagnosis.findings) == {PEERS[1]}
+
+
+def test_departed_peer_is_forgotten_and_findings_are_bounded():
+    diagnosis = Diagnosis()
+    rounds(diagnosis, 8, gap=lambda peer, at: 0.5 if peer == PEERS[1] else 0.01)
+    diagnosis.on_link_down(PEERS[1])
+    diagnosis.on_link_down(PEERS[2])
+    assert not any(peer == PEERS[2] for peer, _ in diagnosis._marks)
+    for at in range(9, 16):
+        for peer in (PEERS[0], PEERS[2], PEERS[3]):
+            diagnosis.ready(peer, at, 100.0)
+    assert set(diagnosis.findings) == {PEERS[1]}
+    for at in range(16, 18):
+        for peer in (PEERS[0], PEERS[2], PEERS[3]):
+            diagnosis.ready(peer, at, 100.0)
+    assert diagnosis.findings == {} and not any(peer == PEERS[1] for peer, _ in diagnosis._marks)
+    for peer in PEERS[2:]:
+        diagnosis.hour(peer, 0.0)
+    for index in range(100):
+        stranger = bytes([index, 7]) * 16
+        for _ in range(3):
+            diagnosis.hour(stranger, 1e6)
+        diagnosis.on_link_down(stranger)
+    assert len(diagnosis.findings) == 64 and len(diagnosis._marks) <= 64 + len(PEERS) * 4
+
+
+def test_millisecond_gaps_on_fast_network_accuse_nobody():
+    diagnosis = Diagnosis()
+    rounds(diagnosis, 20, gap=lambda peer, at: 0.01 if peer == PEERS[1] else 0.0001)
+    assert diagnosis.findings == {}
+
+
+def test_slow_compute_is_distinguished_from_throttling():
+    diagnosis = Diagnosis()
+    rounds(
+        diagnosis, 30, speed=lambda peer, at: {PEERS[0]: 30.0, PEERS[1]: 100.0 if at < 15 else 35.0}.get(peer, 100.0)
+    )
+    found = {peer: finding.cause for peer, finding in diagnosis.findings.items()}
+    assert found == {PEERS[0]: "slow compute", PEERS[1]: "thermal throttling"}
+    assert "fell to 35 % of its own best, the others kept 100 %" in named(diagnosis.findings, PEERS[1])
+
+
+def test_one_peer_cannot_set_the_diagnosed_round():
+    diagnosis = Diagnosis()
+    diagnosis.ready(PEERS[3], 2**32 - 1, 1.0)
+    peers = PEERS[:3]
+    for at in range(1, 9):
+        for peer in peers:
+            diagnosis.ready(peer, at, 10.0 if peer == PEERS[0] else 100.0)
+    assert set(diagnosis.findings) == {PEERS[0]}
+
+
+def test_diagnosis_with_fewer_than_two_others_names_nobody():
+    diagnosis = Diagnosis()
+    for at in range(1, 30):
+        for peer, speed in zip(PEERS[:2], (1.0, 100.0), strict=True):
+            diagnosis.ready(peer, at, speed)
+            diagnosis.hour(peer, 0.0)
+    assert diagnosis.findings == {}
+
+
+def test_own_wrong_clock_accuses_nobody_else():
+    diagnosis = Diagnosis()
+    for _ in range(9):
+        for peer in PEERS:
+            diagnosis.hour(peer, -500.0)
+    assert diagnosis.findings == {}
+    for _ in range(3):
+        diagnosis.hour(PEERS[2], 0.0)
+    assert named(diagnosis.findings, PEERS[2]).startswith("clock skew: its clock is 500 s ahead of most others'")
+    diagnosis.on_link_down(PEERS[2])
+    assert set(diagnosis.findings) == {PEERS[2]}
+    for _ in range(8):
+        diagnosis.hour(PEERS[2], -500.0)
+    assert diagnosis.findings == {}
+
+
+def test_one_fast_peer_makes_nobody_sick():
+    for fast in (6.0, 1e300):
+        diagnosis = Diagnosis()
+        for at in range(1, 12):
+            for peer in PEERS[:3]:
+                diagnosis.ready(peer, at, fast if peer == PEERS[0] else 1.0)
+            for peer in PEERS[:3]:
+                for index in range(10):
+                    diagnosis.chunk(peer, at, 1 << 18, 10.0 * at + index * (0.002 if peer == PEERS[0] else 0.05))
+        assert diagnosis.findings == {}
+
+
+def test_only_the_peer_with_wrong_clock_is_named():
+    diagnosis = Diagnosis()
+    for _ in range(5):
+        diagnosis.hour(PEERS[0], 100.0)
+        diagnosis.hour(PEERS[1], 0.0)
+    assert set(diagnosis.findings) == {PEERS[0]}
+
+
+def test_diagnosed_round_is_that_of_the_majority():
+    diagnosis = Diagnosis()
+    rounds(diagnosis, 2)
+    diagnosis.ready(PEERS[0], 2**30, 100.0)
+    assert diagnosis._round <= 2
+    diagnosis.ready(PEERS[1], 2**30, 100.0)
+    diagnosis.ready(PEERS[2], 2**30, 100.0)
+    for liar in PEERS[:3]:
+        diagnosis.on_link_down(liar)
+    rounds(diagnosis, 8, first=3, gap=lambda peer, at: 0.5 if peer == PEERS[1] else 0.01)
+    assert set(diagnosis.findings) == {PEERS[1]}

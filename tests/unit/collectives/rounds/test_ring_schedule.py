@@ -1,0 +1,61 @@
+"""The order in which the chunks of a ring pass the peers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from thinwire.collectives.rounds.ring_schedule import RingPosition, ring, ways
+from thinwire.swarm.messages.registry import Ballot, Contribution, Open
+
+IDS = [bytes([i]) * 32 for i in range(9)]
+
+
+@st.composite
+def opens(draw):
+    """Ballots with a ring: some peers are outside it, some contribute nothing."""
+    alive = sorted(draw(st.sets(st.sampled_from(IDS), min_size=2)))
+    places = list(range(len(alive)))
+    inside = draw(st.permutations(places).flatmap(lambda p: st.integers(1, len(p)).map(lambda n: p[:n])))
+    entries = draw(st.sets(st.sampled_from(alive), min_size=1))
+    contributors = tuple(Contribution(peer, 1, 1 + IDS.index(peer)) for peer in sorted(entries))
+    idle = tuple(peer for at, peer in enumerate(alive) if at not in inside)
+    group = tuple(alive)
+    return Open(1, 0, Ballot(1, alive[0]), group, group, contributors, (), None, (), idle, order=tuple(inside))
+
+
+@given(opens())
+def test_each_contribution_is_added_once_and_owner_is_last(opened):
+    peers = ring(opened)
+    found = ways(opened)
+    assert list(found) == list(peers)
+    for owner, way in found.items():
+        assert way.stations[-1] == owner
+        added = [entry for entries in way.adds for entry in entries]
+        assert sorted(added, key=lambda entry: entry.peer) == list(opened.contributors)
+        weights = [sum(entry.weight for entry in entries) for entries in way.adds]
+        assert list(way.before) == [sum(weights[:at]) for at in range(len(weights))]
+        assert way.adds[0], "it begins with somebody who has something"
+        at = peers.index(owner)
+        turned = [*peers[at + 1 :], *peers[: at + 1]]
+        assert list(way.stations) == turned[len(turned) - len(way.stations) :], "each sends to the next one of the ring"
+        for station, entries in zip(way.stations[1:], way.adds[1:], strict=True):
+            assert {entry.peer for entry in entries} <= {station}
+        assert {entry.peer for entry in way.adds[0]} <= {way.stations[0], *opened.idle}
+
+
+@given(opens(), st.integers(0, 40))
+def test_neighbours_agree_on_source_and_target_of_each_chunk(opened, count):
+    laps = {peer: RingPosition(peer, opened, count) for peer in opened.alive}
+    peers = ring(opened)
+    for peer, lap in laps.items():
+        assert lap.owners == laps[peers[0]].owners and lap.outside == opened.idle
+        if peer in peers:
+            assert laps[lap.right].left == peer and laps[lap.left].right == peer
+        else:
+            assert lap.left is None and lap.right is None
+        for index in range(count):
+            way, place = lap.way(index)
+            assert (place is None) == (peer not in way.stations) and (not place or way.stations[place - 1] == lap.left)
+            assert (place == 0) == (lap.takers[index] == peer)
+    if count >= len(peers):
+        assert set(laps[peers[0]].owners) == set(peers)

@@ -1,0 +1,546 @@
+"""A round with the butterfly as its data plane, frame by frame."""
+
+from __future__ import annotations
+
+import blake3
+import numpy as np
+import pytest
+from kit.round_harness import (
+    FIRST,
+    GRID,
+    LEADER,
+    ME,
+    PEERS,
+    DenseHarness,
+    dense_payloads,
+    hashes_of,
+    mean,
+    ready,
+    signature,
+)
+from thinwire.collectives.consensus.electorate import ORPHANED
+from thinwire.collectives.consensus.proposal import name_of
+from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.data_plane import STIRRING
+from thinwire.collectives.rounds.results import digest_of
+from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.swarm.messages.registry import (
+    Ask,
+    Ballot,
+    Blame,
+    Chunk,
+    Commit,
+    Contribution,
+    Fetch,
+    Open,
+    Prepare,
+    Promise,
+    Proof,
+    Ready,
+    Record,
+    Result,
+    Vote,
+)
+
+OTHER = PEERS[2]
+IDS = PEERS[:3]
+
+
+class Harness(DenseHarness):
+    """Peer ME of three: LEADER leads, everyone contributes; ME owns chunks 2 and 3."""
+
+    def __init__(self):
+        super().__init__(ShardedReduce, peers=IDS)
+        self.opened = self.open()
+        self.sent(Ready)
+
+    def chunk(self, sender, index, payload=None, attempt=1):
+        chunk = self.sources[sender][index] if payload is None else payload
+        self.on_message(sender, Chunk(1, 0, attempt, index), chunk)
+
+    def result(self, index):
+        return mean([self.sources[peer][index] for peer in IDS], [10.0] * 3)
+
+    def finish(self):
+        """Deliver all that is missing for a vote."""
+        for peer in (LEADER, OTHER):
+            for index in (2, 3):
+                self.chunk(peer, index)
+        for owner, indices in ((LEADER, (0, 1)), (OTHER, (4, 5))):
+            self.results_of(owner, *indices)
+            self.record_of(owner, *indices)
+
+
+@pytest.fixture
+def harness():
+    return Harness()
+
+
+def test_six_chunks_are_owned_two_each(harness):
+    assert len(GRID) == 6
+    assert harness.round.exchange.owners == (LEADER, LEADER, ME, ME, OTHER, OTHER)
+
+
+def test_butterfly_round_with_honest_peers_votes(harness):
+    sent = {(to, message.index): payload for to, message, payload in harness.sent(Chunk)}
+    assert sent == {
+        (to, index): harness.sources[ME][index] for to, index in ((LEADER, 0), (LEADER, 1), (OTHER, 4), (OTHER, 5))
+    }
+    harness.finish()
+    results = harness.sent(Result)
+    assert {(to, message.index) for to, message, _ in results} == {(p, i) for p in (LEADER, OTHER) for i in (2, 3)}
+    assert all(payload == harness.result(message.index) for _, message, payload in results)
+    ((to, vote, _),) = harness.sent(Vote)
+    wanted = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
+    assert to == LEADER and vote.digest == wanted and harness.blamed() == []
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (lambda right: bytes([right[0] ^ 1]) + right[1:], "hash"),
+        (lambda right: right[:-4], "hash"),
+        (lambda right: b"", "hash"),
+    ],
+)
+def test_chunk_that_differs_from_announcement_is_blamed(harness, payload, reason):
+    harness.chunk(OTHER, 2, payload(harness.sources[OTHER][2]))
+    assert harness.blamed() == [(OTHER, reason)]
+    harness.chunk(LEADER, 2)
+    assert harness.sent(Result) == []
+
+
+def _nan(right):
+    return np.array([np.nan], np.float32).tobytes() + right[4:]
+
+
+@pytest.mark.parametrize(("payload", "reason"), [(_nan, "not finite"), (lambda right: right[:-4], "length")])
+def test_announced_but_invalid_chunk_is_blamed(payload, reason):
+    harness = Harness()
+    bad = list(harness.sources[OTHER])
+    bad[2] = payload(bad[2])
+    harness.sources[OTHER] = bad
+    harness.on_message(OTHER, ready(bad, attempt=2))
+    harness.open(ballot=Ballot(2, LEADER), contributors=tuple(Contribution(p, 1 + (p == OTHER), 10) for p in IDS))
+    harness.sent(Blame)
+    harness.chunk(OTHER, 2, attempt=2)
+    assert harness.blamed() == [(OTHER, reason)]
+
+
+def test_chunk_of_old_attempt_or_unknown_index_is_ignored(harness):
+    harness.on_message(OTHER, ready(dense_payloads(9), attempt=2))
+    harness.chunk(OTHER, 2)
+    harness.chunk(LEADER, 60, b"x")
+    harness.chunk(LEADER, 2)
+    assert harness.sent(Result) == [] and harness.blamed() == []
+
+
+def test_second_contribution_to_a_round_is_sent(harness):
+    """A round that was given up goes on with what has been trained since."""
+    harness.sent(Chunk)
+    again = dense_payloads(11)
+    harness.round.announce(again, weight=10, loss=0.0, speed=0.0)
+    contributors = tuple(Contribution(peer, 1 + (peer == ME), 10) for peer in IDS)
+    harness.open(ballot=Ballot(2, LEADER), contributors=contributors)
+    sent = {(to, message.attempt, message.index): payload for to, message, payload in harness.sent(Chunk)}
+    assert sent == {(to, 2, i): again[i] for to, i in ((LEADER, 0), (LEADER, 1), (OTHER, 4), (OTHER, 5))}
+
+
+def test_chunk_before_its_announcement_is_kept():
+    harness = Harness()
+    later = dense_payloads(7)
+    harness.chunk(OTHER, 3, later[3], attempt=2)
+    assert harness.blamed() == []
+    harness.sources[OTHER] = later
+    harness.on_message(OTHER, ready(later, attempt=2))
+    harness.open(ballot=Ballot(2, LEADER), contributors=tuple(Contribution(p, 1 + (p == OTHER), 10) for p in IDS))
+    harness.chunk(LEADER, 3)
+    results = harness.sent(Result)
+    assert {message.index for _, message, _ in results} == {3} and results[0][2] == harness.result(3)
+
+
+def test_repeated_chunk_changes_nothing(harness):
+    for _ in range(3):
+        for peer in (LEADER, OTHER):
+            harness.chunk(peer, 2)
+    assert len(harness.sent(Result)) == 2 and harness.blamed() == []
+
+
+def test_result_from_non_owner_is_ignored(harness):
+    harness.on_message(OTHER, Result(1, 0, FIRST, 0), harness.result(0))
+    assert harness.round.results[0] is None and harness.blamed() == []
+
+
+@pytest.mark.parametrize("payload", [b"", bytes(8), None])
+def test_invalid_result_is_blamed(harness, payload):
+    wrong = _nan(harness.result(0)) if payload is None else payload
+    harness.on_message(LEADER, Result(1, 0, FIRST, 0), wrong)
+    assert harness.round.results[0] is None and harness.blamed() == [(LEADER, "result")]
+
+
+def test_result_that_contradicts_owner_record_is_blamed(harness):
+    harness.record_of(LEADER, 0, 1)
+    harness.on_message(LEADER, Result(1, 0, FIRST, 0), harness.result(0)[:-4] + bytes(4))
+    assert harness.round.results[0] is None and harness.blamed() == [(LEADER, "result")]
+    harness.results_of(LEADER, 0)
+    assert bytes(harness.round.results[0]) == harness.result(0)
+
+
+def test_record_that_contradicts_received_result_drops_it(harness):
+    harness.on_message(LEADER, Result(1, 0, FIRST, 0), harness.result(0)[:-4] + bytes(4))
+    assert harness.round.results[0] is not None
+    harness.record_of(LEADER, 0, 1)
+    assert harness.round.results[0] is None
+    harness.finish()
+    assert len(harness.sent(Vote)) == 1
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(1, 0, FIRST, (0, 1), bytes(32)),  # fewer hashes than indices
+        Record(1, 0, FIRST, (0, 99), bytes(64)),
+        Record(1, 0, FIRST, (2, 3), bytes(64)),  # ours
+        Record(1, 0, FIRST, (4, 5), bytes(64)),  # of somebody else
+    ],
+)
+def test_record_from_non_owner_is_ignored(harness, record):
+    harness.on_message(LEADER, record)
+    harness.finish()
+    assert len(harness.sent(Vote)) == 1 and harness.blamed() == []
+
+
+def test_changed_record_is_no_progress(harness):
+    """With a Record and a Result that fits it, and then others, an owner could seem busy for ever."""
+    first, second = (bytes(4 * GRID.size(0)), np.ones(GRID.size(0), np.float32).tobytes())
+    for at in range(100):
+        harness.now = float(at)
+        chunk = (first, second)[at % 2]
+        harness.on_message(LEADER, Record(1, 0, FIRST, (0,), hashes_of([chunk])))
+        harness.on_message(LEADER, Result(1, 0, FIRST, 0), chunk)
+    assert harness.round.moved == 0.0 and bytes(harness.round.results[0]) == first
+
+
+def test_unneeded_chunk_is_no_progress(harness):
+    for attempt in range(2, 50):
+        harness.now = float(attempt)
+        harness.on_message(OTHER, ready(harness.sources[OTHER], attempt))
+        harness.chunk(OTHER, 2, attempt=attempt)
+    assert harness.round.moved == 0.0
+    harness.chunk(LEADER, 2)
+    assert harness.round.moved == harness.now
+
+
+def test_owner_that_lost_chunks_or_signed_other_results_has_failed(harness):
+    harness.finish()
+    assert not harness.round.exchange.failed
+    others = dense_payloads(9)
+    right = [harness.result(index) for index in range(4)]
+    digest = blake3.blake3(hashes_of(right + others[4:])).digest()
+    harness.open(ballot=Ballot(2, LEADER), adopted=digest, sources=(LEADER,), kept=tuple(IDS), idle=(LEADER,))
+    harness.on_message(LEADER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes_of(right + others[4:])))
+    assert harness.round.exchange.failed == {LEADER, OTHER}
+
+
+def test_butterfly_votes_only_after_every_owner_record(harness):
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    harness.results_of(LEADER, 0, 1)
+    harness.results_of(OTHER, 4, 5)
+    harness.record_of(LEADER, 0, 1)
+    assert harness.sent(Vote) == []
+    harness.record_of(OTHER, 4, 5)
+    assert len(harness.sent(Vote)) == 1
+
+
+def test_silent_peer_is_blamed_after_a_patience(harness):
+    harness.chunk(LEADER, 2)
+    harness.chunk(LEADER, 3)
+    harness.now = 1.0
+    harness.round.tick()
+    assert harness.blamed() == []
+    harness.now = 2.5
+    harness.round.tick()
+    assert harness.blamed() == [(OTHER, "chunk missing")]
+    harness.round.tick()
+    assert harness.blamed() == [], "once a ballot"
+
+
+def test_unannounced_contributor_is_asked():
+    harness = Harness()
+    harness.sent(Ask)
+    stranger = bytes([9]) * 32
+    group = (*IDS, stranger)
+    harness.open(
+        ballot=Ballot(2, LEADER),
+        group=group,
+        alive=group,
+        contributors=tuple(Contribution(peer, 1, 10) for peer in group),
+    )
+    assert [to for to, _, _ in harness.sent(Ask)] == [stranger]
+
+
+def _commit(opened, harness, voters=(LEADER, OTHER)):
+    digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
+    vote = Vote(1, 0, opened.ballot, name_of(opened), digest)
+    return Commit(opened, digest, tuple(Proof(peer, signature(peer, vote)) for peer in voters))
+
+
+def test_excluded_peer_fetches_results_from_voters(harness):
+    """Left out of the ballot that commits, it asks the voters, half each, and believes what fits the verdict's digest."""
+    opened = Open(
+        1,
+        0,
+        Ballot(3, OTHER),
+        (LEADER, OTHER),
+        (LEADER, OTHER),
+        tuple(Contribution(peer, 1, 10) for peer in (LEADER, OTHER)),
+        (),
+        None,
+        (),
+    )
+    commit = _commit(opened, harness)
+    harness.on_message(LEADER, commit)
+    asked = harness.sent(Fetch)
+    assert {to for to, _, _ in asked} == {LEADER, OTHER}
+    assert sorted(index for _, message, _ in asked for index in message.indices) == list(range(6))
+    hashes = b"".join(blake3.blake3(harness.result(i)).digest() for i in range(6))
+    # A lie about all of it does not fit the digest, and its results are not taken.
+    harness.on_message(OTHER, Record(1, 0, opened.ballot, tuple(range(6)), bytes(192)))
+    harness.on_message(OTHER, Result(1, 0, opened.ballot, 0), harness.result(0)[:-4] + bytes(4))
+    harness.on_message(LEADER, Record(1, 0, opened.ballot, tuple(range(6)), hashes))
+    for index in range(6):
+        harness.on_message(LEADER, Result(1, 0, opened.ballot, index), harness.result(index))
+    assert harness.round.complete
+    assert [bytes(result) for result in harness.round.results] == [harness.result(i) for i in range(6)]
+
+
+def test_gone_peer_stays_gone_in_the_next_round():
+    """It may be a member of that: members are settled by the ballot that first had what is decided."""
+    late, dead, back = (bytes([n]) * 32 for n in (7, 8, 9))
+    harness = Harness()
+    harness.round.exchange.opened = harness.round.agreement.opened = None  # it was paused when the round opened
+    for peer in (dead, back):
+        harness.round.on_link_down(peer, gone=True)
+    harness.round.on_link_down(late, gone=False)
+    assert harness.round.departed == {dead, back}
+    group = tuple(sorted((*IDS, back)))
+    harness.open(ballot=Ballot(2, LEADER), group=group, alive=group)
+    assert harness.round.departed == {dead}
+    harness.round.on_link_down(OTHER, gone=True)
+    assert harness.round.departed == {dead, OTHER}
+
+
+def test_results_are_fetched_elsewhere_when_source_has_none():
+    """What it was asked for is asked of another at once; when nobody is left, the state is all there is to fetch."""
+    harness = Harness()
+    group = (LEADER, OTHER)
+    entries = tuple(Contribution(peer, 1, 10) for peer in group)
+    harness.on_message(LEADER, _commit(Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ()), harness))
+    asked = {to: message.indices for to, message, _ in harness.sent(Fetch)}
+    assert asked.keys() == {LEADER, OTHER} and not harness.round.forsaken
+    harness.round.spent(OTHER)
+    again = harness.sent(Fetch)
+    assert [(to, message.indices) for to, message, _ in again] == [(LEADER, asked[OTHER])]
+    harness.round.spent(OTHER)
+    assert not harness.sent(Fetch) and not harness.round.forsaken
+    harness.round.spent(LEADER)
+    assert not harness.sent(Fetch) and harness.round.forsaken
+    harness.on_message(LEADER, _commit(harness.round.agreement.commit.opened, harness))
+    assert not harness.round.forsaken, "what it had said was about another round"
+
+
+def test_results_are_fetched_from_several_sources():
+    """Its link may be the one that loses what we ask; the others have gone on, and so has it."""
+    harness, third = Harness(), bytes([9]) * 32
+    harness.round.reach(third)
+    group = (LEADER, OTHER, third)
+    entries = tuple(Contribution(peer, 1, 10) for peer in group)
+    opened = Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ())
+    harness.on_message(LEADER, _commit(opened, harness, voters=group))
+    harness.round.spent(OTHER)
+    assert not harness.round.forsaken
+    harness.round.spent(third)
+    assert harness.round.forsaken
+
+
+@pytest.mark.parametrize("owes", [True, False])
+def test_owed_bytes_in_transit_are_progress_for_a_while(owes):
+    """LEADER withholds its results, while OTHER sends on at 2.5 kB/s: what it owes, or what is of no use."""
+    harness = Harness()
+    for index in (2, 3):
+        for peer in (LEADER, OTHER):
+            harness.chunk(peer, index)
+    if not owes:
+        harness.results_of(OTHER, 4, 5)
+        harness.record_of(OTHER, 4, 5)
+    patience = harness.round.agreement.terms.patience
+    since = harness.now
+    while not harness.blamed() and harness.now < since + 100 * patience:
+        harness.now += patience / 8
+        harness.queue.stirring[OTHER] = int(2500 * harness.now)
+        harness.round.tick()
+    assert (harness.now - since) / patience == pytest.approx(STIRRING + 1 if owes else 1, abs=0.5)
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_results_are_fetched_from_followers_when_voters_are_dead(honest):
+    """A newcomer has followed the round and is in the next: it has the results too, or lies until the verdict is void."""
+    harness, guest = Harness(), bytes([9]) * 32
+    harness.round.reach(guest)
+    group = (LEADER, OTHER)
+    entries = tuple(Contribution(peer, 1, 10) for peer in group)
+    opened = Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ())
+    harness.on_message(LEADER, _commit(opened, harness))
+    for peer in group:
+        harness.round.on_link_down(peer, gone=True)
+    harness.queue.sent.clear()
+    harness.round.agreement.passed(guest)
+    patience = harness.round.agreement.terms.patience
+    for _ in range(2 * ORPHANED):
+        harness.now += 0.99 * patience
+        harness.round.tick()
+    asked = harness.sent(Fetch)
+    assert {to for to, _, _ in asked} == {guest} and {i for _, message, _ in asked for i in message.indices} == {
+        *range(6)
+    }
+    assert harness.round.agreement.commit is not None
+    if honest:
+        hashes = b"".join(blake3.blake3(harness.result(i)).digest() for i in range(6))
+        harness.on_message(guest, Record(1, 0, opened.ballot, tuple(range(6)), hashes))
+        for index in range(6):
+            harness.on_message(guest, Result(1, 0, opened.ballot, index), harness.result(index))
+    harness.now += patience
+    harness.round.tick()
+    assert harness.round.complete == honest == (harness.round.agreement.commit is not None)
+
+
+def test_results_before_their_record_are_kept(harness):
+    """Records travel with the control messages, results on streams of their own; who asked for them must not ask again."""
+    group = (LEADER, OTHER)
+    entries = tuple(Contribution(peer, 1, 10) for peer in group)
+    opened = Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ())
+    harness.on_message(LEADER, _commit(opened, harness))
+    hashes = b"".join(blake3.blake3(harness.result(i)).digest() for i in range(6))
+    harness.on_message(OTHER, Result(1, 0, opened.ballot, 1), harness.result(1)[:-4] + bytes(4))
+    for index in range(6):
+        harness.on_message(LEADER, Result(1, 0, opened.ballot, index), harness.result(index))
+    harness.on_message(LEADER, Record(1, 0, opened.ballot, tuple(range(6)), hashes))
+    assert harness.round.complete
+    assert [bytes(result) for result in harness.round.results] == [harness.result(i) for i in range(6)]
+
+
+def test_lost_results_are_fetched_soon_after_the_verdict(harness):
+    """Its patience may be longer than the next round of the others takes, after which they keep these results no more."""
+    opened = harness.opened
+    for index in (0, 1, 4):
+        owner = harness.round.exchange.owners[index]
+        harness.on_message(owner, Result(1, 0, opened.ballot, index), harness.result(index))
+    harness.on_message(LEADER, _commit(opened, harness))
+    assert not harness.round.complete and not harness.sent(Fetch)
+    harness.now += 0.3 * harness.round.agreement.terms.patience
+    harness.round.tick()
+    missing = [index for _, message, _ in harness.sent(Fetch) for index in message.indices]
+    assert sorted(missing) == harness.round.exchange.results.lacks() != []
+    harness.now += 0.3 * harness.round.agreement.terms.patience
+    harness.round.tick()
+    assert not harness.sent(Fetch)
+
+
+def test_results_are_served_for_the_right_digest_only(harness):
+    harness.finish()
+    harness.queue.sent.clear()
+    digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
+    harness.on_message(OTHER, Fetch(1, 0, bytes(32), (0, 1)))
+    assert harness.queue.sent == []
+    harness.on_message(OTHER, Fetch(1, 0, digest, (5, 0, 5, 77)))
+    ((_, record, _),) = harness.sent(Record)
+    assert record.indices == tuple(range(6))
+    assert [(message.index, payload) for _, message, payload in harness.sent(Result)] == [
+        (5, harness.result(5)),
+        (0, harness.result(0)),
+    ]
+
+
+def test_peer_that_does_not_read_answers_gets_no_more(harness):
+    harness.finish()
+    digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
+    harness.queue.sent.clear()
+    harness.queue.waiting = 2 * IN_FLIGHT
+    harness.on_message(OTHER, Fetch(1, 0, digest, (0,)))
+    assert len(harness.sent(Result)) == len(harness.sent(Record)) == 1
+    harness.queue.waiting += 1
+    harness.on_message(OTHER, Fetch(1, 0, digest, (0,)))
+    assert harness.queue.sent == []
+
+
+def test_usual_norm_follows_committed_rounds_only(harness):
+    """Tries that came to nothing leave no trace."""
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    assert harness.usual == {}
+    louder = [(np.frombuffer(chunk, np.float32) * np.float32(2)).tobytes() for chunk in harness.sources[OTHER]]
+    harness.sources[OTHER] = louder
+    harness.on_message(OTHER, ready(louder, attempt=2))
+    contributors = tuple(Contribution(peer, 1 + (peer == OTHER), 10) for peer in IDS)
+    opened = harness.open(ballot=Ballot(2, LEADER), contributors=contributors)
+    for index in (2, 3):
+        harness.chunk(OTHER, index, attempt=2)
+    for owner, indices in ((LEADER, (0, 1)), (OTHER, (4, 5))):
+        harness.results_of(owner, *indices, ballot=Ballot(2, LEADER))
+        harness.record_of(owner, *indices, ballot=Ballot(2, LEADER))
+    assert harness.usual == {}
+    harness.on_message(LEADER, _commit(opened, harness))
+    # Of LEADER's and OTHER's, the lower one: LEADER's, now that OTHER has doubled its own.
+    norms = {i: np.linalg.norm(np.frombuffer(harness.sources[LEADER][i], np.float32)) for i in (2, 3)}
+    assert harness.usual == {i: pytest.approx(float(norm), rel=1e-5) for i, norm in norms.items()}
+
+
+def test_early_frames_of_one_peer_leave_room_for_others():
+    harness = Harness()
+    later, stranger = dense_payloads(7), bytes([9]) * 32
+    for _ in range(5):
+        for index in range(6):
+            harness.chunk(LEADER, index, bytes(4096 * 4), attempt=7)
+            harness.on_message(stranger, Chunk(1, 0, 1, index), bytes(4096 * 4))
+    for index in (2, 3):
+        harness.chunk(OTHER, index, later[index], attempt=2)
+    harness.sources[OTHER] = later
+    harness.on_message(OTHER, ready(later, attempt=2))
+    harness.open(ballot=Ballot(2, LEADER), contributors=tuple(Contribution(p, 1 + (p == OTHER), 10) for p in IDS))
+    for index in (2, 3):
+        harness.chunk(LEADER, index)
+    assert {message.index for _, message, _ in harness.sent(Result)} == {2, 3}
+
+
+def test_oversized_early_frame_is_dropped():
+    harness = Harness()
+    for index, size in ((2, 4 * 4096 + 1), (6, 1)):
+        harness.chunk(OTHER, index, bytes(size), attempt=2)
+    assert harness.round.exchange.early[0] == 0
+    harness.chunk(OTHER, 2, bytes(4 * 4096), attempt=2)
+    assert harness.round.exchange.early[0] == 1
+
+
+def test_resumed_round_keeps_promises_and_votes():
+    """A peer that gave a round up for a swarm that is ahead, and found none, must not vote twice in it."""
+    harness = Harness()
+    harness.on_message(OTHER, Prepare(1, 0, Ballot(5, OTHER)))
+    assert len(harness.sent(Promise)) == 1
+    harness.round.agreement.overtaken()
+    harness.round.pump()
+    harness.round.resume()
+    harness.finish()
+    assert harness.sent(Vote) == [] and not harness.round.agreement.diverged
+    opened = harness.open(ballot=Ballot(5, OTHER))
+    assert harness.round.exchange.opened == opened and len(harness.sent(Vote)) == 1
+
+
+def test_frames_of_another_fragment_are_ignored(harness):
+    before = len(harness.queue.sent)
+    harness.on_message(OTHER, Chunk(1, 1, 1, 2), b"x")
+    harness.on_message(LEADER, Result(1, 1, FIRST, 0), b"x")
+    harness.on_message(LEADER, Open(1, 1, Ballot(2, LEADER), (ME,), (ME,), (), (), None, ()))
+    assert len(harness.queue.sent) == before and harness.round.agreement.opened == harness.opened

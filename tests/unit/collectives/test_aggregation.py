@@ -1,0 +1,141 @@
+"""Outlier screening and the mean of encoded payloads."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.collectives.aggregation import MEMORY, NORM_LIMIT, apart, lower_median, mean, outliers
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.dense.blockint import Int8
+from thinwire.compression.dense.floats import Fp32
+
+CODECS: list[Codec] = [Fp32(), Int8(16)]
+N = 300
+
+
+def peer(i: int) -> bytes:
+    return bytes([i]) * 32
+
+
+def encode(codec: Codec, x: np.ndarray) -> bytes:
+    out = np.zeros(codec.nbytes(x.size), np.uint8)
+    codec.encode(x.astype(np.float32), out)
+    return out.tobytes()
+
+
+def draw(seed: int, scale: float = 1.0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(N) * scale
+
+
+@pytest.mark.parametrize(
+    ("values", "median"), [([3.0], 3.0), ([4.0, 1.0], 1.0), ([5.0, 1.0, 3.0], 3.0), ([1, 2, 3, 9], 2)]
+)
+def test_lower_median_of_even_count_is_the_lower_value(values: list[float], median: float) -> None:
+    assert lower_median(values) == median
+
+
+def test_median_of_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="median"):
+        lower_median([])
+
+
+def test_usual_norm_excludes_an_exploding_majority() -> None:
+    norms = {peer(1): 5e4, peer(2): 5e4, peer(3): 10.0}
+    assert outliers(norms)[0] == ()
+    far, usual = outliers(norms, 10.0)
+    assert far == (peer(1), peer(2))
+    assert usual == 10.0
+    assert outliers({peer(1): 1e9, peer(2): 1e9}, 10.0) == ((peer(1), peer(2)), 100.0)
+
+
+def test_norm_at_the_limit_passes() -> None:
+    assert outliers({peer(1): 2.0 * NORM_LIMIT}, 2.0)[0] == ()
+    assert outliers({peer(1): np.nextafter(2.0 * NORM_LIMIT, math.inf)}, 2.0)[0] == (peer(1),)
+
+
+def test_zero_contributions_do_not_lower_the_usual_norm() -> None:
+    assert outliers({peer(1): 0.0, peer(2): 0.0}) == ((), 0.0)
+    assert outliers({peer(1): 0.0, peer(2): 0.0, peer(3): 4.0}) == ((), 4.0)
+    assert outliers({peer(1): 2.0}, 4.0)[1] == pytest.approx(MEMORY * 4 + (1 - MEMORY) * 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.integers(0, 255).map(peer), st.floats(0, 1e12), max_size=12), st.floats(0, 1e6))
+def test_outliers_do_not_depend_on_order_or_include_the_median(norms: dict[bytes, float], usual: float) -> None:
+    far, after = outliers(norms, usual)
+    assert (far, after) == outliers(dict(reversed(norms.items())), usual)
+    assert math.isfinite(after) and after >= 0
+    lengths = [norm for norm in norms.values() if norm > 0]
+    if usual == 0 and lengths:
+        assert all(norms[peer] > lower_median(lengths) for peer in far)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.spec)
+def test_mean_is_weighted_by_tokens_and_skips_zero_weight(codec: Codec) -> None:
+    rows = [draw(i).astype(np.float32) for i in range(3)]
+    payloads = [encode(codec, row) for row in rows]
+    decoded = []
+    for payload in payloads:
+        row = np.zeros(N, np.float32)
+        codec.decode(payload, row)
+        decoded.append(row.astype(np.float64))
+    out = np.full(N, np.nan, np.float32)
+    mean(codec, payloads, [1, 0, 3], out)
+    np.testing.assert_array_equal(out, ((decoded[0] + 3 * decoded[2]) / 4).astype(np.float32))
+    mean(codec, payloads, [0, 0, 0], out)
+    assert not out.any()
+    with pytest.raises(ValueError):
+        mean(codec, payloads, [1, 2], out)
+
+
+def test_common_change_of_scale_excludes_nobody():
+    """Data or learning rate change, and every contribution is far beyond what was usual: the round goes on."""
+    far, usual = outliers({b"a": 5000.0, b"b": 5000.0}, usual=1.0)
+    assert far == (b"a", b"b")
+    assert outliers({b"a": 5000.0, b"b": 5000.0}, usual)[0] == ()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.spec)
+def test_rda_averages_direction_and_length_separately(codec: Codec) -> None:
+    vectors, weights = [draw(1), draw(2, 3.0), draw(3, 0.5)], [1.0, 3.0, 2.0]
+    sent = []
+    for vector in vectors:
+        sent.append(np.empty(N, np.float32))
+        codec.decode(encode(codec, vector), sent[-1])
+    out = np.full(N, np.nan, np.float32)
+    apart(codec, [encode(codec, vector) for vector in vectors], weights, out)
+    norms = [float(np.linalg.norm(one.astype(np.float64))) for one in sent]
+    direction = sum(w * one.astype(np.float64) / n for w, one, n in zip(weights, sent, norms, strict=True))
+    length = np.dot(weights, norms) / 6.0
+    np.testing.assert_allclose(out, length * direction / np.linalg.norm(direction), rtol=1e-5, atol=1e-5)
+    assert np.linalg.norm(out) == pytest.approx(length, rel=1e-5)
+    plain = np.empty(N, np.float32)
+    mean(codec, [encode(codec, vector) for vector in vectors], weights, plain)
+    assert np.linalg.norm(plain) < 0.9 * length  # vectors that differ cancel each other's length
+
+
+def test_rda_of_equal_vectors_is_that_vector() -> None:
+    codec, vector, out = Fp32(), draw(4), np.empty(N, np.float32)
+    apart(codec, [encode(codec, vector)] * 3, [1.0, 2.0, 5.0], out)
+    np.testing.assert_allclose(out, vector.astype(np.float32), rtol=1e-6)
+
+
+def test_rda_handles_zero_vectors_and_zero_weights() -> None:
+    codec, vector, out = Fp32(), encode(Fp32(), draw(4)), np.full(N, np.nan, np.float32)
+    apart(codec, [vector, encode(codec, -draw(4))], [1.0, 1.0], out)
+    assert not out.any()
+    for other in (-3.0, -0.7):
+        apart(codec, [vector, encode(codec, other * draw(4))], [1.0, 1.0], out)
+        assert not out.any(), "what rounding leaves is no direction"
+    apart(codec, [encode(codec, np.full(N, 3e38, np.float32)), vector], [1.0, 1.0], out)
+    assert not out.any(), "nor is there a length beyond all numbers"
+    apart(codec, [vector, encode(codec, np.zeros(N))], [1.0, 1.0], out)
+    np.testing.assert_allclose(out, 0.5 * draw(4), rtol=1e-5)
+    apart(codec, [vector, encode(codec, draw(5))], [1.0, 0.0], out)
+    np.testing.assert_allclose(out, draw(4), rtol=1e-5)
+    apart(codec, [vector], [0.0], out)
+    assert not out.any()

@@ -1,0 +1,338 @@
+import asyncio
+from collections import Counter
+
+import blake3
+import pytest
+from thinwire.collectives.state_sync import OtherModelState, fetch_state, state_digest
+from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import StateAsk, StateChunk, StateFetch, StateOffer
+
+LAYOUT, OTHER = bytes(32), bytes([9]) * 32
+FOUNDER, SECOND, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
+
+
+class Source:
+    """A peer that offers `raw` (one chunk) as the state of `members` after `round`."""
+
+    def __init__(self, raw, *, round=0, members=(), layout=LAYOUT):
+        self.raw, self.hashes = raw, [blake3.blake3(raw).digest()]
+        digest = state_digest(round, layout, members, self.hashes)
+        self.offer = StateOffer(round, digest, layout, len(raw), members)
+
+    def answer(self, message):
+        if isinstance(message, StateAsk):
+            return Frame(self.offer, b"".join(self.hashes))
+        assert isinstance(message, StateFetch)
+        return Frame(StateChunk(message.round, message.index), self.raw)
+
+
+def fetch(sources, have, **more):
+    async def run():
+        receive_queue = asyncio.Queue()
+
+        def send(peer, message):
+            receive_queue.put_nowait((peer, sources[peer].answer(message)))
+
+        hashes = [blake3.blake3(have).digest()]
+        # Everybody answers at once, so the patience is never waited for.
+        return await fetch_state(
+            sources, send, receive_queue, layout=LAYOUT, have=hashes, nbytes=len(have), patience=60.0, **more
+        )
+
+    return asyncio.run(run())
+
+
+def test_only_differing_state_is_fetched():
+    fetched = fetch({FOUNDER: Source(b"new!", round=3, members=(FOUNDER,))}, b"old.")
+    assert fetched.offer.round == 3 and fetched.chunks == {0: b"new!"} and fetched.sources == (FOUNDER,)
+
+
+def test_joiners_that_ask_each_other_follow_the_founder():
+    joiner = Source(b"same")
+    fetched = fetch({FOUNDER: Source(b"same", members=(FOUNDER,)), SECOND: joiner, THIRD: joiner}, b"same")
+    assert fetched.offer.members == (FOUNDER,) and fetched.sources == (FOUNDER,) and not fetched.chunks
+
+
+def test_joiners_without_founder_have_nothing_to_fetch():
+    assert fetch({SECOND: Source(b"same"), THIRD: Source(b"same")}, b"same") is None
+
+
+def test_swarm_with_another_model_is_foreign():
+    other = Source(b"another", members=(FOUNDER,), layout=OTHER)
+    assert fetch({FOUNDER: other, SECOND: other}, b"same") == OtherModelState(7)
+    assert fetch({FOUNDER: Source(b"same", members=(FOUNDER,), layout=OTHER)}, b"same") == OtherModelState(4)
+
+
+def test_one_peer_with_another_model_does_not_make_the_swarm_foreign():
+    honest = Source(b"same", members=(FOUNDER,))
+    fetched = fetch({FOUNDER: honest, SECOND: Source(b"another", members=(SECOND,), layout=OTHER)}, b"old.")
+    assert fetched.sources == (FOUNDER,)
+
+
+def test_offer_that_does_not_match_its_digest_is_ignored():
+    liar = Source(b"another", members=(FOUNDER,), layout=OTHER)
+    liar.hashes = [bytes(32)]
+    assert fetch({FOUNDER: liar}, b"same") is None
+
+
+def test_unanswered_or_outdated_sources_are_asked_again():
+    """A link breaks with the first question to one, and the other's answer is about a round that is soon over."""
+
+    async def main():
+        loop, receive_queue, lost = asyncio.get_running_loop(), asyncio.Queue(), {SECOND}
+
+        def send(peer, message):
+            if peer in lost:
+                lost.remove(peer)
+                return
+            raw = b"this" if loop.time() < 1.0 else b"next"
+            source = Source(raw, round=5 + (loop.time() >= 1.0), members=(FOUNDER, SECOND))
+            receive_queue.put_nowait((peer, source.answer(message)))
+
+        fetched = await fetch_state(
+            (FOUNDER, SECOND),
+            send,
+            receive_queue,
+            layout=LAYOUT,
+            have=[bytes(32)],
+            nbytes=4,
+            patience=2.0,
+            newer_than=4,
+            believed=lambda peers: len(peers) == 2,
+        )
+        return fetched, loop.time()
+
+    fetched, took = virtual_loop.run(main(), seed=1)
+    assert fetched.offer.round == 6 and fetched.sources == (FOUNDER, SECOND) and took < 2.1
+
+
+@pytest.mark.parametrize("when", [0.0, 2.1])
+def test_lost_peer_is_no_source(when):
+    """Its offer counts, and what it was asked for is asked of another at once: not after five patiences."""
+
+    async def main():
+        loop, receive_queue = asyncio.get_running_loop(), asyncio.Queue()
+        source = Source(b"this", round=5, members=(FOUNDER, SECOND))
+        loop.call_at(when, receive_queue.put_nowait, (FOUNDER, None))
+
+        def send(peer, message):
+            if peer == SECOND or (peer == FOUNDER and isinstance(message, StateAsk)):
+                receive_queue.put_nowait((peer, source.answer(message)))
+
+        fetched = await fetch_state(
+            (FOUNDER, SECOND, THIRD), send, receive_queue, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0
+        )
+        return fetched, loop.time()
+
+    fetched, took = virtual_loop.run(main(), seed=1)
+    assert fetched.sources == (FOUNDER, SECOND) and fetched.chunks == {0: b"this"} and took < 2.2
+
+
+def test_new_peers_are_asked_and_lost_peers_are_not_waited_for():
+    async def main():
+        loop, receive_queue, peers = asyncio.get_running_loop(), asyncio.Queue(), {SECOND, THIRD}
+        source = Source(b"this", round=5, members=(FOUNDER, SECOND))
+        loop.call_at(1.0, peers.remove, THIRD)
+        loop.call_at(1.0, peers.add, FOUNDER)
+
+        def send(peer, message):
+            if peer != THIRD:
+                receive_queue.put_nowait((peer, source.answer(message)))
+
+        fetched = await fetch_state(peers, send, receive_queue, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0)
+        return fetched, loop.time()
+
+    fetched, took = virtual_loop.run(main(), seed=1)
+    assert fetched.sources == (FOUNDER, SECOND) and took < 2.1
+
+
+def test_peers_that_appear_after_all_answers_are_not_waited_for():
+    """Those who start together see each other one by one: each has the founder's word, and newcomers have none to give."""
+
+    async def main():
+        loop, receive_queue, peers = asyncio.get_running_loop(), asyncio.Queue(), {FOUNDER}
+        held, newcomer = Source(b"this", round=5, members=(FOUNDER,)), Source(b"this")
+
+        def send(peer, message):
+            loop.call_later(
+                0.1, receive_queue.put_nowait, (peer, (newcomer if peer != FOUNDER else held).answer(message))
+            )
+
+        loop.call_at(0.05, peers.update, (SECOND, THIRD))
+        fetched = await fetch_state(peers, send, receive_queue, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0)
+        return fetched, loop.time()
+
+    fetched, took = virtual_loop.run(main(), seed=1)
+    assert fetched.sources == (FOUNDER,) and took < 0.5
+
+
+def test_newest_copy_wins():
+    """Copies are of different rounds, which is no dissent; one of a round that there cannot be is believed by nobody."""
+    sources = {
+        FOUNDER: Source(b"old.", round=3, members=(THIRD,)),
+        SECOND: Source(b"new!", round=7, members=(THIRD,)),
+        THIRD: Source(b"lie!", round=90, members=(THIRD,)),
+    }
+    assert fetch(sources, b"none") is None
+    fetched = fetch(sources, b"none", copy_below=8)
+    assert fetched.offer.round == 7 and fetched.chunks == {0: b"new!"} and fetched.sources == (SECOND,)
+    assert fetch(sources, b"none", copy_below=7).offer.round == 3
+    assert fetch(sources, b"none", copy_below=3) is None
+
+
+def test_majority_copy_of_a_round_wins():
+    one, two = Source(b"one.", round=5, members=(FOUNDER,)), Source(b"two.", round=5, members=(FOUNDER,))
+    assert fetch({FOUNDER: one, SECOND: two, THIRD: two}, b"none", copy_below=9).chunks == {0: b"two."}
+    assert fetch({FOUNDER: one, SECOND: one, THIRD: two}, b"none", copy_below=9).chunks == {0: b"one."}
+    other = Source(b"else", round=6, members=(FOUNDER,), layout=OTHER)
+    assert fetch({FOUNDER: one, SECOND: other}, b"none", copy_below=9).chunks == {0: b"one."}
+
+
+def test_state_request_does_not_ask_for_copies():
+    asked = []
+
+    class Noted(Source):
+        def answer(self, message):
+            asked.append(message)
+            return super().answer(message)
+
+    source = Noted(b"same", round=1, members=(FOUNDER,))
+    fetch({FOUNDER: source}, b"same")
+    fetch({FOUNDER: source}, b"same", copy_below=2)
+    assert [message.copy for message in asked] == [False, True]
+
+
+class Crowd:
+    """Peers that answer at once what `says` gives (None: nothing); those of `gone` turn out to be no more."""
+
+    def __init__(self, peers, says, gone=()):
+        self.peers, self.says, self.gone, self.asked, self.receive_queue = set(peers), says, set(gone), [], None
+
+    def send(self, peer, message):
+        self.asked.append((peer, type(message)))
+        if peer in self.gone:
+            self.peers.discard(peer)
+            self.receive_queue.put_nowait((peer, None))
+        elif (source := self.says(peer)) is not None:
+            self.receive_queue.put_nowait((peer, source.answer(message)))
+
+    def fetch(self, **more):
+        """What was fetched, and the virtual seconds that took."""
+
+        async def main():
+            self.receive_queue = asyncio.Queue()
+            fetched = await fetch_state(
+                self.peers,
+                self.send,
+                self.receive_queue,
+                layout=LAYOUT,
+                have=[bytes(32)],
+                nbytes=4,
+                patience=2.0,
+                **more,
+            )
+            return fetched, asyncio.get_running_loop().time()
+
+        return virtual_loop.run(main(), seed=1)
+
+
+SIX = tuple(bytes([n]) * 32 for n in range(1, 7))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+def test_departed_peer_is_not_waited_for(count):
+    peers = SIX[:count]
+    held = Source(b"new!", round=3, members=peers)
+    fetched, took = Crowd(peers, lambda peer: held, gone=peers[:1]).fetch()
+    assert fetched.offer.round == 3 and set(fetched.sources) <= set(peers[1:]) and took == 0
+
+
+@pytest.mark.parametrize("silent, waited", [(2, 0.0), (3, 10.0)])
+def test_silent_peer_is_waited_for_while_it_could_change_the_result(silent, waited):
+    held = Source(b"new!", round=3, members=SIX)
+    fetched, took = Crowd(SIX, lambda peer: None if peer in SIX[:silent] else held).fetch()
+    assert fetched.offer.round == 3 and took == waited
+
+
+def test_agreeing_minority_is_not_enough_while_others_may_contradict():
+    held, other = Source(b"new!", round=3, members=SIX), Source(b"else", round=3, members=SIX)
+    fetched, _ = Crowd(SIX, lambda peer: other if peer in SIX[3:] else held).fetch()
+    assert fetched is None
+    fetched, _ = Crowd(SIX[:4], lambda peer: other if peer == SIX[3] else held).fetch()
+    assert fetched is None
+
+
+def test_swarm_between_two_rounds_is_asked_again_at_once():
+    """Some have made a step that the others are about to make: that is no contradiction to wait over."""
+    old, new = Source(b"old.", round=3, members=SIX), Source(b"new!", round=4, members=SIX)
+    asked = Counter()
+
+    def says(peer):
+        asked[peer] += 1
+        return old if peer in SIX[:3] and asked[peer] == 1 else new
+
+    fetched, took = Crowd(SIX, says).fetch()
+    assert fetched.offer.round == 4 and took == 0
+
+
+def test_swarm_that_stays_between_rounds_is_asked_a_few_times():
+    old, new = Source(b"old.", round=3, members=SIX), Source(b"new!", round=4, members=SIX)
+    crowd = Crowd(SIX, lambda peer: old if peer in SIX[:3] else new)
+    assert crowd.fetch() == (None, 0) and len(crowd.asked) <= 5 * len(SIX)
+
+
+def test_search_ends_when_all_sources_are_gone():
+    assert Crowd(SIX, lambda peer: None, gone=SIX).fetch() == (None, 0)
+
+
+def test_only_source_is_not_waited_for_when_gone():
+    """Where replicas differ one peer is asked after the other, and who is asked does not change meanwhile."""
+
+    async def main():
+        receive_queue = asyncio.Queue()
+
+        def send(peer, message):
+            receive_queue.put_nowait((peer, None))
+
+        fetched = await fetch_state(
+            [FOUNDER], send, receive_queue, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0
+        )
+        return fetched, asyncio.get_running_loop().time()
+
+    assert virtual_loop.run(main(), seed=1) == (None, 0)
+
+
+def test_chunk_of_dead_source_is_asked_elsewhere_at_once():
+    """Its chunk is asked of another, not after five patiences."""
+    held, peers = Source(b"new!", round=3, members=SIX), SIX[:2]
+    crowd = Crowd(peers, lambda peer: held)
+    send = crowd.send
+
+    def dies(peer, message):
+        if isinstance(message, StateFetch) and not crowd.gone:
+            crowd.gone = {peer}
+        send(peer, message)
+
+    crowd.send = dies
+    fetched, took = crowd.fetch()
+    assert fetched.chunks == {0: b"new!"} and took == 0
+
+
+@pytest.mark.parametrize("honest, liars", [(3, 2), (1, 1)])
+def test_early_minority_answers_are_not_accepted_before_the_deadline(honest, liars):
+    """They have another round each time, so that all are asked again at once: that is no time given to those who are silent."""
+    peers = SIX[: honest + liars]
+    held, evil = Source(b"new!", round=3, members=SIX), Source(b"evil", round=9, members=SIX)
+    crowd, asked = Crowd(peers, lambda peer: None), Counter()
+
+    def send(peer, message):
+        loop = asyncio.get_running_loop()
+        asked[peer] += isinstance(message, StateAsk)
+        lies = peer in peers[honest:]
+        delay = 1.9 if lies else 3.0 if asked[peer] == 5 else 0.0
+        loop.call_later(delay, crowd.receive_queue.put_nowait, (peer, (evil if lies else held).answer(message)))
+
+    crowd.send = send
+    fetched, _ = crowd.fetch()
+    assert fetched is None

@@ -1,0 +1,339 @@
+"""Fetching a state from sources that fail, lie or disagree, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import blake3
+import numpy as np
+import pytest
+from thinwire.collectives.state_sync import IN_FLIGHT, LEAP, STALL, PartialState, fetch_state, state_digest
+from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import CHUNK_BYTES, StateAsk, StateChunk, StateOffer
+
+LAYOUT = bytes(32)
+PEERS = [bytes([n]) * 32 for n in range(1, 8)]
+SIZE = 9 * CHUNK_BYTES + 1000
+PATIENCE = 2.0
+
+
+def state(seed, *, like=None, change=()):
+    """SIZE bytes; those of `like` but for the chunks to change."""
+    raw = bytearray(like or np.random.default_rng(seed).bytes(SIZE))
+    for index in change:
+        raw[index * CHUNK_BYTES] ^= 1
+    return bytes(raw)
+
+
+def hashes(raw):
+    return tuple(blake3.blake3(raw[at : at + CHUNK_BYTES]).digest() for at in range(0, len(raw), CHUNK_BYTES))
+
+
+class Source:
+    """Answers after `delay` seconds; `spoil(index, chunk)` says what it sends, None for nothing."""
+
+    def __init__(self, raw, *, round=3, delay=0.01, mute=False, spoil=lambda index, chunk: chunk):
+        self.raw, self.delay, self.mute, self.spoil = raw, delay, mute, spoil
+        members = tuple(sorted(PEERS[:2]))
+        self.hashes = hashes(raw)
+        digest = state_digest(round, LAYOUT, members, self.hashes)
+        self.offer = StateOffer(round, digest, LAYOUT, len(raw), members)
+        self.asked = []
+        self.owed = self.most = 0
+
+    def answer(self, message):
+        if isinstance(message, StateAsk):
+            return None if self.mute else Frame(self.offer, b"".join(self.hashes))
+        self.asked.append(message.index)
+        self.owed += 1
+        self.most = max(self.most, self.owed)
+        chunk = self.spoil(message.index, self.raw[message.index * CHUNK_BYTES : (message.index + 1) * CHUNK_BYTES])
+        return None if chunk is None else Frame(StateChunk(message.round, message.index), chunk)
+
+
+def fetch(sources, have, **more):
+    """What comes of it, and how many seconds it took."""
+    named = dict(zip(PEERS, sources, strict=False))
+
+    async def main():
+        receive_queue, loop = asyncio.Queue(), virtual_loop.current()
+
+        def send(peer, message):
+            frame = named[peer].answer(message)
+            if frame is not None:
+                loop.call_later(named[peer].delay, arrive, peer, frame)
+
+        def arrive(peer, frame):
+            named[peer].owed -= isinstance(frame.message, StateChunk)
+            receive_queue.put_nowait((peer, frame))
+
+        fetched = await fetch_state(
+            named, send, receive_queue, layout=LAYOUT, have=hashes(have), nbytes=len(have), patience=PATIENCE, **more
+        )
+        return fetched, loop.time()
+
+    return virtual_loop.run(main(), seed=1)
+
+
+def whole(fetched, have):
+    """The state that comes of installing it."""
+    raw = bytearray(have)
+    for index, chunk in fetched.chunks.items():
+        raw[index * CHUNK_BYTES : index * CHUNK_BYTES + len(chunk)] = chunk
+    return bytes(raw)
+
+
+NEW, OLD = state(1), state(2)
+
+
+def test_every_source_serves_a_part():
+    sources = [Source(NEW) for _ in range(3)]
+    fetched, _ = fetch(sources, OLD)
+    assert whole(fetched, OLD) == NEW
+    asked = [index for source in sources for index in source.asked]
+    assert sorted(asked) == list(range(10)), "each chunk once"
+    assert all(source.asked and source.most <= IN_FLIGHT for source in sources)
+
+
+def test_fetch_after_waiting_its_turn_uses_current_offers():
+    """Of several states only some are fetched at a time; rounds go on meanwhile."""
+    source, later = Source(OLD, round=3), Source(NEW, round=4)
+
+    async def main():
+        turn, receive_queue, loop = asyncio.Semaphore(), asyncio.Queue(), virtual_loop.current()
+        await turn.acquire()
+        loop.call_later(30.0, turn.release)
+
+        def send(peer, message):
+            frame = (source if loop.time() < 20.0 else later).answer(message)
+            loop.call_later(0.01, receive_queue.put_nowait, (peer, frame))
+
+        fetched = await fetch_state(
+            PEERS[:1], send, receive_queue, layout=LAYOUT, have=(), nbytes=SIZE, patience=PATIENCE, turn=turn
+        )
+        return fetched, loop.time(), turn.locked()
+
+    fetched, seconds, held = virtual_loop.run(main(), seed=1)
+    assert fetched.offer.round == 4 and whole(fetched, bytes(SIZE)) == NEW
+    assert 30.0 < seconds < 32.0 and not held and not source.asked
+
+
+def test_frames_during_the_wait_for_a_turn_do_not_accumulate():
+    """Whoever sends chunks that nobody asked for, for as long as another state takes, must not fill the memory."""
+    source, most = Source(NEW, round=3), []
+
+    async def main():
+        turn, receive_queue, loop = asyncio.Semaphore(), asyncio.Queue(), virtual_loop.current()
+        await turn.acquire()
+        loop.call_later(10.0, turn.release)
+
+        def flood():
+            most.append(receive_queue.qsize())
+            receive_queue.put_nowait((PEERS[1], Frame(StateChunk(3, 0), bytes(1000))))
+            if loop.time() < 9.0:
+                loop.call_later(0.1, flood)
+
+        loop.call_later(0.1, flood)
+
+        def send(peer, message):
+            receive_queue.put_nowait((peer, source.answer(message)))
+
+        return await fetch_state(
+            PEERS[:1], send, receive_queue, layout=LAYOUT, have=(), nbytes=SIZE, patience=PATIENCE, turn=turn
+        )
+
+    fetched = virtual_loop.run(main(), seed=1)
+    assert whole(fetched, bytes(SIZE)) == NEW and len(most) > 80 and max(most) <= 1
+
+
+def test_state_that_nobody_offers_takes_no_turn():
+    async def main():
+        turn, receive_queue = asyncio.Semaphore(0), asyncio.Queue()
+
+        def send(peer, message):
+            receive_queue.put_nowait((peer, Frame(StateOffer(0, bytes(32), LAYOUT, SIZE, ()))))
+
+        return await fetch_state(
+            PEERS[:2], send, receive_queue, layout=LAYOUT, have=(), nbytes=SIZE, patience=PATIENCE, turn=turn
+        )
+
+    assert virtual_loop.run(main(), seed=1) is None
+
+
+def test_equal_states_fetch_no_chunk():
+    sources = [Source(NEW), Source(NEW)]
+    fetched, _ = fetch(sources, NEW)
+    assert fetched.chunks == {} and not any(source.asked for source in sources)
+
+
+def test_only_differing_chunks_are_fetched():
+    have = state(1, change=(4, 9))
+    sources = [Source(NEW), Source(NEW)]
+    fetched, _ = fetch(sources, have)
+    assert sorted(fetched.chunks) == [4, 9] and whole(fetched, have) == NEW
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda index, chunk: bytes([chunk[0] ^ 1]) + chunk[1:],  # a wrong byte
+        lambda index, chunk: chunk[:-1],
+        lambda index, chunk: chunk + b"\0",
+        lambda index, chunk: b"",  # no longer served
+        lambda index, chunk: None,  # silence
+        lambda index, chunk: chunk if index < 3 else None,  # silence in the middle
+    ],
+)
+def test_bad_source_is_given_up_and_the_other_serves_all(spoil):
+    bad, good = Source(NEW, spoil=spoil), Source(NEW)
+    fetched, seconds = fetch([bad, good], OLD)
+    assert whole(fetched, OLD) == NEW
+    assert len(bad.asked) <= IN_FLIGHT + 3, "not asked again"
+    assert seconds < (STALL + 1) * PATIENCE
+
+
+def test_fetch_without_good_source_fails():
+    bad = [Source(NEW, spoil=lambda index, chunk: None) for _ in range(2)]
+    assert fetch(bad, OLD)[0] is None
+    wrong = [Source(NEW, spoil=lambda index, chunk: b"x" * len(chunk)) for _ in range(2)]
+    fetched, seconds = fetch(wrong, OLD)
+    assert fetched is None and seconds < PATIENCE
+
+
+def test_unresponsive_source_is_given_up_soon():
+    fetched, seconds = fetch([Source(NEW, mute=True), Source(NEW), Source(NEW)], OLD)
+    assert whole(fetched, OLD) == NEW and seconds < 2 * PATIENCE
+
+
+def test_slow_source_does_not_delay_a_fast_one():
+    slow, quick = Source(NEW, delay=1.0), Source(NEW, delay=0.001)
+    fetched, _ = fetch([slow, quick], OLD)
+    assert whole(fetched, OLD) == NEW and len(slow.asked) <= IN_FLIGHT
+
+
+def test_disagreement_of_two_or_three_offers_gives_no_state():
+    """With two or three offers nobody can tell who is right."""
+    other = state(1, change=(0,))
+    assert fetch([Source(NEW), Source(other)], OLD)[0] is None
+    assert fetch([Source(NEW), Source(NEW), Source(other)], OLD)[0] is None
+
+
+def test_two_thirds_of_many_offers_decide():
+    other = state(1, change=(0,))
+    fetched, _ = fetch([Source(NEW) for _ in range(4)] + [Source(other)], OLD)
+    assert whole(fetched, OLD) == NEW and fetched.sources == tuple(sorted(PEERS[:4]))
+    assert fetch([Source(NEW) for _ in range(3)] + [Source(other) for _ in range(2)], OLD)[0] is None
+
+
+def test_state_that_is_not_newer_is_refused():
+    assert fetch([Source(NEW, round=3)], OLD, newer_than=3)[0] is None
+    assert fetch([Source(NEW, round=4)], OLD, newer_than=3)[0].offer.round == 4
+
+
+def test_tampered_offer_is_ignored():
+    """One digest vouches for round, members and every hash."""
+    for change in ("round", "members", "hashes"):
+        bad = Source(NEW)
+        if change == "hashes":
+            bad.hashes = (*bad.hashes[:-1], bytes(32))
+        elif change == "round":
+            bad.offer = StateOffer(9, bad.offer.digest, LAYOUT, SIZE, bad.offer.members)
+        else:
+            bad.offer = StateOffer(3, bad.offer.digest, LAYOUT, SIZE, (PEERS[5],))
+        assert fetch([bad], OLD)[0] is None
+        fetched, _ = fetch([bad, Source(NEW)], OLD)
+        assert fetched.sources == (PEERS[1],)
+
+
+def test_next_attempt_resumes_partial_fetch():
+    """The only source falls silent after four chunks; another one has the rest, of the same round or of the next."""
+    partial = PartialState()
+    first = Source(NEW, spoil=lambda index, chunk: chunk if index < 4 else None)
+    assert fetch([first], OLD, partial=partial)[0] is None
+    second = Source(state(1, change=(2,)), round=4)
+    fetched, _ = fetch([second], OLD, partial=partial)
+    assert whole(fetched, OLD) == second.raw and fetched.offer.round == 4
+    assert sorted(second.asked) == [2, 4, 5, 6, 7, 8, 9]
+
+
+def test_partial_fetches_keep_at_most_one_state():
+    partial = PartialState()
+    for round in range(3, 7):
+        source = Source(state(round), round=round, spoil=lambda index, chunk: chunk if index < 6 else None)
+        assert fetch([source], OLD, partial=partial)[0] is None
+        assert set(partial.chunks) == set(source.hashes[:6])
+
+
+def test_next_attempt_skips_liars_but_asks_exhausted_sources():
+    partial = PartialState()
+    liar = Source(NEW, spoil=lambda index, chunk: b"x" * len(chunk))
+    over = Source(NEW, spoil=lambda index, chunk: b"")
+    assert fetch([liar, over], OLD, partial=partial)[0] is None
+    liar, again = Source(NEW), Source(NEW)
+    fetched, _ = fetch([liar, again], OLD, partial=partial)
+    assert whole(fetched, OLD) == NEW and not liar.asked and again.asked
+
+
+def test_unrequested_chunks_are_ignored():
+    class Pusher(Source):
+        def answer(self, message):
+            if isinstance(message, StateAsk):
+                return super().answer(message)
+            wanted = super().answer(message)
+            return Frame(StateChunk(message.round, (message.index + 1) % 10), wanted.payload)
+
+    pusher, good = Pusher(NEW), Source(NEW)
+    fetched, _ = fetch([pusher, good], OLD)
+    assert whole(fetched, OLD) == NEW
+
+
+def most(*voices):
+    """More than half of these."""
+    return lambda peers: 2 * len(set(peers) & set(voices)) > len(voices)
+
+
+@pytest.mark.parametrize("believed", [None, most(*PEERS[:3])])
+def test_first_answer_does_not_decide_alone(believed):
+    """The honest ones apply a round, and answer when they are done with it; the liar has nothing to wait for."""
+    liar = Source(state(5), round=900)
+    sources = [Source(NEW, delay=2.5 * PATIENCE), Source(NEW, delay=2.7 * PATIENCE), liar]
+    fetched, _ = fetch(sources, OLD, believed=believed)
+    assert whole(fetched, OLD) == NEW and not liar.asked
+    mute = [Source(NEW, mute=True), Source(NEW, mute=True), liar]
+    fetched, seconds = fetch(mute, OLD, believed=believed)
+    if believed is not None:
+        assert fetched is None and not liar.asked and seconds <= STALL * PATIENCE + 0.1
+    else:
+        # A newcomer cannot know whether those who are mute have a state; they must not keep it out for ever.
+        assert fetched is not None and seconds >= STALL * PATIENCE
+
+
+def test_newcomers_without_state_are_not_waited_for():
+    """A founder and two newcomers like us, which have no state of any round."""
+    newcomers = [Source(OLD), Source(OLD)]
+    for one in newcomers:
+        one.offer = StateOffer(0, state_digest(0, LAYOUT, (), one.hashes), LAYOUT, SIZE, ())
+    fetched, _ = fetch([*newcomers, Source(NEW, delay=1.5 * PATIENCE)], OLD)
+    assert whole(fetched, OLD) == NEW
+
+
+def test_strangers_and_older_rounds_are_no_dissent():
+    believed = most(*PEERS[:3])
+    sources = [
+        Source(NEW, round=7),
+        Source(NEW, round=7),
+        Source(OLD, round=3),
+        *(Source(OLD, round=9) for _ in range(3)),
+    ]
+    fetched, _ = fetch(sources, OLD, believed=believed, newer_than=3)
+    assert whole(fetched, OLD) == NEW and fetched.offer.round == 7
+    sources[:2] = Source(OLD, round=3), Source(OLD, round=3)
+    assert fetch(sources, OLD, believed=believed, newer_than=3)[0] is None
+
+
+def test_offer_of_absurdly_late_round_is_refused():
+    """From there a member would never come back: everything the others say would be of the past."""
+    for round, good in ((3 + LEAP, False), (2 + LEAP, True)):
+        sources = [Source(NEW, round=round), Source(NEW, round=round)]
+        assert (fetch(sources, OLD, believed=most(*PEERS[:2]), newer_than=3)[0] is not None) == good

@@ -1,0 +1,120 @@
+"""Gossip groups of a round: uniform, equal on every peer, and stable as peers come and go."""
+
+import hashlib
+from collections import Counter
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.collectives.topology.matching import labels, others
+
+RUN = bytes(range(32))
+
+
+def people(count, start=0):
+    return tuple(sorted(hashlib.blake2b(str(i).encode(), digest_size=32).digest() for i in range(start, start + count)))
+
+
+def knock_out(view, round, size=2):
+    """The full groups of a round from its labels, as a tournament: another way to the same. And who is left over."""
+    found = []
+
+    def play(players, bit):
+        if len(players) < 2:
+            return players
+        over = play([p for p in players if not p[0] >> bit & 1], bit - 1)
+        over += play([p for p in players if p[0] >> bit & 1], bit - 1)
+        if len(over) >= size:
+            found.append(tuple(sorted(peer for _, peer in over[:size])))
+            over = over[size:]
+        return over
+
+    left = play(sorted(zip(map(int, labels(RUN, round, view)), view, strict=True)), 63)
+    return found, [peer for _, peer in left]
+
+
+def groups(view, round, size):
+    """The partition as the peers find it, each by itself."""
+    return {tuple(sorted((peer, *others(RUN, round, view, peer, size)))) for peer in view}
+
+
+def test_every_pair_is_equally_likely():
+    view, rounds = people(8), 10_000
+    seen = Counter(pair for round in range(rounds) for pair in knock_out(view, round)[0])
+    for pair in combinations(view, 2):
+        assert abs(seen[pair] / rounds - 1 / 7) < 0.015
+
+
+def test_odd_peer_is_alone_and_varies():
+    view, alone = people(7), Counter()
+    for round in range(500):
+        nobody = [peer for peer in view if not others(RUN, round, view, peer)]
+        assert len(nobody) == 1
+        alone[nobody[0]] += 1
+    assert len(alone) == 7 and max(alone.values()) < 3 * 500 / 7
+
+
+@given(st.integers(1, 70), st.integers(0, 2**32 - 1), st.integers(2, 8))
+@settings(max_examples=150, deadline=None)
+def test_group_lookup_of_one_peer_matches_full_grouping(count, round, size):
+    view = people(count)
+    full, left = knock_out(view, round, size)
+    assert len(full) == count // size and len(left) == count % size
+    found = groups(view, round, size)
+    assert sorted(peer for group in found for peer in group) == list(view)
+    lengths = sorted(map(len, found))
+    if size > 2 and len(left) == 1 and count > 1:
+        # Nobody is alone: it and a full group have become two.
+        assert len(found - set(full)) == 2 and lengths[0] >= 2 and len(set(full) - found) == 1
+    else:
+        assert found == {*full, *([tuple(sorted(left))] if left else [])}
+    assert len(found) == -(-count // size)
+
+
+@pytest.mark.parametrize("size, count", [(3, 7), (4, 9), (4, 10), (8, 12)])
+def test_any_two_peers_are_equally_likely_to_meet(size, count):
+    view, rounds, met = people(count), 1000, Counter()
+    for round in range(rounds):
+        for group in groups(view, round, size):
+            met.update(combinations(group, 2))
+    share = sum(met.values()) / len(list(combinations(view, 2))) / rounds
+    for pair in combinations(view, 2):
+        assert abs(met[pair] / rounds - share) < 5 * (share * (1 - share) / rounds) ** 0.5
+
+
+def test_group_size_of_all_groups_everybody():
+    view = people(8)
+    assert all(others(RUN, 3, view, peer, 8) == tuple(p for p in view if p != peer) for peer in view)
+    assert others(RUN, 3, view[:5], view[0], 8) == view[1:5]
+
+
+def test_strangers_and_lone_peer_have_no_partners():
+    view = people(4)
+    assert others(RUN, 1, view, bytes(32)) == others(RUN, 1, view, b"\xff" * 32) == ()
+    assert others(RUN, 1, view[:1], view[0]) == others(RUN, 1, (), view[0]) == ()
+
+
+def test_groups_differ_by_round_and_run():
+    view = people(200)
+    drawn = [tuple(knock_out(view, round)[0]) for round in (1, 2)]
+    assert len(set(drawn[0]) & set(drawn[1])) < 10
+    other = [others(bytes(32), 1, view, peer) for peer in view]
+    assert sum(a == others(RUN, 1, view, peer) for a, peer in zip(other, view, strict=True)) < 20
+
+
+@pytest.mark.parametrize("size, most, usual", [(2, 20, 8), (4, 16, 7), (8, 14, 6)])
+def test_newcomer_changes_few_groups(size, most, usual):
+    view, changed = people(200), []
+    for round in range(50):
+        more = tuple(sorted((*view, *people(1, start=1000 + round))))
+        before, after = set(knock_out(view, round, size)[0]), set(knock_out(more, round, size)[0])
+        changed.append(len(before - after))
+    assert max(changed) <= most and sum(changed) / len(changed) < usual  # of 100, 50, 25
+
+
+@pytest.mark.parametrize("size, lengths", [(2, [1, 2, 2]), (3, [2, 3]), (4, [2, 3])])
+def test_peers_with_equal_id_prefix_are_grouped(size, lengths):
+    twin = bytes(8)
+    view = tuple(sorted(twin + bytes([i]) + bytes(23) for i in range(5)))
+    assert sorted(map(len, groups(view, 3, size))) == lengths

@@ -1,0 +1,76 @@
+"""Back-off of chunk owners that fail."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from thinwire.collectives.topology.bandwidth_shares import PeerLoad
+from thinwire.collectives.topology.owner_backoff import FELT, LATE, STEPS, OwnerBackoff, overdue
+from thinwire.swarm.messages.registry import Ballot, Contribution, Open
+
+IDS = [bytes([i]) * 32 for i in range(4)]
+ANN, BEN, CAT, DAN = IDS
+
+
+def opened(round, *, alive=IDS, idle=()):
+    contributors = tuple(Contribution(peer, 1, 10) for peer in alive)
+    return Open(round, 0, Ballot(1, ANN), tuple(IDS), tuple(alive), contributors, (), None, (), tuple(sorted(idle)))
+
+
+def live(standing, rounds, fails):
+    """Rounds in which `fails` says who of those that own chunks would lose them; the rounds that cost a patience."""
+    costly = []
+    for round in rounds:
+        resting = standing.resting(round)
+        failed = fails(round) - resting
+        costly += [round] if failed else []
+        standing.settle(opened(round, idle=resting | failed), failed)
+    return costly
+
+
+def test_silent_owner_costs_ever_fewer_rounds():
+    costly = live(OwnerBackoff(), range(1, 200), lambda round: {DAN})
+    assert costly == [1, 4, 9, 18, 35, 68, 133, 198]
+
+
+def test_single_failure_is_soon_forgotten():
+    standing = OwnerBackoff()
+    assert live(standing, range(1, 20), lambda round: {BEN, CAT} if round == 3 else set()) == [3]
+    assert not standing.resting(20) and not standing.remembered
+
+
+def test_departed_owner_is_forgotten():
+    standing = OwnerBackoff()
+    standing.settle(opened(1), {DAN})
+    for round in range(2, 5):
+        standing.settle(opened(round, alive=IDS[:3]), ())
+    assert not standing.remembered
+
+
+@given(st.lists(st.sets(st.sampled_from(IDS)), max_size=40))
+def test_back_off_is_bounded(story):
+    standing = OwnerBackoff()
+    live(standing, range(len(story)), lambda round: story[round])
+    assert not standing.resting(len(story) + 2**STEPS)
+
+
+LINKS = [PeerLoad(10, 10), PeerLoad(10, 10), PeerLoad(10, 10), PeerLoad(1000, 1000)]
+SHARED = msgspec.structs.replace(opened(1), shares=(2, 2, 2, 18))
+PLANNED = (24 + 2 * 2) / 10  # of one of the first three, chunks of one byte
+
+
+def test_slow_owner_with_many_chunks_is_overdue():
+    limit = LATE * PLANNED + FELT
+    took = {ANN: 1.0, BEN: 1.0, CAT: 1.0, DAN: limit + 0.1}
+    assert overdue(SHARED, LINKS, took, 1) == {DAN}
+    assert overdue(SHARED, LINKS, took | {DAN: limit - 0.1}, 1) == set(), "no more than a link may need"
+    assert overdue(SHARED, LINKS, dict.fromkeys(IDS, 100.0), 1) == set(), "slow for all"
+    assert overdue(SHARED, LINKS, took | {CAT: 100.0, DAN: 1.0}, 1) == set(), "it owns few, whatever it says"
+
+
+def test_nobody_is_overdue_with_equal_shares_or_unknown_links():
+    took = {ANN: 1.0, BEN: 1.0, CAT: 1.0, DAN: 1e6}
+    assert overdue(opened(1), LINKS, took, 1) == set()
+    assert overdue(SHARED, [PeerLoad(0, 0)] * 4, took, 1) == set()
+    assert overdue(SHARED, LINKS, {DAN: 1e6}, 1) == set(), "nobody to compare with"

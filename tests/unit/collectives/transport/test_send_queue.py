@@ -1,0 +1,370 @@
+"""The send queue: a slow peer delays nobody else, urgent frames go first, broken links leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from thinwire.collectives.transport.send_priority import SHARE, STUCK
+from thinwire.collectives.transport.send_queue import LONGEST, WORDS, SendQueue
+from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Ballot, Behind, Chunk, Gossip, Partial, Result, StateChunk
+
+A, B = bytes([1]) * 32, bytes([2]) * 32
+
+
+class Wire:
+    """Takes `seconds[peer]` for a frame; False for the dead."""
+
+    def __init__(self):
+        self.sent, self.seconds, self.dead = [], {A: 0.0, B: 0.0}, set()
+        self.error, self.quick = None, set()
+
+    async def send(self, to, frame):
+        await asyncio.sleep(self.seconds[to])
+        if self.error is not None:
+            raise self.error
+        if to in self.dead:
+            return False
+        self.sent.append((virtual_loop.current().time(), to, frame.message))
+        return True
+
+    def offer(self, to, frame):
+        if to not in self.quick:
+            return False
+        self.sent.append((virtual_loop.current().time(), to, frame.message))
+        return True
+
+    def heard(self, peer):
+        return [message for _, to, message in self.sent if to == peer]
+
+
+def chunk(index):
+    return Frame(Chunk(1, 0, 1, index), b"x")
+
+
+def play(story):
+    async def main():
+        wire, lost = Wire(), []
+        send_queue = SendQueue(wire, lost.append)
+        await story(wire, send_queue, lost)
+        await send_queue.close()
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_urgent_frames_go_first_in_order():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 1.0
+        for index in range(3):
+            send_queue.bulk(A, chunk(index), later=True)
+        await asyncio.sleep(0.5)  # the first is on its way
+        for index in range(10, 13):
+            send_queue.bulk(A, chunk(index))
+        await asyncio.sleep(10)
+        assert [message.index for message in wire.heard(A)] == [0, 10, 11, 12, 1, 2]
+
+    play(story)
+
+
+def test_immediate_send_does_not_overtake_waiting_frames():
+    async def story(wire, send_queue, lost):
+        wire.quick.add(A)
+        send_queue.control(A, Behind(1))
+        assert wire.heard(A) == [Behind(1)], "at once"
+        wire.quick.clear()
+        wire.seconds[A] = 1.0
+        send_queue.control(A, Behind(2))
+        wire.quick.add(A)
+        send_queue.control(A, Behind(3))
+        await asyncio.sleep(5)
+        assert wire.heard(A) == [Behind(1), Behind(2), Behind(3)]
+
+    play(story)
+
+
+def test_slow_peer_and_slow_bulk_delay_no_other_lane():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 5.0
+        send_queue.bulk(A, chunk(0))
+        send_queue.bulk(B, chunk(1))
+        send_queue.control(A, Behind(1))
+        await asyncio.sleep(1.0)
+        assert wire.heard(B) and not wire.heard(A)
+        await asyncio.sleep(4.5)
+        # Control does not wait for bulk: both took their five seconds side by side.
+        assert {type(message) for message in wire.heard(A)} == {Behind, Chunk}
+
+    play(story)
+
+
+def test_unreachable_peer_is_reported_and_its_queue_dropped():
+    async def story(wire, send_queue, lost):
+        wire.dead.add(A)
+        for index in range(5):
+            send_queue.bulk(A, chunk(index))
+        await asyncio.sleep(1)
+        assert lost == [A]
+        wire.dead.clear()
+        send_queue.bulk(A, chunk(9))
+        await asyncio.sleep(1)
+        assert [message.index for message in wire.heard(A)] == [9]
+
+    play(story)
+
+
+def test_drop_discards_waiting_frames():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 1.0
+        for index in range(5):
+            send_queue.bulk(A, chunk(index))
+            send_queue.control(A, Behind(index))
+        await asyncio.sleep(0.5)
+        send_queue.drop(A)
+        await asyncio.sleep(10)
+        assert len(wire.heard(A)) == 2 and lost == []
+
+    play(story)
+
+
+@pytest.mark.parametrize("longest", [WORDS, LONGEST])
+def test_overfull_lane_makes_peer_unreachable(longest):
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 1e6
+        for index in range(longest + 2):
+            assert lost == ([A] if index > longest else [])
+            if longest == WORDS:
+                send_queue.control(A, Behind(1))
+            else:
+                send_queue.bulk(A, chunk(0))
+        assert lost == [A]
+
+    play(story)
+
+
+def test_frames_of_finished_rounds_are_recalled():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 1.0
+        send_queue.bulk(A, Frame(StateChunk(1, 7), b"x"), later=True)
+        for round in (1, 2, 3, 4):
+            send_queue.bulk(A, Frame(Chunk(round, 0, 1, 0), b"x"))
+            send_queue.bulk(A, Frame(Result(round, 0, Ballot(1, A), 0), b"x"))
+        send_queue.begin(4)
+        await asyncio.sleep(10)
+        assert [(type(message), message.round) for message in wire.heard(A)] == [
+            *((kind, round) for round in (3, 4) for kind in (Chunk, Result)),
+            (StateChunk, 1),
+        ]
+
+    play(story)
+
+
+def test_recall_of_failed_ring_keeps_other_frames():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 1.0
+        ballot = Ballot(1, B)
+        kept = [Chunk(2, 0, 1, 0), Partial(1, 0, ballot, 0), Partial(2, 1, ballot, 0), Result(2, 0, ballot, 7)]
+        gone = [Partial(2, 0, ballot, 1), Result(2, 0, ballot, 1)]
+        send_queue.bulk(A, chunk(0))
+        send_queue.bulk(A, Frame(kept[3], b"x"), later=True)
+        await asyncio.sleep(0.5)  # the first is on its way
+        for message in (*kept[:3], *gone):
+            send_queue.bulk(A, Frame(message, b"x"))
+        send_queue.recall(2, 0)
+        await asyncio.sleep(10)
+        assert wire.heard(A)[1:] == kept, "what was asked for is no part of the ring"
+
+    play(story)
+
+
+def state(index):
+    return Frame(StateChunk(1, index), b"x")
+
+
+def kinds(wire, since=0.0):
+    """S for a frame of state, R for one of a round, as they left."""
+    return "".join("S" if type(message) is StateChunk else "R" for at, _, message in wire.sent if at >= since)
+
+
+class Uplink(Wire):
+    """One frame at a time leaves, each takes a second, whoever it is for."""
+
+    def __init__(self):
+        super().__init__()
+        self.way = asyncio.Lock()
+
+    async def send(self, to, frame):
+        async with self.way:
+            await asyncio.sleep(1.0)
+            self.sent.append((virtual_loop.current().time(), to, frame.message))
+        return True
+
+
+def test_state_transfer_yields_to_rounds_but_gets_its_share():
+    async def main():
+        wire = Uplink()
+        send_queue = SendQueue(wire)
+        for index in range(20):
+            send_queue.bulk(A, chunk(index))
+        for index in range(5):
+            send_queue.bulk(B, state(index), later=True)
+        await asyncio.sleep(100)
+        sent = kinds(wire)
+        assert len(sent) == 25 and sent[:4] == "RRRR"
+        assert sent.count("S") == 5 and "SS" not in sent[: sent.rindex("R")]
+        assert all(sent[: at + 1].count("S") <= (at + 1) / SHARE for at in range(sent.rindex("R")))
+        assert sent[:20].count("S") >= 3, "it gets on, too"
+        await send_queue.close()
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_state_transfer_does_not_wait_for_stuck_peer():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 1e6
+        send_queue.bulk(A, chunk(0))
+        for index in range(3):
+            send_queue.bulk(B, state(index), later=True)
+        await asyncio.sleep(3 * STUCK + 1)
+        assert kinds(wire) == "SSS"
+
+    play(story)
+
+
+def test_state_transfer_uses_idle_uplink():
+    async def story(wire, send_queue, lost):
+        wire.quick |= {A, B}
+        send_queue.bulk(A, chunk(0))
+        send_queue.bulk(B, state(0), later=True)
+        assert kinds(wire) == "RS", "at once"
+        wire.quick.clear()
+        wire.seconds[A] = 10.0
+        send_queue.bulk(A, chunk(1))
+        send_queue.bulk(A, chunk(2))
+        send_queue.drop(A)
+        send_queue.bulk(B, state(1), later=True)
+        await asyncio.sleep(STUCK + 0.1)
+        assert kinds(wire) == "RSS", "what was dropped is not waited for"
+
+    play(story)
+
+
+def test_state_transfer_is_queued_even_if_transport_is_free():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 1.0
+        send_queue.bulk(A, chunk(0))
+        wire.quick.add(B)
+        send_queue.bulk(B, state(0), later=True)
+        assert kinds(wire) == ""
+        await asyncio.sleep(1.5)
+        assert kinds(wire) == "RS"
+
+    play(story)
+
+
+def test_membership_gossip_is_sent_when_nothing_else_waits():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 1.0
+        send_queue.control(A, Behind(1))
+        send_queue.control(A, Gossip(()))
+        send_queue.control(A, Behind(2))
+        await asyncio.sleep(5)
+        assert wire.heard(A) == [Behind(1), Behind(2), Gossip(())]
+
+    play(story)
+
+
+def test_error_in_sending_is_raised():
+    async def story(wire, send_queue, lost):
+        wire.error = TypeError("not a message")
+        send_queue.control(A, Behind(1))
+        with pytest.raises(TypeError, match="not a message"):
+            await send_queue.failure
+        assert lost == []
+
+    play(story)
+
+
+def test_nothing_is_sent_after_close():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 1.0
+        send_queue.bulk(A, chunk(0))
+        await asyncio.sleep(0.1)
+        await send_queue.close()
+        await asyncio.sleep(5)
+        assert wire.sent == []
+
+    play(story)
+
+
+def test_lane_exists_only_while_frames_wait():
+    """Peers come and go; what was used to reach them must not stay. Order holds from one lane to the next."""
+
+    async def work():
+        wire = Wire()
+        send_queue = SendQueue(wire)
+        for turn in range(3):
+            for number in range(20):
+                for peer in (A, B):
+                    send_queue.control(peer, Behind(100 * turn + number))
+                if number % 7 == 0:
+                    await asyncio.sleep(0)
+            while send_queue._control:
+                await asyncio.sleep(0)
+        for peer in (A, B):
+            told = [message.round for message in wire.heard(peer)]
+            assert told == [100 * turn + number for turn in range(3) for number in range(20)]
+        await send_queue.close()
+
+    virtual_loop.run(work(), seed=0)
+
+
+def test_state_transfers_to_several_joiners_share_the_uplink():
+    async def main():
+        wire = Uplink()
+        send_queue = SendQueue(wire)
+        for index in range(20):
+            send_queue.bulk(A, chunk(index))
+        for newcomer in range(3):
+            wire.seconds[bytes([9 + newcomer]) * 32] = 0.0
+            for index in range(4):
+                send_queue.bulk(bytes([9 + newcomer]) * 32, state(index), later=True)
+        await asyncio.sleep(100)
+        sent = kinds(wire)
+        last = sent.rindex("R")
+        assert all(sent[: at + 1].count("S") <= (at + 1) / SHARE for at in range(last)), sent
+        assert sent[:last].count("S") >= 3, "and they get on"
+        await send_queue.close()
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_slow_frames_are_not_mistaken_for_stuck_ones():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 2 * STUCK
+        for index in range(3 * SHARE):
+            send_queue.bulk(A, chunk(index))
+        await asyncio.sleep(2 * STUCK + 0.1)
+        for index in range(8):
+            send_queue.bulk(B, state(index), later=True)
+        await asyncio.sleep(200)
+        sent = kinds(wire)
+        assert sent.startswith("RRRR") and sent[: sent.rindex("R")].count("S") <= 3, sent
+
+    play(story)
+
+
+def test_round_frames_do_not_wait_behind_state_transfer():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 1e6
+        send_queue.bulk(A, chunk(0))
+        send_queue.bulk(B, state(0), later=True)
+        await asyncio.sleep(0.5)
+        send_queue.bulk(B, chunk(1))
+        await asyncio.sleep(0.1)
+        assert kinds(wire) == "R"
+        await asyncio.sleep(2 * STUCK)
+        assert kinds(wire) == "RS"
+
+    play(story)

@@ -1,0 +1,175 @@
+"""Parts of the ZeroMQ transport: limits, buffers, queues, record keys, endpoints."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from cryptography.exceptions import InvalidTag
+from hypothesis import given
+from hypothesis import strategies as st
+from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.collectives.transport.interface import Arrival
+from thinwire.collectives.transport.zeromq import record_crypto
+from thinwire.collectives.transport.zeromq.limits import Limits, Retry, TokenBuckets
+from thinwire.collectives.transport.zeromq.link import port_of
+from thinwire.collectives.transport.zeromq.listener import HalfOpen, own_address
+from thinwire.collectives.transport.zeromq.receive_queue import ReceiveQueue
+from thinwire.collectives.transport.zeromq.tcp_options import has_congestion_control
+
+
+@given(st.lists(st.floats(0, 3), max_size=60), st.integers(1, 9), st.floats(0.1, 5))
+def test_token_bucket_grants_at_most_burst_and_rate(pauses, burst, rate):
+    buckets, now, granted = TokenBuckets(burst, rate), 0.0, 0
+    for pause in pauses:
+        now += pause
+        granted += buckets.take("key", now)
+        assert granted <= burst + rate * now + 1e-6
+    assert buckets.take("another", now)
+
+
+def test_token_buckets_are_bounded_and_drop_full_ones():
+    buckets = TokenBuckets(2, 1.0, capacity=3)
+    assert all(buckets.take(str(key), 0.0) for key in range(3))
+    assert not buckets.take("late", 0.1)
+    assert buckets.take("late", 5.0)
+    assert len(buckets._levels) == 1
+
+
+def test_busiest_source_loses_a_connection_first():
+    crowd, closed = HalfOpen(4), []
+
+    def connection(name):
+        def close():
+            closed.append(name)
+            crowd.remove(name[0], close)
+
+        assert crowd.add(name[0], close)
+        return close
+
+    for name in ("b1", "a1", "a2", "a3", "c1", "b2"):
+        connection(name)
+    assert closed == ["a1", "a2"] and len(crowd) == 4
+    crowd.clear()
+    assert len(crowd) == 0 and not crowd._sources
+    assert not HalfOpen(4, lambda source: source != "x").add("x", lambda: None)
+
+
+def test_buffer_pool_lends_no_byte_twice():
+    pool = BufferPool(spare=1 << 20)
+    views = [pool.lend(size) for size in (1, 65536, 65537, 1 << 20, 100)]
+    for number, view in enumerate(views):
+        view[:] = bytes([number]) * len(view)
+    part = np.frombuffer(views[3], np.uint8)[5:9]
+    del views[3]
+    again = pool.lend(1 << 20)
+    again[:] = b"\xff" * len(again)
+    assert part.tolist() == [3] * 4
+    assert [bytes(set(view)) for view in views] == [b"\0", b"\1", b"\2", b"\4"]
+    del views, view, part, again
+    assert 0 < pool.spare <= 1 << 20
+    kept = pool.spare
+    assert pool.lend(10).nbytes == 10 and pool.spare <= kept
+
+
+def test_buffer_pool_keeps_requested_sizes():
+    pool = BufferPool(spare=8 << 20)
+    for size in range(1 << 16, 1 << 20, 1 << 16):
+        pool.give(pool.take(size))  # as averages of changing sizes do
+    wanted = [pool.take(3 << 20) for _ in range(2)]
+    for buffer in wanted:
+        pool.give(buffer)
+    again = [pool.take(3 << 20) for _ in range(2)]
+    assert {id(buffer) for buffer in again} == {id(buffer) for buffer in wanted}
+    kept = sum(size * len(free) for size, free in pool._free.items())
+    assert pool.spare == kept and 0 < kept <= (8 << 20) - (6 << 20)
+    pool.give(np.empty(9 << 20, np.uint8))
+    assert pool.spare == kept
+
+
+@pytest.mark.parametrize("size", [1, 70_000, 1 << 19, (1 << 19) + 1, (1 << 20) + 1, 5_000_001])
+def test_buffer_pool_rounds_sizes_up(size):
+    lent = BufferPool().take(size).nbytes
+    assert size <= lent < size + (1 << 16) if size < 1 << 19 else size <= lent <= 1.125 * size
+
+
+def test_back_off_grows_to_its_bound():
+    limits, retry, pauses = Limits(), Retry(), []
+    for _ in range(12):
+        retry.failed(100.0, limits, 0.5, final=False)
+        pauses.append(retry.at - 100.0)
+    assert pauses[0] == limits.retry_first / 2 and pauses[-1] == limits.retry_last / 2
+    assert pauses == sorted(pauses)
+    retry = Retry()
+    retry.failed(0.0, limits, 1.0, final=True)
+    assert retry.at == limits.retry_last
+
+
+def test_receive_queue_pauses_lanes_separately_and_drops_a_peer():
+    log = []
+
+    async def work():
+        receive_queue = ReceiveQueue(
+            10_000, lambda paused: log.append(("control", paused)), lambda paused: log.append(("bulk", paused))
+        )
+        for _ in range(3):
+            receive_queue.put(Arrival(b"a", None, "bulk"), 4000, bulk=True)
+        assert log == [("bulk", True)]
+        receive_queue.put(Arrival(b"b", None, "control"), 0)
+        assert (await receive_queue.get()).reason == "control"
+        assert (await receive_queue.get()).reason == "bulk" and receive_queue.bulk.full
+        receive_queue.put(Arrival(b"b", None, "bulk"), 10, bulk=True)
+        receive_queue.forget(b"a")
+        assert log == [("bulk", True), ("bulk", False)]
+        assert (await receive_queue.get()).peer == b"b" and receive_queue.bulk.held == receive_queue.control.held == 0
+        waiting = asyncio.create_task(receive_queue.get())
+        await asyncio.sleep(0)
+        receive_queue.close()
+        with pytest.raises(RuntimeError):
+            await waiting
+
+    asyncio.run(work())
+
+
+@given(st.binary(min_size=17, max_size=record_crypto.MAX_BULK[0]), st.binary(max_size=3000), st.data())
+def test_sealed_record_opens_only_once_and_unchanged(head, payload, data):
+    secret = b"s" * 32
+    there, _ = record_crypto.stream_keys(secret, 3)
+    record = memoryview(bytearray(record_crypto.record_size(len(head), len(payload))))
+
+    def opened(key):
+        there = memoryview(bytearray(record))
+        return key.open(len(head), there), there[
+            len(there) - record_crypto.TAG - len(payload) : len(there) - record_crypto.TAG
+        ]
+
+    there.seal(head, payload, record)
+    assert record_crypto.parse_lengths(record[: record_crypto.LENGTHS.size]) == (len(head), len(payload))
+    key, back = record_crypto.stream_keys(secret, 3)
+    assert opened(key) == (head, payload)
+    with pytest.raises(InvalidTag):
+        opened(key)
+    for other in (back, record_crypto.stream_keys(secret, 4)[0], record_crypto.stream_keys(b"t" * 32, 3)[0]):
+        with pytest.raises(InvalidTag):
+            opened(other)
+    where = data.draw(st.integers(0, len(record) - 1))
+    record[where] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(InvalidTag):
+        opened(record_crypto.stream_keys(secret, 3)[0])
+
+
+def test_record_key_is_exhausted_after_its_limit():
+    key, _ = record_crypto.stream_keys(bytes(32), 0)
+    key._count = record_crypto.MAX_SEALS
+    with pytest.raises(record_crypto.KeyUsedUp):
+        key.prove(b"")
+
+
+@pytest.mark.parametrize("endpoint", ["", ":", "80", ":0", ":65536", ":-1", ":8 0", "x:80", ":١", ":99999999999999"])
+def test_invalid_endpoints_are_refused(endpoint):
+    with pytest.raises(ValueError):
+        port_of(endpoint)
+
+
+def test_own_address_and_congestion_control_are_known():
+    assert own_address("10.1.2.3") == "10.1.2.3" and own_address("0.0.0.0") not in ("", "0.0.0.0")
+    assert has_congestion_control() in (True, False)

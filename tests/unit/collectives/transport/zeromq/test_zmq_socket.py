@@ -1,0 +1,36 @@
+"""A libzmq socket on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import zmq
+from thinwire.collectives.transport.zeromq.zmq_socket import ZmqSocket
+
+
+class Full:
+    """A socket that says there is room, and then has none: as libzmq does in the middle of a message of many parts."""
+
+    def __init__(self):
+        self.ends, self.closed = socket.socketpair(), None
+
+    def getsockopt(self, option):
+        return self.ends[0].fileno() if option == zmq.FD else zmq.POLLOUT
+
+    def send(self, data, flags=0):
+        raise zmq.Again()
+
+    def close(self, linger=None):
+        self.closed = linger
+        for end in self.ends:
+            end.close()
+
+
+def test_socket_closes_even_if_last_message_does_not_fit():
+    async def work():
+        sock = Full()
+        ZmqSocket(sock, lambda frames: None).finish(b"bye", 1000)
+        assert sock.closed == 1000
+
+    asyncio.run(work())

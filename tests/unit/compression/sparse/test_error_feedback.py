@@ -1,0 +1,132 @@
+"""Error feedback: sent values and residual always sum to the delta, after every outcome of a round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.codec import CodecError
+from thinwire.compression.registry import dense
+from thinwire.compression.sparse.error_feedback import ErrorFeedback, Whole
+from thinwire.compression.sparse.topk import Sparse
+
+CHUNKS = Chunks((("a", (130, 70)), ("b", (5,)), ("c", ()), ("d", (0, 3)), ("e", (1, 1))))
+CODECS: list[Any] = [Sparse(), Sparse(200, values="1bit", indices="fixed"), Whole(dense("int8")), Whole(dense("fp16"))]
+ids = [codec.spec for codec in CODECS]
+
+
+def draw(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(CHUNKS.total).astype(np.float32)
+
+
+def decoded(codec: Any, payload: bytes) -> np.ndarray:
+    out = np.zeros(CHUNKS.total, np.float32)
+    codec.decode(payload, CHUNKS).scatter(out)
+    return out
+
+
+def accumulated(residual: np.ndarray, delta: np.ndarray, beta: float = 0.95) -> np.ndarray:
+    return np.float32(beta) * residual + delta
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=ids)
+def test_sent_values_and_residual_sum_to_the_accumulator(codec: Any) -> None:
+    feedback, residual = ErrorFeedback(codec, CHUNKS), np.zeros(CHUNKS.total, np.float32)
+    for round_ in range(4):
+        delta = draw(round_)
+        before = delta.copy()
+        payload = feedback.prepare(delta)
+        assert delta.tobytes() == before.tobytes() and feedback.residual.tobytes() == residual.tobytes()
+        a = accumulated(residual, delta)
+        assert payload == codec.encode(codec.select(a, CHUNKS))
+        assert len(payload) == codec.nbytes(codec.select(a, CHUNKS)) <= codec.bound(CHUNKS)
+        feedback.commit()
+        residual = a - decoded(codec, payload)
+        assert feedback.residual.tobytes() == residual.tobytes()
+
+
+@pytest.mark.parametrize("codec", CODECS[:3:2], ids=ids[:3:2])
+def test_residual_follows_each_round_outcome(codec: Any) -> None:
+    for policy in ("drop", "restore"):
+        for outcome in ("commit", "excluded", "restore", "rollback"):
+            feedback = ErrorFeedback(codec, CHUNKS, 0.9, policy)
+            feedback.prepare(draw(0))
+            feedback.commit()
+            before, delta = feedback.residual.copy(), draw(1)
+            payload = feedback.prepare(delta)
+            assert feedback.pending
+            a = accumulated(before, delta, 0.9)
+            left = a - decoded(codec, payload)
+            if outcome == "excluded":
+                feedback.commit(excluded=True)
+            else:
+                getattr(feedback, outcome)()
+            assert not feedback.pending
+            kept = {"commit": left, "excluded": left if policy == "drop" else a, "restore": a, "rollback": before}
+            assert feedback.residual.tobytes() == kept[outcome].tobytes()
+            # After a rollback the same Δ makes the same payload.
+            if outcome == "rollback":
+                assert feedback.prepare(delta) == payload
+
+
+def test_non_finite_delta_changes_no_residual() -> None:
+    for codec in CODECS:
+        feedback = ErrorFeedback(codec, CHUNKS)
+        feedback.prepare(draw(0))
+        feedback.commit()
+        before, delta = feedback.residual.copy(), draw(1)
+        delta[77] = np.inf
+        with pytest.raises(CodecError) as caught:
+            feedback.prepare(delta)
+        assert caught.value.reason == "not finite" and not feedback.pending
+        assert feedback.residual.tobytes() == before.tobytes()
+        feedback.prepare(draw(1))
+
+
+def test_each_payload_takes_exactly_one_outcome() -> None:
+    feedback = ErrorFeedback(Sparse(), CHUNKS)
+    for decide in (feedback.commit, feedback.restore, feedback.rollback):
+        with pytest.raises(RuntimeError):
+            decide()
+        feedback.prepare(draw(0))
+        with pytest.raises(RuntimeError):
+            feedback.prepare(draw(0))
+        decide()
+
+
+def test_error_feedback_resumes_from_saved_state() -> None:
+    feedback, other = ErrorFeedback(Sparse(), CHUNKS), ErrorFeedback(Sparse(), CHUNKS)
+    feedback.prepare(draw(0))
+    feedback.commit()
+    with pytest.raises(ValueError):
+        feedback.residual[0] = 1.0
+    other.load(feedback.residual)
+    assert other.prepare(draw(1)) == feedback.prepare(draw(1))
+    for bad in (np.zeros(3, np.float32), np.full(CHUNKS.total, np.nan, np.float32)):
+        with pytest.raises(ValueError):
+            ErrorFeedback(Sparse(), CHUNKS).load(bad)
+    with pytest.raises(ValueError, match="waits"):
+        other.load(np.zeros(CHUNKS.total, np.float32))
+
+
+def test_error_feedback_refuses_invalid_settings() -> None:
+    for beta, policy in ((1.1, "drop"), (-0.1, "drop"), (float("nan"), "drop"), (0.9, "keep")):
+        with pytest.raises(ValueError, match="error feedback"):
+            ErrorFeedback(Sparse(), CHUNKS, beta, policy)
+    with pytest.raises(ValueError):
+        ErrorFeedback(Sparse(), CHUNKS).prepare(draw(0)[1:])
+
+
+def test_error_feedback_sends_everything_in_the_end() -> None:
+    # A constant Δ: without feedback the small values would never be sent; with it what was sent approaches their sum.
+    delta, sent = draw(0), np.zeros(CHUNKS.total, np.float32)
+    codec, feedback = Sparse(), ErrorFeedback(Sparse(), CHUNKS, beta=1.0)
+    for _ in range(400):
+        payload = feedback.prepare(delta)
+        feedback.commit()
+        sent += decoded(codec, payload)
+    assert np.linalg.norm(sent / 400 - delta) < 0.2 * np.linalg.norm(delta)
+    alone = decoded(codec, codec.encode(codec.select(delta, CHUNKS)))
+    assert np.linalg.norm(alone - delta) > 0.8 * np.linalg.norm(delta)

@@ -1,0 +1,131 @@
+"""The mean of sparse contributions against the reference: denominators, clipping, thread counts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.sparse import mean as sparsemean
+from thinwire.compression.sparse import reference, select
+from thinwire.compression.sparse.header import DENSE, EMPTY
+from thinwire.compression.sparse.topk import Selected, Sparse
+
+CHUNKS = Chunks((("a", (130, 70)), ("b", (5,)), ("c", (1, 1)), ("d", (300, 64)), ("e", (200,))))
+
+
+def draw(seed: int, scale: float = 1.0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_t(3, CHUNKS.total) * scale).astype(np.float32)
+
+
+def contributions(codec: Sparse, scales: list[float]) -> list[Selected]:
+    return [codec.select(draw(i, scale), CHUNKS) for i, scale in enumerate(scales)]
+
+
+def expected(selected: list[Selected], weights: list[float], denominator: str, clip: bool) -> np.ndarray:
+    out = np.zeros(CHUNKS.total, np.float32)
+    for i, section in enumerate(CHUNKS.sections):
+        parts = [one.parts[i] for one in selected]
+        vectors = [np.zeros(0) if p.mode == EMPTY else one.values(p) for one, p in zip(selected, parts, strict=True)]
+        norms = [math.sqrt(math.fsum(float(x) ** 2 for x in vector)) for vector in vectors]
+        some = sorted(n for n in norms if n)
+        median = some[(len(some) - 1) // 2] if some else 0.0
+        factors = [min(1.0, median / (n + 1e-8)) if clip and len(some) > 2 else 1.0 for n in norms]
+        sums, counts = np.zeros(section.size), np.zeros(section.size)
+        for r, part in enumerate(parts):
+            if part.mode == EMPTY:
+                continue
+            k = selected[r].codec.k
+            where = slice(None) if part.mode == DENSE else reference.positions(section, part.indices, k)
+            sums[where] += weights[r] * factors[r] * vectors[r].astype(np.float64)
+            counts[where] += weights[r]
+        below = np.where(counts > 0, counts, 1) if denominator == "contributor_mean" else math.fsum(weights)
+        section.put((sums / below).astype(np.float32), out)
+    return out
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=1, max_size=5).filter(any),
+    st.sampled_from(sparsemean.DENOMINATORS),
+    st.booleans(),
+    st.sampled_from([Sparse(64), Sparse(300, values="1bit", indices="fixed"), Sparse(4096)]),
+)
+def test_sparse_mean_equals_the_reference(weights: list[float], denominator: str, clip: bool, codec: Sparse) -> None:
+    selected = contributions(codec, [1.0, 0.0, 20.0, 1e-3, 2.0][: len(weights)])
+    got = sparsemean.mean(selected, weights, CHUNKS, denominator, clip)
+    # Norms are summed in another order here: hence not bit for bit where they clip.
+    np.testing.assert_allclose(got, expected(selected, weights, denominator, clip), rtol=1e-6, atol=1e-12)
+
+
+def test_sparse_mean_bits_do_not_depend_on_threads_or_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparsemean, "CHUNKS", 1)
+    monkeypatch.setattr(select, "CHUNKS", 1)
+    codec = Sparse(100)
+    selected = contributions(codec, [1.0, 2.0, 5.0, 0.1])
+    received = [codec.decode(codec.encode(each), CHUNKS) for each in selected]
+    for denominator in sparsemean.DENOMINATORS:
+        alone = sparsemean.mean(selected, [1, 2, 3, 4], CHUNKS, denominator)
+        for threads in (2, 3):
+            again = sparsemean.mean(received, [1, 2, 3, 4], CHUNKS, denominator, threads=threads)
+            assert again.tobytes() == alone.tobytes()
+        given = np.full(CHUNKS.total, np.nan, np.float32)
+        assert sparsemean.mean(received, [1, 2, 3, 4], CHUNKS, denominator, out=given) is given
+        assert given.tobytes() == alone.tobytes()
+
+
+def test_sparse_mean_divides_only_where_contributions_overlap() -> None:
+    codec = Sparse(64)
+    one, two = contributions(codec, [1.0, 1.0])
+    first, second = np.zeros((2, CHUNKS.total), np.float32)
+    one.scatter(first)
+    two.scatter(second)
+    assert np.array_equal(sparsemean.mean([one], [7.0], CHUNKS), first)
+    both = (first != 0) & (second != 0)
+    total = first.astype(np.float64) + second
+    assert 0 < np.count_nonzero(both) < np.count_nonzero(first)
+    got = sparsemean.mean([one, two], [1.0, 1.0], CHUNKS)
+    np.testing.assert_array_equal(got, np.where(both, total / 2, total).astype(np.float32))
+    plain = sparsemean.mean([one, two], [1.0, 1.0], CHUNKS, "mean")
+    np.testing.assert_array_equal(plain, (total / 2).astype(np.float32))
+
+
+def test_sparse_mean_clips_outliers_to_the_lower_median_norm() -> None:
+    codec = Sparse(64)
+    calm = [codec.select(draw(i), CHUNKS) for i in range(3)]
+    loud = codec.select(draw(3, 1e4), CHUNKS)
+    mean = sparsemean.mean([*calm, loud], [1.0] * 4, CHUNKS)
+    part = [one.parts[0] for one in (*calm, loud)]
+    norms = [sparsemean.norm(one, p) for one, p in zip((*calm, loud), part, strict=True)]
+    assert sparsemean.clipping(norms)[3] == pytest.approx(sorted(norms)[1] / norms[3])
+    size = 130 * 70
+    assert np.linalg.norm(mean[:size]) < 4 * max(norms[:3])
+    # Of two nobody is clipped.
+    assert np.linalg.norm(sparsemean.mean([calm[0], loud], [1.0] * 2, CHUNKS)[:size]) > 0.5 * norms[3]
+    assert sparsemean.clipping([1.0, 5.0]) == [1.0, 1.0]
+    # Who has nothing there is no measure of those who have.
+    assert sparsemean.clipping([0.0, 0.0, 7.0]) == sparsemean.clipping([0.0, 0.0, 0.0]) == [1.0, 1.0, 1.0]
+    assert sparsemean.clipping([0.0, 0.0, 0.0, 2.0, 2.0, 8.0])[3:] == pytest.approx([1.0, 1.0, 0.25])
+
+
+def test_sparse_mean_refuses_invalid_input() -> None:
+    codec = Sparse(64)
+    (one,) = contributions(codec, [1.0])
+    other = Sparse(32).select(draw(0), CHUNKS)
+    elsewhere = codec.select(np.zeros(4, np.float32), Chunks((("x", (4,)),)))
+    for selected, weights, denominator in (
+        ([one], [1.0], "median"),
+        ([one], [], "mean"),
+        ([], [], "mean"),
+        ([one], [0.0], "mean"),
+        ([one], [-1.0], "mean"),
+        ([one], [math.nan], "mean"),
+        ([one], [math.inf], "mean"),
+        ([one, other], [1.0, 1.0], "mean"),
+        ([elsewhere], [1.0], "mean"),
+    ):
+        with pytest.raises(ValueError):
+            sparsemean.mean(selected, weights, CHUNKS, denominator)

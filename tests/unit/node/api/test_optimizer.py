@@ -1,0 +1,202 @@
+"""The optimizer wrapper, with a swarm that only counts calls."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from thinwire.node.api.background_peer import RoundReport
+from thinwire.node.api.optimizer import SwarmOptimizer
+from torch import nn
+
+
+class Counting:
+    """What a SwarmOptimizer needs of a Swarm."""
+
+    def __init__(self, steps, adopted=True):
+        self.steps, self.adopted, self.done, self.overtaken, self.calls = steps, adopted, False, False, []
+        self.overlap, self.under_way, self.gathers = 0, False, False
+
+    def exchange(self, *, steps, weight, loss):
+        self.calls.append((steps, weight, loss))
+        self.overtaken = False
+        return RoundReport(len(self.calls), self.adopted, self.adopted, 1, 0.0)
+
+    def gather(self):
+        self.gathers = False
+        return self.exchange(steps=0, weight=1, loss=None)
+
+    def tell(self, report):
+        pass
+
+
+def make(steps=3, batch=1, adopted=True, optimizer=torch.optim.AdamW):
+    torch.manual_seed(0)
+    model, swarm = nn.Linear(4, 2), Counting(steps, adopted)
+    inner = optimizer(model.parameters(), lr=0.1)
+    return model, swarm, inner, SwarmOptimizer(swarm, inner, batch)
+
+
+def backward(model):
+    model(torch.ones(3, 4)).square().sum().backward()
+
+
+def test_optimizer_exchanges_every_h_steps_with_their_weight():
+    model, swarm, _, optimizer = make(steps=3, batch=8)
+    for weight in (None, None, 5, None, 0, 1, None):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step(weight=weight)
+    assert swarm.calls == [(3, 21, None), (3, 9, None)]
+
+
+def test_optimizer_makes_gathering_round_before_first_step():
+    model, swarm, _, optimizer = make(steps=2, batch=8)
+    swarm.gathers, first, seen = True, model.weight.detach().clone(), []
+    gather = swarm.gather
+    swarm.gather = lambda: (seen.append(torch.equal(model.weight, first)), gather())[1]
+    for _ in range(2):
+        backward(model)
+        optimizer.step()
+    assert swarm.calls == [(0, 1, None), (2, 16, None)] and seen == [True]
+
+
+def test_optimizer_carries_weight_over_without_commit():
+    _, swarm, _, optimizer = make(steps=2, adopted=False)
+    for _ in range(6):
+        optimizer.step()
+    assert swarm.calls == [(2, 2, None), (2, 4, None), (2, 6, None)]
+
+
+def test_optimizer_counts_steps_after_late_commit_in_next_round():
+    _, swarm, _, optimizer = make(steps=2)
+    kept = iter([2, 0])
+    exchange = swarm.exchange
+    swarm.exchange = lambda **given: replace(exchange(**given), kept=next(kept))
+    for _ in range(4):
+        optimizer.step()
+    assert swarm.calls == [(2, 2, None), (2, 4, None)]
+
+
+def test_optimizer_adopts_swarm_state_when_overtaken():
+    _, swarm, _, optimizer = make(steps=100)
+    optimizer.step()
+    swarm.overtaken = True
+    optimizer.step()
+    optimizer.step()
+    assert swarm.calls == [(2, 2, None)]
+
+
+def test_optimizer_keeps_parameters_after_the_last_round():
+    model, swarm, _, optimizer = make(steps=2)
+    swarm.done = True
+    backward(model)
+    before = model.weight.detach().clone()
+    assert optimizer.step() is None and optimizer.step(lambda: 3.5) == 3.5
+    assert torch.equal(before, model.weight) and not swarm.calls
+
+
+def test_optimizer_supports_closures():
+    model, swarm, _, optimizer = make(steps=1, optimizer=torch.optim.LBFGS)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4)).square().sum()
+        loss.backward()
+        return loss
+
+    loss = optimizer.step(closure)
+    optimizer.step(closure, loss=torch.tensor(2.5))
+    optimizer.step(closure, loss=float("nan"))
+    assert swarm.calls == [(1, 1, loss.item()), (1, 1, 2.5), (1, 1, None)]
+
+
+@pytest.mark.parametrize(
+    "make_scheduler",
+    [
+        lambda o: torch.optim.lr_scheduler.StepLR(o, step_size=2, gamma=0.5),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.2, total_steps=10),
+        lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    ],
+)
+def test_scheduler_changes_the_inner_learning_rate(make_scheduler):
+    _, _, inner, optimizer = make()
+    _, _, alone, _ = make()
+    ours, theirs = make_scheduler(optimizer), make_scheduler(alone)
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "lr_scheduler.step() before optimizer.step()" would be one
+        for _ in range(4):
+            optimizer.step()
+            alone.step()
+            for scheduler in (ours, theirs):
+                scheduler.step(*([1.0] if "Plateau" in type(scheduler).__name__ else []))
+            assert inner.param_groups[0]["lr"] == alone.param_groups[0]["lr"]
+            rates.append(inner.param_groups[0]["lr"])
+    assert len(set(rates)) > 1
+    assert optimizer.param_groups is inner.param_groups
+
+
+def test_optimizer_counts_accumulated_gradients_as_one_step():
+    model, swarm, _, optimizer = make(steps=2)
+    for _ in range(2):
+        for _ in range(4):
+            backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert model.weight.grad is None
+    assert swarm.calls == [(2, 2, None)]
+
+
+def test_optimizer_state_dict_is_the_inner_one():
+    model, _, inner, optimizer = make()
+    backward(model)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    assert saved["state"][0]["exp_avg"].shape == (2, 4)
+    _, _, fresh, other = make()
+    other.load_state_dict(saved)
+    assert other.state is fresh.state and len(fresh.state) == 2
+    frozen = nn.Parameter(torch.zeros(1))
+    optimizer.add_param_group({"params": [frozen], "lr": 0.5})
+    assert [group["lr"] for group in inner.param_groups] == [0.1, 0.5]
+    assert "AdamW" not in repr(optimizer) and "lr: 0.5" in repr(optimizer)
+
+
+def test_optimizer_hooks_run_once_per_step():
+    _, _, _, optimizer = make()
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+    optimizer.step()
+    assert seen == ["pre", "post"]
+
+
+def test_gradient_scaler_unscales_and_skips_steps():
+    """A fused optimizer would unscale by itself, from an attribute that the scaler sets: on the wrong object."""
+    torch.manual_seed(0)
+    model, swarm = nn.Linear(4, 2), Counting(1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    optimizer = SwarmOptimizer(swarm, inner, 1)
+    reference = nn.Linear(4, 2)
+    reference.load_state_dict(model.state_dict())
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    for spoil in (False, True):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(3, 4)).square().sum()).backward()
+        if spoil:
+            model.weight.grad[0, 0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+    backward(reference)
+    plain.step()
+    torch.testing.assert_close(model.weight, reference.weight)
+    assert len(swarm.calls) == 1, "a skipped step is not a step"
+
+
+def test_optimizer_refuses_negative_weight():
+    _, _, _, optimizer = make()
+    with pytest.raises(ValueError, match="counts samples"):
+        optimizer.step(weight=-1)

@@ -1,0 +1,340 @@
+import json
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+from thinwire.node.cli import main
+from thinwire.node.daemon.options import Options
+from thinwire.node.peer.status import PeerStatus, Status, this_process, write_status
+from thinwire.node.runtime.directories import directories
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.invite import Invite, Seed
+
+INVITE = Invite(b"\x05" * 32, (Seed("192.0.2.1:7400", b"\x06" * 32),)).code()
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_this_machine(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("THINWIRE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def run_toml(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[run]\nname = "toy"\n')
+    return path
+
+
+@pytest.fixture
+def daemon(monkeypatch):
+    """Stand-in for the daemon and for the launcher of local swarms, which records its calls."""
+    module = types.ModuleType("thinwire.node.daemon.daemon")
+    module.calls = []
+    module.start = lambda *arguments: module.calls.append(("start", *arguments)) or 0
+    module.join = lambda *arguments: module.calls.append(("join", *arguments)) or 0
+    monkeypatch.setitem(sys.modules, "thinwire.node.daemon.daemon", module)
+    monkeypatch.setattr(sys.modules["thinwire.node.daemon"], "daemon", module, raising=False)
+    launcher = types.ModuleType("thinwire.node.local_swarm.launcher")
+    launcher.start_local = lambda *arguments: module.calls.append(("local", *arguments)) or 0
+    monkeypatch.setitem(sys.modules, "thinwire.node.local_swarm.launcher", launcher)
+    return module
+
+
+def outcome(capsys, *arguments):
+    code = main.main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err.splitlines()
+
+
+def refused(capsys, *arguments):
+    code, out, err = outcome(capsys, *arguments)
+    assert out == "" and len(err) == 2, (out, err)
+    assert err[0].startswith("error: ") and err[1].startswith("hint: ")
+    return code, err[0], err[1]
+
+
+def running(home, **changes):
+    process, started = this_process()
+    facts = {
+        "process": process,
+        "process_started": started,
+        "wall": 1.0,
+        "peer": "ab" * 32,
+        "run": "cd" * 32,
+        **changes,
+    }
+    assert write_status(directories(home).status, Status(**facts))
+
+
+def test_id_command_creates_key_once(capsys, home):
+    code, out, err = outcome(capsys, "id", "--home", home)
+    identity = Identity.load(home / "identity.key")
+    assert (
+        code == 0 and err == [] and out.split() == ["peer", identity.peer_id.hex(), "key", str(home / "identity.key")]
+    )
+    assert os.stat(home / "identity.key").st_mode & 0o777 == 0o600
+    code, out, _ = outcome(capsys, "id", "--json", "--home", home)
+    assert json.loads(out) == {"peer": identity.peer_id.hex(), "key": str(home / "identity.key")}
+
+
+@pytest.mark.parametrize(("content", "mode", "word"), [("x", 0o600, "key file"), (None, 0o644, "chmod 600")])
+def test_id_command_refuses_unusable_key_file(capsys, home, content, mode, word):
+    key = home / "identity.key"
+    Identity.load_or_create(key)
+    if content is not None:
+        key.write_text(content)
+    key.chmod(mode)
+    code, error, hint = refused(capsys, "id", "--home", home)
+    assert code == 3 and word in error + hint
+
+
+def test_config_show_prints_settings(capsys, home, monkeypatch):
+    monkeypatch.setenv("THINWIRE_DEVICE", "cpu")
+    code, out, err = outcome(capsys, "config", "show", "--home", home)
+    lines = {line.split()[0]: line.split()[1:] for line in out.splitlines()}
+    assert code == 0 and err == [] and lines["device"] == ["cpu", "environment", "THINWIRE_DEVICE"]
+    code, out, _ = outcome(capsys, "config", "show", "--json", "--home", home)
+    assert json.loads(out)["device"] == {"value": "cpu", "source": "environment THINWIRE_DEVICE"}
+
+
+def test_status_and_invite_without_daemon_fail_with_hint(capsys, home):
+    for command in ("status", "invite"):
+        code, error, hint = refused(capsys, command, "--home", home)
+        assert code == 4 and "no daemon is running here" in error and "thinwire start" in hint
+    running(home, process_started=0.0, round=7, run_name="toy")  # written by a process that is gone
+    code, error, _ = refused(capsys, "status", "--home", home)
+    assert code == 4 and "ended in round 7 of run toy" in error
+    code, out, err = outcome(capsys, "status", "--json", "--home", home)
+    answer = json.loads(out)
+    assert code == 4 and answer["running"] is False and answer["status"]["round"] == 7 and len(err) == 2
+
+
+def test_status_command_prints_running_daemon(capsys, home):
+    peers = (
+        PeerStatus(
+            peer="ef" * 32, name="[red]b\x1b[0m", state="alive", address="192.0.2.7:1", round=12, age=3.2, loss=3.5
+        ),
+        PeerStatus(peer="01" * 32, state="dead", reason="no answer"),
+    )
+    running(
+        home, run_name="toy", name="a", phase="training", round=12, rounds=40, loss=3.2139, bytes_up=1_900_000,
+        fp32_bytes=402_800_000, bytes_down=2_000_000_000, tokens_per_second=41_300.0, peers=peers, alarm="disk full",
+    )  # fmt: skip
+    code, out, err = outcome(capsys, "status", "--home", home)
+    assert code == 0 and err == []
+    for words in ("toy cdcdcdcd", "12 of 40", "3.214", "1.9 MB (×212", "2.0 GB", "41k tokens/s", "alarm: disk full"):
+        assert words in out
+    rows = [line.split() for line in out.splitlines() if line.startswith(("efefefef", "01010101"))]
+    # A name that another peer chose is shown as it is, never as markup or as control of the terminal.
+    assert rows[0] == ["efefefef", "[red]b?[0m", "alive", "192.0.2.7:1", "12", "3.500", "3", "s"]
+    assert rows[1][-2:] == ["no", "answer"] and "\x1b" not in out
+    code, out, _ = outcome(capsys, "status", "--json", "--home", home)
+    answer = json.loads(out)
+    assert code == 0 and answer["running"] and answer["status"]["peers"][1]["reason"] == "no answer"
+
+
+def test_invite_command_prints_only_the_line(capsys, home):
+    running(home)
+    assert refused(capsys, "invite", "--home", home)[0] == 4  # not yet reachable
+    running(home, invite=INVITE)
+    assert outcome(capsys, "invite", "--home", home) == (0, f"thinwire join {INVITE}\n", [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "callee", "given"),
+    [((), "start", {}), (("--local", 4, "--chaos"), "local", {"local": 4, "chaos": True})],
+    ids=["one peer", "a local swarm"],
+)
+def test_start_passes_all_options_on(capsys, home, run_toml, daemon, tmp_path, flags, callee, given):
+    (tmp_path / "text").write_text("words")
+    code, out, err = outcome(
+        capsys, "start", run_toml, *flags, "--rounds", 9, "--data", tmp_path / "text", "--device", "cpu",
+        "--port", 7400, "--host", "127.0.0.1", "--ports", "7401-7499", "--advertise", "192.0.2.9", "--name", "me",
+        "--threads", 2, "--place", 3, "--home", home, "--log", "json", "--debug",
+    )  # fmt: skip
+    assert (code, out, err) == (0, "", [])
+    ((verb, path, config, options),) = daemon.calls
+    assert verb == callee and path == run_toml
+    assert options == Options(rounds=9, place=3, log="json", debug=True, **given)
+    assert (config.port, config.host, config.ports) == (7400, "127.0.0.1", (7401, 7499))
+    assert (config.advertise, config.name, config.threads) == (("192.0.2.9",), "me", 2)
+    assert (config.data, config.device, config.home) == (tmp_path / "text", "cpu", home)
+
+
+def test_join_passes_all_options_to_daemon(capsys, home, daemon):
+    code, out, err = outcome(capsys, "join", INVITE.upper(), "--rounds", 2, "--place", 1, "--home", home)
+    assert (code, out, err) == (0, "", [])
+    ((verb, code_, config, options),) = daemon.calls
+    assert verb == "join" and Invite.parse(code_) == Invite.parse(INVITE) and config.home == home
+    assert options == Options(rounds=2, place=1)
+
+
+def test_exit_code_is_that_of_the_daemon(home, daemon):
+    for code in (0, 1, 143):
+        daemon.join = lambda *_, code=code: code
+        assert main.main(["join", INVITE, "--home", str(home)]) == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["strat"], 2, "start"),
+        (["start"], 2, "RUN.toml"),
+        (["start", "{run}", "--prot", "3"], 2, "--port"),
+        (["start", "{run}", "--local", "x"], 2, "--local"),
+        (["start", "{run}", "--local", "-1"], 2, "--local"),
+        (["start", "{run}", "--chaos"], 2, "--local 4"),
+        (["start", "{run}", "--log", "loud"], 2, "auto, rich, plain or json"),
+        (["start", "{run}", "--port", "70000"], 2, "flag --port: port 70000"),
+        (["start", "{run}", "--device", "gpu"], 2, "cuda:N"),
+        (["start", "{run}", "--device", "cuda:99"], 3, "available: cpu"),
+        (["start", "{run}", "--data", "{nothing}"], 2, "does not exist"),
+        (["start", "{run}", "--data", "{empty}"], 2, "contains no data"),
+        (["start", "{run}", "--data", "{hollow}"], 2, "contains no data"),
+        (["start", "{nothing}"], 2, "cannot read"),
+        (["start", "{typo}"], 2, "did you mean 'outer'?"),
+        (["start", "{pickle}"], 2, "not TOML"),
+        (["join"], 2, "INVITE"),
+        (["join", "hello"], 2, "starts with tw1"),
+        (["join", INVITE[:-1] + ("a" if INVITE[-1] != "a" else "b")], 2, "typo"),
+        (["config"], 2, "config --help"),
+    ],
+)
+def test_command_mistakes_print_two_lines_and_exit_code(
+    capsys, home, tmp_path, run_toml, daemon, arguments, code, words
+):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "hollow" / "deep").mkdir(parents=True)
+    (tmp_path / "hollow" / "deep" / "a.txt").write_text("")
+    (tmp_path / "typo.toml").write_text("[outr]\nsteps = 1\n")
+    (tmp_path / "pickle.toml").write_bytes(b"\x80\x04\x95")
+    names = {name: tmp_path / name for name in ("nothing", "empty", "hollow")}
+    names |= {"run": run_toml, "typo": tmp_path / "typo.toml", "pickle": tmp_path / "pickle.toml"}
+    arguments = [argument.format(**names) for argument in arguments]
+    home_flag = [] if arguments in (["strat"], ["config"]) else ["--home", str(home)]
+    found, error, hint = refused(capsys, *arguments, *home_flag)
+    assert found == code and words in error + hint and daemon.calls == []
+
+
+def test_traceback_is_printed_with_debug_and_always_logged(capsys, home, daemon):
+    def broken(*_):
+        raise RuntimeError("the\nwheel came off \x1b[31m")
+
+    daemon.join = broken
+    code, error, hint = refused(capsys, "join", INVITE, "--home", home)
+    log = home / "state" / "thinwire.log"
+    assert code == 1 and error == "error: internal error: RuntimeError: the wheel came off  [31m" and str(log) in hint
+    assert "Traceback" in log.read_text() and "the\nwheel came off" in log.read_text()
+    code, _, err = outcome(capsys, "join", INVITE, "--home", home, "--debug")
+    assert code == 1 and "Traceback" in err[0] and err[-1].startswith("hint: ")
+
+
+def test_traceback_is_printed_when_log_is_not_writable(capsys, tmp_path, daemon):
+    daemon.join = lambda *_: 1 / 0
+    (tmp_path / "state").write_text("in the way")
+    code, error, hint = refused(capsys, "join", INVITE, "--home", tmp_path)
+    assert code == 1 and "ZeroDivisionError" in error and "--debug" in hint
+
+
+def test_daemon_signals_and_hints_set_exit_code(capsys, home, daemon):
+    class Unreachable(HintedError):
+        exit_code = 4
+
+    def no_one(*_):
+        raise Unreachable("nobody answered", "ask for a new invite")
+
+    daemon.join = no_one
+    assert refused(capsys, "join", INVITE, "--home", home) == (
+        4,
+        "error: nobody answered",
+        "hint: ask for a new invite",
+    )
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    daemon.join = stopped
+    assert outcome(capsys, "join", INVITE, "--home", home)[0] == 130
+
+
+def test_closed_stdout_is_no_error(home):
+    code = f"import sys; from thinwire.node.cli.main import main; sys.exit(main(['config', 'show', '--home', {str(home)!r}]))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.wait(60)
+
+
+def test_cheap_commands_do_not_import_torch(home):
+    running(home, invite=INVITE)
+    code = (
+        "import sys; from thinwire.node.cli.main import main\n"
+        f"for words in (['id'], ['config', 'show'], ['status'], ['invite']): main([*words, '--home', {str(home)!r}])\n"
+        "print([name for name in ('torch', 'numba', 'zmq') if name in sys.modules], file=sys.stderr)"
+    )
+    keep_alive = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
+    assert keep_alive.stderr == "[]\n" and "thinwire join tw1" in keep_alive.stdout
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Function that installs a package, with one module and some entry points, for the time of a test."""
+
+    def install(name, source, **commands):
+        folder = tmp_path / name
+        metadata = folder / f"{name}-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (folder / f"{name}_module.py").write_text(source)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        lines = [f"{command} = {name}_module:{function}" for command, function in commands.items()]
+        (metadata / "entry_points.txt").write_text("\n".join(["[thinwire.commands]", *lines]))
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.delitem(sys.modules, f"{name}_module", raising=False)
+
+    return install
+
+
+def test_another_package_adds_a_command(capsys, package):
+    package("extra", "def greet(name: str) -> int:\n    print('hello', name)\n    return 7\n", greet="greet")
+    assert outcome(capsys, "greet", "you") == (7, "hello you\n", [])
+    code, out, err = outcome(capsys, "--help")
+    assert code == 0 and err == [] and "greet" in out and "sim" in out
+
+
+BROKEN = {
+    "a missing library": ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+    "a syntax error": ("def f(:", "SyntaxError"),
+    "an exit on import": ("raise SystemExit(5)", "SystemExit: 5"),
+    "no function of this name": ("", "AttributeError"),
+    "no function at all": ("broken = 3", "TypeError"),
+    "an annotation that does not exist": ("def broken(x: 'Missing'): pass", "NameError"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_command_of_another_package_disturbs_no_other_command(capsys, package, home, case):
+    source, words = BROKEN[case]
+    package("wreck", source, broken="broken")
+    code, error, hint = refused(capsys, "broken", "--x", 1)
+    assert code == 1 and "'broken' of wreck cannot be loaded" in error and words in error and "remove wreck" in hint
+    code, out, err = outcome(capsys, "--help")
+    assert code == 0 and "sim" in out and "broken" not in out
+    assert len(err) == 1 and err[0].startswith("warning: the command 'broken' of wreck") and words in err[0]
+    assert outcome(capsys, "id", "--home", home)[2] == []
+    assert outcome(capsys, "sim", "list")[2] == []
+
+
+def test_another_package_cannot_replace_a_built_in_command(capsys, package, home):
+    package("thief", "def steal():\n    return 9\n", id="steal")
+    assert outcome(capsys, "id", "--home", home)[0] == 0
+    code, _, err = outcome(capsys, "--help")
+    assert code == 0 and err == ["warning: skipped the command 'id' of thief: there is one of this name"]

@@ -1,0 +1,56 @@
+"""Events of the health monitor about peers that become unhealthy or recover."""
+
+from types import SimpleNamespace
+
+from thinwire.node.membership.health_monitor import HealthMonitor
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Hour
+
+ONE, TWO, SICK = (bytes([i]) * 32 for i in range(3))
+
+
+def watching():
+    events, live = [], {ONE, TWO, SICK}
+    watch = HealthMonitor(
+        None,
+        SimpleNamespace(control=lambda peer, message: None),
+        live,
+        now=lambda: 0.0,
+        wall=lambda: 1e9,
+        emit=lambda kind, fields: events.append((kind, fields["peer"], fields["detail"])),
+    )
+
+    def hours(peer, ahead, count=1):
+        for _ in range(count):
+            assert watch.saw(peer, Frame(Hour(10**9 + ahead), b""))
+
+    for peer in (ONE, TWO):
+        hours(peer, 0)
+    return watch, events, live, hours
+
+
+def test_new_link_alone_does_not_clear_a_finding():
+    watch, events, _, hours = watching()
+    hours(SICK, 100, 3)
+    assert [event[:2] for event in events] == [("sick", SICK.hex())]
+    for _ in range(4):
+        watch.on_link_down(SICK)
+        hours(SICK, 100)
+    assert len(events) == 1 and watch.shown(SICK).startswith("clock skew")
+    hours(SICK, 0, 8)
+    assert events[1:] == [("well", SICK.hex(), "clock skew")] and watch.shown(SICK) == ""
+
+
+def test_finding_about_absent_peer_ends_with_an_event():
+    watch, events, live, hours = watching()
+    hours(SICK, 100, 3)
+    live.discard(SICK)
+    watch.on_link_down(SICK)
+    assert len(events) == 1
+    for number in range(64):
+        stranger = bytes([number, 9]) * 16
+        live.add(stranger)
+        hours(stranger, 100, 3)
+        live.discard(stranger)
+        watch.on_link_down(stranger)
+    assert ("well", SICK.hex(), "clock skew; it is gone") in events

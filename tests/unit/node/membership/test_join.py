@@ -1,0 +1,63 @@
+"""Joining through gates that refuse a wrong clock."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+from thinwire.collectives.transport.interface import Contact
+from thinwire.node.membership.join import NoSwarm, Refused, knock
+from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
+
+HERE, DEAD = Contact("10.0.0.1:7000", bytes(32)), Contact("10.0.0.2:7000", bytes(32))
+RIGHT = 12.0
+"""When the clock that is wrong is put right."""
+
+
+def _knock(contacts, ours=True, leaves=False):
+    """What comes of it, when, and who was asked. HERE believes only what is signed with a clock like its own; `ours`: ours is
+    the one that is wrong; `leaves`: it is no more when the clock is right.
+    """
+    asked = []
+
+    async def main():
+        loop = virtual_loop.current()
+        environment = SimpleNamespace(now=loop.time, rng=random.Random(1))
+
+        def hello():
+            return Hello(VERSION, bytes(32), b"right" if loop.time() >= RIGHT else b"wrong")
+
+        async def meet(contact, words):
+            asked.append(contact)
+            if contact is DEAD or (leaves and loop.time() >= RIGHT):
+                return Refuse("unreachable", "nobody is there")
+            if words.record == b"wrong" if ours else loop.time() < RIGHT:
+                return Refuse("signature", "record issued 317 s in the future")
+            return Welcome(b"", b"", bytes(32), bytes(64), (), "", "", bytes(32))
+
+        refusal = await knock(
+            contacts, hello, lambda welcome: None, SimpleNamespace(meet=meet), environment, seconds=60.0
+        )
+        return refusal, loop.time()
+
+    return *virtual_loop.run(main(), seed=1), asked
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_gate_that_refused_a_wrong_clock_is_asked_again(ours):
+    """As long as there is somebody else who may let us in."""
+    refusal, took, asked = _knock([HERE, DEAD], ours)
+    assert refusal is None and RIGHT <= took <= RIGHT + 2.0 and DEAD in asked
+
+
+def test_joiner_refused_by_all_fails_at_once():
+    refusal, took, asked = _knock([HERE])
+    assert isinstance(refusal, Refused) and "clocks" in refusal.hint and took < 2.0 and asked == [HERE]
+
+
+def test_withdrawn_refusal_is_not_the_reported_error():
+    """The clock is right in the end, and then the one that refused is gone: that is what the user should hear."""
+    refusal, _, asked = _knock([HERE, DEAD], ours=False, leaves=True)
+    assert isinstance(refusal, NoSwarm) and "nobody is there" in str(refusal) and asked.count(HERE) > 2

@@ -1,0 +1,292 @@
+"""The sparse replica: its residual across round outcomes and checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.payload import cut_up, pieces, put_together
+from thinwire.collectives.state_sync import FetchedState, state_digest
+from thinwire.collectives.topology.shards import Grid
+from thinwire.compression.core.codec import CodecError
+from thinwire.node.methods.registry import METHODS, check_codec
+from thinwire.node.methods.sparse.replica import KEPT
+from thinwire.node.runtime.asyncio_extra import at_once
+from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.environment import Environment
+from thinwire.node.state.checkpoint_store import CheckpointStore
+from thinwire.node.state.checkpointer import Checkpointer
+from thinwire.node.state.layout import Layout, Piece
+from thinwire.node.state.replica import Replica
+from thinwire.node.state.snapshot import PrivateState
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.manifest.manifest import ManifestError
+from thinwire.swarm.manifest.parser import parse
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open, StateOffer
+
+LAYOUT = Layout((Piece("a", (90, 70), "float32", 0, 6300), Piece("b", (33,), "float32", 6300, 6333)), 6333, b"l" * 32)
+ME = Identity.generate(b"1" * 32)
+
+
+def made(more="", theta=None):
+    manifest = parse(f'[outer]\nmethod = "sparseloco"\n{more}')
+    method = METHODS["sparseloco"]
+    codec = method.codec(manifest, LAYOUT)
+    theta = np.zeros(LAYOUT.total, np.float32) if theta is None else theta
+    cut = method.cut(manifest, LAYOUT, codec)
+    return method.replica.begin(manifest, LAYOUT, codec, cut, theta, (ME.peer_id,)), cut
+
+
+def contribute(replica, read, attempt):
+    """The payload of an announcement, put together."""
+    return b"".join(replica.contribution(read, attempt=attempt, peers=1))
+
+
+def reader(values):
+    def read(start, stop, out):
+        out[:] = values[start:stop]
+
+    return read
+
+
+def trained(seed):
+    return np.random.default_rng(seed).standard_normal(LAYOUT.total).astype(np.float32)
+
+
+def sent(replica, cut, payload):
+    parts = cut_up(payload, cut)
+    return [*parts, *[b""] * (len(cut) - len(parts))]
+
+
+def outcome_of(results, entries):
+    """The outcome of a round in which this peer is alone."""
+    me = (ME.peer_id,)
+    opened = Open(1, 0, Ballot(1, ME.peer_id), me, me, tuple(entries), (), None, ())
+    return Outcome(tuple(results), Commit(opened, bytes(32), ()))
+
+
+def commit(replica, cut, payload, attempt=1):
+    entries = [Contribution(ME.peer_id, attempt, 5)]
+    replica.commit(outcome_of(sent(replica, cut, payload), entries), ME.peer_id)
+
+
+def test_sparse_lone_step_and_residual_sum_to_training():
+    replica, cut = made()
+    model = trained(1)
+    payload = contribute(replica, reader(model), 1)
+    commit(replica, cut, payload)
+    assert replica.round == 1
+    np.testing.assert_allclose(replica.theta - replica.feedback.residual, model, rtol=0, atol=1e-6)
+    assert 0 < np.count_nonzero(replica.theta) == sum(part.indices.size for part in replica.codec.decode(payload).parts)
+
+
+def test_sparse_later_payload_replaces_failed_one():
+    replica, cut = made()
+    first = contribute(replica, reader(trained(1)), 9)
+    second = contribute(replica, reader(trained(2)), 9)
+    assert first != second and replica.feedback.pending
+    replica.rollback()
+    replica.rollback()
+    assert not replica.feedback.residual.any() and contribute(replica, reader(trained(1)), 9) == first
+
+
+def test_sparse_learning_rate_changes_from_given_round():
+    plain, cut = made()
+    replica, _ = made("lr_change_round = 3\nlr_after = 0.5\n")
+    for number in (1, 2, 3, 4):
+        moved = []
+        for one in (plain, replica):
+            before = one.theta.copy()
+            commit(one, cut, contribute(one, lambda start, stop, out, one=one: np.subtract(one.theta, 1.0, out=out), 1))
+            moved.append(one.theta - before)
+        np.testing.assert_allclose(moved[1], moved[0] * (0.5 if number >= 3 else 1.0), rtol=1e-5, atol=1e-6)
+        assert moved[0].any()
+
+
+@pytest.mark.parametrize("rule", ["drop", "restore"])
+@pytest.mark.parametrize(("named", "late"), [(1, False), (2, False), (1, True)])
+def test_sparse_residual_loses_only_the_committed_payload(rule, named, late):
+    """An announcement is out there when its round is given up; it may be the record's when a newer one has been made, or when
+    the round is over before a newer one could be."""
+    replica, cut = made(f'residual_decay = 1.0\non_exclusion = "{rule}"\n')
+    payloads = {1: contribute(replica, reader(trained(1)), 1)}
+    replica.rollback()
+    model = trained(1) + trained(2)
+    if late:
+        replica.forfeit(reader(model))
+    else:
+        payloads[2] = contribute(replica, reader(model), 2)
+        assert payloads[1] != payloads[2]
+    commit(replica, cut, payloads[named], named)
+    np.testing.assert_allclose(replica.theta - replica.feedback.residual, model, rtol=0, atol=1e-5)
+    assert not replica.sent
+
+
+@pytest.mark.parametrize(("rule", "left"), [("drop", False), ("restore", True)])
+def test_sparse_announcement_before_restart_is_not_ours(rule, left):
+    replica, cut = made(f'residual_decay = 1.0\non_exclusion = "{rule}"\n')
+    foreign = contribute(made()[0], reader(trained(9)), 9)
+    contribute(replica, reader(trained(1)), 7)
+    commit(replica, cut, foreign, 3)
+    assert np.allclose(replica.feedback.residual, -trained(1)) == left
+
+
+def test_sparse_announcements_remembered_are_bounded():
+    replica, _ = made()
+    for attempt in range(1, 20):
+        contribute(replica, reader(trained(1)), attempt)
+    assert sorted(replica.sent) == list(range(20 - KEPT, 20))
+
+
+def test_sparse_replica_does_not_send_non_finite_values():
+    replica, _ = made()
+    model = trained(1)
+    model[17] = np.nan
+    with pytest.raises(FloatingPointError, match="not finite"):
+        contribute(replica, reader(model), 9)
+    assert not replica.feedback.pending
+
+
+def test_sparse_fetched_state_drops_residual_unless_equal():
+    replica, cut = made()
+    commit(replica, cut, contribute(replica, reader(trained(1)), 1))
+    residual = replica.feedback.residual.copy()
+    hashes = tuple(replica.hashes)
+    same = StateOffer(replica.round, replica.digest, LAYOUT.digest, replica.state.nbytes, replica.members)
+    replica.install(FetchedState(same, hashes, {}, ()))
+    np.testing.assert_array_equal(replica.feedback.residual, residual)
+    digest = state_digest(2, LAYOUT.digest, replica.members, hashes)
+    replica.install(
+        FetchedState(StateOffer(2, digest, LAYOUT.digest, replica.state.nbytes, replica.members), hashes, {}, ())
+    )
+    assert not replica.feedback.residual.any() and replica.round == 2
+
+
+def keep(path, said):
+    environment = Environment(lambda: 0.0, lambda: 1e9, random.Random(1), RealDisk())
+    return Checkpointer(
+        CheckpointStore(path, RealDisk(), ME), b"r" * 32, environment, lambda kind, fields: said.append((kind, fields))
+    )
+
+
+@pytest.mark.parametrize("private", [None, PrivateState({"moment": np.ones(3, np.float32)}, {"step": 7})])
+def test_sparse_residual_survives_in_checkpoint(tmp_path, private):
+    said = []
+    replica, cut = made()
+    commit(replica, cut, contribute(replica, reader(trained(1)), 1))
+    keep(tmp_path, said).save(replica, LAYOUT, private)
+    other, _ = made()
+    found = asyncio.run(keep(tmp_path, said).restore(other, LAYOUT, at_once))
+    assert other.digest == replica.digest and [kind for kind, _ in said] == ["restored"]
+    np.testing.assert_array_equal(other.feedback.residual, replica.feedback.residual)
+    if private is None:
+        assert found is None
+    else:
+        assert found.values == {"step": 7} and list(found.tensors) == ["moment"]
+    dense = Replica(LAYOUT.digest, np.zeros(LAYOUT.total, np.float32), ())
+    asyncio.run(keep(tmp_path, said).restore(dense, LAYOUT, at_once))
+    assert said[-1][0] == "checkpoint" and "does not fit" in said[-1][1]["detail"]
+
+
+OWNED = '[exchange]\ncodec = "topk(k=16,chunk=256)|2bit|rice"\ncollective = "sparse-butterfly"\n'
+
+
+def owner(rests):
+    """A replica after a round that has left this of sums that it owns."""
+    replica, cut = made(OWNED)
+    replica.kept.leave(1, rests)
+    commit_sums(replica, cut)
+    return replica, cut
+
+
+def commit_sums(replica, cut):
+    runs = enumerate(replica.contribution(reader(trained(1)), attempt=1, peers=1))
+    sums = [replica.codec.thin([run], [1.0], None, cut.size(index))[0] for index, run in runs]
+    replica.commit(outcome_of(sums, [Contribution(ME.peer_id, 1, 5)]), ME.peer_id)
+
+
+def test_owner_residual_survives_in_checkpoint(tmp_path):
+    said = []
+    cut = made(OWNED)[1]
+    rests = {0: np.full(cut.size(0), 2.5, np.float32), len(cut) - 1: np.ones(cut.size(len(cut) - 1), np.float32)}
+    replica, _ = owner(rests)
+    keep(tmp_path, said).save(replica, LAYOUT, None)
+    other, _ = made(OWNED)
+    assert asyncio.run(keep(tmp_path, said).restore(other, LAYOUT, at_once)) is None
+    assert other.digest == replica.digest and [kind for kind, _ in said] == ["restored"]
+    np.testing.assert_array_equal(other.feedback.residual, replica.feedback.residual)
+    assert other.kept.all().keys() == rests.keys()
+    for index, rest in rests.items():
+        np.testing.assert_array_equal(other.kept.of(index), rest)
+
+
+def test_misfit_owner_residual_is_dropped_and_reported(tmp_path):
+    said = []
+    cut = made(OWNED)[1]
+    replica, _ = owner({0: np.ones(cut.size(0), np.float32), 1: np.ones(7, np.float32)})
+    keep(tmp_path, said).save(replica, LAYOUT, None)
+    other, _ = made(OWNED)
+    asyncio.run(keep(tmp_path, said).restore(other, LAYOUT, at_once))
+    assert [kind for kind, _ in said] == ["restored", "checkpoint"] and "of 2 sums" in said[1][1]["detail"]
+    assert list(other.kept.all()) == [0] and other.feedback.residual.any()
+    own = replica.private_state(LAYOUT)
+    with pytest.raises(ValueError, match="nonsense"):
+        other.load_private(own | {"kept/nonsense": np.ones(7, np.float32)}, LAYOUT)
+    assert list(other.kept.all()) == [0]
+
+
+def test_checkpoint_without_owner_residual_is_accepted():
+    replica, cut = owner({0: np.ones(256, np.float32)})
+    old = {name: one for name, one in replica.private_state(LAYOUT).items() if name.startswith("residual/")}
+    other, _ = made(OWNED)
+    assert other.load_private(old, LAYOUT) == "" and not other.kept.all()
+    np.testing.assert_array_equal(other.feedback.residual, replica.feedback.residual)
+
+
+def test_fetched_state_drops_owner_residual_unless_equal():
+    replica, cut = owner({0: np.full(256, 2.0, np.float32)})
+    hashes = tuple(replica.hashes)
+    same = StateOffer(replica.round, replica.digest, LAYOUT.digest, replica.state.nbytes, replica.members)
+    replica.install(FetchedState(same, hashes, {}, ()))
+    assert list(replica.kept.all()) == [0] and replica.kept.lost == (0, 0.0)
+    digest = state_digest(2, LAYOUT.digest, replica.members, hashes)
+    offer = StateOffer(2, digest, LAYOUT.digest, replica.state.nbytes, replica.members)
+    replica.install(FetchedState(offer, hashes, {}, ()))
+    assert not replica.kept.all() and replica.kept.lost == (1, 1024.0)
+
+
+def test_sparse_payloads_are_cut_and_joined():
+    cut = Grid(1000, 300)
+    payloads = [bytes(700), bytes([1]) * 299, bytes([2]) * 1000]
+    slots = []
+    for payload in payloads:
+        parts = cut_up(payload, cut)
+        assert all(len(part) == 300 for part in parts[:-1])
+        slots += [*parts, *[b""] * (len(cut) - len(parts))]
+    assert [bytes(one) for one in put_together(slots, cut)] == payloads
+    with pytest.raises(ValueError, match="too large for an all-gather"):
+        pieces(600 << 20)
+
+
+def test_sparse_screen_checks_length_before_content():
+    replica, cut = made()
+    payload = contribute(replica, reader(trained(3)), 9)
+    assert 0 < len(payload) <= replica.codec.bound == cut.total
+    square = replica.codec.check(payload, cut.total)
+    values = np.zeros(LAYOUT.total, np.float32)
+    replica.codec.decode(payload).scatter(values)
+    assert square == pytest.approx(float(np.dot(values, values)), rel=1e-5)
+    with pytest.raises(CodecError):
+        replica.codec.check(payload + bytes(cut.total), cut.total)
+
+
+@pytest.mark.parametrize(
+    "codec", ["topk(k=0,chunk=4096)|2bit|rice", "topk(k=64,chunk=4000)|2bit|rice", "topk(k=64)|3bit", "topk(block=64)"]
+)
+def test_sparse_method_refuses_invalid_codec_parameters(codec):
+    manifest = parse(f'[outer]\nmethod = "sparseloco"\n[exchange]\ncodec = "{codec}"')
+    with pytest.raises(ManifestError, match="^mine.toml: exchange.codec"):
+        check_codec(manifest, "mine.toml")

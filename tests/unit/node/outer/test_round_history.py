@@ -1,0 +1,87 @@
+"""Which past rounds are stored, for whom, and for how long."""
+
+from types import SimpleNamespace
+
+import pytest
+from thinwire.node.outer.round_history import FOLLOWED_SECONDS, MOST_ROUNDS, MOST_VERDICTS, RoundHistory
+
+ANN, BEN, CAT = (bytes([n]) * 32 for n in (1, 2, 3))
+
+
+def fly(round, *, ready=(), alive=(), nbytes=10):
+    """A Butterfly as far as a History looks."""
+    readies = {peer: SimpleNamespace(base=b"same") for peer in ready}
+    agreement = SimpleNamespace(
+        ready=readies,
+        terms=SimpleNamespace(base=b"same"),
+        commit=SimpleNamespace(opened=SimpleNamespace(alive=alive, members=alive)),
+    )
+    return SimpleNamespace(round=round, agreement=agreement, nbytes=nbytes)
+
+
+class Shelf:
+    def __init__(self, limit=1000):
+        self.now = 0.0
+        self.history = RoundHistory(limit, lambda: self.now)
+
+    def fill(self, count, **more):
+        for round in range(1, count + 1):
+            self.history.add(fly(round, alive=(ANN, BEN), **more))
+
+    def prune(self, current, *, read=False, live=(ANN, BEN, CAT)):
+        self.history.prune(current, live, read=read)
+        return [round for round in range(1, 100) if self.history.get(round) is not None]
+
+
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
+def test_last_round_is_kept_until_all_are_past_it(shelf):
+    shelf.fill(3)
+    assert shelf.prune(fly(4, ready=(ANN,))) == [3]
+    assert shelf.prune(fly(4, ready=(ANN, BEN))) == []
+
+
+def test_last_round_is_kept_for_late_peer_while_it_is_live(shelf):
+    shelf.history.add(fly(3, ready=(ANN, BEN, CAT), alive=(ANN, BEN)))
+    assert shelf.prune(fly(4, ready=(ANN, BEN))) == [3]
+    assert shelf.prune(fly(4, ready=(ANN, BEN)), live=(ANN, BEN)) == []
+
+
+def test_older_rounds_are_kept_only_for_readers_and_followers(shelf):
+    shelf.fill(3)
+    assert shelf.prune(fly(4), read=True) == [1, 2, 3]
+    shelf.history.follow(CAT)
+    shelf.now += FOLLOWED_SECONDS
+    assert shelf.prune(fly(4)) == [1, 2, 3]
+    shelf.now += 0.1
+    assert shelf.prune(fly(4)) == [3]
+    shelf.fill(3)
+    shelf.history.follow(CAT)
+    shelf.history.done(CAT)
+    assert shelf.prune(fly(4)) == [3]
+
+
+def test_stored_rounds_are_bounded_in_number_and_bytes():
+    assert Shelf(10**9).prune(fly(1)) == []
+    many = Shelf(10**9)
+    many.fill(MOST_ROUNDS + 3)
+    assert many.prune(fly(MOST_ROUNDS + 4), read=True) == list(range(4, MOST_ROUNDS + 4))
+    large = Shelf(1000)
+    large.fill(5, nbytes=400)
+    assert large.prune(fly(6), read=True) == [4, 5] and large.history.nbytes <= 1000
+    huge = Shelf(1000)
+    huge.fill(2, nbytes=4000)
+    assert huge.prune(fly(3), read=True) == [2], "the last one whatever it is"
+
+
+def test_verdicts_are_kept_longer_than_results(shelf):
+    shelf.fill(MOST_VERDICTS + 3)
+    shelf.prune(fly(MOST_VERDICTS + 4))
+    kept = [round for round in range(MOST_VERDICTS + 9) if shelf.history.verdict(round, ANN) is not None]
+    assert kept == list(range(4, MOST_VERDICTS + 4))
+    assert shelf.history.verdict(9, CAT) is None, "who had no say in it"
+    shelf.history.clear()
+    assert shelf.history.verdict(5, ANN) is None, "it is not our history any more"

@@ -1,0 +1,216 @@
+"""Serving states to joiners, and the memory it costs."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.node.outer.state_server import SIDE_BY_SIDE, SNAPSHOT_SECONDS, StateServer
+from thinwire.node.runtime.asyncio_extra import at_once
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import CHUNK_BYTES, StateAsk, StateChunk, StateFetch, StateOffer
+
+ANN, BEN = b"a" * 32, b"b" * 32
+
+
+class Outbox:
+    """Keeps what is sent; `waiting` is how much is said to wait for a peer."""
+
+    def __init__(self):
+        self.sent, self.waiting = [], 0
+
+    def bulk(self, to, frame, *, later=False):
+        assert later
+        self.sent.append((to, frame))
+
+    def control(self, to, message):
+        self.sent.append((to, Frame(message)))
+
+    def later(self, to, kind, fragment=None):
+        return self.waiting
+
+
+class Server:
+    """A StateServer of a replica of a little more than one chunk, with a clock of its own."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.replica = Replica(bytes(32), np.arange(140_000, dtype=np.float32), (ANN,))
+        self.send_queue = Outbox()
+        self.server = StateServer(self.replica, self.send_queue, lambda: self.now, entered=True)
+
+    def ask(self, peer):
+        self.server.on_frame(peer, Frame(StateAsk()))
+        return self.send_queue.sent[-1][1].message
+
+    def fetch(self, peer, round, index=0):
+        before = len(self.send_queue.sent)
+        self.server.on_frame(peer, Frame(StateFetch(round, index)))
+        if len(self.send_queue.sent) == before:
+            return None
+        to, frame = self.send_queue.sent[-1]
+        assert to == peer and frame.message == StateChunk(round, index)
+        return frame.payload
+
+    def step(self):
+        """A round commits."""
+        change(self.server, self.apply_round)
+        self.server.resume()
+
+    def apply_round(self):
+        self.replica.state += 1.0
+        self.replica.round += 1
+        self.replica.seal()
+
+    def copies(self):
+        """Bytes that are held besides the replica."""
+        found = [one for one in (self.server._snapshot, self.server._older) if one is not None]
+        return sum(one.raw.nbytes for one in found if not np.shares_memory(np.frombuffer(one.raw), self.replica.state))
+
+
+def change(server, how):
+    with pytest.raises(StopIteration):
+        server.change(at_once, how).send(None)
+
+
+def run(work):
+    async def main():
+        work()
+
+    asyncio.run(main())
+
+
+def test_state_is_copied_only_when_it_changes_under_a_reader():
+    def work():
+        here = Server()
+        offer = here.ask(ANN)
+        assert isinstance(offer, StateOffer) and offer.digest == here.replica.digest
+        first = here.fetch(ANN, 0)
+        assert bytes(first) == bytes(here.replica.chunk(0)) and here.copies() == 0
+        kept, last = bytes(first), bytes(here.replica.chunk(1))
+        here.step()
+        assert here.copies() == here.replica.state.nbytes
+        # What was handed to the outbox, and what is asked for now, is still that round's.
+        assert bytes(first) == kept and bytes(here.fetch(ANN, 0, 1)) == last != bytes(here.replica.chunk(1))
+        here.server.done(ANN)
+        assert here.copies() == 0 and bytes(here.fetch(ANN, 0)) == b""
+
+    run(work)
+
+
+def test_finished_reader_costs_nothing_and_slow_reader_one_copy():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        here.server.done(ANN)
+        here.step()
+        assert here.copies() == 0
+        here.ask(ANN)
+        old = bytes(here.replica.chunk(0))
+        here.step()
+        assert here.ask(BEN).round == 2 and here.copies() == here.replica.state.nbytes
+        assert bytes(here.fetch(ANN, 1)) == old and bytes(here.fetch(BEN, 2)) == bytes(here.replica.chunk(0))
+        here.now += SNAPSHOT_SECONDS + 1
+        here.server.on_tick()
+        assert here.copies() == 0 and bytes(here.fetch(ANN, 1)) == b""
+
+    run(work)
+
+
+def test_request_for_too_many_chunks_is_not_answered():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        here.send_queue.waiting = SIDE_BY_SIDE * IN_FLIGHT
+        assert len(here.fetch(ANN, 0)) == CHUNK_BYTES
+        here.send_queue.waiting += 1
+        assert here.fetch(ANN, 0) is None
+
+    run(work)
+
+
+def test_peer_that_only_asks_does_not_displace_a_reader():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        first = bytes(here.fetch(ANN, 0))
+        for _ in range(4):
+            here.step()
+            here.ask(BEN)
+        assert bytes(here.fetch(ANN, 0)) == first
+        assert here.copies() <= 2 * here.replica.state.nbytes
+
+    run(work)
+
+
+def test_reader_that_joins_a_later_round_is_done():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        here.fetch(ANN, 0)
+        here.server.done(ANN, 0)
+        assert here.server.read
+        here.server.done(ANN, 1)
+        assert not here.server.read
+
+    run(work)
+
+
+def test_repeated_requests_are_not_answered_while_answers_wait():
+    def work():
+        here = Server()
+        here.send_queue.waiting = 2 * IN_FLIGHT
+        here.ask(ANN)
+        here.send_queue.waiting += 1
+        here.server.on_frame(ANN, Frame(StateAsk()))
+        assert len(here.send_queue.sent) == 1
+
+    run(work)
+
+
+def test_no_state_is_offered_while_the_replica_changes():
+    def work():
+        here = Server()
+        change(here.server, lambda: here.server.on_frame(ANN, Frame(StateAsk())))
+        assert not here.send_queue.sent
+        here.server.resume()
+        assert [to for to, _ in here.send_queue.sent] == [ANN]
+
+    run(work)
+
+
+def test_state_copy_is_made_in_the_executor():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        jobs = []
+
+        async def later(job):
+            jobs.append(job)
+
+        with pytest.raises(StopIteration):
+            here.server.change(later, here.apply_round).send(None)
+        assert here.copies() == 0
+        before = bytes(here.replica.chunk(0))
+        jobs[0]()
+        assert here.copies() == here.replica.state.nbytes and bytes(here.fetch(ANN, 0)) == before
+
+    run(work)
+
+
+@pytest.mark.parametrize("hashes", [b"", bytes(64)])
+def test_offer_with_wrong_hashes_is_ignored(hashes):
+    """Whoever comes back finds a swarm where there is a state, not where somebody says so."""
+
+    async def main():
+        here = Server()
+        fetching = asyncio.ensure_future(here.server.fetch([ANN], at_once, patience=60.0, newer_than=-1))
+        await asyncio.sleep(0)
+        replica = here.replica
+        offer = StateOffer(9, bytes(32), replica.layout, replica.state.nbytes, (ANN,))
+        here.server.on_frame(ANN, Frame(offer, hashes))
+        assert await fetching is None
+        assert not here.server.offered and here.server.without == {ANN}
+
+    asyncio.run(main())

@@ -1,0 +1,120 @@
+"""Which hosts take part in a group's steps, and which are waited for; an origin without a network."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from kit.round_harness import FakeSendQueue
+from thinwire.node.pipeline.groups.readiness import MOMENT, SETTLED, HostReadiness
+from thinwire.node.pipeline.step.stage_holders import StageHolders
+from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Post
+
+ME, FIRST, SECOND, OTHER = (bytes([i]) * 32 for i in range(4))
+WAIT = 30.0
+
+
+class Origin:
+    """What a muster needs of an origin."""
+
+    def __init__(self):
+        self.next_step, self.stage_holders, self.told = 0, StageHolders({}), []
+
+    def catch_up(self, peer):
+        """Tell it where the others are."""
+
+    def on_link_down(self, peer, *, gone):
+        """See Handler."""
+
+
+def play(work):
+    async def main():
+        origin = Origin()
+        readiness = HostReadiness(
+            ME,
+            origin,
+            3,
+            send_queue=FakeSendQueue(),
+            now=virtual_loop.current().time,
+            wait=WAIT,
+            emit=lambda name, _: origin.told.append(name),
+        )
+        await work(readiness, origin)
+
+    virtual_loop.run(main(), seed=1)
+
+
+def post(readiness, peer, step, until, stage):
+    readiness.on_frame(peer, Frame(Post(step, until, stage)))
+
+
+async def turn(readiness, origin, *lagging):
+    """A turn of four steps for which two hosts are ready; whether there are steps, and the seconds that it took."""
+    began = virtual_loop.current().time()
+    for peer, stage in ((FIRST, 1), (SECOND, 2)):
+        post(readiness, peer, origin.next_step, origin.next_step + 4, stage)
+    for peer in lagging:
+        post(readiness, peer, 0, 0, 1)
+    found = await readiness.gather(asyncio.Event())
+    origin.next_step += 4
+    return found, virtual_loop.current().time() - began
+
+
+def test_repeatedly_late_host_is_waited_for_less():
+    async def work(readiness, origin):
+        turns = [await turn(readiness, origin, OTHER) for _ in range(40)]
+        assert all(found for found, _ in turns)
+        assert [number for number, (_, seconds) in enumerate(turns) if seconds] == [0, 3, 8, 17, 34]
+        assert all(seconds in (0.0, pytest.approx(WAIT)) for _, seconds in turns)
+        # It is ready all the same when it says so.
+        post(readiness, OTHER, origin.next_step, origin.next_step + 4, 1)
+        assert await turn(readiness, origin) == (True, 0.0) and origin.stage_holders.holders[1] == [FIRST, OTHER]
+
+    play(work)
+
+
+def test_only_host_of_a_stage_is_always_waited_for():
+    async def work(readiness, origin):
+        for seconds in (2 * WAIT, WAIT / 2, 2 * WAIT, WAIT / 2):
+            post(readiness, FIRST, origin.next_step, origin.next_step + 4, 1)
+            post(readiness, OTHER, origin.next_step, origin.next_step, 2)
+            later = virtual_loop.current().call_later(
+                seconds, post, readiness, OTHER, origin.next_step, origin.next_step + 4, 2
+            )
+            assert await readiness.gather(asyncio.Event()) == (seconds < WAIT)
+            later.cancel()
+            origin.next_step += 4
+
+    play(work)
+
+
+def test_host_past_our_step_is_not_waited_for():
+    """It cannot go back: with another of its stage there are steps at once, without one there are none."""
+
+    async def work(readiness, origin):
+        post(readiness, OTHER, 100, 104, 1)
+        assert await turn(readiness, origin) == (True, 0.0) and origin.stage_holders.holders[1] == [FIRST]
+        readiness.on_link_down(FIRST, gone=True)
+        post(readiness, SECOND, origin.next_step, origin.next_step + 4, 2)
+        began = virtual_loop.current().time()
+        assert not await readiness.gather(asyncio.Event()) and virtual_loop.current().time() - began <= MOMENT
+
+    play(work)
+
+
+def test_host_that_changes_its_stage_often_is_rate_limited():
+    async def work(readiness, origin):
+        post(readiness, FIRST, 0, 4, 1)
+        for number in range(100):
+            post(readiness, FIRST, 0, 4, 2 - number % 2)
+        assert readiness.hosts == {1: [FIRST], 2: []} and origin.told == ["host"]
+        await asyncio.sleep(SETTLED)
+        post(readiness, FIRST, 0, 4, 2)
+        assert readiness.hosts == {1: [], 2: [FIRST]} and origin.told == ["host", "host lost", "host"]
+        readiness.on_link_down(FIRST, gone=True)
+        post(readiness, FIRST, 0, 4, 1)
+        assert readiness.hosts == {1: [FIRST], 2: []}
+
+    play(work)

@@ -1,0 +1,126 @@
+"""Sources of a lost stage, and how it is averaged from neighbours."""
+
+import numpy as np
+import pytest
+import torch
+from thinwire.node.pipeline.model.section import fragment_of
+from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
+from thinwire.node.pipeline.recovery.recovery_arbiter import judge_of
+from thinwire.node.pipeline.recovery.stage_source import FASTER, StageSource, average, between, plus, rescue
+from thinwire.node.state.layout import layout_of
+from thinwire.node.training.inner_optimizer import InnerConfig, learning_rate
+from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.swarm.identity.stage_claim import Seating
+
+
+def lost(stage, *others, **more):
+    return rescue(stage, 6, lost=(stage, *others), recent=2, **more)
+
+
+def test_stage_sources_are_tried_in_order():
+    assert lost(2, holders=1, checkpoint=0) == StageSource("holder")
+    assert lost(2, checkpoint=2) == StageSource("checkpoint")
+    assert lost(2, checkpoint=3) == StageSource("average", (1, 3))
+    assert lost(2) == StageSource("average", (1, 3))
+    assert lost(1, checkpoint=3, swapped=True) == StageSource("twin", (2,))
+    assert [source.anew for source in (lost(2), lost(2, checkpoint=1))] == [True, False]
+
+
+def test_newer_of_copy_and_checkpoint_is_used():
+    assert lost(2, copy=2, checkpoint=2) == StageSource("copy") == lost(2, copy=1, checkpoint=9)
+    assert lost(2, copy=2, checkpoint=1) == StageSource("checkpoint") == lost(2, copy=9, checkpoint=0)
+    assert lost(2, copy=3) == lost(2, copy=4, checkpoint=3) == StageSource("average", (1, 3))
+    assert lost(5, copy=3) == lost(5, copy=3, checkpoint=3) == StageSource("old copy")
+    assert lost(5, copy=4, checkpoint=3) == StageSource("old checkpoint")
+    assert lost(5).anew and not lost(5, copy=3).anew
+
+
+@pytest.mark.parametrize(("stage", "others"), [(0, ()), (5, ()), (2, (3,)), (2, (1,))])
+def test_stage_without_neighbours_needs_a_checkpoint(stage, others):
+    assert lost(stage, *others, checkpoint=9) == StageSource("old checkpoint")
+    assert lost(stage, *others) == StageSource("nothing")
+
+
+def test_lost_stage_is_taken_from_its_swap_twin():
+    assert (
+        plus(6) == (0, 2, 1, 3, 5, 4) and plus(4) == (0, 2, 1, 3) and plus(2) == (0, 1) and plus(5) == (0, 2, 1, 4, 3)
+    )
+    assert lost(5, swapped=True) == StageSource("twin", (4,))
+    assert lost(1, 2, swapped=True) == StageSource("nothing")
+    assert lost(3, swapped=True) == StageSource("average", (2, 4))
+    assert lost(0, swapped=True) == StageSource("nothing")
+    with pytest.raises(ValueError):
+        lost(6)
+
+
+def test_neighbour_with_larger_gradient_weighs_more():
+    one, two = np.ones(5, np.float32), np.full(5, 4.0, np.float32)
+    assert average(one, two, 1.0, 1.0) == pytest.approx(np.full(5, 2.5))
+    assert average(one, two, 2.0, 1.0) == pytest.approx(np.full(5, 2.0), abs=1e-3)
+    assert average(one, two, 0.0, 0.0) == pytest.approx(np.full(5, 2.5))
+    assert average(one, two, 0.0, 1.0) == pytest.approx(two, abs=1e-3)
+    assert average(one, two, 1.0, 1.0).dtype == np.float32
+
+
+@pytest.mark.parametrize(("size", "norm"), [(4, 1.0), (5, -1.0), (5, float("nan")), (5, float("inf"))])
+def test_averaging_incompatible_stages_is_an_error(size, norm):
+    with pytest.raises(ValueError):
+        average(np.ones(5, np.float32), np.ones(size, np.float32), norm, 1.0)
+
+
+def stages_of(model, *stages):
+    """Layouts of runs of layers, and their parameters."""
+    found = []
+    for layers in stages:
+        held = {f"blocks.{layer}" if isinstance(layer, int) else layer for layer in layers}
+        layout = layout_of(model, lambda name, held=held: fragment_of(name) in held)
+        theta = np.empty(layout.total, np.float32)
+        with torch.no_grad():
+            layout.read(model, theta)
+        found.append((layout, theta))
+    return found
+
+
+def test_middle_stage_is_averaged_layer_by_layer():
+    """The origin has an embedding that no other has, and stages differ in their number of layers."""
+    model = Transformer(ModelConfig(20, 6, 8, 2, 8), 3)
+    (before, low), (lost, _), (after, high) = stages_of(model, (0, "ends"), (1, 2), (3, 4, 5))
+    made = between(lost, (before, low), (after, high), 1.0, 1.0)
+    weights = dict(model.named_parameters())
+    for piece in lost.pieces:
+        first, name = int(piece.name.split(".")[1]) == 1, piece.name.split(".", 2)[2]
+        pair = (f"blocks.0.{name}", f"blocks.{3 if first else 4}.{name}")
+        mean = sum(weights[one].detach().numpy() for one in pair) / 2
+        np.testing.assert_allclose(made[piece.start : piece.stop], mean.reshape(-1), atol=1e-6)
+    tilted = between(lost, (before, low), (after, high), 3.0, 1.0)
+    assert not np.array_equal(tilted, made) and np.array_equal(
+        tilted, between(lost, (before, low), (after, high), 3.0, 1.0)
+    )
+
+
+def test_averaging_neighbours_without_layers_is_an_error():
+    model = Transformer(ModelConfig(20, 2, 8, 2, 8), 3)
+    ends, lost, after = stages_of(model, ("ends",), (0,), (1,))
+    with pytest.raises(ValueError, match="no layers"):
+        between(lost[0], ends, after, 1.0, 1.0)
+
+
+def test_restored_stage_gets_higher_learning_rate():
+    config = InnerConfig(lr=0.01, warmup=0)
+    update = StageOptimizer(torch.nn.Linear(2, 2), config)
+    rates = []
+    for update.faster in (1.0, FASTER):
+        update.apply(4, 1.0, 1.0, 0)
+        rates.append(update.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([learning_rate(config, 4), 1.1 * learning_rate(config, 4)])
+
+
+def test_recovery_arbiter_is_the_first_other_origin_or_host():
+    """The first origin's; of a lost first stage, or where there is no origin, the first host's of another stage."""
+    a, b, c, d, e = (bytes([one]) * 32 for one in range(5))
+    seats = Seating({d: {1: (a,), 2: ()}, c: {1: (), 2: (b,)}})
+    assert judge_of(seats, 1, e) == c and judge_of(seats, 1, c) == d
+    assert judge_of(seats, 0, e) == a
+    orphans = Seating({}, {1: (a,), 2: (b,)})
+    assert judge_of(orphans, 1, e) == b and judge_of(orphans, 0, e) == a
+    assert judge_of(Seating({}, {1: (a,)}), 1, e) is None

@@ -1,0 +1,96 @@
+"""Work in an executor that is awaited to its end."""
+
+import asyncio
+
+import pytest
+from thinwire.node.runtime.asyncio_extra import cancelled, whole
+
+
+def test_cancelled_work_is_awaited_to_its_end():
+    seen = []
+
+    async def main():
+        may_end = asyncio.Event()
+
+        async def work():
+            await may_end.wait()
+            seen.append("worked")
+            return 5
+
+        task = asyncio.create_task(whole(work()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await whole(work()) == 5
+
+    asyncio.run(main())
+    assert seen == ["worked", "worked"]
+
+
+def test_work_errors_are_raised():
+    async def wrong():
+        raise ValueError("mine")
+
+    async def main():
+        with pytest.raises(ValueError, match="mine"):
+            await whole(wrong())
+        task = asyncio.create_task(wrong())
+        await cancelled(task)
+        assert task.done()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+def test_system_exit_passes_through_work(ending):
+    async def leaves():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ending
+
+    async def main():
+        task = asyncio.create_task(leaves())
+        await asyncio.sleep(0)
+        # The loop stops with it at once; whoever waits gets to know when it goes on.
+        with pytest.raises(ending):
+            await cancelled(task)
+        return "seen"
+
+    loop = asyncio.new_event_loop()
+    try:
+        waiting = loop.create_task(main())
+        with pytest.raises(ending):
+            loop.run_until_complete(waiting)
+        assert loop.run_until_complete(waiting) == "seen"
+    finally:
+        loop.close()
+
+
+def test_waiter_can_be_cancelled():
+    async def main():
+        may_end = asyncio.Event()
+
+        async def stubborn():
+            while not may_end.is_set():
+                try:
+                    await may_end.wait()
+                except asyncio.CancelledError:
+                    pass
+
+        task = asyncio.create_task(stubborn())
+        waiting = asyncio.create_task(cancelled(task))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        may_end.set()
+        await task
+
+    asyncio.run(main())

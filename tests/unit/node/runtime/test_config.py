@@ -1,0 +1,204 @@
+import os
+from pathlib import Path
+
+import pytest
+from thinwire.node.runtime import config
+from thinwire.node.runtime.config import SETTINGS, ConfigError, load
+from thinwire.node.runtime.device import DeviceError, choose_device, devices
+from thinwire.node.runtime.directories import directories
+from thinwire.node.runtime.lock import InUseError, hold
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "home"
+
+
+def node_toml(home, text):
+    home.mkdir(exist_ok=True)
+    (home / "node.toml").write_text(text)
+
+
+def test_default_settings_name_their_source(home):
+    settings = load({"home": home}, {})
+    assert settings.port == 0 and settings.device == "auto" and settings.data is None and settings.name
+    assert settings.sources["port"] == "default" and settings.sources["home"] == "flag --home"
+    assert set(settings.sources) == {setting.name for setting in SETTINGS}
+
+
+def test_setting_precedence_is_flag_environment_file_default(home):
+    node_toml(home, 'name = "f"\nport = 1\nthreads = 1\n')
+    environment = {"THINWIRE_PORT": "2", "THINWIRE_THREADS": "2", "PATH": "x"}
+    settings = load({"home": home, "threads": 3, "device": None}, environment)
+    assert (settings.name, settings.port, settings.threads, settings.device) == ("f", 2, 3, "auto")
+    assert [settings.sources[name] for name in ("name", "port", "threads", "device")] == [
+        f"file {home / 'node.toml'}",
+        "environment THINWIRE_PORT",
+        "flag --threads",
+        "default",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "shown"),
+    [
+        ("20Mbit/s", 2_500_000, "20 Mbit/s"),
+        ("2.5 MB/s", 2_500_000, "20 Mbit/s"),
+        ("1000kbit/s", 125_000, "1 Mbit/s"),
+        ("1 Gbit/s", 125_000_000, "1000 Mbit/s"),
+    ],
+)
+def test_uplink_limit_is_parsed_with_unit(home, text, rate, shown):
+    node_toml(home, f'up = "{text}"\n')
+    settings = load({"home": home}, {})
+    assert settings.up == rate and type(settings.port) is int
+    assert ("up", shown, f"file {home / 'node.toml'}") in config.rows(settings)
+    assert config.as_json(settings)["up"]["value"] == shown
+    assert load({"home": home, "up": shown}, {}).up == rate, "what is shown can be given"
+    assert load({"home": home, "up": ""}, {}).up is None
+
+
+@pytest.mark.parametrize(
+    "text", ['"20"', "20", '"20 Mbps"', '"0.5 Mbit/s"', '"-3MB/s"', '"9999999 GB/s"', '"1e3 MB/s"']
+)
+def test_invalid_rate_is_refused(home, text):
+    node_toml(home, f"up = {text}\n")
+    with pytest.raises(ConfigError, match="up .* cannot be used") as error:
+        load({"home": home}, {})
+    assert "20Mbit/s" in error.value.hint
+
+
+def test_home_from_environment_finds_its_file(home):
+    node_toml(home, "port = 9\n")
+    settings = load({}, {"THINWIRE_HOME": str(home)})
+    assert settings.port == 9 and settings.directories.key == home / "identity.key"
+    other = home.parent / "other"
+    assert load({"home": other}, {"THINWIRE_HOME": str(home)}).directories.key == other / "identity.key"
+
+
+def test_home_in_file_moves_the_directories(home, tmp_path, monkeypatch):
+    node_toml(home, 'home = "elsewhere"\ndata = "text"\n')
+    settings = load({}, {"THINWIRE_HOME": str(home)})
+    assert settings.home == home and settings.data == home / "text"  # the environment beats the file
+    monkeypatch.setattr(config, "directories", lambda path: directories(path or home))
+    assert load({}, {}).directories.state == home / "elsewhere" / "state"
+
+
+def test_platform_directories_are_used_without_home():
+    where = directories(None)
+    assert {where.config.name, where.data.name} == {"thinwire"} and where.runs.is_absolute()
+    assert Path.cwd() not in (where.config, *where.state.parents)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("prot = 1\n", "unknown key 'prot'", "did you mean 'port'?"),
+        ("zzzz = 1\n", "unknown key 'zzzz'", "known names: name, host"),
+        ("port = 70000\n", "port 70000 cannot be used", "whole number from 0 to 65535"),
+        ("port = true\n", "port True cannot be used", "whole number"),
+        ("port = 1.5\n", "port 1.5 cannot be used", "whole number"),
+        ('ports = "9-5"\n', "ports '9-5' cannot be used", "range of ports"),
+        ("ports = 7\n", "ports 7 cannot be used", "range of ports"),
+        ('device = "gpu"\n', "device 'gpu' cannot be used", '"cuda:N"'),
+        ('name = ""\n', "name '' cannot be used", "printable"),
+        ('name = "a\\u0007"\n', "cannot be used", "printable"),
+        ('host = "a b"\n', "host 'a b' cannot be used", "without its port"),
+        ('advertise = "224.0.0.1"\n', "cannot be used", "host:port"),
+        ("advertise = [1]\n", "cannot be used", "host:port"),
+        ("site = 3\n", "site 3 cannot be used", "printable"),
+        (f'site = "{"x" * 65}"\n', "cannot be used", "up to 64"),
+        ("data = 3\n", "data 3 cannot be used", "a path"),
+        ("port = \n", "not TOML", "toml.io"),
+        ("\udcff", "not TOML", "toml.io"),
+    ],
+)
+def test_mistakes_in_config_file_are_reported(home, text, message, hint):
+    home.mkdir()
+    (home / "node.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
+    # A flag that would win does not hide the mistake.
+    with pytest.raises(ConfigError) as error:
+        load({"home": home, "port": 1, "device": "cpu", "name": "n"}, {})
+    assert message in str(error.value) and hint in error.value.hint and "node.toml" in str(error.value)
+    assert error.value.exit_code == 2
+
+
+def test_mistakes_in_environment_and_flags_are_reported(home):
+    with pytest.raises(ConfigError, match="unknown variable THINWIRE_PROT") as error:
+        load({"home": home}, {"THINWIRE_PROT": "1"})
+    assert error.value.hint == "did you mean 'THINWIRE_PORT'?"
+    with pytest.raises(ConfigError, match="environment THINWIRE_PORT: port 'x'"):
+        load({"home": home}, {"THINWIRE_PORT": "x"})
+    with pytest.raises(ConfigError, match="flag --port: port -1"):
+        load({"home": home, "port": -1}, {})
+    with pytest.raises(TypeError):
+        load({"prot": 1}, {})
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
+def test_unreadable_config_file_is_reported(home):
+    node_toml(home, "")
+    (home / "node.toml").chmod(0)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load({"home": home}, {})
+
+
+def test_directory_as_config_file_is_reported(home):
+    (home / "node.toml").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load({"home": home}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "read", "dialled"),
+    [
+        ("", (), ()),
+        ("203.0.113.5", ("203.0.113.5",), ("203.0.113.5:7",)),
+        (
+            "node.example.org:40, [2001:db8::1]",
+            ("node.example.org:40", "[2001:db8::1]"),
+            ("node.example.org:40", "[2001:db8::1]:7"),
+        ),
+        ("[2001:db8::1]:9", ("[2001:db8::1]:9",), ("[2001:db8::1]:9",)),
+    ],
+)
+def test_advertised_addresses_get_the_default_port(home, given, read, dialled):
+    settings = load({"home": home, "advertise": given}, {})
+    assert settings.advertise == read
+    assert config.advertised(settings, 7) == dialled
+
+
+def test_config_show_has_every_setting_with_its_source(home):
+    settings = load({"home": home, "advertise": "10.0.0.1"}, {"THINWIRE_PORTS": "7401-7499"})
+    rows = {name: (value, source) for name, value, source in config.rows(settings)}
+    assert rows["ports"] == ("7401-7499", "environment THINWIRE_PORTS") and rows["data"] == ("-", "default")
+    assert rows["key"] == (str(home / "identity.key"), "follows")
+    plain = config.as_json(settings)
+    assert plain["ports"] == {"value": "7401-7499", "source": "environment THINWIRE_PORTS"}
+    assert plain["home"]["value"] == str(home) and plain["data"]["value"] is None
+    # What is shown can be read again.
+    again = {name: entry["value"] for name, entry in plain.items() if entry["value"] is not None}
+    again["advertise"] = ",".join(again["advertise"])
+    assert {k: v["value"] for k, v in config.as_json(load(again, {})).items()} == {
+        k: v["value"] for k, v in plain.items()
+    }
+
+
+def test_missing_device_is_an_error():
+    assert devices()[0] == "cpu" and choose_device("cpu") == "cpu" and choose_device("auto") in devices()
+    with pytest.raises(DeviceError, match="no device cuda:99") as error:
+        choose_device("cuda:99")
+    assert error.value.exit_code == 3 and "available: cpu" in error.value.hint
+
+
+def test_home_lock_has_one_holder_and_ends_with_it(tmp_path):
+    path = tmp_path / "state" / "daemon.lock"
+    with hold(path):
+        with pytest.raises(InUseError, match=f"process {os.getpid()}") as error, hold(path):
+            pass
+        assert error.value.exit_code == 3 and "--home" in error.value.hint
+    with hold(path):
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InUseError, match="cannot write"), hold(tmp_path / "file" / "daemon.lock"):
+        pass

@@ -1,0 +1,86 @@
+import json
+import logging
+
+import pytest
+from thinwire.node.runtime.console import LOGGER, bytes_text, count_text, log_style, set_up_logging
+
+
+@pytest.fixture(autouse=True)
+def quiet_afterwards():
+    yield
+    for handler in LOGGER.handlers[:]:
+        LOGGER.removeHandler(handler)
+        handler.close()
+
+
+def say():
+    LOGGER.info("round %d", 3)
+    LOGGER.debug("a detail")
+    try:
+        raise RuntimeError("wheel")
+    except RuntimeError:
+        LOGGER.exception("it broke")
+
+
+@pytest.mark.parametrize("style", ["plain", "json", "rich"])
+@pytest.mark.parametrize("debug", [False, True])
+def test_log_file_always_has_tracebacks_and_details(tmp_path, capsys, monkeypatch, style, debug):
+    monkeypatch.setenv("NO_COLOR", "1")
+    log = tmp_path / "state" / "thinwire.log"
+    set_up_logging(style, log, debug=debug)
+    say()
+    said = capsys.readouterr()
+    assert said.out == "" and "round 3" in said.err and "it broke" in said.err and "\x1b" not in said.err
+    assert ("a detail" in said.err) is debug
+    if style == "json":
+        lines = [json.loads(line) for line in said.err.splitlines()]
+        assert lines[0]["message"] == "round 3" and lines[-1]["level"] == "error" and "wheel" in lines[-1]["traceback"]
+    else:
+        assert ("Traceback" in said.err) is debug
+    text = log.read_text()
+    assert "a detail" in text and "Traceback" in text and "RuntimeError: wheel" in text
+
+
+def test_repeated_console_setup_does_not_duplicate_lines(tmp_path, capsys):
+    for _ in range(2):
+        set_up_logging("plain", tmp_path / "log")
+    LOGGER.info("once")
+    assert capsys.readouterr().err.count("once") == 1 and (tmp_path / "log").read_text().count("once") == 1
+
+
+def test_unwritable_log_file_is_a_warning(tmp_path, capsys):
+    (tmp_path / "state").write_text("")
+    set_up_logging("plain", tmp_path / "state" / "log")
+    LOGGER.info("still here")
+    err = capsys.readouterr().err
+    assert "warning: cannot write the log file" in err and "still here" in err
+    assert LOGGER.level == logging.DEBUG
+
+
+def test_log_style_follows_terminal_and_setting(monkeypatch):
+    for terminal, expected in ((True, "rich"), (False, "plain")):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        assert log_style("auto") == expected and log_style("json") == "json"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999.7, "1.0 kB"),
+        (1_900_000, "1.9 MB"),
+        (212e6, "212 MB"),
+        (5e9, "5.0 GB"),
+        (2e15, "2000 TB"),
+    ],
+)
+def test_byte_counts_are_formatted(count, text):
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0"), (950, "950"), (41_300, "41k"), (999_600, "1.0M"), (1_250_000, "1.2M")]
+)
+def test_counts_are_formatted(count, text):
+    assert count_text(count) == text

@@ -1,0 +1,168 @@
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.node.peer.report_sinks import ReportSinks
+from thinwire.node.peer.status import PeerStatus, Status, alive, read_status, this_process, write_status
+from thinwire.node.runtime import event_log
+from thinwire.node.runtime.config import load
+from thinwire.node.runtime.event_log import EventLog, read_events
+from thinwire.node.runtime.lock import InUseError
+
+
+def kinds(path):
+    return [event["kind"] for event in read_events(path).events]
+
+
+def test_events_are_read_in_order(tmp_path):
+    path = tmp_path / "run" / "events.jsonl"
+    log = EventLog(path)
+    assert log.append("round", {"round": 3, "loss": 2.5, "peers": ["a", "b"]}, at=1.5, wall=1000.25)
+    assert log.append("kill", {"loss": float("nan")}, at=2.0, wall=1001.0)
+    tail = read_events(path)
+    assert tail.events == [
+        {"at": 1.5, "wall": 1000.25, "kind": "round", "round": 3, "loss": 2.5, "peers": ["a", "b"]},
+        {"at": 2.0, "wall": 1001.0, "kind": "kill", "loss": None},
+    ]
+    assert tail.damaged == 0 and tail.offset == path.stat().st_size
+    log.append("later", {}, at=3.0, wall=1.0)
+    assert [event["kind"] for event in read_events(path, tail.offset).events] == ["later"]
+    log.close()
+
+
+def test_event_field_names_are_kept(tmp_path):
+    log = EventLog(tmp_path / "e")
+    with pytest.raises(ValueError, match="kind"):
+        log.append("x", {"kind": 1}, at=0, wall=0)
+    with pytest.raises(TypeError):
+        log.append("x", {"what": object()}, at=0, wall=0)
+    assert read_events(tmp_path / "e").events == []
+
+
+@given(cut=st.integers(0, 200), old=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_torn_last_line_is_cut_on_reopen(tmp_path_factory, cut, old):
+    path = tmp_path_factory.mktemp("torn") / "e"
+    log = EventLog(path)
+    for index in range(old):
+        log.append(f"old{index}", {}, at=index, wall=0)
+    whole = path.stat().st_size
+    log.append("torn", {"text": "x" * 100}, at=9, wall=0)
+    log.close()
+    length = path.stat().st_size
+    os.truncate(path, min(length, whole + cut))
+    expected = [f"old{index}" for index in range(old)] + (["torn"] if whole + cut >= length else [])
+    assert kinds(path) == expected  # a reader meanwhile
+    log = EventLog(path)
+    log.append("new", {}, at=10, wall=0)
+    log.close()
+    assert kinds(path) == [*expected, "new"] and read_events(path).damaged == 0
+
+
+def test_long_torn_line_is_cut_on_reopen(tmp_path):
+    path = tmp_path / "e"
+    path.write_bytes(b'{"at":0,"wall":0,"kind":"a"}\n' + b"x" * 200_000)
+    log = EventLog(path)
+    log.append("b", {}, at=0, wall=0)
+    assert kinds(path) == ["a", "b"]
+
+
+def test_full_disk_loses_events_but_no_partial_lines(tmp_path, monkeypatch):
+    path = tmp_path / "e"
+    log = EventLog(path)
+    log.append("a", {}, at=0, wall=0)
+    real = os.write
+
+    def half(descriptor, data):
+        real(descriptor, data[: len(data) // 2])
+        return len(data) // 2
+
+    def full(descriptor, data):
+        real(descriptor, data[:5])
+        raise OSError(errno.ENOSPC, "full")
+
+    for broken in (half, full):
+        monkeypatch.setattr(event_log.os, "write", broken)
+        assert log.append("lost", {}, at=1, wall=0) is False
+        monkeypatch.setattr(event_log.os, "write", real)
+    assert log.lost == 2
+    assert log.append("b", {}, at=2, wall=0)
+    assert kinds(path) == ["a", "b"] and read_events(path).damaged == 0
+
+
+def test_reader_counts_damaged_lines(tmp_path):
+    path = tmp_path / "e"
+    path.write_bytes(b'{"at":0,"wall":0,"kind":"a"}\nnot json\n[1]\n{"at":1}\n\xff\n{"at":0,"wall":0,"kind":"b"}\n')
+    tail = read_events(path)
+    assert [event["kind"] for event in tail.events] == ["a", "b"] and tail.damaged == 4
+
+
+def test_reader_handles_missing_and_new_file(tmp_path):
+    assert read_events(tmp_path / "none").events == []
+    path = tmp_path / "e"
+    path.write_bytes(b'{"at":0,"wall":0,"kind":"a"}\n')
+    assert [event["kind"] for event in read_events(path, 10_000).events] == ["a"]
+
+
+def test_restarted_peer_appends_to_its_log(tmp_path):
+    path = tmp_path / "e"
+    for life in range(2):
+        log = EventLog(path)
+        log.append(f"life{life}", {}, at=0, wall=0)
+        log.close()
+    assert kinds(path) == ["life0", "life1"]
+
+
+def status(**changes):
+    process, started = this_process()
+    return Status(**{"process": process, "process_started": started, "wall": 5.0, "peer": "ab" * 32, **changes})
+
+
+def test_status_file_round_trips(tmp_path):
+    said = status(loss=2.5, bytes_up=10, fp32_bytes=2120, peers=(PeerStatus(peer="cd" * 32, state="alive", age=0.5),))
+    path = tmp_path / "state" / "status.json"
+    assert write_status(path, said) and read_status(path) == said and said.saved_factor == 212
+    assert write_status(path, status(round=7)) and read_status(path).round == 7
+    assert os.listdir(path.parent) == ["status.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"process": "x"}', b"\xff", b"[" * 100_000])
+def test_unreadable_status_is_none(tmp_path, content):
+    path = tmp_path / "status.json"
+    path.write_bytes(content)
+    assert read_status(path) is None
+    assert read_status(tmp_path / "absent") is None
+
+
+def test_status_that_cannot_be_written_returns_false(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert write_status(tmp_path / "file" / "status.json", status()) is False
+    (tmp_path / "status.json").mkdir()
+    assert write_status(tmp_path / "status.json", status()) is False
+    assert sorted(os.listdir(tmp_path)) == ["file", "status.json"]
+
+
+def test_alive_is_true_only_for_the_recorded_process():
+    assert alive(status())
+    assert not alive(status(process_started=status().process_started - 60))  # its number was given to another one
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT) is not None
+    import psutil
+
+    zombie = status(process=child.pid, process_started=psutil.Process(child.pid).create_time())
+    assert not alive(zombie)
+    child.wait()
+    assert not alive(zombie)
+
+
+def test_unopenable_event_log_is_named(tmp_path):
+    config = load({"home": tmp_path}, {})
+    events = config.directories.run(b"r" * 32).events
+    events.mkdir(parents=True)
+    with pytest.raises(InUseError, match="events.jsonl") as error:
+        ReportSinks(config, b"r" * 32)
+    assert error.value.exit_code == 3 and "--home" in error.value.hint

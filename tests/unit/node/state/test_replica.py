@@ -1,0 +1,171 @@
+"""The outer step: DiLoCo, exact to the bit."""
+
+from __future__ import annotations
+
+import copy
+
+import blake3
+import numpy as np
+import pytest
+import torch
+from thinwire.collectives.aggregation import mean
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.state_sync import FetchedState, state_digest
+from thinwire.collectives.topology.shards import grid
+from thinwire.compression import registry
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.messages.registry import CHUNK_BYTES, Ballot, Commit, Open, StateOffer
+from thinwire.swarm.methods.diloco import DiLoCo
+
+LAYOUT = blake3.blake3(b"layout").digest()
+ME = bytes(32)
+SIZE = 20_011
+
+
+def replica(theta):
+    return Replica(LAYOUT, theta, [ME])
+
+
+def commit(target, deltas, weights, spec="fp32", *, lr=0.7, momentum=0.9, nesterov=True):
+    """One round as the owners and everybody do it: encode each peer's model, average, encode, decode, step."""
+    codec = target.codec = registry.parse(spec)
+    cut = target.plan_grid = grid(target.theta.size, codec)
+    target.outer = DiLoCo(lr=lr, momentum=momentum, nesterov=nesterov)
+    encoded = []
+    for delta in deltas:
+        local = target.theta - delta
+
+        def read(start, stop, out, local=local):
+            out[:] = local[start:stop]
+
+        encoded.append([bytes(chunk) for chunk in target.contribution(read, attempt=1, peers=1)])
+    results = []
+    for index in range(len(cut)):
+        out = np.empty(cut.size(index), np.float32)
+        mean(codec, [np.frombuffer(chunks[index], np.uint8) for chunks in encoded], weights, out)
+        payload = np.empty(codec.nbytes(out.size), np.uint8)
+        codec.encode(out, payload)
+        results.append(payload.data)
+    opened = Open(1, 0, Ballot(1, ME), (ME,), (ME,), (), (), None, ())
+    assert target.commit(Outcome(tuple(results), Commit(opened, bytes(32), ())), ME)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_outer_step_is_torch_sgd_on_the_mean_pseudo_gradient(nesterov):
+    rng = np.random.default_rng(1)
+    theta = rng.standard_normal(SIZE).astype(np.float32)
+    ours = replica(theta)
+    parameter = torch.nn.Parameter(torch.from_numpy(theta.copy()))
+    outer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=nesterov)
+    for _ in range(5):
+        deltas = [(rng.standard_normal(SIZE) * 0.01).astype(np.float32) for _ in range(4)]
+        # What a peer sends is the difference of its float32 parameters.
+        sent = [ours.theta - (ours.theta - delta) for delta in deltas]
+        parameter.grad = torch.from_numpy(np.mean(np.stack(sent).astype(np.float64), 0).astype(np.float32))
+        outer.step()
+        commit(ours, deltas, [1.0] * 4, nesterov=nesterov)
+        np.testing.assert_allclose(ours.theta, parameter.detach().numpy(), rtol=0, atol=1e-6)
+    assert ours.round == 5
+
+
+def test_outer_step_weighs_contributions_one_to_three():
+    theta = np.zeros(SIZE, np.float32)
+    ours = replica(theta)
+    one, three = np.full(SIZE, 1.0, np.float32), np.full(SIZE, 5.0, np.float32)
+    commit(ours, [one, three], [100.0, 300.0], lr=1.0, momentum=0.0, nesterov=False)
+    np.testing.assert_array_equal(ours.theta, -4.0)
+
+
+def test_outer_step_of_one_peer_and_one_step_is_the_inner_optimizer():
+    """M = 1, H = 1, outer lr 1 without momentum: DiLoCo is then the inner optimizer itself."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 5))
+    twin = copy.deepcopy(model)
+
+    def flat(module):
+        return torch.cat([p.detach().reshape(-1) for p in module.parameters()]).numpy().copy()
+
+    ours = replica(flat(model))
+    inner, alone = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, twin))
+    for step in range(10):
+        batch = torch.randn(16, 20, generator=torch.Generator().manual_seed(step))
+        for module, optimizer in ((model, inner), (twin, alone)):
+            optimizer.zero_grad()
+            module(batch).square().mean().backward()
+            optimizer.step()
+        commit(ours, [ours.theta - flat(model)], [1.0], lr=1.0, momentum=0.0, nesterov=False)
+        at = 0
+        with torch.no_grad():
+            for parameter in model.parameters():
+                part = ours.theta[at : at + parameter.numel()].copy()
+                parameter.copy_(torch.from_numpy(part).view_as(parameter))
+                at += parameter.numel()
+        # θ − (θ − θ') is θ' but for the rounding of one subtraction.
+        np.testing.assert_allclose(ours.theta, flat(twin), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("spec", ["fp32", "int8(block=256)"])
+def test_replicas_stay_equal_bit_by_bit(spec):
+    rng = np.random.default_rng(2)
+    theta = rng.standard_normal(SIZE).astype(np.float32)
+    a, b = replica(theta), replica(theta)
+    for _ in range(3):
+        deltas = [(rng.standard_normal(SIZE) * 0.01).astype(np.float32) for _ in range(3)]
+        for one in (a, b):
+            commit(one, deltas, [1.0, 2.0, 3.0], spec)
+        assert a.digest == b.digest and a.state.tobytes() == b.state.tobytes()
+
+
+def test_replica_never_sends_non_finite_values():
+    ours = replica(np.zeros(SIZE, np.float32))
+    ours.codec = registry.parse("int8(block=256)")
+    ours.plan_grid = grid(SIZE, ours.codec)
+
+    def read(start, stop, out):
+        out[:] = 0
+        if start <= 9_000 < stop:
+            out[9_000 - start] = np.inf
+
+    with pytest.raises(FloatingPointError, match="not finite"):
+        list(ours.contribution(read, attempt=1, peers=1))
+
+
+def test_digest_covers_round_members_and_every_byte():
+    theta = np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)
+    seen = set()
+
+    def note(one):
+        one.seal()
+        assert one.digest not in seen
+        seen.add(one.digest)
+
+    one = replica(theta)
+    note(one)
+    one.round = 1
+    note(one)
+    one.members = (ME, bytes([1]) * 32)
+    note(one)
+    one.theta[SIZE - 1] = np.nextafter(one.theta[SIZE - 1], np.float32(9))
+    note(one)
+    one.momentum[0] = np.float32(-0.0)
+    note(one)
+    note(Replica(blake3.blake3(b"other").digest(), theta, [ME]))
+
+
+def test_install_replaces_only_differing_chunks():
+    rng = np.random.default_rng(5)
+    size = 3 * CHUNK_BYTES // 4
+    theta = rng.standard_normal(size).astype(np.float32)
+    source, target = replica(theta), replica(theta)
+    source.theta[7] += 1.0
+    source.round, source.members = 4, (ME, bytes([1]) * 32)
+    source.seal()
+    hashes = tuple(source.hashes)
+    differ = [i for i, (a, b) in enumerate(zip(hashes, target.hashes, strict=True)) if a != b]
+    assert differ == [0] and len(hashes) == 6
+    offer = StateOffer(4, source.digest, LAYOUT, source.state.nbytes, source.members)
+    changed = target.install(FetchedState(offer, hashes, {0: bytes(source.chunk(0))}, (ME,)))
+    assert changed == CHUNK_BYTES
+    assert target.state.tobytes() == source.state.tobytes()
+    assert (target.round, target.members, target.digest) == (4, source.members, source.digest)
+    assert target.digest == state_digest(4, LAYOUT, source.members, target.hashes)

@@ -1,0 +1,168 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from thinwire.node.cli import main
+from thinwire.node.runtime.directories import directories
+from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.state.checkpoint_store import CheckpointStore, Saved
+from thinwire.node.state.snapshot import FragmentState, Snapshot
+from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.swarm.identity.identity import Identity
+
+RUN = b"\x05" * 32
+TOML = '[run]\nname = "toy"\n[model]\nlayers = 2\nwidth = 32\nheads = 4\ncontext = 16\ntied = {tied}\n'
+
+
+def trained(home, *, tied=True, run=RUN, round=3):
+    """A home with one checkpoint of a small model, in two fragments; returns the model."""
+    model = Transformer(ModelConfig(vocab=50, layers=2, width=32, heads=4, context=16, tied=tied), seed=round)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(
+                0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            )
+    weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    split = {0: [n for n in weights if "blocks.0" in n], 1: [n for n in weights if "blocks.0" not in n]}
+    fragments = {
+        i: FragmentState({n: weights[n] for n in names}, {n: weights[n] * 0 for n in names})
+        for i, names in split.items()
+    }
+    where = directories(home)
+    directory = where.run(run)
+    store = CheckpointStore(directory.checkpoints, RealDisk(), Identity.load_or_create(where.key))
+    assert isinstance(store.save(Snapshot(run, round, b"\x01" * 32, (), fragments, None), now=1.0, suffix="x"), Saved)
+    directory.manifest.write_text(TOML.format(tied=str(tied).lower()))
+    return model
+
+
+def outcome(capsys, *arguments):
+    code = main.main(["export", *(str(argument) for argument in arguments)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_safetensors_export_has_every_parameter(tmp_path, capsys):
+    model = trained(tmp_path / "home", tied=False)
+    out = tmp_path / "new" / "model.safetensors"
+    code, said, err = outcome(capsys, out, "--home", tmp_path / "home")
+    assert code == 0 and err == "" and "round 3" in said and str(out) in said
+    tensors = load_file(out)
+    state = dict(model.named_parameters())
+    assert tensors.keys() == state.keys() and all(torch.equal(tensors[name], state[name]) for name in state)
+    assert [path.name for path in out.parent.iterdir()] == ["model.safetensors"]
+    assert outcome(capsys, out, "--home", tmp_path / "home")[0] == 0  # over an older one
+
+
+def llama_logits(folder, tokens):
+    """What transformers' LlamaForCausalLM computes from such a folder, written out from the published architecture."""
+    config, w = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    heads, width, eps = config["num_attention_heads"], config["hidden_size"], config["rms_norm_eps"]
+    size, length = width // heads, len(tokens)
+
+    def norm(x, weight):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+    frequency = 1.0 / config["rope_theta"] ** (torch.arange(0, size, 2).float() / size)
+    angle = torch.arange(length).float()[:, None] * torch.cat([frequency, frequency])[None, :]
+
+    def turn(x):
+        half = torch.cat([-x[..., size // 2 :], x[..., : size // 2]], dim=-1)
+        return x * angle.cos() + half * angle.sin()
+
+    mask = torch.full((length, length), -math.inf).triu(1)
+    x = w["model.embed_tokens.weight"][tokens]
+    for layer in range(config["num_hidden_layers"]):
+        p = f"model.layers.{layer}."
+        h = norm(x, w[p + "input_layernorm.weight"])
+        q, k, v = (
+            (h @ w[f"{p}self_attn.{letter}_proj.weight"].T).view(length, heads, size).transpose(0, 1)
+            for letter in "qkv"
+        )
+        scores = turn(q) @ turn(k).transpose(1, 2) / math.sqrt(size) + mask
+        mixed = (scores.softmax(-1) @ v).transpose(0, 1).reshape(length, width)
+        x = x + mixed @ w[p + "self_attn.o_proj.weight"].T
+        h = norm(x, w[p + "post_attention_layernorm.weight"])
+        gate = F.silu(h @ w[p + "mlp.gate_proj.weight"].T)
+        x = x + (gate * (h @ w[p + "mlp.up_proj.weight"].T)) @ w[p + "mlp.down_proj.weight"].T
+    head = w["model.embed_tokens.weight"] if config["tie_word_embeddings"] else w["lm_head.weight"]
+    return norm(x, w["model.norm.weight"]) @ head.T
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_export_computes_the_same(tmp_path, capsys, tied):
+    model = trained(tmp_path / "home", tied=tied)
+    folder = tmp_path / "folder"
+    code, _, err = outcome(capsys, folder, "--format", "transformers", "--home", tmp_path / "home")
+    assert code == 0 and err == ""
+    tokens = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 49, 0])
+    with torch.no_grad():
+        ours, theirs = model(tokens[None])[0], llama_logits(folder, tokens)
+    assert ours.std() > 0.1 and torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] == "llama" and config["vocab_size"] == 50 and config["max_position_embeddings"] == 16
+    with open(folder / "model.safetensors", "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    assert header["__metadata__"] == {"format": "pt"}
+
+
+def test_export_falls_back_from_damaged_checkpoint(tmp_path, capsys):
+    home = tmp_path / "home"
+    trained(home, round=1)
+    trained(home, round=2)
+    checkpoints = directories(home).run(RUN).checkpoints
+
+    def damage(round):
+        file = checkpoints / f"step-0000000{round}" / "fragment-00000.safetensors"
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+
+    damage(2)
+    code, said, _ = outcome(capsys, tmp_path / "m.safetensors", "--home", home)
+    assert code == 0 and "round 1," in said
+    damage(1)
+    code, said, err = outcome(capsys, tmp_path / "n.safetensors", "--home", home)
+    assert code == 2 and said == "" and "no good checkpoint" in err and "differs from its hash" in err
+
+
+def test_export_needs_a_run_id_when_there_are_several(tmp_path, capsys):
+    home = tmp_path / "home"
+    code, _, err = outcome(capsys, tmp_path / "m", "--home", home)
+    assert code == 2 and "no runs" in err
+    trained(home, round=1)
+    trained(home, round=2, run=b"\xee" * 32)
+    code, _, err = outcome(capsys, tmp_path / "m", "--home", home)
+    assert code == 2 and "there are 2 runs" in err and "0505050505050505, eeeeeeeeeeeeeeee" in err
+    assert outcome(capsys, tmp_path / "m", "--home", home, "--run", "ffff")[0] == 2
+    code, said, _ = outcome(capsys, tmp_path / "m", "--home", home, "--run", "eeee")
+    assert code == 0 and "round 2," in said
+    assert outcome(capsys, tmp_path / "m", "--home", home, "--run", "ee" * 32)[0] == 0  # the whole id
+
+
+def test_export_mistakes_are_reported(tmp_path, capsys):
+    home = tmp_path / "home"
+    trained(home)
+    code, _, err = outcome(capsys, tmp_path / "m", "--format", "onnx", "--home", home)
+    assert code == 2 and "choose one of: safetensors, transformers" in err
+    (tmp_path / "file").write_text("")
+    code, _, err = outcome(capsys, tmp_path / "file" / "m", "--home", home)
+    assert code == 2 and "cannot write" in err
+    manifest = directories(home).run(RUN).manifest
+    manifest.write_text('[model]\nkind = "custom"\n')
+    code, _, err = outcome(capsys, tmp_path / "f", "--format", "transformers", "--home", home)
+    assert code == 2 and "trains a custom module" in err and not (tmp_path / "f").exists()
+    manifest.write_text(TOML.format(tied="true").replace("layers = 2", "layers = 3"))
+    code, _, err = outcome(capsys, tmp_path / "f", "--format", "transformers", "--home", home)
+    assert code == 2 and "lacks blocks.2." in err
+    manifest.write_text(TOML.format(tied="true").replace("layers = 2", "layers = 1"))
+    code, _, err = outcome(capsys, tmp_path / "f", "--format", "transformers", "--home", home)
+    assert code == 2 and "which the built-in model does not have" in err
+    manifest.unlink()
+    code, _, err = outcome(capsys, tmp_path / "f", "--format", "transformers", "--home", home)
+    assert code == 2 and "cannot read" in err
+    assert np.all([not path.name.startswith(".") for path in tmp_path.iterdir()])
