@@ -393,7 +393,7 @@ def test_swarm_refuses_invalid_run_arguments(tmp_path):
     with pytest.raises(thinwire.ConfigError, match="port"):
         thinwire.join("hello", home=tmp_path / "home", port=70_000)
     (tmp_path / "own.toml").write_text('[model]\nkind = "custom"\n')
-    with pytest.raises(thinwire.ConfigError, match="names no port"):
+    with pytest.raises(thinwire.ConfigError, match="has no port"):
         thinwire.join(tmp_path / "own.toml", home=tmp_path / "home", advertise="example.org")
 
 
