@@ -437,7 +437,7 @@ STILL_ACCESS = {
     "tests/unit/collectives/consensus/test_paxos.py": 7,
     "tests/unit/collectives/gossip/test_group.py": 2,
     "tests/unit/collectives/gossip/test_pair.py": 1,
-    "tests/unit/collectives/health/test_diagnosis.py": 4,
+    "tests/unit/collectives/health/test_diagnosis.py": 3,
     "tests/unit/collectives/rounds/test_allgather.py": 9,
     "tests/unit/collectives/transport/test_bandwidth.py": 1,
     "tests/unit/collectives/transport/test_send_queue.py": 1,

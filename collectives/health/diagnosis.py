@@ -9,7 +9,7 @@ long; a new link alone does not clear it. With fewer than two others to compare 
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median, median_high, median_low
@@ -61,55 +61,73 @@ class Finding:
     evidence: str
 
 
+class _Observation:
+    """Measurements in the current round of one fragment.
+
+    said: latest round that each peer announced. speed: announced speeds by peer and round.
+    """
+
+    def __init__(self) -> None:
+        self.round = 0
+        self.opened: tuple[int, float] = (-1, 0.0)
+        self.flows: dict[PeerId, ChunkFlow] = {}
+        self.said: dict[PeerId, int] = {}
+        self.speed: dict[tuple[PeerId, int], float] = {}
+        self.arrivals = ArrivalTimes()
+
+    def on_link_down(self, peer: PeerId) -> None:
+        """Note that the link to a peer broke."""
+        self.flows.pop(peer, None)
+        self.said.pop(peer, None)
+        self.speed = {key: value for key, value in self.speed.items() if key[0] != peer}
+
+
 class Diagnosis:
     """One peer's view of all others. `findings`: named peers as of the last round that was judged.
 
     paired: every peer counts its own rounds and meets one or a few others in each; a partner is compared with earlier
-    partners.
+    partners. Rounds of every fragment that the caller passes count alike.
     """
 
     def __init__(self, *, paired: bool = False) -> None:
         self.findings: dict[PeerId, Finding] = {}
-        self._paired, self._round = paired, 0
-        self._opened: tuple[int, float] = (-1, 0.0)
-        self._arrivals = ArrivalTimes()
+        self._paired, self._judged = paired, 0
+        self._observations: defaultdict[int, _Observation] = defaultdict(_Observation)
         self._met: OrderedDict[PeerId, float] = OrderedDict()  # latest speed of each
         self._trips: dict[PeerId, float] = {}
-        self._flows: dict[PeerId, ChunkFlow] = {}
-        self._said: dict[PeerId, int] = {}
-        self._speed: dict[tuple[PeerId, int], float] = {}
         self._speeds: dict[PeerId, deque[float]] = {}
         self._ahead: dict[PeerId, float] = {}
         self._marks: dict[tuple[PeerId, str], deque[bool]] = {}
         self._shown: dict[tuple[PeerId, str], str] = {}
-        self._away: OrderedDict[PeerId, int] = OrderedDict()  # round in which the link of each broke
+        self._away: OrderedDict[PeerId, int] = OrderedDict()  # number of judged rounds when the link of each broke
 
-    def ready(self, peer: PeerId, round: int, speed: float) -> None:
+    def ready(self, peer: PeerId, round: int, speed: float, *, fragment: int = 0) -> None:
         """Process the announcement of a peer: its speed in tokens or samples per second (0: unknown)."""
         self._away.pop(peer, None)
+        seen = self._observations[fragment]
         if self._paired:
-            self._meet(peer, round, speed)
+            self._meet(seen, peer, round, speed)
             return
-        self._said[peer] = round
+        seen.said[peer] = round
         # a few peers must not determine the round
-        latest = median_low(self._said.values()) if len(self._said) > 1 else 0
-        if latest > self._round:
-            self._judge()
-            self._round = latest
-            self._speed = {key: value for key, value in self._speed.items() if key[1] >= latest}
-        elif latest < self._round - 1:
-            self._round, self._flows = latest, {}  # the peers that announced a later round are gone
-        if speed > 0 and self._round <= round <= self._round + 1:
-            self._speed[peer, round] = speed
+        latest = median_low(seen.said.values()) if len(seen.said) > 1 else 0
+        if latest > seen.round:
+            self._judge(seen)
+            seen.round = latest
+            seen.speed = {key: value for key, value in seen.speed.items() if key[1] >= latest}
+        elif latest < seen.round - 1:
+            seen.round, seen.flows = latest, {}  # the peers that announced a later round are gone
+        if speed > 0 and seen.round <= round <= seen.round + 1:
+            seen.speed[peer, round] = speed
 
-    def _meet(self, peer: PeerId, round: int, speed: float) -> None:
+    def _meet(self, seen: _Observation, peer: PeerId, round: int, speed: float) -> None:
         """Process the announcement of a partner in one of its own rounds."""
-        if self._said.get(peer) == round:
+        if seen.said.get(peer) == round:
             return
-        self._said[peer], self._round = round, self._round + 1  # meetings are counted
-        flow = self._flows.pop(peer, None)
+        seen.said[peer], self._judged = round, self._judged + 1  # meetings are counted
+        flow = seen.flows.pop(peer, None)
         if flow is not None:
-            self._judge_links({peer: flow})
+            self._judge_links(seen, {peer: flow})
         if speed > 0:
             self._met[peer] = speed
             self._met.move_to_end(peer)
@@ -117,21 +135,23 @@ class Diagnosis:
                 self._met.popitem(last=False)
             self._judge_speeds(self._met, (peer,))
 
-    def opened(self, round: int, now: float) -> None:
+    def opened(self, round: int, now: float, *, fragment: int = 0) -> None:
         """Note that a round opens; from now on data is under way."""
-        if round == self._round and self._opened[0] != round:
-            self._opened = round, now
+        seen = self._observations[fragment]
+        if round == seen.round and seen.opened[0] != round:
+            seen.opened = round, now
 
-    def chunk(self, peer: PeerId, round: int, nbytes: int, now: float, *, trip: float = 0.0) -> None:
+    def chunk(self, peer: PeerId, round: int, nbytes: int, now: float, *, trip: float = 0.0, fragment: int = 0) -> None:
         """Process a chunk of a contribution. trip: round-trip time over an idle link in seconds, 0: unknown."""
-        if round != (self._said.get(peer) if self._paired else self._round):
+        seen = self._observations[fragment]
+        if round != (seen.said.get(peer) if self._paired else seen.round):
             return
         if not self._paired:
-            self.opened(round, now)  # the data has overtaken the Open, or answers ours
+            self.opened(round, now, fragment=fragment)  # the data has overtaken the Open, or answers ours
         self._trips[peer] = trip
-        flow = self._flows.get(peer)
+        flow = seen.flows.get(peer)
         if flow is None:
-            self._flows[peer] = ChunkFlow(None if self._paired else self._opened[1], now, now, nbytes)
+            seen.flows[peer] = ChunkFlow(None if self._paired else seen.opened[1], now, now, nbytes)
         else:
             flow.add(nbytes, now)
 
@@ -150,13 +170,14 @@ class Diagnosis:
 
         Its marks are stored for WINDOW more rounds, so that a new link does not clear a peer.
         """
-        for known in (self._flows, self._said, self._ahead, self._met, self._trips):
+        for known in (self._ahead, self._met, self._trips):
             known.pop(peer, None)
-        self._speed = {key: value for key, value in self._speed.items() if key[0] != peer}
+        for seen in self._observations.values():
+            seen.on_link_down(peer)
         if not any(any(marks) for (other, _), marks in self._marks.items() if other == peer):
             self._forget(peer)
             return
-        self._away[peer] = self._round
+        self._away[peer] = self._judged
         self._away.move_to_end(peer)
         if len(self._away) > AWAY:
             self._forget(next(iter(self._away)))
@@ -171,19 +192,20 @@ class Diagnosis:
 
     # --- one round
 
-    def _judge(self) -> None:
+    def _judge(self, seen: _Observation) -> None:
+        self._judged += 1
         self._forget_away()
-        self._judge_links(self._flows)
-        speeds = {peer: speed for (peer, round), speed in self._speed.items() if round == self._round}
+        self._judge_links(seen, seen.flows)
+        speeds = {peer: speed for (peer, round), speed in seen.speed.items() if round == seen.round}
         self._judge_speeds(speeds, speeds)
-        self._flows = {}
+        seen.flows = {}
 
     def _forget_away(self) -> None:
-        for peer in [peer for peer, round in self._away.items() if not round <= self._round < round + WINDOW]:
+        for peer in [peer for peer, judged in self._away.items() if self._judged > judged + WINDOW]:
             self._forget(peer)
 
-    def _judge_links(self, flows: Mapping[PeerId, ChunkFlow]) -> None:
-        for peer, found in self._arrivals.judge(flows, self._trips).items():
+    def _judge_links(self, seen: _Observation, flows: Mapping[PeerId, ChunkFlow]) -> None:
+        for peer, found in seen.arrivals.judge(flows, self._trips).items():
             if found.stalled is not None:
                 self._mark(peer, PIECE if found.single else "lossy link", found.stalled, found.stall)
             if found.slow is not None:

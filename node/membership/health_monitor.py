@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from thinwire.collectives.health.diagnosis import Diagnosis, Finding, named
 from thinwire.collectives.transport.send_queue import SendQueue
@@ -35,13 +35,13 @@ class HealthMonitor:
         emit: Callable[[str, dict[str, object]], None],
     ) -> None:
         self.diagnosis = Diagnosis()
-        self.fragment = 0
-        """The fragment whose rounds are observed, if fragments have separate rounds."""
+        self.fragments: Container[int] = (0,)
+        """Fragments whose rounds are observed."""
         self._roster, self._send_queue, self._live = roster, send_queue, live
         self._now, self._wall, self._emit = now, wall, emit
         self._told_at, self._last = now(), b""
         self._known: dict[PeerId, Finding] = {}
-        self._chunks, self._lap = 0, (b"", 0, 0)
+        self._chunks, self._lap = 0, (b"", 0, 0, 0)
 
     def shown(self, peer: PeerId) -> str:
         """Return the known sickness of a peer, for a status."""
@@ -55,16 +55,16 @@ class HealthMonitor:
         """Observe a frame; return True if it concerns only the health monitor."""
         message = frame.message
         if isinstance(message, (Chunk, Partial)):
-            if message.fragment == self.fragment and (isinstance(message, Chunk) or self._own(peer, message)):
-                trip = self._roster.distances.rtt(peer)
-                self.diagnosis.chunk(peer, message.round, nbytes(frame.payload), self._now(), trip=trip)
+            if message.fragment in self.fragments and (isinstance(message, Chunk) or self._own(peer, message)):
+                trip, size = self._roster.distances.rtt(peer), nbytes(frame.payload)
+                self.diagnosis.chunk(peer, message.round, size, self._now(), trip=trip, fragment=message.fragment)
         elif isinstance(message, Open):
-            if message.fragment == self.fragment:
-                self.diagnosis.opened(message.round, self._now())
+            if message.fragment in self.fragments:
+                self.diagnosis.opened(message.round, self._now(), fragment=message.fragment)
         elif isinstance(message, Ready):
-            if message.fragment == self.fragment and message.weight:
+            if message.fragment in self.fragments and message.weight:
                 self._chunks = len(message.hashes) // HASH
-                self.diagnosis.ready(peer, message.round, message.speed)
+                self.diagnosis.ready(peer, message.round, message.speed, fragment=message.fragment)
                 self._compare()
         elif isinstance(message, Hour):
             self.diagnosis.hour(peer, message.wall - self._wall())
@@ -78,10 +78,10 @@ class HealthMonitor:
 
     def _own(self, peer: PeerId, message: Partial) -> bool:
         """Return whether a Partial belongs to the first lap of a ring: its sender did not have to wait for it."""
-        if self._lap[:2] != (peer, message.round):
-            self._lap = peer, message.round, 0
-        self._lap = *self._lap[:2], self._lap[2] + 1
-        return self._lap[2] * (len(self._live) + 1) <= self._chunks
+        if self._lap[:3] != (peer, message.fragment, message.round):
+            self._lap = peer, message.fragment, message.round, 0
+        self._lap = *self._lap[:3], self._lap[3] + 1
+        return self._lap[3] * (len(self._live) + 1) <= self._chunks
 
     def on_link_down(self, peer: PeerId) -> None:
         """Note a broken link."""

@@ -105,7 +105,7 @@ class FragmentSessions:
             link.stats, link.on_commit = self.stats, lambda: self.on_commit()
         self.ahead: RoundSession = next(iter(self.links.values()))
         if presence.watch is not None:
-            presence.watch.fragment = min(self.links)
+            presence.watch.fragments = self.links
         presence.handler = self
 
     def _say(self, number: int, name: str, fields: Mapping[str, object]) -> None:

@@ -14,7 +14,7 @@ from thinwire.sims.trials import trial
 from thinwire.sims.trials.driver import examine, fault_text
 
 SEEDS = 5
-TRIAL = 100
+TRIAL = 60
 """Seeds with `make trial`, which continuous integration runs, the first ones included."""
 
 TOGETHER = 5

@@ -141,11 +141,38 @@ def test_only_the_peer_with_wrong_clock_is_named():
 def test_diagnosed_round_is_that_of_the_majority():
     diagnosis = Diagnosis()
     rounds(diagnosis, 2)
-    diagnosis.ready(PEERS[0], 2**30, 100.0)
-    assert diagnosis._round <= 2
-    diagnosis.ready(PEERS[1], 2**30, 100.0)
+    for liar in PEERS[:2]:
+        diagnosis.ready(liar, 2**30, 100.0)
     diagnosis.ready(PEERS[2], 2**30, 100.0)
     for liar in PEERS[:3]:
         diagnosis.on_link_down(liar)
     rounds(diagnosis, 8, first=3, gap=lambda peer, at: 0.5 if peer == PEERS[1] else 0.01)
+    assert set(diagnosis.findings) == {PEERS[1]}
+
+
+def test_rounds_of_all_fragments_count_towards_a_finding():
+    diagnosis = Diagnosis()
+    for at in range(1, 4):
+        for fragment in range(3):
+            for peer in PEERS:
+                diagnosis.ready(peer, at, 100.0, fragment=fragment)
+            for peer in PEERS:
+                for index in range(4):
+                    when = 100.0 * (3 * at + fragment) + index * (0.5 if peer == PEERS[1] else 0.01)
+                    diagnosis.chunk(peer, at, 10_000, when, fragment=fragment)
+    for fragment in range(3):
+        for peer in PEERS:
+            diagnosis.ready(peer, 4, 100.0, fragment=fragment)
+    assert set(diagnosis.findings) == {PEERS[1]}, "three rounds of three fragments are nine rounds"
+
+
+def test_early_announcement_of_one_peer_does_not_end_the_observed_round():
+    diagnosis = Diagnosis()
+    for at in range(1, 8):
+        for peer in PEERS:
+            diagnosis.ready(peer, at, 100.0)
+        diagnosis.ready(PEERS[0], 2**30, 100.0)
+        for peer in PEERS:
+            for index in range(4):
+                diagnosis.chunk(peer, at, 10_000, 100.0 * at + index * (0.5 if peer == PEERS[1] else 0.01))
     assert set(diagnosis.findings) == {PEERS[1]}
