@@ -22,6 +22,7 @@ from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     CHUNK_BYTES,
+    LIFE,
     Digest,
     Message,
     PeerId,
@@ -91,10 +92,13 @@ offers; the peers that have answered anything; whether no more answers will be a
 """
 
 
-def state_digest(round: int, layout: Digest, members: Sequence[PeerId], hashes: Sequence[Digest]) -> Digest:
-    """Return the digest of a round's state: blake3 over round, layout, member ids and chunk hashes."""
-    hasher = blake3.blake3(b"thinwire/state/1\0" + round.to_bytes(8, "big") + layout)
+def state_digest(
+    round: int, layout: Digest, members: Sequence[PeerId], hashes: Sequence[Digest], lives: bytes = b""
+) -> Digest:
+    """Return the digest of a round's state: blake3 over round, layout, members, their lives and chunk hashes."""
+    hasher = blake3.blake3(b"thinwire/state/2\0" + round.to_bytes(8, "big") + layout)
     hasher.update(len(members).to_bytes(8, "big") + b"".join(members))
+    hasher.update(len(lives).to_bytes(8, "big") + lives)
     hasher.update(b"".join(hashes))
     return hasher.digest()
 
@@ -106,10 +110,13 @@ def vouched(offer: StateOffer, payload: Buffer) -> tuple[Digest, ...] | None:
     a state itself.
     """
     raw = bytes(payload)
+    if len(offer.lives) not in (0, LIFE * len(offer.members)):
+        return None
     if not offer.members or len(raw) != 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES):
         return None
     hashes = tuple(raw[at : at + 32] for at in range(0, len(raw), 32))
-    return hashes if state_digest(offer.round, offer.layout, offer.members, hashes) == offer.digest else None
+    digest = state_digest(offer.round, offer.layout, offer.members, hashes, offer.lives)
+    return hashes if digest == offer.digest else None
 
 
 async def fetch_state(

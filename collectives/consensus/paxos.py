@@ -55,6 +55,7 @@ class Agreement:
     Feed it `announce`, `hear`, `reach`, `lost`, `progress`, `complete`, `accuse` and `tick`; after each call send what `take`
     returns ((peer or None for everyone reachable, message) pairs) and look at `opened`, `commit` and `diverged`.
     `sign(message)` and `verify(peer, message, signature)` are the identity's. `idle`: who is to own no chunks from the start.
+    `life`: ours, see `Open.lives`.
     """
 
     def __init__(
@@ -68,14 +69,15 @@ class Agreement:
         gone: Collection[PeerId] = (),
         witness: bool = True,
         idle: Collection[PeerId] = (),
+        life: bytes = b"",
     ) -> None:
-        self.me, self.terms = me, terms
+        self.me, self.terms, self.life = me, terms, life
         self.opened: Open | None = None
         self.commit: Commit | None = None
         self.diverged = False
         """The swarm is ahead, or most ready members have another state digest than ours: fetch the state, then come again."""
         self.ready: dict[PeerId, Ready] = {}
-        self.witness = self.remembers = witness
+        self.witness = self.remembers = witness and not terms.other_life(me, life)
         """Whether we vote; and whether we know what we did in this round before, which is what others are told."""
         self._sign = sign
         self._electorate = Electorate(me, terms, live, gone)
@@ -223,7 +225,8 @@ class Agreement:
             self.ready[sender] = message
             if known is not None:
                 self._proposer.hear_again(sender)
-            if not message.witness and sender in self.terms.members:
+            votes = message.witness and not self.terms.other_life(sender, message.life)
+            if not votes and sender in self.terms.members:
                 self._electorate.gone.add(sender)
             self._differ |= message.base != self.terms.base
         if not self._differ:

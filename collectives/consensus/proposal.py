@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import blake3
 import msgspec
@@ -11,6 +11,7 @@ from thinwire.collectives.topology import clusters, placement, relay_plan
 from thinwire.collectives.topology.bandwidth_shares import allot
 from thinwire.collectives.topology.placement import Order
 from thinwire.swarm.messages.registry import (
+    LIFE,
     MAX_GROUP,
     Ballot,
     Contribution,
@@ -45,6 +46,7 @@ class RoundTerms:
     sited: whether a ballot says which of its peers share a site.
     buffered: members announce that they are here before they have something to contribute, so a round waits for
     contributions: for one at least, or `min_peers`, and then `grace` for those of the others; for who is not here, a patience.
+    lives: of the members by which they are known; others may have any.
     ring: the order in which a leader lets data go round those that own chunks (empty: no ring, this time); None: there are
     no rings.
     """
@@ -68,6 +70,11 @@ class RoundTerms:
     sited: bool = False
     buffered: bool = False
     ring: Order | None = None
+    lives: Mapping[PeerId, bytes] = field(default_factory=dict)
+
+    def other_life(self, peer: PeerId, life: bytes) -> bool:
+        """Return True if a member of this round has lost its run folder since it became one: `life` is not its life."""
+        return self.lives.get(peer, life) != life
 
 
 def name_of(opened: Open) -> Digest:
@@ -98,6 +105,7 @@ def sound(opened: Open, terms: RoundTerms) -> bool:
         and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
         and (not opened.shares or _whole(opened, terms))
         and clusters.sound(opened.sites, len(opened.group) if terms.sited else 0)
+        and len(opened.lives) in (0, LIFE * len(opened.members))
         and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in opened.contributors))
         and (not opened.order or _round(opened, terms))
     )
@@ -199,6 +207,9 @@ def propose(
         shares=shares,
         sites=sites,
         order=ring,
+        lives=b"".join(ready[peer].life.ljust(LIFE, b"\0") for peer in alive)
+        if any(ready[p].life for p in alive)
+        else b"",
     )
 
 
@@ -227,16 +238,16 @@ def choices(promises: Mapping[PeerId, Promise]) -> list[AcceptedValue]:
 
     Of one ballot there are two only when somebody lies: an owner that told two peers different results, or a voter.
     """
-    found: dict[tuple[tuple[Contribution, ...], tuple[PeerId, ...], Digest], list[tuple[PeerId, Open]]] = {}
+    found: dict[tuple[tuple[Contribution, ...], tuple[PeerId, ...], bytes, Digest], list[tuple[PeerId, Open]]] = {}
     for peer, promise in promises.items():
         if promise.voted is not None and promise.digest is not None:
-            value = (promise.voted.contributors, promise.voted.members, promise.digest)
+            value = (promise.voted.contributors, promise.voted.members, promise.voted.lives, promise.digest)
             found.setdefault(value, []).append((peer, promise.voted))
     listed = [
         AcceptedValue(
             max((opened for _, opened in votes), key=lambda o: o.ballot), digest, tuple(sorted(p for p, _ in votes))
         )
-        for (_, _, digest), votes in found.items()
+        for (_, _, _, digest), votes in found.items()
     ]
     return sorted(listed, key=lambda c: (c.opened.ballot, len(c.voters), c.digest), reverse=True)
 
@@ -275,6 +286,7 @@ def adopt(
         old.members,
         shares=tuple(owned.get(peer, 0) for peer in group) if kept else (),
         sites=clusters.kept(old.group, old.sites, group) if terms.sited else (),
+        lives=old.lives,
     )
 
 

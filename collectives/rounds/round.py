@@ -117,6 +117,7 @@ class Round:
             *self._link(),
             site=self._site,
             spans=self._spans(),
+            life=self.agreement.life,
         )
         self._phase(self.round, "announce")
         self.agreement.announce(ready, self._now())

@@ -132,6 +132,7 @@ class RoundFactory:
         witness: bool = True,
         attempt: int = 0,
         turn: int = 0,
+        life: bytes = b"",
     ) -> Round:
         """Create a round; this fills in the order of the members and the patience of `terms`.
 
@@ -159,6 +160,7 @@ class RoundFactory:
             gone=gone,
             witness=witness,
             idle={*self._owner_backoff.resting(terms.round), *self.sick()},
+            life=life,
         )
         exchange = self._plane(agreement, grid, seed, turn)
         fly = Round(

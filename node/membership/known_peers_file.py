@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -10,6 +11,7 @@ import blake3
 import msgspec
 from thinwire.collectives.transport.interface import Contact
 from thinwire.node.runtime.disk import Disk
+from thinwire.swarm.messages.registry import LIFE
 
 MOST = 64
 """Most addresses stored. Out of so many some should be reachable, and the file stays readable."""
@@ -102,6 +104,22 @@ def _known(line: bytes) -> _Known | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return found.known if found.check == _check(found.known) else None
+
+
+def load_or_create_life(path: Path, disk: Disk, rng: random.Random) -> bytes:
+    """Return the life in a file, LIFE random bytes with a checksum; write a new one if there is no valid one.
+
+    Raises OSError if it cannot be written.
+    """
+    try:
+        data = disk.read(path, 2 * LIFE + 1)
+    except OSError:
+        data = b""
+    life = data[:LIFE]
+    if len(data) != 2 * LIFE or data[LIFE:] != blake3.blake3(life).digest(LIFE):
+        life = rng.randbytes(LIFE)
+        replace_file(path, disk, life + blake3.blake3(life).digest(LIFE))
+    return life
 
 
 def replace_file(path: Path, disk: Disk, data: bytes) -> None:

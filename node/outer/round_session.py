@@ -55,7 +55,7 @@ class RoundSession:
     fragments share these three.
 
     `probation`: rounds without a vote, for a process that restarted and may have voted in the round in progress.
-    `patience`: seconds without progress before somebody acts; adapts to what rounds take.
+    `patience`: seconds without progress before somebody acts; adapts to what rounds take. `life`: of our run folder, see Open.
     """
 
     def __init__(
@@ -74,9 +74,10 @@ class RoundSession:
         bandwidth: Bandwidth | None = None,
         stash: PendingFrames | None = None,
         turn: asyncio.Semaphore | None = None,
+        life: bytes = b"",
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
-        self.me, self.fragment = identity.peer_id, fragment
+        self.me, self.fragment, self.life = identity.peer_id, fragment, life
         self.presence, self.roster, self.live = presence, presence.roster, presence.live
         self.replica = replica
         watch = presence.watch if manifest.exchange.slow_peers == "no-ownership" else None
@@ -285,7 +286,7 @@ class RoundSession:
         self.advanced()
         self.states.resume()
         # Where we alone had a vote, and have none, the others go on after a while: it begins when they hear that.
-        mute = self._probation > 0 and self.replica.members == (self.me,)
+        mute = not self.current.agreement.remembers and self.replica.members == (self.me,)
         if self.me not in self.replica.members or mute or self.replica.asynchronous:
             self.take_part()
 
@@ -320,11 +321,18 @@ class RoundSession:
             grace=self._grace_of(self.replica.round + 1),
             limit=self.grace,
             buffered=self.replica.asynchronous,
+            lives=self.replica.known_lives,
         )
         witness = self._probation == 0
         terms = self.replica.terms(terms)
         return self._round_factory.begin(
-            terms, self.grid, gone=self.catch_up.gone, witness=witness, attempt=attempt, turn=self.replica.phase
+            terms,
+            self.grid,
+            gone=self.catch_up.gone,
+            witness=witness,
+            attempt=attempt,
+            turn=self.replica.phase,
+            life=self.life,
         )
 
     def _phase(self, round: int, name: str) -> None:

@@ -229,7 +229,13 @@ class StateServer:
             self._older = snapshot if idle and snapshot is not None and snapshot.readers else self._older
             raw = replica.state.view(np.uint8).data.toreadonly()
             offer = StateOffer(
-                replica.round, replica.digest, replica.layout, raw.nbytes, replica.members, self._fragment
+                replica.round,
+                replica.digest,
+                replica.layout,
+                raw.nbytes,
+                replica.members,
+                self._fragment,
+                replica.lives,
             )
             snapshot = self._snapshot = _Snapshot(offer, tuple(replica.hashes), raw, self._now())
         snapshot.used = self._now()

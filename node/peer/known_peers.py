@@ -106,7 +106,7 @@ class KnownPeers:
             return False  # A possible holder has not answered that it has no state, and may be rounds ahead.
 
         def change() -> None:
-            replica.members = (me,)
+            replica.hold_alone(me, session.life)
             replica.seal(())  # Otherwise a peer that is offered this state would find another digest.
 
         await session.change(work, change)

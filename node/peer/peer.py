@@ -15,7 +15,7 @@ from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.compression.core.types import Floats
 from thinwire.node.membership.health_monitor import HealthMonitor
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm, knock, welcome
-from thinwire.node.membership.known_peers_file import replace_file
+from thinwire.node.membership.known_peers_file import load_or_create_life, replace_file
 from thinwire.node.membership.presence import Presence
 from thinwire.node.methods.concurrent.fragment_sessions import FragmentSessions
 from thinwire.node.methods.registry import check_codec, fitted, method_of
@@ -42,7 +42,7 @@ from thinwire.swarm.manifest.manifest import ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import SignedManifest
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.roster import Roster
-from thinwire.swarm.messages.registry import VERSION, Hello, PeerId, Refuse, Welcome
+from thinwire.swarm.messages.registry import LIFE, VERSION, Hello, PeerId, Refuse, Welcome
 
 PATIENCE = 2.0
 """Least patience of a round, in seconds without progress."""
@@ -228,9 +228,10 @@ class Peer:
         del theta  # The replica has a copy; this one would remain in memory for the whole join.
         self.private = await self.checkpointer.restore(self.replica, layout, work)
         self.known_peers.founds = not joins
+        life = self._life()
         if not joins:
             # This peer continues the run alone.
-            self.replica.members = (self.identity.peer_id,)
+            self.replica.hold_alone(self.identity.peer_id, life)
             await work(self.replica.seal)
         self.session = method.session(
             self.identity,
@@ -242,6 +243,7 @@ class Peer:
             emit=self.emit,
             probation=PROBATION if joins and self._lived else 0,
             patience=PATIENCE,
+            life=life,
         )
         self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work, beside=beside)
         self.ready = True
@@ -259,6 +261,17 @@ class Peer:
                 self.session.take_part()
         for one in self.beside:
             self.presence.attend(one())
+
+    def _life(self) -> bytes:
+        """Return the life of this run folder, a new one if the folder has none (see `Open.lives`).
+
+        A life that cannot be stored ends with the process: the next one then has no vote from this one.
+        """
+        try:
+            return load_or_create_life(self._directory.life, self.environment.disk, self.environment.rng)
+        except OSError as error:
+            self.emit("alarm", {"detail": f"cannot write {self._directory.life}: {error.strerror}"})
+            return self.environment.rng.randbytes(LIFE)
 
     def save(self, private: PrivateState | None) -> SaveOutcome:
         """Write a checkpoint, see `Checkpointer.save`."""

@@ -67,6 +67,11 @@ class RunDirectory:
         return self.path / "run.toml"
 
     @property
+    def life(self) -> Path:
+        """Random value by which members know that this folder, and the votes made with it, still exist."""
+        return self.path / "life"
+
+    @property
     def checkpoints(self) -> Path:
         """Checkpoints, see node/state/checkpoint_store.py."""
         return self.path / "checkpoints"

@@ -21,6 +21,7 @@ CHUNK_BYTES = 4 << 20
 Value: TypeAlias = None | bool | int | float | str
 
 _Hex = Annotated[str, Meta(pattern="^([0-9a-f]{64})$")]
+_Lives = Annotated[str, Meta(pattern="^([0-9a-f]{32})*$")]
 _DOMAIN = "checkpoint"
 
 
@@ -92,6 +93,7 @@ class ChainEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     round: Annotated[int, Meta(ge=0)]
     members: tuple[_Hex, ...]
+    lives: _Lives = ""
 
 
 class CheckpointContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -100,7 +102,7 @@ class CheckpointContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     `serial` counts this store's checkpoints, `written` is wall time in seconds since 1970.
 
     `previous` is the blake3 of the manifest before this one, "" for the first; hashes and ids are hexadecimal.
-    `chains`: by fragment number, if fragments have separate rounds.
+    `chains`: by fragment number, if fragments have separate rounds. `lives`: of the members, see Open.
     """
 
     format: int = FORMAT
@@ -114,6 +116,7 @@ class CheckpointContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     files: tuple[FileEntry, ...]
     values: dict[str, Value]
     chains: dict[int, ChainEntry] | msgspec.UnsetType = msgspec.UNSET
+    lives: _Lives = ""
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

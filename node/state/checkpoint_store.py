@@ -171,9 +171,10 @@ class CheckpointStore:
             chains=msgspec.UNSET
             if snapshot.chains is None
             else {
-                number: ChainEntry(round, tuple(member.hex() for member in members))
-                for number, (round, members) in snapshot.chains.items()
+                number: ChainEntry(round, tuple(member.hex() for member in members), lives.hex())
+                for number, (round, members, lives) in snapshot.chains.items()
             },
+            lives=snapshot.lives.hex(),
         )
         file = self._disk.create(draft / MANIFEST)
         try:
@@ -267,10 +268,10 @@ class CheckpointStore:
         chains = None
         if isinstance(body.chains, dict):
             chains = {
-                number: (one.round, tuple(bytes.fromhex(member) for member in one.members))
+                number: (one.round, tuple(bytes.fromhex(member) for member in one.members), bytes.fromhex(one.lives))
                 for number, one in body.chains.items()
             }
-        return Snapshot(run_id, body.round, digest, members, fragments, private, chains)
+        return Snapshot(run_id, body.round, digest, members, fragments, private, chains, bytes.fromhex(body.lives))
 
     def _tensors(self, directory: str, file: FileEntry) -> Tensors:
         path = self._directory / directory / file.name

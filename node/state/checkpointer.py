@@ -72,12 +72,19 @@ class Checkpointer:
             fragments[number] = FragmentState(inner.split(one.theta), momentum)
             own |= {f"{_own(one, replica, number)}{name}": tensor for name, tensor in one.private_state(inner).items()}
             if one is not replica:
-                chains[number] = (one.round, one.members)
+                chains[number] = (one.round, one.members, one.lives)
         if own:
             private = private or PrivateState({}, {})
             private = PrivateState({**private.tensors, **own}, private.values)
         snapshot = Snapshot(
-            self._run_id, replica.round, replica.digest, replica.members, fragments, private, chains or None
+            self._run_id,
+            replica.round,
+            replica.digest,
+            replica.members,
+            fragments,
+            private,
+            chains or None,
+            b"" if chains else replica.lives,
         )
         suffix = f"{self._environment.rng.getrandbits(32):08x}"
         saved = self._store.save(snapshot, now=self._environment.wall(), suffix=suffix)
@@ -99,16 +106,17 @@ def _install(snapshot: Snapshot, whole: Replica, layout: Layout) -> None:
         (one, _state(snapshot.fragments[number], one, inner), _place(snapshot, None if one is whole else number))
         for number, one, inner in whole.each(layout)
     ]
-    for one, state, (round, members) in found:
+    for one, state, (round, members, lives) in found:
         one.state[:] = state
-        one.round, one.members = round, members
+        one.round, one.members, one.lives = round, members, lives
         one.seal()
         one.reset()
 
 
-def _place(snapshot: Snapshot, number: int | None) -> tuple[int, tuple[PeerId, ...]]:
-    """Return round and members of a fragment with separate rounds, or of the whole replica."""
-    return (snapshot.round, snapshot.members) if number is None else (snapshot.chains or {})[number]
+def _place(snapshot: Snapshot, number: int | None) -> tuple[int, tuple[PeerId, ...], bytes]:
+    """Return round, members and lives of a fragment with separate rounds, or of the whole replica."""
+    whole = (snapshot.round, snapshot.members, snapshot.lives)
+    return whole if number is None else (snapshot.chains or {})[number]
 
 
 def _state(fragment: FragmentState, replica: Replica, layout: Layout) -> Array:

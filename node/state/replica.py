@@ -26,7 +26,7 @@ from thinwire.node.state.data_ledger import DataLedger
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import CHUNK_BYTES, Digest, Open, PeerId
+from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Digest, Open, PeerId
 from thinwire.swarm.methods.base import MethodSpec
 
 SPARE = 64 << 20
@@ -48,7 +48,8 @@ class Replica:
     """Outer parameters and momentum of one peer, equal on all replicas after every round, and the rule that moves them.
 
     theta, momentum: flat float32 vectors with one element per parameter of the layout. round: number of the last committed
-    round, 0 before the first. members: sorted peers that took part in that round; the base of the next round's quorum. Made by
+    round, 0 before the first. members: sorted peers that took part in that round; the base of the next round's quorum. lives:
+    theirs, LIFE bytes each, see Open. Made by
     `begin`, which gives the replica its codec, chunk grid and hyper-parameters. A subclass for each method overrides
     `contribution`, `_outer_step`, `forfeit` and the properties that describe its private state.
     """
@@ -79,7 +80,7 @@ class Replica:
         """Ledger of the used data, where the run has one."""
         self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size + extra, np.float32)
         self.theta[:] = theta
-        self.round, self.members = 0, tuple(sorted(members))
+        self.round, self.members, self.lives = 0, tuple(sorted(members)), b""
         self._pool = BufferPool(SPARE)
         self._hashes: list[Digest] = []
         self._named: tuple[int, Digest] = (0, bytes(32))
@@ -219,7 +220,7 @@ class Replica:
         self._hashes = self._hashes or [bytes(32)] * len(self)
         for index in chunks:
             self._hashes[index] = blake3.blake3(self.chunk(index)).digest()
-        self._named = self.round, state_digest(self.round, self.layout, self.members, self._hashes)
+        self._named = self.round, state_digest(self.round, self.layout, self.members, self._hashes, self.lives)
         self._unsealed = ()
 
     def delta(self, read: Read) -> Floats:
@@ -295,7 +296,7 @@ class Replica:
         if self.ledger is not None:
             self.ledger.book(opened.contributors, self.members, self.round)
         stepped = self._outer_step(outcome.results, opened, me, since)
-        self.advance(opened.members)
+        self.advance(opened.members, opened.lives)
         return stepped
 
     def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
@@ -313,11 +314,21 @@ class Replica:
             self.codec.decode(payload, mean[: stop - start])
             yield start, stop, mean[: stop - start]
 
-    def advance(self, members: Sequence[PeerId]) -> None:
+    def advance(self, members: Sequence[PeerId], lives: bytes = b"") -> None:
         """End the round with these members. `compute_digest` computes the digest of the new state."""
         self.round += 1
-        self.members = tuple(sorted(members))
+        self.members, self.lives = tuple(sorted(members)), lives
         self._unsealed = tuple(range(len(self)))  # last: another thread may ask for the digest at any moment
+
+    @property
+    def known_lives(self) -> dict[PeerId, bytes]:
+        """Lives of the members of which one was announced."""
+        pairs = zip(self.members, range(0, len(self.lives), LIFE), strict=False)
+        return {peer: life for peer, at in pairs if any(life := self.lives[at : at + LIFE])}
+
+    def hold_alone(self, member: PeerId, life: bytes) -> None:
+        """Make a peer with this life the only member; `seal` computes the digest."""
+        self.members, self.lives = (member,), life
 
     def install(self, fetched: FetchedState) -> int:
         """Take over a fetched state; returns the bytes that differed. The chunks have been checked against its digest."""
@@ -326,6 +337,7 @@ class Replica:
         for index, chunk in fetched.chunks.items():
             raw[index * CHUNK_BYTES : index * CHUNK_BYTES + len(chunk)] = np.frombuffer(chunk, np.uint8)
             changed += len(chunk)
-        self.round, self.members = fetched.offer.round, fetched.offer.members
-        self._hashes, self._named, self._unsealed = list(fetched.hashes), (self.round, fetched.offer.digest), ()
+        offer = fetched.offer
+        self.round, self.members, self.lives = offer.round, offer.members, offer.lives
+        self._hashes, self._named, self._unsealed = list(fetched.hashes), (self.round, offer.digest), ()
         return changed

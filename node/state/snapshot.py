@@ -42,7 +42,8 @@ class Snapshot:
 
     `digest` is the state digest (32 bytes), `members` the members of that round.
 
-    `chains`: for fragments with separate rounds, the last round and its members, by fragment.
+    `chains`: for fragments with separate rounds, the last round, its members and their lives, by fragment. `lives`: of the
+    members, as in Open.
     """
 
     run_id: bytes
@@ -51,7 +52,8 @@ class Snapshot:
     members: tuple[PeerId, ...]
     fragments: Mapping[int, FragmentState]
     private: PrivateState | None
-    chains: Mapping[int, tuple[int, tuple[PeerId, ...]]] | None = None
+    chains: Mapping[int, tuple[int, tuple[PeerId, ...], bytes]] | None = None
+    lives: bytes = b""
 
 
 def files(snapshot: Snapshot) -> Iterator[tuple[str, Tensors]]:

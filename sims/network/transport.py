@@ -288,6 +288,7 @@ class SimTransport:
             return Refuse("unreachable", f"nobody is at {contact.address}")
         await self._cross(self, host)
         await self._cross(host, self)
+        host = self._net.places[contact.address]  # a cut may have held the packets until another process listened there
         if not host.alive:
             return Refuse("refused", f"{contact.address} refused the connection")
         await self._cross(self, host, hello)

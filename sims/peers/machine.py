@@ -144,6 +144,10 @@ class Machine:
             self.disk.crash()
         self.world.ended(self, reason, None)
 
+    def lose_disk(self) -> None:
+        """Replace the disk by an empty one; the key is not on it."""
+        self.disk = SimDisk(random.Random(f"{self.world.seed}/disk/{self.index}/{self.lives}"))
+
     def leave(self) -> None:
         """Ask the process to leave gracefully, and start no further one."""
         self.gone = True

@@ -16,6 +16,7 @@ NEVER = {
     "clock-jump": "the clock of a real machine is not ours",
     "clock-drift": "the clock of a real machine is not ours",
     "slow-disk": "the disk of a real machine is not ours",
+    "lost-folder": "the disk of a real machine is not ours",
     "no-space": "the disk of a real machine is not ours",
     "liar": "a real daemon has no code that lies",
 }

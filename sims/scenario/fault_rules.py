@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from thinwire.sims.scenario.faults import KINDS, LIES, Fault
 from thinwire.sims.scenario.table_reader import nearest
 
-ALONE = frozenset({"kill", "restart", "pause", "clock-jump", "clock-drift", "slow-disk", "bit-rot", "no-space", "liar"})
+ALONE = frozenset(
+    {"kill", "restart", "lost-folder", "pause", "clock-jump", "clock-drift", "slow-disk", "bit-rot", "no-space", "liar"}
+)
 """Kinds that affect one peer; with several peers each gets a fault of its own."""
 
 PAIRS = frozenset({"clog", "half-open", "reset", "slow-close", "corrupt", "duplicate", "reorder"})

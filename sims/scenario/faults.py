@@ -16,6 +16,7 @@ import msgspec
 KINDS: Mapping[str, str] = {
     "kill": "the process is gone for good; links reset",
     "restart": "killed, and back from its disk after `seconds`; what was not synced is lost, the last 4 KiB may be torn",
+    "lost-folder": "killed, and back after `seconds` with its key but without the folder of the run",
     "pause": "stopped for `seconds`, as by SIGSTOP: it neither reads nor sends",
     "partition": "`peers` and all others cannot talk for `seconds`",
     "one-way": "what the first of `peers` sends does not reach the others named, for `seconds`",
@@ -91,6 +92,7 @@ class _Shape:
 _SHAPES = {
     "kill": _Shape(1),
     "restart": _Shape(1, 20.0),
+    "lost-folder": _Shape(1, 20.0),
     "pause": _Shape(1, 60.0),
     "partition": _Shape(0, 40.0),
     "one-way": _Shape(2, 20.0),
@@ -118,7 +120,8 @@ def draw(seed: int, mix: Mix, peers: int, duration: float, *, liars: Sequence[st
 
     Each kind has a random stream of its own, so that a change of one rate leaves the faults of other kinds unchanged.
     Peers 0 and 1 are exempt from "kill" and "liar", which affect at most a third of the others, so that enough honest
-    peers remain. `liars`: kinds of lies to choose from. Raises ValueError for an unknown kind.
+    peers remain. Peer 0 is exempt from "lost-folder": a founder without its folder begins its run anew. `liars`: kinds of
+    lies to choose from. Raises ValueError for an unknown kind.
     """
     unknown = sorted(mix.keys() - _SHAPES.keys())
     if unknown:
@@ -134,7 +137,8 @@ def draw(seed: int, mix: Mix, peers: int, duration: float, *, liars: Sequence[st
                 chosen = [spare.pop()] if spare else []
             else:
                 count = shape.peers or rng.randint(1, max(1, peers // 2))
-                chosen = rng.sample(range(peers), count) if count <= peers else []
+                able = range(kind == "lost-folder", peers)
+                chosen = rng.sample(able, count) if count <= len(able) else []
             if not chosen or (kind == "liar" and not liars):
                 break
             longest = shape.seconds if kind != "liar" else end

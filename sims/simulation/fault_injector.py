@@ -30,6 +30,7 @@ class FaultInjector:
         self._kinds: dict[str, tuple[Callable[[Fault], bool], Callable[[Fault], None]]] = {
             "kill": (self._kill, _nothing),
             "restart": (self._kill, self._boot),
+            "lost-folder": (self._lose_folder, self._boot),
             "pause": (self._pause, self._resume),
             "partition": (self._part, self._join),
             "isolate": (self._part, self._join),
@@ -85,6 +86,12 @@ class FaultInjector:
         if machine.process is None or not machine.process.ready:
             return False  # A peer that has not started has nothing to lose, and the faults of others are enough.
         machine.kill("killed", crash=True)
+        return True
+
+    def _lose_folder(self, fault: Fault) -> bool:
+        if not self._kill(fault):
+            return False
+        self._of(fault)[0].lose_disk()
         return True
 
     def _boot(self, fault: Fault) -> None:

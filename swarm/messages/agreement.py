@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 from thinwire.swarm.messages.base import (
+    LIFE,
     MAX_CHUNKS,
     MAX_GROUP,
     U16,
@@ -78,10 +79,10 @@ class Ready(Message, frozen=True):
     nothing. `witness` False means that the sender has restarted and will not vote in this round; it counts as departed.
     `up` and `down`: known capacity of its link in bytes per second; 0 means unknown. `site`: name of the fast network
     that the sender shares with all peers of the same site; empty means none. `spans`: its measured links to some peers,
-    with preference to the nearest.
+    with preference to the nearest. `life` is the sender's (see `Open.lives`); empty where nobody votes by it.
     """
 
-    limit: ClassVar[int] = 34_000
+    limit: ClassVar[int] = 34_100
 
     round: U32
     fragment: U16
@@ -97,6 +98,7 @@ class Ready(Message, frozen=True):
     down: U53 = 0
     site: Site = ""
     spans: Annotated[tuple[Span, ...], Meta(max_length=MAX_SPANS)] = ()
+    life: Annotated[bytes, Meta(max_length=LIFE)] = b""
 
 
 class Base(Message, frozen=True):
@@ -128,10 +130,11 @@ class Open(Message, frozen=True):
     relative speed of each uplink, see collectives/topology/relay_plan.py; empty means that nothing is relayed. `sites`,
     in a hierarchy: for each peer of `group` the number of its site, numbered from 0 by first occurrence; otherwise
     empty. `order`: the ring, in which each owner sends to the next, as positions in `alive`; empty if contributions go
-    directly to owners.
+    directly to owners. `lives`: LIFE bytes for each of `members`, decided with them. A member is a peer and its life, so a
+    peer that has lost its run folder, and with it its votes, is no member any more. Zeros: any life; empty: zeros for all.
     """
 
-    limit: ClassVar[int] = 85_000
+    limit: ClassVar[int] = 90_000
 
     round: U32
     fragment: U16
@@ -147,6 +150,7 @@ class Open(Message, frozen=True):
     shares: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
     sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
     order: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
+    lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)] = b""
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -173,7 +177,7 @@ class Promise(Message, frozen=True):
     It carries the sender's last vote, if any, with the Open voted for.
     """
 
-    limit: ClassVar[int] = 85_500
+    limit: ClassVar[int] = 90_500
 
     round: U32
     fragment: U16
@@ -231,7 +235,7 @@ class Proof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 class Commit(Message, frozen=True):
     """Certificate: `opened` is committed with results `digest`, as the votes of a quorum prove."""
 
-    limit: ClassVar[int] = 111_500
+    limit: ClassVar[int] = 116_500
 
     opened: Open
     digest: Digest

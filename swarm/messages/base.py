@@ -36,6 +36,9 @@ U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U53 = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Reason = Annotated[str, Meta(max_length=64)]
 Site = Annotated[str, Meta(max_length=64)]
+
+LIFE = 16
+"""Bytes of a life: a random value that is made with a run folder and kept in it."""
 """Name of a network that some peers share."""
 
 Text = Annotated[str, Meta(max_length=512)]

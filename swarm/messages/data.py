@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 from thinwire.swarm.messages.agreement import Ballot
-from thinwire.swarm.messages.base import CHUNK_BYTES, MAX_CHUNKS, MAX_GROUP, U16, U32, U53, Digest, Id, Message
+from thinwire.swarm.messages.base import CHUNK_BYTES, LIFE, MAX_CHUNKS, MAX_GROUP, U16, U32, U53, Digest, Id, Message
 
 # --- bulk data: authenticated by its stream, not signed
 
@@ -93,11 +93,12 @@ class StateAsk(Message, frozen=True):
 class StateOffer(Message, frozen=True):
     """Offer of a state. The payload is the concatenated blake3 of every chunk of CHUNK_BYTES.
 
-    `members` are the participants of that round, on which the next quorum is based. `digest`, the state digest, is
-    blake3 over round, layout, members and the chunk hashes, so that one agreed digest covers all of it.
+    `members` are the participants of that round, on which the next quorum is based, and `lives` theirs, as in Open.
+    `digest`, the state digest, is blake3 over round, layout, members, lives and the chunk hashes, so that one agreed
+    digest covers all of it.
     """
 
-    limit: ClassVar[int] = 10_000
+    limit: ClassVar[int] = 15_000
     payload: ClassVar[int] = CHUNK_BYTES
     signed: ClassVar[bool] = True
 
@@ -107,6 +108,7 @@ class StateOffer(Message, frozen=True):
     nbytes: U53
     members: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
     fragment: U16 = 0
+    lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)] = b""
 
 
 class StateFetch(Message, frozen=True):

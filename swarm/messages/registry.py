@@ -27,6 +27,7 @@ from thinwire.swarm.messages.agreement import (
 from thinwire.swarm.messages.allreduce import MAX_TENSORS, OPERATIONS, Call, Hour, Over, Plan, Tensor
 from thinwire.swarm.messages.base import (
     CHUNK_BYTES,
+    LIFE,
     MAX_CHUNKS,
     MAX_GROUP,
     U16,
@@ -110,6 +111,7 @@ __all__ = [
     "Hour",
     "Id",
     "Items",
+    "LIFE",
     "MAX_CHUNKS",
     "MAX_GROUP",
     "MAX_HOPS",
@@ -158,7 +160,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 2
+VERSION = 3
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(

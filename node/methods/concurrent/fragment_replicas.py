@@ -130,10 +130,10 @@ class FragmentReplicas:
         """Who took part in the last round of any fragment that is held."""
         return tuple(sorted({peer for chain in self.chains.values() for peer in chain.replica.members}))
 
-    @members.setter
-    def members(self, members: Sequence[PeerId]) -> None:
+    def hold_alone(self, member: PeerId, life: bytes) -> None:
+        """Make a peer the only member of all held fragments, see Replica."""
         for chain in self.chains.values():
-            chain.replica.members = tuple(sorted(members))
+            chain.replica.hold_alone(member, life)
 
     @property
     def theta(self) -> Floats:

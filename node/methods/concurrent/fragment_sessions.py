@@ -65,6 +65,7 @@ class FragmentSessions:
         emit: Emit,
         probation: int = 0,
         patience: float = 2.0,
+        life: bytes = b"",
     ) -> None:
         self.me, self.replica, self.manifest = identity.peer_id, replica, manifest
         self.presence, self.roster, self.live, self._send_queue = (
@@ -101,6 +102,7 @@ class FragmentSessions:
                 stash=stash,
                 turn=turn,
                 told=self._advanced,
+                life=life,
             )
             link.stats, link.on_commit = self.stats, lambda: self.on_commit()
         self.ahead: RoundSession = next(iter(self.links.values()))

@@ -64,9 +64,10 @@ class GossipSession:
         emit: Emit,
         probation: int = 0,
         patience: float = 2.0,
+        life: bytes = b"",
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
-        self.me, self.fragment = identity.peer_id, 0
+        self.me, self.fragment, self.life = identity.peer_id, 0, life
         self.presence, self.roster, self.live = presence, presence.roster, presence.live
         self.replica, self.codec, self.grid = replica, replica.codec, replica.grid
         codec, grid = replica.codec, replica.grid

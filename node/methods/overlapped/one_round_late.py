@@ -69,9 +69,9 @@ class OneRoundLateReplica(Replica):
         """`start`: the model continues from it as soon as the contribution has been read."""
         return self.start
 
-    def advance(self, members: Sequence[PeerId]) -> None:
+    def advance(self, members: Sequence[PeerId], lives: bytes = b"") -> None:
         """End the round: what was sent is in it."""
-        super().advance(members)
+        super().advance(members, lives)
         self._open = False
 
     def install(self, fetched: FetchedState) -> int:

@@ -77,7 +77,8 @@ class StageRecovery:
             elif theta is not None:
                 replica.state[:] = 0
                 replica.theta[:] = theta
-            replica.round, replica.members = newest + 1, (me,)
+            replica.round = newest + 1
+            replica.hold_alone(me, link.life)
             replica.seal()
             replica.reset()
 

@@ -463,7 +463,7 @@ def told(monkeypatch):
 
     def true(replica):
         hashes = [blake3.blake3(replica.chunk(index)).digest() for index in range(len(replica))]
-        named = state_digest(replica.round, replica.layout, replica.members, hashes)
+        named = state_digest(replica.round, replica.layout, replica.members, hashes, replica.lives)
         return replica.newest == (replica.round, named) and replica.digest == named
 
     def watch(owner, name, look):
