@@ -146,11 +146,19 @@ class ShardedReduce(DataPlane):
             return
         for index, owner in enumerate(self._takers):
             if owner == self.me:
-                self._contributions.own(self.me, self._attempt, index, self._source[index])
+                self._take_own(index)
             elif (owner, index) not in self._sent:
                 self._sent.add((owner, index))
                 message = Chunk(self.round, self.fragment, self._attempt, index)
                 self._send_queue.bulk(owner, Frame(message, self._source[index]))
+
+    def _take_own(self, index: int) -> None:
+        """Store our own contribution to a chunk that we own, screened like those of others: our training may have diverged."""
+        reason = self._contributions.screen((self.me, self._attempt), index, self._source[index])
+        if reason:
+            self.agreement.accuse(self.me, reason, self._now())
+        else:
+            self._contributions.own(self.me, self._attempt, index, self._source[index])
 
     def _fits(self, frame: Frame) -> bool:
         """Return whether a frame's index and length fit this round."""

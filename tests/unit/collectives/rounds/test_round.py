@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median_low
+
 import blake3
 import numpy as np
 import pytest
@@ -493,9 +495,25 @@ def test_usual_norm_follows_committed_rounds_only(harness):
         harness.record_of(owner, *indices, ballot=Ballot(2, LEADER))
     assert harness.usual == {}
     harness.on_message(LEADER, _commit(opened, harness))
-    # Of LEADER's and OTHER's, the lower one: LEADER's, now that OTHER has doubled its own.
-    norms = {i: np.linalg.norm(np.frombuffer(harness.sources[LEADER][i], np.float32)) for i in (2, 3)}
-    assert harness.usual == {i: pytest.approx(float(norm), rel=1e-5) for i, norm in norms.items()}
+    norms = {
+        i: median_low(float(np.linalg.norm(np.frombuffer(harness.sources[peer][i], np.float32))) for peer in IDS)
+        for i in (2, 3)
+    }
+    assert harness.usual == {i: pytest.approx(norm, rel=1e-5) for i, norm in norms.items()}
+
+
+@pytest.mark.parametrize(("factor", "reason"), [(1e6, "norm"), (np.inf, "not finite")])
+def test_own_contribution_is_screened_where_we_own_the_chunk(harness, factor, reason):
+    """If our training has diverged, the chunks that we own must be averaged without us, like all others."""
+    with np.errstate(invalid="ignore"):
+        mine = [(np.frombuffer(chunk, np.float32) * np.float32(factor)).tobytes() for chunk in harness.sources[ME]]
+    harness.round.announce(mine, weight=10, loss=0.0, speed=0.0)
+    contributors = tuple(Contribution(peer, 1 + (peer == ME), 10) for peer in IDS)
+    harness.open(ballot=Ballot(2, LEADER), contributors=contributors)
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    assert set(harness.blamed()) == {(ME, reason)} and harness.sent(Result) == []
 
 
 def test_early_frames_of_one_peer_leave_room_for_others():
