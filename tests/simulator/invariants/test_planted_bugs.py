@@ -25,7 +25,7 @@ BACK = (
 
 # What is planted; the seed; the faults (None: the seed's own); seconds; the oracles that may catch it.
 CASES = {
-    "apply_before_commit": (1, None, 25.0, {"agreement"}),
+    "apply_before_commit": (20, None, 25.0, {"agreement"}),
     "residual_not_rolled_back": (2, PIECES, 62.0, {"weight"}),
     "timers_before_draining": (3, PAUSES, 33.0, {"buried"}),
     "arrival_order": (3, None, 25.0, {"aggregate"}),
