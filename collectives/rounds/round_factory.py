@@ -24,7 +24,7 @@ from thinwire.collectives.rounds.ring import Ring
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, ShardedSparseCodec, SparseShardedReduce
 from thinwire.collectives.timing import MAX_PATIENCE
-from thinwire.collectives.topology.owner_backoff import STEPS, OwnerBackoff
+from thinwire.collectives.topology.owner_backoff import Backoff, OwnerBackoff
 from thinwire.collectives.topology.placement import Rate, Trip
 from thinwire.collectives.topology.ring_order import best
 from thinwire.collectives.topology.shards import Grid
@@ -121,7 +121,7 @@ class RoundFactory:
         """Estimate of our link; unknown if nothing measures it."""
         if moved is not None:
             send_queue.handed = self.look
-        self._breaks = self._straight = 0
+        self._ring_backoff = Backoff()
 
     def begin(
         self,
@@ -274,7 +274,7 @@ class RoundFactory:
         self, seed: Digest, round: int, peers: Sequence[PeerId], announced: Rate, trip: Trip
     ) -> tuple[PeerId, ...]:
         """Return the order of a ring for a ballot that we open; empty while rings are suspended."""
-        if round <= self._straight:
+        if round <= self._ring_backoff.until:
             return ()
         rate = self.rate or announced
         ranked = rank(seed, "ring", peers)
@@ -289,10 +289,9 @@ class RoundFactory:
         """
         exchange = fly.exchange
         if isinstance(exchange, Ring) and exchange.broken:
-            self._breaks = min(STEPS, self._breaks + 1)
-            self._straight = fly.round + 2**self._breaks
+            self._ring_backoff.fail(fly.round)
         elif exchange.opened is not None and exchange.opened.order:
-            self._breaks = max(0, self._breaks - 1)
+            self._ring_backoff.succeed()
 
     def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
         key = self._identity.public_key if peer == self._identity.peer_id else self._key_of(peer)

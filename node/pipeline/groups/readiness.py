@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from thinwire.collectives.topology.owner_backoff import Backoff
 from thinwire.collectives.transport.payload_assembly import pieces
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
@@ -64,9 +66,9 @@ class HostReadiness:
         self._news = asyncio.Event()
         self._came: dict[PeerId, float] = {}
         """Time at which each host took its stage."""
-        self._strikes: dict[PeerId, int] = {}
-        self._excused: dict[PeerId, int] = {}
-        """Turns for which a host is not waited for."""
+        self._turn = 0
+        self._excused: dict[PeerId, Backoff] = defaultdict(lambda: Backoff(EXCUSED))
+        """Turns in which a host is not waited for."""
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """Handle a post of a host; pass other frames to the origin."""
@@ -148,7 +150,7 @@ class HostReadiness:
         until = self._now() + self._wait
         for peer in sorted(self._here):
             self._hand_out(peer)
-        self._excused = {peer: turns - 1 for peer, turns in self._excused.items() if turns > 1}
+        self._turn += 1
         while not stop.is_set():
             if self.lame:
                 await self._change(stop, MOMENT)
@@ -162,13 +164,14 @@ class HostReadiness:
             late, left = self._late(ready), until - self._now()
             if left <= 0:
                 self._here -= late  # Until they post again: they may be elsewhere by now.
-                self._strike(late)
+                for peer in late:
+                    self._excused[peer].fail(self._turn)
             elif late:
                 await self._change(stop, left)
                 continue
             if sum(not peers for peers in ready.values()) <= self._spare:
-                for peer in [peer for peers in ready.values() for peer in peers if peer in self._strikes]:
-                    self._forgive(peer)
+                for peer in [peer for peers in ready.values() for peer in peers]:
+                    self._excused[peer].succeed()
                 self.origin.stage_holders.holders = ready
                 return True
             if not late:
@@ -189,17 +192,7 @@ class HostReadiness:
         """
         found = self._here - {peer for peers in ready.values() for peer in peers}
         behind = {peer for peer in found if self._posts[peer].step <= self.origin.next_step}
-        return {peer for peer in behind if peer not in self._excused or not ready[self._posts[peer].stage]}
-
-    def _strike(self, late: Collection[PeerId]) -> None:
-        for peer in late:
-            self._strikes[peer] = min(EXCUSED, self._strikes.get(peer, 0) + 1)
-            self._excused[peer] = 1 + 2 ** self._strikes[peer]
-
-    def _forgive(self, peer: PeerId) -> None:
-        self._strikes[peer] -= 1
-        if not self._strikes[peer]:
-            del self._strikes[peer]
+        return {peer for peer in behind if self._turn > self._excused[peer].until or not ready[self._posts[peer].stage]}
 
     def _tell_missing(self) -> None:
         for stage in self.missing:
