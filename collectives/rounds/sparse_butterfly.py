@@ -178,6 +178,10 @@ class OwnerResiduals:
         self.lost = self.lost[0] + 1, self.lost[1] + float(np.dot(rest, rest))
 
 
+def _nothing() -> None:
+    pass
+
+
 class SparseShardedReduce(BallotBound):
     """Data plane of a sparse butterfly. `kept`: residuals, stored by the caller; `keeps`: seed of ownership."""
 
@@ -194,6 +198,7 @@ class SparseShardedReduce(BallotBound):
         usual: dict[int, float],
         phase: Callable[[int, str], None] = lambda round, name: None,
         aside: Work = at_once,
+        stirred: Callable[[], None] = _nothing,
     ) -> None:
         super().__init__(
             agreement,
@@ -212,8 +217,7 @@ class SparseShardedReduce(BallotBound):
         self._due: dict[int, Callable[[], tuple[bytes, Floats]]] = {}
         """Computations of our results in the ballot in progress whose inputs are complete."""
         self._task: asyncio.Task[None] | None = None
-        self.stirred: Callable[[], None] = _nothing
-        """Called when a result was computed, which neither a frame nor a tick causes."""
+        self._stirred = stirred
 
     def _basis(self, opened: Open) -> object:
         """Return the inputs that determine the results: also the owners."""
@@ -262,7 +266,7 @@ class SparseShardedReduce(BallotBound):
         self._rests.setdefault(index, {})[blake3.blake3(result).digest()] = rest
         self._publish(self.opened, index, result)
         self._record()
-        self.stirred()
+        self._stirred()
 
     def settle(self) -> None:
         """Free the round's data. Residuals change when the round is applied."""
@@ -283,8 +287,4 @@ class SparseShardedReduce(BallotBound):
     def halt(self) -> None:
         """Cancel queued computations: this round is over here."""
         self._due.clear()
-        self.stirred = _nothing
-
-
-def _nothing() -> None:
-    pass
+        self._stirred = _nothing

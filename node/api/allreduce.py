@@ -199,7 +199,7 @@ def operations_of(peer: Peer) -> AllreduceService:
         lambda: roster.view.peers,
         key,
         roster.record.sequence // 1000 % 2**31,
-        lambda: presence.link(),
+        presence.send_queue.bandwidth.known,
     )
     presence.operations = made = AllreduceService(place, gone=gone)
     return made

@@ -91,8 +91,6 @@ class Presence:
         self.live: set[PeerId] = set()
         self.duplicate = asyncio.Event()
         self.handler: Handler | None = None
-        self.link: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Rates of our link up and down in bytes/s, if rounds of training have measured them."""
         self.operations: Handler | None = None
         """Handler of all-reduce operations outside training; without one their frames are dropped."""
         self.stages: Handler | None = None

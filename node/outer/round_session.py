@@ -21,7 +21,6 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import STASH, RoundFactory, fragment_of, round_of
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology.shards import Grid
-from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
@@ -51,8 +50,8 @@ from thinwire.swarm.messages.registry import (
 class RoundSession:
     """See the module. The presence's handler; call `advance` after the replica has applied a commit.
 
-    The rounds are those of one `fragment`. `bandwidth`, `stash`: see RoundFactory; `turn`: see CatchUp. Sessions of other
-    fragments share these three.
+    The rounds are those of one `fragment`. `stash`: see RoundFactory; `turn`: see CatchUp. Sessions of other fragments share
+    these two.
 
     `probation`: rounds without a vote, for a process that restarted and may have voted in the round in progress.
     `patience`: seconds without progress before somebody acts; adapts to what rounds take.
@@ -71,7 +70,6 @@ class RoundSession:
         probation: int = 0,
         patience: float = 2.0,
         fragment: int = 0,
-        bandwidth: Bandwidth | None = None,
         stash: PendingFrames | None = None,
         turn: asyncio.Semaphore | None = None,
     ) -> None:
@@ -92,17 +90,15 @@ class RoundSession:
             patience=patience,
             phase=self._phase,
             collective=manifest.exchange.collective,
-            moved=presence.transport.totals if manifest.exchange.chunk_assignment == "bandwidth" else None,
+            by_bandwidth=manifest.exchange.chunk_assignment == "bandwidth",
             topology=manifest.exchange.topology,
             site=presence.site,
-            bandwidth=bandwidth,
             stash=stash,
             kept=replica.kept,
             aside=presence.aside,
             sick=tuple if watch is None else watch.slow,
             spans=presence.spans,
         )
-        presence.link = self._round_factory.bandwidth.known
         self.strays = 0
         """Frames that were dropped because they are of a round that is over, or far ahead."""
         self.stats: dict[PeerId, tuple[float, float, int]] = {}
@@ -358,7 +354,7 @@ class RoundSession:
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""
         message = frame.message
-        self._round_factory.look()
+        self._send_queue.look()
         if isinstance(message, STATE):
             self.states.on_frame(peer, frame)
         elif isinstance(message, Behind):
@@ -372,7 +368,7 @@ class RoundSession:
 
     def on_tick(self) -> None:
         """See Handler."""
-        self._round_factory.look()
+        self._send_queue.look()
         self.current.tick()
         self._history.pump()
         self._history.prune(self.current, self.live, read=self.states.read)

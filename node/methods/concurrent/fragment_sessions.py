@@ -13,7 +13,6 @@ from typing import Any
 
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import STASH, STASH_EACH, fragment_of
-from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
 from thinwire.node.methods.concurrent.fragment_replicas import FragmentReplicas, turn_of
@@ -79,7 +78,7 @@ class FragmentSessions:
         """Called when a round of any fragment commits, before it is applied."""
         self._emit, self._strays = emit, 0
         stash = PendingFrames(STASH, STASH_EACH + CHAIN_EACH * (len(replica.chains) - 1))
-        bandwidth, turn = Bandwidth(), asyncio.Semaphore(SIDE_BY_SIDE)
+        turn = asyncio.Semaphore(SIDE_BY_SIDE)
         self.now = now
         self._announced: dict[int, dict[PeerId, tuple[int, float]]] = {}  # by fragment: for which round, and when
         self.links: dict[int, FragmentSession] = {}
@@ -97,7 +96,6 @@ class FragmentSessions:
                 probation=probation,
                 patience=patience,
                 fragment=number,
-                bandwidth=bandwidth,
                 stash=stash,
                 turn=turn,
                 told=self._advanced,
