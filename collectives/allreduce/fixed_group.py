@@ -101,7 +101,7 @@ class Averager:
     @property
     def link(self) -> tuple[int, int]:
         """Known rates of our link: bytes/s up and down; 0 means unknown."""
-        return self._round_factory.bandwidth.up, self._round_factory.bandwidth.down
+        return self._send_queue.bandwidth.up, self._send_queue.bandwidth.down
 
     async def close(self) -> None:
         """Stop sending; the transport stays open."""

@@ -23,6 +23,7 @@ from thinwire.collectives.allreduce.signature import plan_of
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.registry import dense
+from thinwire.node.membership.presence import Family
 from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.swarm.identity.errors import HintedError
@@ -201,7 +202,8 @@ def operations_of(peer: Peer) -> AllreduceService:
         roster.record.sequence // 1000 % 2**31,
         presence.send_queue.bandwidth.known,
     )
-    presence.operations = made = AllreduceService(place, gone=gone)
+    made = AllreduceService(place, gone=gone)
+    presence.attach(Family.OPERATIONS, made)
     return made
 
 

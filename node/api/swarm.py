@@ -225,7 +225,7 @@ class Swarm:
     @property
     def overtaken(self) -> bool:
         """Whether the others have committed the round in progress without waiting for us."""
-        return self._peer.ready and self._peer.session.overtaken
+        return self._peer.ready and self._peer.rounds.overtaken
 
     def exchange(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport:
         """Run the round after `steps` inner steps on `weight` samples.

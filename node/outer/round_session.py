@@ -54,7 +54,8 @@ class RoundSession:
     these two.
 
     `probation`: rounds without a vote, for a process that restarted and may have voted in the round in progress.
-    `patience`: seconds without progress before somebody acts; adapts to what rounds take.
+    `patience`: seconds without progress before somebody acts; adapts to what rounds take. `on_commit`: called when a round
+    commits, before it is applied: training on the old state may stop.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class RoundSession:
         fragment: int = 0,
         stash: PendingFrames | None = None,
         turn: asyncio.Semaphore | None = None,
+        on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
         self.me, self.fragment = identity.peer_id, fragment
@@ -103,11 +105,7 @@ class RoundSession:
         """Frames that were dropped because they are of a round that is over, or far ahead."""
         self.stats: dict[PeerId, tuple[float, float, int]] = {}
         """Latest (loss, tokens/s, round) that each peer announced."""
-        self.on_commit: Callable[[], None] = lambda: None
-        """Called when a round commits, before it is applied: training on the old state may stop."""
-        self.follows: Callable[[Commit], bool] = lambda commit: False
-        """Whether training on is of use though a round has this verdict."""
-        self._now, self._emit, self._probation = now, emit, probation
+        self._now, self._emit, self._probation, self._on_commit = now, emit, probation, on_commit
         self._send_queue = presence.send_queue
         entered = probation == 0 and self.me in replica.members
         self.states = StateServer(
@@ -138,7 +136,6 @@ class RoundSession:
             else None
         )
         self.current = self._next_round(self._life)
-        presence.handler = self
 
     # --- rounds
 
@@ -201,8 +198,12 @@ class RoundSession:
     @property
     def overtaken(self) -> bool:
         """Whether the swarm has gone on without us, by a round or more: training on the old state is of no more use."""
-        commit, ahead = self.current.agreement.commit, self.current.round > self.replica.round
-        return (commit is not None and ahead and not self.follows(commit)) or self.catch_up.behind.is_set()
+        return self.verdict is not None or self.catch_up.behind.is_set()
+
+    @property
+    def verdict(self) -> Commit | None:
+        """Commit of the round in progress while the replica does not have it yet."""
+        return self.current.agreement.commit if self.current.round > self.replica.round else None
 
     @property
     def ready(self) -> Collection[PeerId]:
@@ -326,7 +327,7 @@ class RoundSession:
     def _phase(self, round: int, name: str) -> None:
         self._emit("phase", {"round": round, "phase": name})
         if name == "commit":
-            self.on_commit()
+            self._on_commit()
 
     def _key_of(self, peer: PeerId) -> bytes | None:
         record = self.roster.record_of(peer)

@@ -64,6 +64,7 @@ class FragmentSessions:
         emit: Emit,
         probation: int = 0,
         patience: float = 2.0,
+        on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.me, self.replica, self.manifest = identity.peer_id, replica, manifest
         self.presence, self.roster, self.live, self._send_queue = (
@@ -74,8 +75,6 @@ class FragmentSessions:
         )
         self.stats: dict[PeerId, tuple[float, float, int]] = {}
         """Latest (loss, tokens/s, round of some fragment) that each peer announced."""
-        self.on_commit: Callable[[], None] = lambda: None
-        """Called when a round of any fragment commits, before it is applied."""
         self._emit, self._strays = emit, 0
         stash = PendingFrames(STASH, STASH_EACH + CHAIN_EACH * (len(replica.chains) - 1))
         turn = asyncio.Semaphore(SIDE_BY_SIDE)
@@ -99,12 +98,12 @@ class FragmentSessions:
                 stash=stash,
                 turn=turn,
                 told=self._advanced,
+                on_commit=on_commit,
             )
-            link.stats, link.on_commit = self.stats, lambda: self.on_commit()
+            link.stats = self.stats
         self.ahead: RoundSession = next(iter(self.links.values()))
         if presence.watch is not None:
             presence.watch.fragment = min(self.links)
-        presence.handler = self
 
     def _say(self, number: int, name: str, fields: Mapping[str, object]) -> None:
         """An event of one fragment; its round is told as a turn, from 1 on, like those of all."""

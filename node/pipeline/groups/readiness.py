@@ -32,7 +32,9 @@ if its stage has other holders.
 
 class HostReadiness:
     """Handler of Presence in front of the origin. `stages`: of the model; `wait`: seconds that a host may take for a
-    round; `spare`: stages that every micro-batch skips in any case.
+    round; `spare`: stages that every micro-batch skips in any case. `frozen`: returns the rows that every host needs before
+    it is ready; `source`: the source of the parameters of a stage without a host; `alone`: True if no other peer trains
+    that would have to wait for this group.
 
     A late host takes part from the next step for which it is ready. No steps are made while more stages than can be
     skipped have no holder: a model without some of its layers learns nothing of use to the others.
@@ -49,17 +51,15 @@ class HostReadiness:
         wait: float,
         emit: Emit,
         spare: int = 0,
+        frozen: Callable[[], FrozenEmbedding] = FrozenEmbedding,
+        source: Callable[[int], Source] = lambda stage: "holder",
+        alone: Callable[[], bool] = lambda: False,
     ) -> None:
         self.origin, self._me, self._stages, self._spare, self._send_queue = origin, me, stages, spare, send_queue
         self._now, self._wait, self._emit = now, wait, emit
-        self.frozen: Callable[[], FrozenEmbedding] = FrozenEmbedding
-        """Tag that every host needs before it is ready."""
+        self.source, self.frozen, self._alone = source, frozen, alone
         self._handed: dict[PeerId, int] = {}
         """Tags of the rows sent to each host over a link that is still up."""
-        self.source: Callable[[int], Source] = lambda stage: "holder"
-        """Returns the source of the parameters of a stage without a host."""
-        self.alone: Callable[[], bool] = lambda: False
-        """Returns True if no other peer trains that would have to wait for this group."""
         self._posts: dict[PeerId, Post] = {}
         self._told: tuple[int, ...] = ()
         self._here: set[PeerId] = set()
@@ -156,7 +156,7 @@ class HostReadiness:
                 await self._change(stop, MOMENT)
             self._tell_missing()
             if self.lame:
-                if not self.alone():
+                if not self._alone():
                     return False
                 until = self._now() + self._wait
                 continue

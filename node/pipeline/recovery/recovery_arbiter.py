@@ -31,9 +31,14 @@ class RecoveryArbiter:
     `outdated` is called with the stage when the origin reports that another peer has recovered the stage that we hold.
     """
 
-    def __init__(self, peer: Peer, inner: Handler, norms: Callable[[], Mapping[int, float]] = dict) -> None:
-        self.outdated: Callable[[PeerId, int], None] = lambda origin, stage: None
-        self._peer, self._inner, self._norms = peer, inner, norms
+    def __init__(
+        self,
+        peer: Peer,
+        inner: Handler,
+        norms: Callable[[], Mapping[int, float]] = dict,
+        outdated: Callable[[PeerId, int], None] = lambda origin, stage: None,
+    ) -> None:
+        self._peer, self._inner, self._norms, self._outdated = peer, inner, norms, outdated
         self._heirs: dict[int, tuple[PeerId, float]] = {}
         self._rounds: dict[int, int] = {}
         self._asked: dict[PeerId, asyncio.Future[Bequest]] = {}
@@ -52,7 +57,7 @@ class RecoveryArbiter:
             if waits is not None and not waits.done():
                 waits.set_result(message)
         elif isinstance(message, Outdated):
-            self.outdated(peer, message.stage)
+            self._outdated(peer, message.stage)
         else:
             self._inner.on_frame(peer, frame)
 
