@@ -43,7 +43,6 @@ from thinwire.collectives.executor import Work, at_once
 from thinwire.collectives.rounds.ballot_bound import BallotBound
 from thinwire.collectives.rounds.results import Results
 from thinwire.collectives.topology.shards import Grid
-from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.swarm.messages.registry import CHUNK_BYTES, MAX_CHUNKS, Digest, Open, PeerId
@@ -183,7 +182,11 @@ def _nothing() -> None:
 
 
 class SparseShardedReduce(BallotBound):
-    """Data plane of a sparse butterfly. `kept`: residuals, stored by the caller; `keeps`: seed of ownership."""
+    """Data plane of a sparse butterfly. `kept`: residuals, stored by the caller; `keeps`: seed of ownership.
+
+    `stirred`: called when a result was computed, which neither a frame nor a tick causes. The other arguments are those of
+    ShardedReduce.
+    """
 
     def __init__(
         self,
@@ -193,12 +196,9 @@ class SparseShardedReduce(BallotBound):
         grid: Grid,
         kept: OwnerResiduals,
         keeps: bytes,
-        send_queue: SendQueue,
-        now: Callable[[], float],
-        usual: dict[int, float],
-        phase: Callable[[int, str], None] = lambda round, name: None,
         aside: Work = at_once,
         stirred: Callable[[], None] = _nothing,
+        **sharded: Any,
     ) -> None:
         super().__init__(
             agreement,
@@ -206,10 +206,7 @@ class SparseShardedReduce(BallotBound):
             grid=grid,
             rule=RULES["mean"],
             seed=keeps,
-            send_queue=send_queue,
-            now=now,
-            usual=usual,
-            phase=phase,
+            **sharded,
         )
         self.results = Results(lambda chunk, index: codec.check_sum(chunk, grid.size(index)), len(grid))
         self._sifts, self._kept, self._aside = codec, kept, aside
