@@ -48,34 +48,38 @@ from thinwire.swarm.messages.registry import (
 
 
 class Family(Enum):
-    """Messages with one handler: rounds of training, all-reduce operations outside training, pipeline stages."""
+    """Messages with one handler: rounds of training, all-reduce operations outside training, pipeline stages, lost stages."""
 
     ROUNDS = "rounds"
     OPERATIONS = "operations"
     STAGES = "stages"
+    RECOVERY = "recovery"
 
 
 MEMBERSHIP = frozenset((Ping, PingRequest, Ack, Nack, Gossip, PushPull))
-STAGES = frozenset((Route, Activation, Passed, Close, Tally, Apply, Post, FrozenRows, Bereft, Bequest, Outdated))
+STAGES = frozenset((Route, Activation, Passed, Close, Tally, Apply, Post, FrozenRows))
+RECOVERY = frozenset((Bereft, Bequest, Outdated))
 
 
 def family_of(message: Message) -> Family:
     """Return the family of a message that does not concern membership."""
     if type(message) in STAGES:
         return Family.STAGES
+    if type(message) in RECOVERY:
+        return Family.RECOVERY
     return Family.OPERATIONS if is_ours(message) else Family.ROUNDS
 
 
 class Handler(Protocol):
-    """Receiver of events about links, frames and time."""
+    """Receiver of events about links, frames and time. Subclasses ignore the events that they do not define."""
 
     def on_link_up(self, peer: PeerId) -> None:
         """Handle a new link to a peer."""
-        ...
+        return
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         """Handle a broken link; `gone` if the process at its other end is dead."""
-        ...
+        return
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """Handle a checked frame that does not concern membership."""
@@ -83,7 +87,7 @@ class Handler(Protocol):
 
     def on_tick(self) -> None:
         """Let time pass."""
-        ...
+        return
 
 
 class Presence:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 from thinwire.collectives.transport.interface import Contact, Transport
@@ -191,19 +192,19 @@ class Peer:
     def hold(
         self,
         fragments: Collection[int] | None,
-        handler: Handler | None = None,
+        handlers: Mapping[Family, Handler] = MappingProxyType({}),
         *,
         recover: Lost | None = None,
         tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
         """Train only these fragments of a run in which each has rounds of its own; None: all. Call before `take_up`.
 
-        `handler`: of messages about pipeline stages. `recover`: recovers a fragment that no reachable peer has, if possible.
+        `handlers`: of messages about pipeline stages. `recover`: recovers a fragment that no reachable peer has, if possible.
         `tasks`: run from `take_up` until the departure.
         """
         self._held, self._recover, self._tasks = fragments, recover, tasks
-        if handler is not None:
-            self.presence.attach(Family.STAGES, handler)
+        for family, handler in handlers.items():
+            self.presence.attach(family, handler)
 
     async def take_up(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.node.membership.presence import Family, Handler
 from thinwire.node.methods.concurrent.fragment_replicas import chain_of
 from thinwire.node.methods.concurrent.fragment_sessions import FragmentSession
 from thinwire.node.methods.concurrent.standby_copy import StandbyCopy
@@ -93,7 +94,8 @@ def learner(
             alone=lambda: _alone(peer),
             others=lambda: _speeds(peer),
         )
-        buddy = keep(peer, manifest, origin, RecoveryArbiter(peer, origin.readiness, lambda: origin.drives.norms), work)
+        arbiter = RecoveryArbiter(peer, lambda: origin.drives.norms)
+        buddy = keep(peer, manifest, origin, origin.readiness, arbiter, work)
         return origin
 
     def outdated(origin: PeerId, stage: int) -> None:
@@ -129,15 +131,20 @@ def learner(
         return _chain(peer, seat.stage).replica.round if peer.ready else 0
 
     host = host_learner(manifest, vocab, seat.stage, seat.origin, door, round=round, lacking=look, able=able)
-    keep(peer, manifest, host, RecoveryArbiter(peer, host, outdated=outdated), work)
+    keep(peer, manifest, host, host, RecoveryArbiter(peer, outdated=outdated), work)
     return host
 
 
 def keep(
-    peer: Peer, manifest: Manifest, learner: HostLearner | OriginLearner, arbiter: RecoveryArbiter, work: Work
+    peer: Peer,
+    manifest: Manifest,
+    learner: HostLearner | OriginLearner,
+    handler: Handler,
+    arbiter: RecoveryArbiter,
+    work: Work,
 ) -> NeighbourBackup | None:
     """Protect stages against loss: recover the peer's own stage if no peer has it, and store a copy of the next one.
-    The peer receives messages about lost stages from now on.
+    The peer receives the messages of its group and about lost stages from now on.
     """
     (stage,), pipeline, layout = learner.held, manifest.pipeline, learner.layout
 
@@ -156,7 +163,8 @@ def keep(
     every = pipeline.backup_every
     buddy = NeighbourBackup(peer, stage, pipeline.stages, every, make, work) if every else None
     recover = StageRecovery(peer, pipeline, arbiter, make, work, brought)
-    peer.hold(learner.held, arbiter, recover=recover, tasks=(buddy.run,) if buddy is not None else ())
+    handlers = {Family.STAGES: handler, Family.RECOVERY: arbiter}
+    peer.hold(learner.held, handlers, recover=recover, tasks=(buddy.run,) if buddy is not None else ())
     return buddy
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from thinwire.collectives.topology.owner_backoff import Backoff
 from thinwire.collectives.transport.payload_assembly import pieces
 from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.node.membership.presence import Handler
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
 from thinwire.node.pipeline.recovery.stage_source import Source
 from thinwire.node.pipeline.step.origin import Origin
@@ -30,7 +31,7 @@ if its stage has other holders.
 """
 
 
-class HostReadiness:
+class HostReadiness(Handler):
     """Handler of Presence in front of the origin. `stages`: of the model; `wait`: seconds that a host may take for a
     round; `spare`: stages that every micro-batch skips in any case. `frozen`: returns the rows that every host needs before
     it is ready; `source`: the source of the parameters of a stage without a host; `alone`: True if no other peer trains
@@ -110,9 +111,6 @@ class HostReadiness:
     def on_link_up(self, peer: PeerId) -> None:
         """Pass a new link on; a host takes part again when it posts."""
         self.origin.on_link_up(peer)
-
-    def on_tick(self) -> None:
-        """Pass a tick to the origin."""
 
     @property
     def hosts(self) -> dict[int, list[PeerId]]:
