@@ -78,7 +78,7 @@ class Averager:
             live=self._live,
             key_of=self._keys.get,
             patience=patience,
-            moved=transport.totals if bandwidth else None,
+            by_bandwidth=bandwidth,
             topology=topology,
         )
         self._topology = topology
@@ -101,7 +101,7 @@ class Averager:
     @property
     def link(self) -> tuple[int, int]:
         """Known rates of our link: bytes/s up and down; 0 means unknown."""
-        return self._round_factory.bandwidth.up, self._round_factory.bandwidth.down
+        return self._send_queue.bandwidth.up, self._send_queue.bandwidth.down
 
     async def close(self) -> None:
         """Stop sending; the transport stays open."""
@@ -225,7 +225,7 @@ class Averager:
 
     def _routed(self, peer: PeerId, frame: Frame) -> None:
         message, number = frame.message, round_of(frame.message)
-        self._round_factory.look()
+        self._send_queue.look()
         if isinstance(message, Behind):
             if number > self._number:
                 self._round_factory.behind.set()
@@ -252,7 +252,7 @@ class Averager:
     async def _keep_time(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            self._round_factory.look()
+            self._send_queue.look()
             for butterfly in (self._current, self._past):
                 if butterfly is not None:
                     butterfly.tick()

@@ -16,62 +16,36 @@ cluster's part, as an owner can falsify its own chunks altogether.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median_high
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from thinwire.collectives.aggregation import Rule
 from thinwire.collectives.consensus.blame import SUBTOTAL, UNSUMMED
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.topology.hierarchy_routes import Cluster, Routes
-from thinwire.collectives.topology.shards import Grid, Key
-from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.compression.core.codec import Codec
+from thinwire.collectives.topology.shards import Key
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Digest, Open, PeerId, Subtotal
 
 
 class Hierarchy(ShardedReduce):
-    """Data plane of a hierarchy. The caller stores `groups`, the running norm of cluster values by chunk."""
+    """Data plane of a hierarchy. The caller stores `groups`, the running norm of cluster values by chunk.
+
+    The other arguments are those of ShardedReduce.
+    """
 
     # A peer that itself waits for others gets the time to name them.
     bears: ClassVar[Mapping[str, int]] = {UNSUMMED: 2, "result missing": 3}
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        *,
-        codec: Codec,
-        grid: Grid,
-        rule: Rule,
-        seed: bytes,
-        send_queue: SendQueue,
-        now: Callable[[], float],
-        usual: dict[int, float],
-        groups: dict[int, float],
-        pool: BufferPool | None = None,
-        phase: Callable[[int, str], None] = lambda round, name: None,
-    ) -> None:
-        super().__init__(
-            agreement,
-            codec=codec,
-            grid=grid,
-            rule=rule,
-            seed=seed,
-            send_queue=send_queue,
-            now=now,
-            usual=usual,
-            pool=pool,
-            phase=phase,
-        )
+    def __init__(self, agreement: Agreement, *, groups: dict[int, float], **sharded: Any) -> None:
+        super().__init__(agreement, **sharded)
         self._routes: Routes | None = None
         # Values of clusters, by the name of their inputs, so that they outlive a ballot that other peers have left. If
         # two clusters differ much, neither is the outlier: the larger norm is remembered.
-        self._totals = Contributions(codec, grid, groups, median_high)
+        self._totals = Contributions(self.codec, self.grid, groups, median_high)
         self._given: dict[tuple[Digest, int], PeerId] = {}
         self._told: set[tuple[PeerId, int, Digest]] = set()
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any
 
 import blake3
 import numpy as np
@@ -22,13 +22,12 @@ from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.hierarchy import Hierarchy
 from thinwire.collectives.rounds.ring import Ring
 from thinwire.collectives.rounds.round import Round
-from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, ShardedSparseCodec, SparseShardedReduce
+from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, SparseShardedReduce
 from thinwire.collectives.timing import MAX_PATIENCE
-from thinwire.collectives.topology.owner_backoff import STEPS, OwnerBackoff
+from thinwire.collectives.topology.owner_backoff import Backoff, OwnerBackoff
 from thinwire.collectives.topology.placement import Rate, Trip
 from thinwire.collectives.topology.ring_order import best
 from thinwire.collectives.topology.shards import Grid
-from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.collectives.transport.send_queue import SendQueue
@@ -62,13 +61,13 @@ class RoundFactory:
 
     - `live`: peers with a link, maintained by the caller. `key_of`: Ed25519 public key of another peer, None if unknown.
     - `patience`: seconds without progress before a peer acts; never below the given value, adapts to the duration of rounds.
-    - `moved`: bytes sent and received so far, for dealing out chunks by bandwidth; None: all peers own equally many.
+    - `by_bandwidth`: peers own as many chunks as their links can carry; otherwise all own equally many.
     - `collective`: "all-gather": every payload goes to all peers (`codec` only validates it); "sparse-butterfly": each
       chunk has an owner that sums contributions and sends the largest values of the sum; "butterfly": chunks are
       averaged by `rule`.
     - `topology` of a butterfly: "butterfly" (at the owners), "ring" (while they travel) or "hierarchy" (in sites first).
-    - `site`: the network that we share with others. `bandwidth`, `stash`: estimate of our link and frames for next rounds, if
-      shared with other factories of this peer.
+    - `site`: the network that we share with others. `stash`: frames for next rounds, if shared with other factories of this
+      peer.
     - `kept`: unsent residuals of chunks that we own in a sparse butterfly, computed by `aside`.
     """
 
@@ -86,10 +85,9 @@ class RoundFactory:
         patience: float,
         phase: Callable[[int, str], None] = lambda round, name: None,
         collective: str = "butterfly",
-        moved: Callable[[], tuple[int, int]] | None = None,
+        by_bandwidth: bool = False,
         topology: str = "butterfly",
         site: str = "",
-        bandwidth: Bandwidth | None = None,
         stash: PendingFrames | None = None,
         kept: OwnerResiduals | None = None,
         aside: Work = at_once,
@@ -103,8 +101,6 @@ class RoundFactory:
         """Frames of the next round."""
         self.sick = sick
         """Returns peers that must not own chunks in rounds that we lead."""
-        self.rate: Rate | None = None
-        """Rates for the order of rings, if more is known than what each peer announces of its own link."""
         self.spans = spans
         """Returns our measurements of links to other peers."""
         self._identity, self._run_id = identity, run_id
@@ -116,12 +112,8 @@ class RoundFactory:
         self._sieve: SparseShardedReduce | None = None
         self.kept, self._aside = OwnerResiduals() if kept is None else kept, aside
         self._owner_backoff = OwnerBackoff()
-        self._moved = moved
-        self.bandwidth = bandwidth or Bandwidth()
-        """Estimate of our link; unknown if nothing measures it."""
-        if moved is not None:
-            send_queue.handed = self.look
-        self._breaks = self._straight = 0
+        self._by_bandwidth = by_bandwidth
+        self._ring_backoff = Backoff()
 
     def begin(
         self,
@@ -140,7 +132,7 @@ class RoundFactory:
         """
         number = (terms.fragment << 48) + terms.round  # so that fragments do not all have the same backups
         seed = blake3.blake3(self._run_id + number.to_bytes(8, "big")).digest()
-        sized = self._moved is not None and self._topology == self._collective == "butterfly"
+        sized = self._by_bandwidth and self._topology == self._collective == "butterfly"
         chunks = len(grid) if sized else 0
         order = leader_order(seed, terms.members, terms.round, terms.fragment)
         agreement = Agreement(
@@ -150,7 +142,7 @@ class RoundFactory:
                 members=order,
                 patience=self.patience,
                 chunks=chunks,
-                hands=self._moved is not None and self._collective == "all-gather",
+                hands=self._by_bandwidth and self._collective == "all-gather",
                 sited=self._topology == "hierarchy",
                 ring=partial(self._ring, seed, terms.round) if self._topology == "ring" else None,
             ),
@@ -162,7 +154,7 @@ class RoundFactory:
             idle={*self._owner_backoff.resting(terms.round), *self.sick()},
             life=life,
         )
-        exchange = self._plane(agreement, grid, seed, turn)
+        exchange = self._plane(agreement, grid, seed, turn, stirred=lambda: fly.pump())
         fly = Round(
             agreement,
             exchange,
@@ -177,80 +169,27 @@ class RoundFactory:
         if self._sieve is not None:
             self._sieve.halt()  # an abandoned round must not vote any more
         self._sieve = exchange if isinstance(exchange, SparseShardedReduce) else None
-        if self._sieve is not None:
-            self._sieve.stirred = fly.pump
         return fly
 
-    def look(self) -> None:
-        """Sample the transferred bytes, if due."""
-        if self._moved is not None and self.bandwidth.due(now := self._now()):
-            self.bandwidth.look(*self._moved(), now)
-
     def _link(self) -> tuple[int, int]:
-        return self.bandwidth.settle()
+        return self._send_queue.bandwidth.settle() if self._by_bandwidth else (0, 0)
 
-    def _plane(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> DataPlane:
+    def _plane(
+        self, agreement: Agreement, grid: Grid, seed: bytes, turn: int, stirred: Callable[[], None]
+    ) -> DataPlane:
+        usual = self._usual.setdefault(turn, {})
+        common: dict[str, Any] = dict(send_queue=self._send_queue, now=self._now, usual=usual, phase=self._phase)
         if self._collective == "all-gather":
-            return self._gather(agreement, grid, turn)
+            return AllGather(agreement, screen=self._codec, pieces=grid, **common)
+        common |= dict(codec=self._codec, grid=grid)
         if self._collective == "sparse-butterfly":
-            return self._sifting(agreement, grid, turn)
-        return self._exchange(agreement, grid, seed, turn)
-
-    def _sifting(self, agreement: Agreement, grid: Grid, turn: int) -> SparseShardedReduce:
-        return SparseShardedReduce(
-            agreement,
-            codec=cast(ShardedSparseCodec, self._codec),
-            grid=grid,
-            kept=self.kept,
-            keeps=self._run_id,
-            aside=self._aside,
-            send_queue=self._send_queue,
-            now=self._now,
-            usual=self._usual.setdefault(turn, {}),
-            phase=self._phase,
-        )
-
-    def _exchange(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> ShardedReduce:
+            return SparseShardedReduce(
+                agreement, kept=self.kept, keeps=self._run_id, aside=self._aside, stirred=stirred, **common
+            )
+        common |= dict(rule=self._rule, seed=seed, pool=self._pool)
         if self._topology == "hierarchy":
-            return self._hierarchy(agreement, grid, seed, turn)
-        return (Ring if self._topology == "ring" else ShardedReduce)(
-            agreement,
-            codec=cast(Codec, self._codec),
-            grid=grid,
-            rule=self._rule,
-            seed=seed,
-            send_queue=self._send_queue,
-            now=self._now,
-            usual=self._usual.setdefault(turn, {}),
-            pool=self._pool,
-            phase=self._phase,
-        )
-
-    def _hierarchy(self, agreement: Agreement, grid: Grid, seed: bytes, turn: int) -> Hierarchy:
-        return Hierarchy(
-            agreement,
-            codec=cast(Codec, self._codec),
-            grid=grid,
-            rule=self._rule,
-            seed=seed,
-            send_queue=self._send_queue,
-            now=self._now,
-            usual=self._usual.setdefault(turn, {}),
-            groups=self._usual.setdefault(-1 - turn, {}),
-            pool=self._pool,
-            phase=self._phase,
-        )
-
-    def _gather(self, agreement: Agreement, cut: Grid, turn: int) -> AllGather:
-        return AllGather(
-            agreement,
-            screen=self._codec,
-            pieces=cut,
-            send_queue=self._send_queue,
-            now=self._now,
-            usual=self._usual.setdefault(turn, {}),
-            phase=self._phase,
-        )
+            return Hierarchy(agreement, groups=self._usual.setdefault(-1 - turn, {}), **common)
+        return (Ring if self._topology == "ring" else ShardedReduce)(agreement, **common)
 
     async def outcome(self, fly: Round, *, give_up: float | None = None) -> Outcome:
         """Return the Outcome of a round; without a commit after `give_up` seconds, or if we are behind."""
@@ -272,13 +211,10 @@ class RoundFactory:
                 self.patience = max(self.floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
         return outcome
 
-    def _ring(
-        self, seed: Digest, round: int, peers: Sequence[PeerId], announced: Rate, trip: Trip
-    ) -> tuple[PeerId, ...]:
+    def _ring(self, seed: Digest, round: int, peers: Sequence[PeerId], rate: Rate, trip: Trip) -> tuple[PeerId, ...]:
         """Return the order of a ring for a ballot that we open; empty while rings are suspended."""
-        if round <= self._straight:
+        if round <= self._ring_backoff.until:
             return ()
-        rate = self.rate or announced
         ranked = rank(seed, "ring", peers)
         rates = np.array([[rate(sender, receiver) for receiver in ranked] for sender in ranked])
         trips = np.array([[trip(sender, receiver) for receiver in ranked] for sender in ranked])
@@ -291,10 +227,9 @@ class RoundFactory:
         """
         exchange = fly.exchange
         if isinstance(exchange, Ring) and exchange.broken:
-            self._breaks = min(STEPS, self._breaks + 1)
-            self._straight = fly.round + 2**self._breaks
+            self._ring_backoff.fail(fly.round)
         elif exchange.opened is not None and exchange.opened.order:
-            self._breaks = max(0, self._breaks - 1)
+            self._ring_backoff.succeed()
 
     def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
         key = self._identity.public_key if peer == self._identity.peer_id else self._key_of(peer)

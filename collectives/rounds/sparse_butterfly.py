@@ -43,7 +43,6 @@ from thinwire.collectives.executor import Work, at_once
 from thinwire.collectives.rounds.ballot_bound import BallotBound
 from thinwire.collectives.rounds.results import Results
 from thinwire.collectives.topology.shards import Grid
-from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.swarm.messages.registry import CHUNK_BYTES, MAX_CHUNKS, Digest, Open, PeerId
@@ -178,8 +177,16 @@ class OwnerResiduals:
         self.lost = self.lost[0] + 1, self.lost[1] + float(np.dot(rest, rest))
 
 
+def _nothing() -> None:
+    pass
+
+
 class SparseShardedReduce(BallotBound):
-    """Data plane of a sparse butterfly. `kept`: residuals, stored by the caller; `keeps`: seed of ownership."""
+    """Data plane of a sparse butterfly. `kept`: residuals, stored by the caller; `keeps`: seed of ownership.
+
+    `stirred`: called when a result was computed, which neither a frame nor a tick causes. The other arguments are those of
+    ShardedReduce.
+    """
 
     def __init__(
         self,
@@ -189,11 +196,9 @@ class SparseShardedReduce(BallotBound):
         grid: Grid,
         kept: OwnerResiduals,
         keeps: bytes,
-        send_queue: SendQueue,
-        now: Callable[[], float],
-        usual: dict[int, float],
-        phase: Callable[[int, str], None] = lambda round, name: None,
         aside: Work = at_once,
+        stirred: Callable[[], None] = _nothing,
+        **sharded: Any,
     ) -> None:
         super().__init__(
             agreement,
@@ -201,10 +206,7 @@ class SparseShardedReduce(BallotBound):
             grid=grid,
             rule=RULES["mean"],
             seed=keeps,
-            send_queue=send_queue,
-            now=now,
-            usual=usual,
-            phase=phase,
+            **sharded,
         )
         self.results = Results(lambda chunk, index: codec.check_sum(chunk, grid.size(index)), len(grid))
         self._sifts, self._kept, self._aside = codec, kept, aside
@@ -212,8 +214,7 @@ class SparseShardedReduce(BallotBound):
         self._due: dict[int, Callable[[], tuple[bytes, Floats]]] = {}
         """Computations of our results in the ballot in progress whose inputs are complete."""
         self._task: asyncio.Task[None] | None = None
-        self.stirred: Callable[[], None] = _nothing
-        """Called when a result was computed, which neither a frame nor a tick causes."""
+        self._stirred = stirred
 
     def _basis(self, opened: Open) -> object:
         """Return the inputs that determine the results: also the owners."""
@@ -262,7 +263,7 @@ class SparseShardedReduce(BallotBound):
         self._rests.setdefault(index, {})[blake3.blake3(result).digest()] = rest
         self._publish(self.opened, index, result)
         self._record()
-        self.stirred()
+        self._stirred()
 
     def settle(self) -> None:
         """Free the round's data. Residuals change when the round is applied."""
@@ -283,8 +284,4 @@ class SparseShardedReduce(BallotBound):
     def halt(self) -> None:
         """Cancel queued computations: this round is over here."""
         self._due.clear()
-        self.stirred = _nothing
-
-
-def _nothing() -> None:
-    pass
+        self._stirred = _nothing

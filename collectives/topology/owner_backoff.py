@@ -11,6 +11,7 @@ should.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad, filled, seconds
@@ -42,6 +43,25 @@ def overdue(opened: Open, links: Sequence[PeerLoad], took: Mapping[PeerId, float
     return late
 
 
+@dataclass(slots=True)
+class Backoff:
+    """Pauses after failures: 2, 4, 8 and so on up to 2**`most` rounds. Each success takes one step back."""
+
+    most: int = STEPS
+    failures: int = 0
+    until: int = 0
+    """Last round of the pause."""
+
+    def fail(self, round: int) -> None:
+        """Begin a longer pause than the last one."""
+        self.failures = min(self.most, self.failures + 1)
+        self.until = round + 2**self.failures
+
+    def succeed(self) -> None:
+        """Take one step back."""
+        self.failures = max(0, self.failures - 1)
+
+
 class OwnerBackoff:
     """One peer's memory of the failures of others.
 
@@ -49,25 +69,23 @@ class OwnerBackoff:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[PeerId, int] = {}
-        self._until: dict[PeerId, int] = {}
+        self._known: dict[PeerId, Backoff] = {}
 
     def resting(self, round: int) -> set[PeerId]:
         """Return the peers that are to own no chunks in this round."""
-        return {peer for peer, until in self._until.items() if round <= until}
+        return {peer for peer, known in self._known.items() if round <= known.until}
 
     @property
     def remembered(self) -> set[PeerId]:
         """Peers whose failures are not forgotten yet."""
-        return {*self._steps, *self._until}
+        return set(self._known)
 
     def settle(self, opened: Open, failed: Collection[PeerId]) -> None:
         """Record that a round has committed with this ballot; `failed` lost their chunks or lied about them."""
         for peer in failed:
-            self._steps[peer] = min(STEPS, self._steps.get(peer, 0) + 1)
-            self._until[peer] = opened.round + 2 ** self._steps[peer]
-        for peer in set(self._until) - set(failed) - self.resting(opened.round):
-            kept = peer in opened.alive and peer not in opened.idle
-            self._steps[peer] -= kept
-            if not self._steps[peer] or peer not in opened.alive:
-                del self._steps[peer], self._until[peer]
+            self._known.setdefault(peer, Backoff()).fail(opened.round)
+        for peer in set(self._known) - set(failed) - self.resting(opened.round):
+            if peer in opened.alive and peer not in opened.idle:
+                self._known[peer].succeed()
+            if not self._known[peer].failures or peer not in opened.alive:
+                del self._known[peer]

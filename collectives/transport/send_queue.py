@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.collectives.transport.interface import Transport
 from thinwire.collectives.transport.link_rates import LinkRates
 from thinwire.collectives.transport.send_priority import SendPriority
@@ -143,11 +144,11 @@ class SendQueue:
 
         The code that runs the peer awaits it.
         """
-        self.handed: Callable[[], None] = lambda: None
-        """Called whenever a bulk frame was handed to the transport."""
+        self.bandwidth = Bandwidth()
+        """Estimate of our link, from the bytes that `look` samples."""
         self._control: dict[PeerId, PeerQueue] = {}
         self._bulk: dict[PeerId, PeerQueue] = {}
-        self._precedence, self._words = SendPriority(lambda: self.handed()), SendPriority()
+        self._precedence, self._words = SendPriority(self.look), SendPriority()
         self._now = asyncio.get_running_loop().time
         self.ways = LinkRates()
         """Rates of the paths to other peers."""
@@ -159,6 +160,11 @@ class SendQueue:
     def bulk(self, to: PeerId, frame: Frame, *, later: bool = False) -> None:
         """Queue a frame with a payload; the payload must not change before it is sent."""
         self._put(self._bulk, to, LONGEST, frame, later=later)
+
+    def look(self) -> None:
+        """Sample the transferred bytes, if due: after each bulk frame, and whenever the rounds have news."""
+        if self.bandwidth.due(now := self._now()):
+            self.bandwidth.look(*self._transport.totals(), now)
 
     def came(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer."""
@@ -240,7 +246,7 @@ class SendQueue:
             waits = bulk and self._precedence.urgent and yields(frame)
             if not waits and self._transport.offer(to, frame):
                 if bulk:
-                    self.handed()
+                    self.look()
                     self._left(to, frame)
                 return
             if bulk:

@@ -23,6 +23,7 @@ from thinwire.collectives.allreduce.signature import plan_of
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.registry import dense
+from thinwire.node.membership.presence import Family
 from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.swarm.identity.errors import HintedError
@@ -199,9 +200,10 @@ def operations_of(peer: Peer) -> AllreduceService:
         lambda: roster.view.peers,
         key,
         roster.record.sequence // 1000 % 2**31,
-        lambda: presence.link(),
+        presence.send_queue.bandwidth.known,
     )
-    presence.operations = made = AllreduceService(place, gone=gone)
+    made = AllreduceService(place, gone=gone)
+    presence.attach(Family.OPERATIONS, made)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -82,8 +83,14 @@ class BackgroundPeer:
         self._carried = 0  # weight not yet in any round: the loop gives it again, with that of later steps
         self._flight: asyncio.Task[RoundReport] | None = None
         self._begun, self._due = asyncio.Event(), asyncio.Event()
-        self.steps: int | None = None
+        self.steps = 0
         """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
+        self.under_way = False
+        """Whether an exchange has begun that is not finished."""
+        self.last: RoundReport | None = None
+        """Report of the last exchange."""
+        self.reports: deque[RoundReport] = deque(maxlen=1024)
+        """Reports that nobody has read."""
         self._traffic = (0, 0)
         self.check, self.ask = self._background.check, self._background.ask
 
@@ -112,9 +119,22 @@ class BackgroundPeer:
         """Write an event."""
         self.ask(lambda: self._report.emit(kind, fields))
 
-    def take_up(self, layout: Layout, theta: Floats, *, read: Read, write: ParameterWrite, device: str) -> None:
-        """Become a member, see `Peer.take_up`."""
-        self._report.device = device
+    def take_up(
+        self,
+        layout: Layout,
+        theta: Floats,
+        *,
+        read: Read,
+        write: ParameterWrite,
+        synchronize: Callable[[], None],
+        private: Callable[[], PrivateState | None],
+        device: str,
+    ) -> None:
+        """Become a member, see `Peer.take_up`.
+
+        `synchronize`: waits until the parameters may be read. `private`: returns what a checkpoint stores of the caller.
+        """
+        self._report.device, self._synchronize, self._private = device, synchronize, private
         self._report.phase = "joining" if self._joins else "starting"
         work = self._background.work
         self._background.call(self.peer.take_up(layout, theta, read=read, write=write, work=work, joins=self._joins))
@@ -136,21 +156,60 @@ class BackgroundPeer:
             self.peer.environment.now,
         )
 
-    def exchange(self, *, steps: int, weight: int, loss: float | None) -> RoundReport:
-        """Run one round, see `OuterLoop.sync`."""
-        self.ask(self._due.set)
-        return self._background.call(self._exchange(steps, weight, loss))
+    @property
+    def done(self) -> bool:
+        """Whether the run has had all its rounds. Raises background failures."""
+        self.check()
+        last = self.peer.manifest.run.rounds
+        return bool(last) and self.peer.ready and self.peer.replica.round >= last and not self.under_way
 
-    def begin(self, *, steps: int, weight: int, loss: float | None) -> RoundReport | None:
+    @property
+    def overlap(self) -> int:
+        """Inner steps to make while an exchange is under way; 0 if training waits for it."""
+        return self.peer.overlap
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether the others have committed the round in progress without waiting for us."""
+        return self.peer.ready and self.peer.rounds.overtaken
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the next round only makes the present peers members: the first round of the method "merge"."""
+        return self.peer.ready and self.peer.gathers
+
+    def gather(self) -> RoundReport:
+        """Run that round: all peers contribute their initial parameters."""
+        return self.exchange(steps=0, weight=self.peer.idle_weight)
+
+    def exchange(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport:
+        """Run one round after `steps` inner steps on `weight` samples, see `OuterLoop.sync`."""
+        self._synchronize()
+        self.ask(self._due.set)
+        return self._over(self._background.call(self._exchange(steps, weight, loss)))
+
+    def begin(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport | None:
         """Start an exchange; the contribution has been read when this returns.
 
-        Return the report if the exchange is over already.
+        Return the report if the exchange is over already; otherwise `finish` is due `overlap` inner steps later.
         """
-        return self._background.call(self._begin(steps, weight, loss))
+        self._synchronize()
+        report = self._background.call(self._begin(steps, weight, loss))
+        self.under_way = report is None
+        return None if report is None else self._over(report)
 
     def finish(self) -> RoundReport:
         """Finish an exchange: wait for the verdict and set the parameters."""
-        return self._background.call(self._finish())
+        self._synchronize()
+        self.under_way = False
+        return self._over(self._background.call(self._finish()))
+
+    def _over(self, report: RoundReport) -> RoundReport:
+        self.last = report
+        self.reports.append(report)
+        if self.ask(lambda: self._services.save_due):
+            self.save()
+        return report
 
     def abandon(self) -> None:
         """Cancel an exchange that has begun."""
@@ -229,21 +288,17 @@ class BackgroundPeer:
             outcome.taken,
         )
 
-    def save_due(self) -> bool:
-        """Return whether a checkpoint is due."""
-        return self.ask(lambda: self._services.save_due)
-
-    def save(self, private: Callable[[], PrivateState | None]) -> None:
-        """Write a checkpoint with this private state, unless this round has one. Runs in the caller's thread."""
+    def save(self) -> None:
+        """Write a checkpoint, unless this round has one. Runs in the caller's thread."""
         follows = self.peer.rounds.follows
         self.settle()
         if follows:
             self._background.call(self.peer.rounds.rest())
         try:
             if self.peer.rounds.overlaps_calls:  # an exchange in progress changes the state meanwhile
-                saved = self._background.call(self._background.work(lambda: self._services.save(private)))
+                saved = self._background.call(self._background.work(lambda: self._services.save(self._private)))
             else:
-                saved = self._services.save(private)
+                saved = self._services.save(self._private)
             self.ask(lambda: self._services.saved(saved))
         finally:
             if follows:

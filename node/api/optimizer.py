@@ -7,74 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from thinwire.node.api.background_peer import RoundReport
+from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
 from torch import Tensor
-
-
-class RoundClient(Protocol):
-    """Rounds with the swarm as a SwarmOptimizer uses them; see the methods of the same names of `Swarm`."""
-
-    @property
-    def done(self) -> bool:
-        """True when the run has had all its rounds."""
-        ...
-
-    @property
-    def steps(self) -> int:
-        """Inner steps of the next round."""
-        ...
-
-    @property
-    def overlap(self) -> int:
-        """Inner steps made while an exchange is under way; 0 when training waits for it."""
-        ...
-
-    @property
-    def under_way(self) -> bool:
-        """True while an exchange has begun and is not finished."""
-        ...
-
-    @property
-    def overtaken(self) -> bool:
-        """True when the others have committed the round in progress without this peer."""
-        ...
-
-    @property
-    def gathers(self) -> bool:
-        """True when the next round only makes the peers that are present members."""
-        ...
-
-    def gather(self) -> RoundReport:
-        """Run that round."""
-        ...
-
-    def exchange(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport:
-        """Run a round after `steps` inner steps on `weight` samples."""
-        ...
-
-    def begin(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport | None:
-        """Begin a round.
-
-        Return a report when it is over already, else None: `finish` is due `overlap` inner steps later.
-        """
-        ...
-
-    def finish(self) -> RoundReport:
-        """Finish the round that `begin` began."""
-        ...
-
-    def tell(self, report: RoundReport) -> None:
-        """Pass the report of a round to the user's callback."""
-        ...
 
 
 class SwarmOptimizer(torch.optim.Optimizer):
     """Replaces the inner optimizer everywhere: learning rate schedulers and GradScaler accept it.
 
-    See `Swarm.wrap`.
+    See `Swarm.wrap`. `background_peer` runs the rounds; `on_round` is called with the report of each.
 
     Parameter groups, state, hooks and state dicts are those of the inner optimizer.
     """
@@ -83,9 +26,15 @@ class SwarmOptimizer(torch.optim.Optimizer):
     # itself.
     _step_supports_amp_scaling = False
 
-    def __init__(self, swarm: RoundClient, inner: torch.optim.Optimizer, batch: int) -> None:
+    def __init__(
+        self,
+        background_peer: BackgroundPeer,
+        inner: torch.optim.Optimizer,
+        batch: int,
+        on_round: Callable[[RoundReport], None] | None = None,
+    ) -> None:
         # Do not call the base class: attributes that it sets belong to the inner optimizer, see __getattr__.
-        self._inner, self._swarm, self._batch = inner, swarm, batch
+        self._inner, self._background_peer, self._batch, self._on_round = inner, background_peer, batch, on_round
         self._steps = self._weight = self._sent = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -107,23 +56,23 @@ class SwarmOptimizer(torch.optim.Optimizer):
         peers; by default the value of the closure. Returns the result of the inner optimizer's step. Once the run is
         over, the parameters stay as the swarm left them. Raises what `Swarm.check` raises.
         """
-        swarm = self._swarm
+        peer = self._background_peer
         weight = self._batch if weight is None else weight
         if weight < 0:
             raise ValueError(f"weight must be a number of samples, not {weight}")
-        if swarm.done:
+        if peer.done:
             return None if closure is None else closure()
-        while swarm.gathers and not swarm.done:
+        while peer.gathers and not peer.done:
             # before any training, repeated until it succeeds; parameters that are equal everywhere do not change
-            swarm.tell(swarm.gather())
+            self._tell(peer.gather())
         result = self._inner.step() if closure is None else self._inner.step(closure)
         self._steps += 1
         self._weight += weight
-        if swarm.under_way and self._steps >= swarm.overlap:
-            self._book(swarm.finish())
-        if not swarm.under_way and (self._steps >= swarm.steps or swarm.overtaken) and not swarm.done:
+        if peer.under_way and self._steps >= peer.overlap:
+            self._book(peer.finish())
+        if not peer.under_way and (self._steps >= peer.steps or peer.overtaken) and not peer.done:
             steps, self._steps, self._sent = self._steps, 0, self._weight
-            exchange = swarm.begin if swarm.overlap else swarm.exchange
+            exchange = peer.begin if peer.overlap else peer.exchange
             report = exchange(steps=steps, weight=self._weight, loss=_number(result if loss is None else loss))
             if report is not None:
                 self._book(report)
@@ -138,7 +87,11 @@ class SwarmOptimizer(torch.optim.Optimizer):
             self._weight -= self._sent - report.kept
         elif report.adopted:
             self._steps = self._weight = 0
-        self._swarm.tell(report)
+        self._tell(report)
+
+    def _tell(self, report: RoundReport) -> None:
+        if self._on_round is not None:
+            self._on_round(report)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset gradients, see torch.optim.Optimizer."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -77,14 +76,8 @@ class Swarm:
     """
 
     def __init__(self, background_peer: BackgroundPeer) -> None:
-        self.last: RoundReport | None = None
-        """Report of the last exchange."""
-        self.under_way = False
-        """Whether an exchange has begun that must be finished."""
         self._background_peer, self._peer = background_peer, background_peer.peer
         self._optimizer: SwarmOptimizer | None = None
-        self._on_round: Callable[[RoundReport], None] | None = None
-        self._reports: deque[RoundReport] = deque(maxlen=1024)
         self._left = False
         try:
             background_peer.open()
@@ -107,17 +100,6 @@ class Swarm:
         return self._peer.manifest
 
     @property
-    def steps(self) -> int:
-        """Inner steps of the next round: H, or according to this machine's speed if the manifest says so."""
-        steps = self._background_peer.steps
-        return self._peer.manifest.pace if steps is None else steps
-
-    @property
-    def overlap(self) -> int:
-        """Number of these steps that are made while an exchange is under way."""
-        return self._peer.overlap
-
-    @property
     def round(self) -> int:
         """The last committed round; 0 before the first."""
         return self._peer.replica.round if self._peer.ready else 0
@@ -136,9 +118,22 @@ class Swarm:
     @property
     def done(self) -> bool:
         """Whether the run has had all its rounds (`run.rounds`; 0 means endless). Raises as `check` does."""
-        self.check()
-        last = self._peer.manifest.run.rounds
-        return bool(last) and self.round >= last and not self.under_way
+        return self._background_peer.done
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an exchange has begun that is not finished."""
+        return self._background_peer.under_way
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether the others have committed the round in progress without waiting for us."""
+        return self._background_peer.overtaken
+
+    @property
+    def last(self) -> RoundReport | None:
+        """Report of the last exchange."""
+        return self._background_peer.last
 
     @property
     def status(self) -> Status:
@@ -186,7 +181,6 @@ class Swarm:
                 f"this run's method is {self.manifest.outer.method!r}, not {method!r}",
                 "the manifest decides: the founder of the run sets `method` under [outer]",
             )
-        self._on_round = on_round
         # torch.compile wraps the module that has the parameters' names
         module: nn.Module = getattr(model, "_orig_mod", model)
         layout = layout_of(module)
@@ -196,67 +190,35 @@ class Swarm:
         if any(id(tensor) not in known for group in optimizer.param_groups for tensor in group["params"]):
             raise ValueError("the optimizer holds tensors that are not parameters of this model: they would stay local")
         devices = sorted({str(parameter.device) for parameter in module.parameters()})
-        self._gpus = [device for device in devices if device.startswith("cuda")]
+
+        def synchronize() -> None:
+            """Wait for queued GPU work: two threads use the parameters, never at the same time."""
+            for device in devices:
+                if device.startswith("cuda"):
+                    torch.cuda.synchronize(device)
 
         def read(start: int, stop: int, out: Floats) -> None:
             layout.read(module, out, start)
 
         def write(theta: Floats, start: int = 0, keep: float = 0.0) -> None:
             layout.write(module, theta, start, keep)
-            self._synchronize()
+            synchronize()
 
         theta = np.empty(layout.total, np.float32)
         layout.read(module, theta)
         self._module, self._inner = module, optimizer
-        self._background_peer.take_up(layout, theta, read=read, write=write, device=", ".join(devices))
+        self._background_peer.take_up(
+            layout,
+            theta,
+            read=read,
+            write=write,
+            synchronize=synchronize,
+            private=self._private,
+            device=", ".join(devices),
+        )
         self._restore()
-        self._optimizer = SwarmOptimizer(self, optimizer, batch)
+        self._optimizer = SwarmOptimizer(self._background_peer, optimizer, batch, on_round)
         return self._optimizer
-
-    @property
-    def gathers(self) -> bool:
-        """Whether the next round only makes the present peers members: the first round of the method "merge"."""
-        return self._peer.ready and self._peer.gathers
-
-    def gather(self) -> RoundReport:
-        """Run that round: all peers contribute their initial parameters. `SwarmOptimizer.step` starts with it."""
-        return self.exchange(steps=0, weight=self._peer.idle_weight)
-
-    @property
-    def overtaken(self) -> bool:
-        """Whether the others have committed the round in progress without waiting for us."""
-        return self._peer.ready and self._peer.session.overtaken
-
-    def exchange(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport:
-        """Run the round after `steps` inner steps on `weight` samples.
-
-        `SwarmOptimizer.step` does this by itself.
-        """
-        self._synchronize()
-        return self._over(self._background_peer.exchange(steps=steps, weight=weight, loss=loss))
-
-    def begin(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport | None:
-        """Start an `exchange`, after which training continues.
-
-        Call `finish` `overlap` inner steps later, unless this returns a report.
-        """
-        self._synchronize()
-        report = self._background_peer.begin(steps=steps, weight=weight, loss=loss)
-        self.under_way = report is None
-        return None if report is None else self._over(report)
-
-    def finish(self) -> RoundReport:
-        """Finish an exchange that has begun."""
-        self._synchronize()
-        self.under_way = False
-        return self._over(self._background_peer.finish())
-
-    def _over(self, report: RoundReport) -> RoundReport:
-        self.last = report
-        self._reports.append(report)
-        if self._background_peer.save_due():
-            self._background_peer.save(self._private)
-        return report
 
     def outer(self) -> dict[str, torch.Tensor]:
         """Return a copy of the outer parameters by name, equal on all peers.
@@ -266,23 +228,13 @@ class Swarm:
         split = self._peer.layout.split(self._background_peer.copy())
         return {name: torch.from_numpy(values) for name, values in split.items()}
 
-    def tell(self, report: RoundReport) -> None:
-        """Call `on_round` of `wrap`, if given; `SwarmOptimizer.step` does so at the end of an exchange."""
-        if self._on_round is not None:
-            self._on_round(report)
-
     def rounds(self) -> Iterator[RoundReport]:
         """Yield reports of the exchanges since the last call, oldest first, without waiting.
 
         Only the last 1024 are stored.
         """
-        while self._reports:
-            yield self._reports.popleft()
-
-    def _synchronize(self) -> None:
-        """Wait for queued GPU work: two threads use the parameters, never at the same time."""
-        for device in self._gpus:
-            torch.cuda.synchronize(device)
+        while self._background_peer.reports:
+            yield self._background_peer.reports.popleft()
 
     def _private(self) -> PrivateState | None:
         # Some optimizers also store numbers in their state: a partly restored one is worse than one that warms up
@@ -407,10 +359,10 @@ class Swarm:
         self._left = True
         try:
             if self.under_way and linger:
-                self.finish()
+                self._background_peer.finish()
             self._background_peer.abandon()
             if self._optimizer is not None:
-                self._background_peer.save(self._private)
+                self._background_peer.save()
             if linger:
                 self._background_peer.linger()
         finally:

@@ -5,12 +5,14 @@ Each one collects its arguments and passes them on; heavy modules are imported i
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from thinwire.node.daemon.options import Options, memory_of
@@ -90,19 +92,8 @@ def _settings(context: typer.Context, debug: bool, flags: Flags) -> Config:
     return config
 
 
-def start(
+def _shared(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
-    local: Annotated[int, typer.Option("--local", metavar="N", min=0, max=64, help="Start N peers here.")] = 0,
-    weak: Annotated[
-        int, typer.Option("--weak", metavar="N", min=0, max=64, help="With --local: N more peers with --memory each.")
-    ] = 0,
-    memory: Memory = None,
-    chaos: Annotated[bool, typer.Option("--chaos", help="With --local: kill one peer, let another join late.")] = False,
-    wait_for: Annotated[
-        int,
-        typer.Option("--wait-for", metavar="N", min=1, max=256, help="Start training with N peers, or after a minute."),
-    ] = 1,
     rounds: Rounds = None,
     data: Data = None,
     device: Device = None,
@@ -118,24 +109,41 @@ def start(
     home: Home = None,
     log: Log = "auto",
     debug: Debug = False,
-) -> int:
-    """Start a run and print the command with which others join it."""
+) -> tuple[Any, Options]:
+    """Return the machine's settings, and the options of this call that `start` and `join` share."""
     flags: Flags = dict(
         data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, up=up,
         site=site, name=name, home=home,
     )  # fmt: skip
-    config = _settings(context, debug, flags)
-    options = Options(
-        local=local,
-        weak=weak,
-        memory=_memory(memory),
-        chaos=chaos,
-        rounds=rounds,
-        place=place,
-        wait_for=wait_for,
-        log=_log(log),
-        debug=debug,
-    )
+    return _settings(context, debug, flags), Options(rounds=rounds, place=place, log=_log(log), debug=debug)
+
+
+def _with_shared(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the parameters of `_shared` in place of its keyword arguments."""
+    own, shared = (list(inspect.signature(one, eval_str=True).parameters.values()) for one in (command, _shared))
+    vars(command)["__signature__"] = inspect.Signature([*own[:-1], *shared[1:]])
+    return command
+
+
+@_with_shared
+def start(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
+    local: Annotated[int, typer.Option("--local", metavar="N", min=0, max=64, help="Start N peers here.")] = 0,
+    weak: Annotated[
+        int, typer.Option("--weak", metavar="N", min=0, max=64, help="With --local: N more peers with --memory each.")
+    ] = 0,
+    memory: Memory = None,
+    chaos: Annotated[bool, typer.Option("--chaos", help="With --local: kill one peer, let another join late.")] = False,
+    wait_for: Annotated[
+        int,
+        typer.Option("--wait-for", metavar="N", min=1, max=256, help="Start training with N peers, or after a minute."),
+    ] = 1,
+    **shared: Any,
+) -> int:
+    """Start a run and print the command with which others join it."""
+    config, options = _shared(context, **shared)
+    options = replace(options, local=local, weak=weak, memory=_memory(memory), chaos=chaos, wait_for=wait_for)
     if bool(weak) is not (memory is not None) or (weak and not local):
         raise InputError(
             "--weak and --memory must be used together, with --local: the founder of a run holds the whole model",
@@ -162,6 +170,7 @@ def start(
     return daemon.start(run, config, options)
 
 
+@_with_shared
 def join(
     context: typer.Context,
     invite: Annotated[
@@ -170,37 +179,11 @@ def join(
     memory: Memory = None,
     stage: Stage = None,
     search: Search = 60.0,
-    rounds: Rounds = None,
-    data: Data = None,
-    device: Device = None,
-    threads: Threads = None,
-    host: Host = None,
-    port: Port = None,
-    ports: Ports = None,
-    advertise: Advertise = None,
-    up: Up = None,
-    site: Site = None,
-    name: Name = None,
-    place: Place = None,
-    home: Home = None,
-    log: Log = "auto",
-    debug: Debug = False,
+    **shared: Any,
 ) -> int:
     """Join a run: fetch its state from other peers, then train."""
-    flags: Flags = dict(
-        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, up=up,
-        site=site, name=name, home=home,
-    )  # fmt: skip
-    config = _settings(context, debug, flags)
-    options = Options(
-        rounds=rounds,
-        place=place,
-        memory=_memory(memory),
-        stage=stage,
-        search=search,
-        log=_log(log),
-        debug=debug,
-    )
+    config, options = _shared(context, **shared)
+    options = replace(options, memory=_memory(memory), stage=stage, search=search)
     from thinwire.swarm.identity.invite import Invite
 
     Invite.parse(invite)  # report a typo at once

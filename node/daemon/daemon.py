@@ -24,7 +24,9 @@ from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.report_sinks import ReportSinks
-from thinwire.node.pipeline.groups.build import held_of, learner, next_of
+from thinwire.node.pipeline.groups.build import learner, next_of
+from thinwire.node.pipeline.groups.host_learner import HostLearner
+from thinwire.node.pipeline.groups.origin_learner import OriginLearner
 from thinwire.node.pipeline.groups.stage_assignment import share
 from thinwire.node.pipeline.groups.stage_choice import seat
 from thinwire.node.runtime.asyncio_extra import cancelled
@@ -82,13 +84,16 @@ class Daemon:
         self._device = choose_device(entry.config.device)
         self._worker, self._second = ThreadPoolExecutor(1, "compute"), ThreadPoolExecutor(1, "digest")
         self._stopping = False
+        self._made: HostLearner | OriginLearner | None = None
         self._seat: Seat | None = None
         """Stage that the peer changes to, for which it has ended a lifecycle."""
 
     async def run(self) -> int:
         """Run until the run's last round, a signal, or an error. Return the exit code."""
         loop = asyncio.get_running_loop()
-        report_sinks = ReportSinks(self._entry.config, self._entry.run_id, self._device)
+        report_sinks = ReportSinks(
+            self._entry.config, self._entry.run_id, self._device, lambda: "" if self._made is None else self._made.said
+        )
         self._report = report_sinks.report
         life = self._life()
 
@@ -138,7 +143,6 @@ class Daemon:
             beside=self._beside,
             wait_for=options.wait_for,
             rounds=options.rounds,
-            held=held_of,
             moves=moves,
             invited=_hand_out,
         )
@@ -207,5 +211,5 @@ class Daemon:
         fits = share(manifest, tokenizer.vocab, limit)[1] if options.stage is None else ()
         make = partial(learner, peer, manifest, tokenizer.vocab, found, batches=batches, work=self._work, fits=fits)
         made = await self._work(make)
-        self._report.group = lambda: made.said
+        self._made = made
         return made

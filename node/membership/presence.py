@@ -2,14 +2,16 @@
 
 It runs transport and roster, from the opening of the transport until the goodbye.
 
-Everything runs on the event loop. Messages that do not concern membership go to `handler`, which may be set after the
-first frames: a peer that still builds its model already answers probes; otherwise the others would consider it dead.
+Everything runs on the event loop. Messages that do not concern membership go to the handler of their family, which may
+be attached after the first frames: a peer that still builds its model already answers probes; otherwise the others
+would consider it dead.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from enum import Enum
 from typing import Any, Protocol
 
 from thinwire.collectives.allreduce.service import is_ours
@@ -44,20 +46,40 @@ from thinwire.swarm.messages.registry import (
     Tally,
 )
 
+
+class Family(Enum):
+    """Messages with one handler: rounds of training, all-reduce operations outside training, pipeline stages, lost stages."""
+
+    ROUNDS = "rounds"
+    OPERATIONS = "operations"
+    STAGES = "stages"
+    RECOVERY = "recovery"
+
+
 MEMBERSHIP = frozenset((Ping, PingRequest, Ack, Nack, Gossip, PushPull))
-STAGES = frozenset((Route, Activation, Passed, Close, Tally, Apply, Post, FrozenRows, Bereft, Bequest, Outdated))
+STAGES = frozenset((Route, Activation, Passed, Close, Tally, Apply, Post, FrozenRows))
+RECOVERY = frozenset((Bereft, Bequest, Outdated))
+
+
+def family_of(message: Message) -> Family:
+    """Return the family of a message that does not concern membership."""
+    if type(message) in STAGES:
+        return Family.STAGES
+    if type(message) in RECOVERY:
+        return Family.RECOVERY
+    return Family.OPERATIONS if is_ours(message) else Family.ROUNDS
 
 
 class Handler(Protocol):
-    """Receiver of events about links, frames and time."""
+    """Receiver of events about links, frames and time. Subclasses ignore the events that they do not define."""
 
     def on_link_up(self, peer: PeerId) -> None:
         """Handle a new link to a peer."""
-        ...
+        return
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         """Handle a broken link; `gone` if the process at its other end is dead."""
-        ...
+        return
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """Handle a checked frame that does not concern membership."""
@@ -65,7 +87,7 @@ class Handler(Protocol):
 
     def on_tick(self) -> None:
         """Let time pass."""
-        ...
+        return
 
 
 class Presence:
@@ -73,7 +95,8 @@ class Presence:
 
     `live`: peers with a link; `duplicate` is set if another process uses our key.
 
-    `site`: the network that this peer shares with others. `aside`: see Environment.
+    `site`: the network that this peer shares with others. `aside`: see Environment. `wall`: seconds since 1970, for the
+    monitor of other peers' health, `watch`; None: there is no monitor.
     """
 
     def __init__(
@@ -85,20 +108,18 @@ class Presence:
         emit: Emit,
         site: str = "",
         aside: Work = at_once,
+        wall: Callable[[], float] | None = None,
     ) -> None:
         self.transport, self.roster, self.site, self.aside = transport, roster, site, aside
         self.send_queue = SendQueue(transport, lambda peer: self._lose(peer, gone=False))
         self.live: set[PeerId] = set()
         self.duplicate = asyncio.Event()
-        self.handler: Handler | None = None
-        self.link: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Rates of our link up and down in bytes/s, if rounds of training have measured them."""
-        self.operations: Handler | None = None
-        """Handler of all-reduce operations outside training; without one their frames are dropped."""
-        self.stages: Handler | None = None
-        """Handler of pipeline stages."""
-        self.watch: HealthMonitor | None = None
-        """Monitor of other peers' health."""
+        self.watch = (
+            HealthMonitor(roster, self.send_queue, self.live, now=now, wall=wall, emit=emit)
+            if wall is not None
+            else None
+        )
+        self._routes: dict[Family, Handler] = {}
         self._now, self._emit = now, emit
         self._shown = roster.record
         self._tasks: asyncio.TaskGroup | None = None
@@ -110,6 +131,10 @@ class Presence:
             group.create_task(self._receive())
             group.create_task(self._keep_time())
             group.create_task(self._watch())
+
+    def attach(self, family: Family, handler: Handler) -> None:
+        """Route the messages of a family to this handler. Without a handler they are dropped."""
+        self._routes[family] = handler
 
     def attend(self, work: Coroutine[Any, Any, None]) -> None:
         """Run this task as well while `run` runs. An exception in it ends `run`."""
@@ -140,7 +165,7 @@ class Presence:
             self._send(self.roster.handle(peer, arrival.frame.message, self._now()))
             self._follow_roster()
         else:
-            handler = self._whose(arrival.frame.message)
+            handler = self._routes.get(family_of(arrival.frame.message))
             if handler is not None:
                 handler.on_frame(peer, arrival.frame)
 
@@ -160,13 +185,8 @@ class Presence:
             for handler in self._handlers():
                 handler.on_link_up(peer)
 
-    def _whose(self, message: Message) -> Handler | None:
-        if type(message) in STAGES:
-            return self.stages
-        return self.operations if is_ours(message) else self.handler
-
     def _handlers(self) -> list[Handler]:
-        return [handler for handler in (self.handler, self.operations, self.stages) if handler is not None]
+        return [self._routes[family] for family in Family if family in self._routes]
 
     async def _keep_time(self) -> None:
         while True:

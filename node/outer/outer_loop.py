@@ -20,6 +20,7 @@ from thinwire.node.outer.round_loop import Meanwhile, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.runtime.asyncio_extra import Work, whole
 from thinwire.node.state.replica import ParameterWrite, Read, Replica
+from thinwire.swarm.messages.registry import Commit
 
 Average = Callable[[float | None], Coroutine[Any, Any, Outcome]]
 """Announces a contribution and waits for the round, at most that number of seconds; None: without limit."""
@@ -70,6 +71,10 @@ class Schedule:
     def replaced(self) -> None:
         """The state was replaced by a fetched one, and the model starts from that."""
 
+    def trains_on(self, commit: Commit) -> bool:
+        """Whether the inner steps in progress are of use although a round has this verdict."""
+        return False
+
     def follow(self, told: Callable[[Outcome], None]) -> None:
         """See `RoundLoop.follow`."""
 
@@ -110,6 +115,12 @@ class OuterLoop(RoundLoop):
     def replica(self) -> Replica:
         """The replica that the rounds change."""
         return self.session.replica
+
+    @property
+    def overtaken(self) -> bool:
+        """See `RoundLoop.overtaken`."""
+        verdict, behind = self.session.verdict, self.session.catch_up.behind.is_set()
+        return behind or (verdict is not None and not self.schedule.trains_on(verdict))
 
     def follow(self, told: Callable[[Outcome], None]) -> None:
         """Report rounds that end outside `sync` to `told`."""

@@ -44,6 +44,12 @@ class RoundLoop(ABC):
         round: int = self._session.replica.round
         return round
 
+    @property
+    def overtaken(self) -> bool:
+        """Whether the swarm has gone on without us, by a round or more: training on the old state is of no more use."""
+        found: bool = self._session.overtaken
+        return found
+
     def follow(self, told: Callable[[Outcome], None]) -> None:  # noqa: B027
         """From now on report rounds that end outside `sync` to `told`, and follow those of other peers where the loop does."""
 

@@ -21,7 +21,6 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import STASH, RoundFactory, fragment_of, round_of
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology.shards import Grid
-from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
@@ -51,11 +50,12 @@ from thinwire.swarm.messages.registry import (
 class RoundSession:
     """See the module. The presence's handler; call `advance` after the replica has applied a commit.
 
-    The rounds are those of one `fragment`. `bandwidth`, `stash`: see RoundFactory; `turn`: see CatchUp. Sessions of other
-    fragments share these three.
+    The rounds are those of one `fragment`. `stash`: see RoundFactory; `turn`: see CatchUp. Sessions of other fragments share
+    these two.
 
     `probation`: rounds without a vote, for a process that restarted and may have voted in the round in progress.
     `patience`: seconds without progress before somebody acts; adapts to what rounds take. `life`: of our run folder, see Open.
+    `on_commit`: called when a round commits, before it is applied: training on the old state may stop.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class RoundSession:
         probation: int = 0,
         patience: float = 2.0,
         fragment: int = 0,
-        bandwidth: Bandwidth | None = None,
         stash: PendingFrames | None = None,
         turn: asyncio.Semaphore | None = None,
         life: bytes = b"",
+        on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
         self.me, self.fragment, self.life = identity.peer_id, fragment, life
@@ -93,26 +93,20 @@ class RoundSession:
             patience=patience,
             phase=self._phase,
             collective=manifest.exchange.collective,
-            moved=presence.transport.totals if manifest.exchange.chunk_assignment == "bandwidth" else None,
+            by_bandwidth=manifest.exchange.chunk_assignment == "bandwidth",
             topology=manifest.exchange.topology,
             site=presence.site,
-            bandwidth=bandwidth,
             stash=stash,
             kept=replica.kept,
             aside=presence.aside,
             sick=tuple if watch is None else watch.slow,
             spans=presence.spans,
         )
-        presence.link = self._round_factory.bandwidth.known
         self.strays = 0
         """Frames that were dropped because they are of a round that is over, or far ahead."""
         self.stats: dict[PeerId, tuple[float, float, int]] = {}
         """Latest (loss, tokens/s, round) that each peer announced."""
-        self.on_commit: Callable[[], None] = lambda: None
-        """Called when a round commits, before it is applied: training on the old state may stop."""
-        self.follows: Callable[[Commit], bool] = lambda commit: False
-        """Whether training on is of use though a round has this verdict."""
-        self._now, self._emit, self._probation = now, emit, probation
+        self._now, self._emit, self._probation, self._on_commit = now, emit, probation, on_commit
         self._send_queue = presence.send_queue
         entered = probation == 0 and self.me in replica.members
         self.states = StateServer(
@@ -143,7 +137,6 @@ class RoundSession:
             else None
         )
         self.current = self._next_round(self._life)
-        presence.handler = self
 
     # --- rounds
 
@@ -206,8 +199,12 @@ class RoundSession:
     @property
     def overtaken(self) -> bool:
         """Whether the swarm has gone on without us, by a round or more: training on the old state is of no more use."""
-        commit, ahead = self.current.agreement.commit, self.current.round > self.replica.round
-        return (commit is not None and ahead and not self.follows(commit)) or self.catch_up.behind.is_set()
+        return self.verdict is not None or self.catch_up.behind.is_set()
+
+    @property
+    def verdict(self) -> Commit | None:
+        """Commit of the round in progress while the replica does not have it yet."""
+        return self.current.agreement.commit if self.current.round > self.replica.round else None
 
     @property
     def ready(self) -> Collection[PeerId]:
@@ -338,7 +335,7 @@ class RoundSession:
     def _phase(self, round: int, name: str) -> None:
         self._emit("phase", {"round": round, "phase": name})
         if name == "commit":
-            self.on_commit()
+            self._on_commit()
 
     def _key_of(self, peer: PeerId) -> bytes | None:
         record = self.roster.record_of(peer)
@@ -366,7 +363,7 @@ class RoundSession:
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """See Handler."""
         message = frame.message
-        self._round_factory.look()
+        self._send_queue.look()
         if isinstance(message, STATE):
             self.states.on_frame(peer, frame)
         elif isinstance(message, Behind):
@@ -380,7 +377,7 @@ class RoundSession:
 
     def on_tick(self) -> None:
         """See Handler."""
-        self._round_factory.look()
+        self._send_queue.look()
         self.current.tick()
         self._history.pump()
         self._history.prune(self.current, self.live, read=self.states.read)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.peer_services import PeerServices
@@ -41,9 +41,8 @@ class PeerLifecycle:
     wait_for: number of peers that must hold the state and take part before training starts; the wait takes at most a
     minute. rounds: leave after this round; None: as the manifest says. invited: called with an invite by the peer with
     which the run starts, also when it starts again. beside: like `work`, for computations that need not wait for inner
-    steps; without it `work` runs them, too. held: returns the fragments that a learner trains, see `Peer.take_up`.
-    moves: returns True if this lifecycle ends after a round, because the peer is to train something else in another
-    one.
+    steps; without it `work` runs them, too. moves: returns True if this lifecycle ends after a round, because the peer
+    is to train something else in another one.
     """
 
     def __init__(
@@ -58,17 +57,16 @@ class PeerLifecycle:
         rounds: int | None = None,
         invited: Callable[[str], None] = lambda code: None,
         beside: Work | None = None,
-        held: Callable[[Learner], Collection[int] | None] = lambda learner: None,
         moves: Callable[[Learner], bool] = lambda learner: False,
     ) -> None:
         self.peer, self.report = peer, report
         self._begin, self._learn, self._work, self._invited = begin, learn, work, invited
         self._beside = beside or work
-        self._wait_for, self._last, self._held, self._moves = wait_for, rounds, held, moves
+        self._wait_for, self._last, self._moves = wait_for, rounds, moves
         self._services = PeerServices(peer, report, meanwhile=self._train_on)
         self._learner: Learner | None = None
         self._stopping = asyncio.Event()
-        self._interrupt = asyncio.Event()
+        self._interrupt, self._exchanging = asyncio.Event(), False
         self._tokens = 0
         self._tail = NOTHING  # Steps since the last contribution, made while the round was in progress.
 
@@ -151,8 +149,8 @@ class PeerLifecycle:
             write=learner.write,
             work=self._work,
             joins=joins,
-            held=self._held(learner),
             beside=self._beside,
+            on_commit=self._look,
         )
         self._learner = learner
         kept = peer.private is not None and learner.restore(peer.private)
@@ -166,7 +164,7 @@ class PeerLifecycle:
         session, now = self.peer.session, self.peer.environment.now
         until = now() + GATHER_SECONDS
         while len({*session.ready, session.me}) < self._wait_for:
-            if self.stopping or session.overtaken:
+            if self.stopping or self.peer.rounds.overtaken:
                 return  # Asked to stop, or the swarm has continued without us.
             if now() > until:
                 return self.report.emit("waited", {"detail": "going on without the peers that were waited for"})
@@ -184,15 +182,9 @@ class PeerLifecycle:
             # Tokens that went into no round yet wait for the next one; a peer without a lease has nothing to do.
             count = 0
         # A commit without us, and the end of the run, end the steps: they start from an old state.
-        self._interrupt = interrupt = asyncio.Event()
-
-        def look() -> None:
-            if peer.session.overtaken:
-                interrupt.set()
-
-        peer.session.on_commit = look
-        look()
-        lead = await self._steps(learner, count, interrupt) if count else NOTHING
+        self._interrupt, self._exchanging = asyncio.Event(), False
+        self._look()
+        lead = await self._steps(learner, count, self._interrupt) if count else NOTHING
         done, self._tail = together(tail, lead), NOTHING
         self._tokens += lead.tokens
         if done.seconds > 0 and done.steps:
@@ -214,20 +206,24 @@ class PeerLifecycle:
         self._tokens += self._tail.tokens
         return outcome.commit is not None
 
+    def _look(self) -> None:
+        """End the inner steps before an exchange if the swarm has gone on without us."""
+        if not self._exchanging and self.peer.rounds.overtaken:
+            self._interrupt.set()
+
     async def _steps(self, learner: Learner, count: int, stop: asyncio.Event) -> StepReport:
         if not self.peer.rounds.follows:
             return await learner.steps(count, stop)
         made = NOTHING
-        while made.steps < count and not (stop.is_set() or self.peer.session.overtaken):
+        while made.steps < count and not (stop.is_set() or self.peer.rounds.overtaken):
             # One by one, so that rounds of others can be followed in between.
             made = together(made, await learner.steps(1, stop))
         return made
 
     async def _train_on(self) -> None:
         """Make inner steps while a round is in progress; its commit is no reason to end them."""
-        learner, self._interrupt = self._learner, asyncio.Event()
+        learner, self._interrupt, self._exchanging = self._learner, asyncio.Event(), True
         assert learner is not None
-        self.peer.session.on_commit = lambda: None
         number, wanted, tail = self.peer.replica.round, self.peer.overlap, NOTHING
         while tail.steps < wanted and not (self.stopping or self._interrupt.is_set()):
             # One by one, so that the outer step can be made in between; then the rest at once.

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.compression.core.types import Floats
-from thinwire.node.membership.health_monitor import HealthMonitor
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm, knock, welcome
 from thinwire.node.membership.known_peers_file import load_or_create_life, replace_file
-from thinwire.node.membership.presence import Presence
+from thinwire.node.membership.presence import Family, Handler, Presence
 from thinwire.node.methods.concurrent.fragment_sessions import FragmentSessions
 from thinwire.node.methods.registry import check_codec, fitted, method_of
 from thinwire.node.outer.round_loop import Lost, RoundLoop
@@ -84,10 +84,9 @@ class Peer:
             emit,
             site,
         )
-        self.lost: Lost | None = None
-        """Recovers a fragment that no reachable peer has, if possible."""
-        self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """Coroutines that run from `take_up` until the departure."""
+        self._held: Collection[int] | None = None
+        self._recover: Lost | None = None
+        self._tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
         self.ready = False
         """Whether the session exists, with rounds, a replica and a roster."""
         self._running: asyncio.Task[None] | None = None
@@ -134,15 +133,13 @@ class Peer:
         )
         environment = self.environment
         self.presence = Presence(
-            self.transport, roster, now=environment.now, emit=self._seen, site=self._site, aside=environment.aside
-        )
-        self.presence.watch = HealthMonitor(
+            self.transport,
             roster,
-            self.presence.send_queue,
-            self.presence.live,
-            now=self.environment.now,
-            wall=self.environment.wall,
-            emit=self.emit,
+            now=environment.now,
+            emit=self._seen,
+            site=self._site,
+            aside=environment.aside,
+            wall=environment.wall,
         )
         self._running = asyncio.create_task(self.presence.run())
 
@@ -192,6 +189,23 @@ class Peer:
 
     # Second stage: the model
 
+    def hold(
+        self,
+        fragments: Collection[int] | None,
+        handlers: Mapping[Family, Handler] = MappingProxyType({}),
+        *,
+        recover: Lost | None = None,
+        tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+    ) -> None:
+        """Train only these fragments of a run in which each has rounds of its own; None: all. Call before `take_up`.
+
+        `handlers`: of messages about pipeline stages. `recover`: recovers a fragment that no reachable peer has, if possible.
+        `tasks`: run from `take_up` until the departure.
+        """
+        self._held, self._recover, self._tasks = fragments, recover, tasks
+        for family, handler in handlers.items():
+            self.presence.attach(family, handler)
+
     async def take_up(
         self,
         layout: Layout,
@@ -201,28 +215,27 @@ class Peer:
         write: ParameterWrite,
         work: Work,
         joins: bool,
-        held: Collection[int] | None = None,
         beside: Work | None = None,
+        on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         """Become a member with the state of our own checkpoint or of the swarm, whichever is newer.
 
-        `theta`: first parameters, the same on every peer (derived from the manifest's seed). `held`: fragments that
-        this peer trains if each has rounds of its own; None: all. `beside`: like `work`, while that trains. Raises
-        ManifestMismatch if the model here is not the swarm's, ManifestError if the model is too large for the
-        manifest's codec, or cannot be held in parts.
+        `theta`: first parameters, the same on every peer (derived from the manifest's seed). `beside`: like `work`, while
+        that trains. `on_commit`: see RoundSession. Raises ManifestMismatch if the model here is not the swarm's,
+        ManifestError if the model is too large for the manifest's codec, or cannot be held in parts.
         """
         method = method_of(self.manifest)
         codec, cut = fitted(self.manifest, layout)
         self.layout = layout
         members = () if joins else (self.identity.peer_id,)
         begin = partial(method.replica.begin, self.manifest, layout, codec, cut, theta, members)
-        if held is not None:
+        if self._held is not None:
             if not (method.partial and joins):
                 raise ManifestError(
                     "a peer holds some fragments only where fragments have rounds of their own, and somebody holds the others",
                     "begin the run with a peer that holds the whole model, and raise outer.overlap above steps / fragments",
                 )
-            begin = partial(begin, held=held)
+            begin = partial(begin, held=self._held)
         self.replica = await work(begin)
         await work(lambda: self.replica.keep_ledger(self.manifest))
         del theta  # The replica has a copy; this one would remain in memory for the whole join.
@@ -244,7 +257,9 @@ class Peer:
             probation=PROBATION if joins and self._lived else 0,
             patience=PATIENCE,
             life=life,
+            on_commit=on_commit,
         )
+        self.presence.attach(Family.ROUNDS, self.session)
         self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work, beside=beside)
         self.ready = True
         if not joins and self.replica.alike:
@@ -252,14 +267,16 @@ class Peer:
         if joins:
             alone = int(SEARCH_SECONDS / PATIENCE)
             tries = OWN_STATE if self.replica.round else 0
-            lost = partial(self.known_peers.found_again, self.session, work) if self.known_peers.returns else self.lost
+            lost = (
+                partial(self.known_peers.found_again, self.session, work) if self.known_peers.returns else self._recover
+            )
             if not await self.rounds.enter(tries=tries, alone=alone, lost=lost):
                 raise NoSwarm("the swarm went away before it could give us its state", self.known_peers.advice)
         else:
             await work(lambda: write(self.replica.theta))
             if self.rounds.follows:
                 self.session.take_part()
-        for one in self.beside:
+        for one in self._tasks:
             self.presence.attend(one())
 
     def _life(self) -> bytes:

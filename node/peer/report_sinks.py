@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reporter import Reporter
@@ -23,14 +23,20 @@ class ReportSinks:
     InUseError.
     """
 
-    def __init__(self, config: Config, run_id: bytes, device: str = "") -> None:
+    def __init__(self, config: Config, run_id: bytes, device: str = "", group: Callable[[], str] = lambda: "") -> None:
         events = config.directories.run(run_id).events
         try:
             self._log, self._status = EventLog(events), config.directories.status
         except OSError as error:
             raise unwritable(events, error) from None
         self.report = Reporter(
-            self._write, say=LOGGER.log, wall=time.time, name=config.name, device=device, process=this_process()
+            self._write,
+            say=LOGGER.log,
+            wall=time.time,
+            name=config.name,
+            device=device,
+            process=this_process(),
+            group=group,
         )
 
     def _write(self, kind: str, fields: Mapping[str, object]) -> None:

@@ -24,7 +24,8 @@ class Reporter:
     """Reporter of one peer. All parts of the peer send events to `emit`, on the loop's thread.
 
     write: receives every event, kind and fields. say: receives lines for people with their level. wall: seconds since
-    1970. process: number and start (seconds since 1970) of the process, for the status.
+    1970. process: number and start (seconds since 1970) of the process, for the status. group: describes the group with
+    which this peer holds the model.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Reporter:
         name: str = "",
         device: str = "",
         process: tuple[int, float] = (0, 0.0),
+        group: Callable[[], str] = lambda: "",
     ) -> None:
         self.phase, self.device = "starting", device
         self.loss: float | None = None
@@ -44,9 +46,8 @@ class Reporter:
         self.fp32_bytes = 0.0
         self.checkpoint = ""
         self.alarm = ""
-        self.group: Callable[[], str] = lambda: ""
-        """Describes the group with which this peer holds the model."""
         self._write, self._say, self._wall, self._name, self._process = write, say, wall, name, process
+        self._group = group
         self._away: dict[PeerId, str] = {}
 
     def emit(self, kind: str, fields: Mapping[str, object]) -> None:
@@ -167,5 +168,5 @@ class Reporter:
             peers=tuple(others),
             checkpoint=self.checkpoint,
             seat=seats.told(peer.identity.peer_id),
-            group=self.group(),
+            group=self._group(),
         )

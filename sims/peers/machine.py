@@ -244,7 +244,6 @@ class Process:
             learn=self._learn,
             work=self._work,
             wait_for=world.gathering(machine),
-            held=lambda learner: learner.held if isinstance(learner, StagedLearner) else machine.spec.held,
             moves=self._moves,
         )
         await self.life.run()
@@ -280,6 +279,7 @@ class Process:
         origin = world.machines[spec.origin].identity.peer_id
         chosen, vocab = await seated(self.peer, manifest, spec, origin, world.folder, moved)
         if chosen is None:
+            self.peer.hold(spec.held)
             self.learner = world.learner(self.machine, manifest)
         else:
             self.learner = world.stage(self.machine, manifest, vocab, chosen)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.compression.core.types import Floats
-from thinwire.node.membership.presence import Handler
 from thinwire.node.peer.peer import Peer
 from thinwire.node.pipeline.groups.build import learner
 from thinwire.node.pipeline.groups.host_learner import HostLearner
@@ -64,8 +63,6 @@ class StagedLearner(Observed):
     def __init__(self, inner: OriginLearner | HostLearner, watch: WeakComputer) -> None:
         super().__init__()
         self.inner, self.watch = inner, watch
-        self.held = inner.held
-        self.handler: Handler = inner.readiness if isinstance(inner, OriginLearner) else inner
 
     @property
     def layout(self) -> Layout:

@@ -11,7 +11,7 @@ import numpy as np
 from thinwire.collectives.executor import Work, at_once
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.topology.shards import Grid
-from thinwire.node.membership.presence import Presence
+from thinwire.node.membership.presence import Family, Presence
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.sims.engine import virtual_loop
@@ -87,6 +87,7 @@ class Node:
         self.presence = Presence(
             self.transport, roster, now=loop.time, emit=self._emit, site=swarm.site(index), aside=swarm.aside
         )
+        self.stop = asyncio.Event()
         self.session = method.session(
             self.identity,
             swarm.manifest,
@@ -97,7 +98,9 @@ class Node:
             emit=self._emit,
             probation=2 if life else 0,
             patience=swarm.patience,
+            on_commit=lambda: self.stop.set(),
         )
+        self.presence.attach(Family.ROUNDS, self.session)
         self.rounds = method.rounds(self.session, swarm.manifest, read=self._read, write=self._write, work=at_once)
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -149,11 +152,10 @@ class Node:
         await self.rounds.settled()
 
     async def train(self, number: int) -> None:
-        stop = asyncio.Event()
-        self.session.on_commit = stop.set
+        self.stop = asyncio.Event()
         try:
             async with asyncio.timeout(self.pace):
-                await stop.wait()
+                await self.stop.wait()
         except TimeoutError:
             pass
 

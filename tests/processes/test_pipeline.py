@@ -8,6 +8,7 @@ import sys
 import torch
 import uvloop
 from kit import pipeline_process as shared
+from thinwire.node.membership.presence import Family
 from thinwire.node.pipeline.step.origin import Origin
 from thinwire.node.pipeline.step.stage_holders import StageHolders
 from thinwire.node.pipeline.step.timeouts import Timeouts
@@ -30,7 +31,7 @@ def test_three_processes_train_one_model_and_survive_a_kill():
             host.stdin.write(json.dumps(records) + "\n")
             host.stdin.flush()
         presence = member.meet(records)
-        presence.stages = origin = Origin(
+        origin = Origin(
             member.section,
             member.update,
             member.boundary,
@@ -40,6 +41,7 @@ def test_three_processes_train_one_model_and_survive_a_kill():
             clip=1.0,
             **member.common,
         )
+        presence.attach(Family.STAGES, origin)
         task = asyncio.create_task(presence.run())
         rows = torch.randint(0, 40, (len(ALL), 2, 129), generator=torch.Generator().manual_seed(1))
         batches = [(row[:, :-1], row[:, 1:]) for row in rows]

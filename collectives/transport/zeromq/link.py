@@ -237,9 +237,17 @@ class Link:
         """Hand a frame to the link; return False if the link is lost."""
         kind = type(frame.message)
         if kind.payload and not kind.signed:
-            return await self.stream_pool.send(frame)
+            head = frames.encode(frame, None, self._station.run_id)
+            stream = await self.stream_pool.idle_in_turn(len(head) + memoryview(frame.payload).nbytes)
+            if stream is not None:
+                stream.write(head, frame.payload)
+            return stream is not None and not self.reason
         if kind in WORDS and self._speaks:
-            return await self.stream_pool.say(self._station.head(frame))
+            head = self._station.head(frame)
+            stream = await self.stream_pool.speaker_in_turn()
+            if stream is not None:
+                stream.post(head)
+            return stream is not None
         control = self._control
         if self.reason or control is None:
             return False
@@ -255,10 +263,14 @@ class Link:
         if self.reason:
             return False
         if kind.payload and not kind.signed:
-            return self.stream_pool.offer(frame)
+            if (stream := self.stream_pool.idle()) is not None:
+                stream.write(frames.encode(frame, None, self._station.run_id), frame.payload)
+            return stream is not None
         if kind not in WORDS or not self._speaks:
             return False
-        return self.stream_pool.post(self._station.head(frame))
+        if (stream := self.stream_pool.speaker()) is not None:
+            stream.post(self._station.head(frame))
+        return stream is not None
 
     def show(self, record: PeerRecord | None) -> None:
         """Send the peer a newer record in its own name as a last message, without waiting."""

@@ -85,55 +85,44 @@ class StreamPool:
         elif not stream.reason:
             stream.open(self, self._secret, number)
 
-    async def send(self, frame: Frame) -> bool:
-        """Hand a frame to a stream as soon as one is free; return False if no stream is left."""
-        head = frames.encode(frame, None, self._station.run_id)
-        await self._station.rate_limit.wait(len(head) + memoryview(frame.payload).nbytes)
-        stream = await self._free()
-        if stream is None:
-            return False
-        stream.write(head, frame.payload)
-        return not self._closed
-
-    def offer(self, frame: Frame) -> bool:
-        """Send at once if a stream is free and nothing else waits for one."""
+    def idle(self) -> Stream | None:
+        """Return a stream for the caller's frame, if one is free and nothing else waits for one."""
         if self._closed or self._waiters or self._station.rate_limit.rate:
-            return False
-        while self._idle:
-            stream = self._idle.popleft()
-            if stream.idle:
-                stream.write(frames.encode(frame, None, self._station.run_id), frame.payload)
-                return True
-        return False
+            return None
+        return self._first_idle()
 
-    def post(self, head: bytes) -> bool:
-        """Send a round message if that is possible at once."""
+    def speaker(self) -> Stream | None:
+        """Return the express stream if it takes a round message at once."""
         express = self.express
-        if self._closed or express is None or express.reason or express.crowded:
-            return False
-        express.post(head)
-        return True
+        return None if self._closed or express is None or express.reason or express.crowded else express
 
-    async def say(self, head: bytes) -> bool:
-        """Send a round message as soon as the stream takes it; return False if the stream has ended."""
-        while not self.post(head):
+    async def speaker_in_turn(self) -> Stream | None:
+        """Return the express stream as soon as it takes a round message; None if it has ended."""
+        while (stream := self.speaker()) is None:
             if self._closed or self.express is None or self.express.reason:
-                return False
+                return None
             self._speakers.append(self._loop.create_future())
             await self._speakers[-1]
-        return True
+        return stream
 
     def listen(self, listens: bool) -> None:
         """Read round messages, or leave them at the sender."""
         if self.express is not None:
             self.express.pause(not listens)
 
-    async def _free(self) -> Stream | None:
+    def _first_idle(self) -> Stream | None:
+        while self._idle:
+            stream = self._idle.popleft()
+            if stream.idle:
+                return stream
+        return None
+
+    async def idle_in_turn(self, nbytes: int) -> Stream | None:
+        """Return a stream for the caller's frame as soon as one is free; None if no stream is left."""
+        await self._station.rate_limit.wait(nbytes)
         while not self._closed and not self._given_up:
-            while self._idle:
-                stream = self._idle.popleft()
-                if stream.idle:
-                    return stream
+            if (stream := self._first_idle()) is not None:
+                return stream
             waiter: asyncio.Future[Stream | None] = self._loop.create_future()
             self._waiters.append(waiter)
             try:

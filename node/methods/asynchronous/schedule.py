@@ -10,7 +10,7 @@ from typing import cast
 from thinwire.collectives.consensus.proposal import FAULTS
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.methods.asynchronous.fedbuff import FedBuffReplica
-from thinwire.node.outer.outer_loop import OuterLoop, Schedule
+from thinwire.node.outer.outer_loop import Schedule
 from thinwire.node.outer.round_loop import Meanwhile
 from thinwire.node.runtime.asyncio_extra import cancelled, whole
 from thinwire.swarm.messages.registry import Commit
@@ -30,11 +30,6 @@ class Asynchronous(Schedule):
         self._told: Callable[[Outcome], None] | None = None
         self._background: asyncio.Task[None] | None = None
         self._sound = True
-
-    def attach(self, loop: OuterLoop) -> None:
-        """Become the schedule of `loop`: training continues when a round of others commits."""
-        super().attach(loop)
-        loop.session.follows = self._others
 
     @property
     def _replica(self) -> FedBuffReplica:
@@ -92,7 +87,7 @@ class Asynchronous(Schedule):
         self._sound = False
         self.loop.start_over()
 
-    def _others(self, commit: Commit) -> bool:
+    def trains_on(self, commit: Commit) -> bool:
         """Whether a commit leaves our model as it is: our work is neither in it nor found unfit, and a round is to follow."""
         opened, me = commit.opened, self.loop.session.me
         unfit = any(entry.peer == me and entry.reason in FAULTS for entry in opened.excluded)
@@ -102,7 +97,7 @@ class Asynchronous(Schedule):
         while True:
             outcome = await self.loop.session.outcome()
             commit = outcome.commit
-            if commit is None or not self._others(commit):
+            if commit is None or not self.trains_on(commit):
                 return  # the next call sees to it
             await whole(self._pass(outcome, told))
 
@@ -114,6 +109,6 @@ class Asynchronous(Schedule):
         """Make the outer step. The model starts anew if our work was in it, or will be in no round."""
         assert outcome.commit is not None
         await self.loop.step(outcome)
-        if not self._sound or not self._others(outcome.commit):
+        if not self._sound or not self.trains_on(outcome.commit):
             await self.loop.work(self.loop.start_over)
         self.loop.session.advance()

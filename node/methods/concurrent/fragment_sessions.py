@@ -13,7 +13,6 @@ from typing import Any
 
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import STASH, STASH_EACH, fragment_of
-from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
 from thinwire.node.methods.concurrent.fragment_replicas import FragmentReplicas, turn_of
@@ -66,6 +65,7 @@ class FragmentSessions:
         probation: int = 0,
         patience: float = 2.0,
         life: bytes = b"",
+        on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.me, self.replica, self.manifest = identity.peer_id, replica, manifest
         self.presence, self.roster, self.live, self._send_queue = (
@@ -76,11 +76,9 @@ class FragmentSessions:
         )
         self.stats: dict[PeerId, tuple[float, float, int]] = {}
         """Latest (loss, tokens/s, round of some fragment) that each peer announced."""
-        self.on_commit: Callable[[], None] = lambda: None
-        """Called when a round of any fragment commits, before it is applied."""
         self._emit, self._strays = emit, 0
         stash = PendingFrames(STASH, STASH_EACH + CHAIN_EACH * (len(replica.chains) - 1))
-        bandwidth, turn = Bandwidth(), asyncio.Semaphore(SIDE_BY_SIDE)
+        turn = asyncio.Semaphore(SIDE_BY_SIDE)
         self.now = now
         self._announced: dict[int, dict[PeerId, tuple[int, float]]] = {}  # by fragment: for which round, and when
         self.links: dict[int, FragmentSession] = {}
@@ -98,17 +96,16 @@ class FragmentSessions:
                 probation=probation,
                 patience=patience,
                 fragment=number,
-                bandwidth=bandwidth,
                 stash=stash,
                 turn=turn,
                 told=self._advanced,
                 life=life,
+                on_commit=on_commit,
             )
-            link.stats, link.on_commit = self.stats, lambda: self.on_commit()
+            link.stats = self.stats
         self.ahead: RoundSession = next(iter(self.links.values()))
         if presence.watch is not None:
             presence.watch.fragments = self.links
-        presence.handler = self
 
     def _say(self, number: int, name: str, fields: Mapping[str, object]) -> None:
         """An event of one fragment; its round is told as a turn, from 1 on, like those of all."""

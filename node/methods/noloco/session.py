@@ -49,7 +49,8 @@ SOURCES = 4
 class GossipSession:
     """See the module. The presence's handler; call `advance` after the replica has made its step.
 
-    `patience`: least seconds for an answer or for progress. `probation` means nothing: nobody votes.
+    `patience`: least seconds for an answer or for progress. `probation` means nothing: nobody votes. `on_commit`: called when
+    training may stop, because the partner has waited long enough for us.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class GossipSession:
         probation: int = 0,
         patience: float = 2.0,
         life: bytes = b"",
+        on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
         self.me, self.fragment, self.life = identity.peer_id, 0, life
@@ -75,11 +77,9 @@ class GossipSession:
         """Frames that were dropped because they are of a round that is over, or far ahead."""
         self.stats: dict[PeerId, tuple[float, float, int]] = {}
         """Latest (loss, tokens/s, round) that peers announced to us."""
-        self.on_commit: Callable[[], None] = lambda: None
-        """Called when training may stop: the partner has waited long enough for us."""
         self.usual = 0.0
         """Running norm of contributions, see `aggregate.outliers`."""
-        self._now, self._emit, self._send_queue = now, emit, presence.send_queue
+        self._now, self._emit, self._send_queue, self._on_commit = now, emit, presence.send_queue, on_commit
         self._entered = self.me in replica.members
         self._states = StateServer(
             replica, presence.send_queue, now, entered=self._entered, emit=emit, report=self.report
@@ -104,7 +104,6 @@ class GossipSession:
         self.current = self._next_round(self._life)
         if presence.watch is not None:
             presence.watch.paired()
-        presence.handler = self
 
     # --- rounds
 
@@ -272,7 +271,7 @@ class GossipSession:
             self._judge()
         if self._pace.keeps_waiting(self.current):
             self._pace.hurried = True
-            self.on_commit()
+            self._on_commit()
 
     def _route_round(self, peer: PeerId, frame: Frame, number: int) -> None:
         message, current = frame.message, self.current
@@ -327,7 +326,7 @@ class GossipSession:
     def _judge(self) -> None:
         if self._inquiry.close() > self.replica.round:
             self.catch_up.behind.set()
-            self.on_commit()
+            self._on_commit()
 
     def _some(self, count: int) -> list[PeerId]:
         """Some others that are here, drawn at random."""

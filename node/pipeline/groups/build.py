@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.node.membership.presence import Family, Handler
 from thinwire.node.methods.concurrent.fragment_replicas import chain_of
 from thinwire.node.methods.concurrent.fragment_sessions import FragmentSession
 from thinwire.node.methods.concurrent.standby_copy import StandbyCopy
@@ -83,16 +85,18 @@ def learner(
     me, roster = peer.identity.peer_id, peer.presence.roster
     door = LearnerContext(me, peer.presence.send_queue, peer.environment.now, work, peer.emit)
     if not seat.stage:
-        origin = origin_learner(manifest, vocab, batches(), door)
-        buddy = keep(peer, manifest, origin, RecoveryArbiter(peer, origin.readiness, lambda: origin.drives.norms), work)
-        origin.readiness.source = lambda stage: _source(peer, manifest, stage, origin.readiness, buddy)
-        origin.readiness.alone = lambda: _alone(peer)
-        origin.others = lambda: _speeds(peer)
+        origin = origin_learner(
+            manifest,
+            vocab,
+            batches(),
+            door,
+            source=lambda stage: _source(peer, manifest, stage, origin.readiness, buddy),
+            alone=lambda: _alone(peer),
+            others=lambda: _speeds(peer),
+        )
+        arbiter = RecoveryArbiter(peer, lambda: origin.drives.norms)
+        buddy = keep(peer, manifest, origin, origin.readiness, arbiter, work)
         return origin
-    host = host_learner(manifest, vocab, seat.stage, seat.origin, door)
-    arbiter = RecoveryArbiter(peer, host)
-    keep(peer, manifest, host, arbiter, work)
-    host.round = lambda: _chain(peer, seat.stage).replica.round if peer.ready else 0
 
     def outdated(origin: PeerId, stage: int) -> None:
         if peer.ready and (origin, stage) == (host.host.origin, seat.stage) and _chain(peer, stage).catch_up.outdated():
@@ -100,8 +104,6 @@ def learner(
                 "outdated", {"peer": origin.hex(), "detail": f"stage {stage} was brought back while we were away"}
             )
             host.rest()
-
-    arbiter.outdated = outdated
 
     since = math.inf
 
@@ -125,15 +127,24 @@ def learner(
         others = peer.seats(linked=True).groups.get(host.host.origin, {}).get(seat.stage, ())
         return stage in fits and stage > 0 and any(one != me for one in others)
 
-    host.lacking, host.able = look, able
+    def round() -> int:
+        return _chain(peer, seat.stage).replica.round if peer.ready else 0
+
+    host = host_learner(manifest, vocab, seat.stage, seat.origin, door, round=round, lacking=look, able=able)
+    keep(peer, manifest, host, host, RecoveryArbiter(peer, outdated=outdated), work)
     return host
 
 
 def keep(
-    peer: Peer, manifest: Manifest, learner: HostLearner | OriginLearner, arbiter: RecoveryArbiter, work: Work
+    peer: Peer,
+    manifest: Manifest,
+    learner: HostLearner | OriginLearner,
+    handler: Handler,
+    arbiter: RecoveryArbiter,
+    work: Work,
 ) -> NeighbourBackup | None:
     """Protect stages against loss: recover the peer's own stage if no peer has it, and store a copy of the next one.
-    The peer receives messages about lost stages from now on.
+    The peer receives the messages of its group and about lost stages from now on.
     """
     (stage,), pipeline, layout = learner.held, manifest.pipeline, learner.layout
 
@@ -149,12 +160,11 @@ def keep(
             peer.private = None  # The moments belong to other parameters.
             learner.update.faster = FASTER
 
-    peer.presence.stages = arbiter
-    peer.lost = StageRecovery(peer, pipeline, arbiter, make, work, brought)
-    if not pipeline.backup_every:
-        return None
-    buddy = NeighbourBackup(peer, stage, pipeline.stages, pipeline.backup_every, make, work)
-    peer.beside.append(buddy.run)
+    every = pipeline.backup_every
+    buddy = NeighbourBackup(peer, stage, pipeline.stages, every, make, work) if every else None
+    recover = StageRecovery(peer, pipeline, arbiter, make, work, brought)
+    handlers = {Family.STAGES: handler, Family.RECOVERY: arbiter}
+    peer.hold(learner.held, handlers, recover=recover, tasks=(buddy.run,) if buddy is not None else ())
     return buddy
 
 
@@ -202,11 +212,6 @@ def next_of(learner: object) -> Seat | None:
     return learner.next if isinstance(learner, HostLearner) else None
 
 
-def held_of(learner: object) -> Collection[int] | None:
-    """Return the fragments that a learner trains; None: all."""
-    return learner.held if isinstance(learner, HostLearner | OriginLearner) else None
-
-
 @dataclass(frozen=True, slots=True)
 class LearnerContext:
     """Parts of a peer that a learner in a group uses: identity, send queue, clock (seconds), worker."""
@@ -218,8 +223,10 @@ class LearnerContext:
     emit: Emit
 
 
-def host_learner(manifest: Manifest, vocab: int, stage: int, origin: PeerId, door: LearnerContext) -> HostLearner:
-    """Create the learner of a peer that holds stage `stage` in the group of `origin`."""
+def host_learner(
+    manifest: Manifest, vocab: int, stage: int, origin: PeerId, door: LearnerContext, **known: Callable[..., Any]
+) -> HostLearner:
+    """Create the learner of a peer that holds stage `stage` in the group of `origin`. `known`: see HostLearner."""
     holding = HeldStage(manifest, vocab, stage)
     section, micro = holding.section, manifest.microbatches
     holding.boundary.warm_up()
@@ -238,11 +245,23 @@ def host_learner(manifest: Manifest, vocab: int, stage: int, origin: PeerId, doo
         batch=manifest.inner.batch,
         room=2 * max(manifest.host_capacity, manifest.pipeline.max_in_flight or micro),
     )
-    return HostLearner(holding, host, send_queue=door.send_queue, work=door.work, now=door.now)
+    return HostLearner(holding, host, send_queue=door.send_queue, work=door.work, now=door.now, **known)
 
 
-def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: LearnerContext) -> OriginLearner:
-    """Create the learner of a peer that founds a group: it holds stage 0 and the data."""
+def origin_learner(
+    manifest: Manifest,
+    vocab: int,
+    batches: Batches,
+    door: LearnerContext,
+    *,
+    source: Callable[[int], Source] = lambda stage: "holder",
+    alone: Callable[[], bool] = lambda: False,
+    others: Callable[[], list[float]] = list,
+) -> OriginLearner:
+    """Create the learner of a peer that founds a group: it holds stage 0 and the data.
+
+    `source`, `alone`: see HostReadiness. `others`: see OriginLearner.
+    """
     holding, pipeline, emit = HeldStage(manifest, vocab, 0), manifest.pipeline, _quiet(door.emit)
     replanner = _replanner(manifest, door.now, emit) if pipeline.paths == "planned" else None
     holding.boundary.warm_up()
@@ -264,9 +283,18 @@ def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Learn
     wait = manifest.exchange.timeout_seconds + GIVE_UP * ROUND_PATIENCE
     spare = pipeline.stages - pipeline.visited
     readiness = HostReadiness(
-        door.me, origin, pipeline.stages, send_queue=door.send_queue, now=door.now, wait=wait, emit=emit, spare=spare
+        door.me,
+        origin,
+        pipeline.stages,
+        send_queue=door.send_queue,
+        now=door.now,
+        wait=wait,
+        emit=emit,
+        spare=spare,
+        frozen=lambda: holding.frozen,
+        source=source,
+        alone=alone,
     )
-    readiness.frozen = lambda: holding.frozen
     moves = pipeline.rebalance and replanner is None
 
     def order(peer: PeerId, stage: int) -> None:
@@ -282,6 +310,7 @@ def origin_learner(manifest: Manifest, vocab: int, batches: Batches, door: Learn
         replanner=replanner,
         balance=Rebalancer(origin.measurements, door.now, period=pipeline.rebalance) if moves else None,
         order=order,
+        others=others,
     )
 
 

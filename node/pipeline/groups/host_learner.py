@@ -31,10 +31,23 @@ class HostLearner(StageLearner):
     """Learner and Handler of Presence. It works for its origin only while it makes inner steps.
 
     Its steps are counted by the turns of the swarm's rounds, like the origin's, so that a group ends them together.
+
+    `round`: returns the last round in the stage's outer state. `lacking`: called before steps and while the origin is
+    silent; returns True if the origin is out of reach and has no successor, see `follow`. `able`: returns True if this
+    peer can hold another stage, and its own stage has enough other holders.
     """
 
     def __init__(
-        self, holding: HeldStage, host: Host, *, send_queue: SendQueue, work: Work, now: Callable[[], float]
+        self,
+        holding: HeldStage,
+        host: Host,
+        *,
+        send_queue: SendQueue,
+        work: Work,
+        now: Callable[[], float],
+        round: Callable[[], int] = int,
+        lacking: Callable[[], bool] = lambda: False,
+        able: Callable[[int], bool] = lambda stage: False,
     ) -> None:
         super().__init__(holding)
         self.host = host
@@ -42,14 +55,7 @@ class HostLearner(StageLearner):
         self._coming, self._parcel = 0, holding.parcel
         """Tag of the frozen rows that are in transit to us, and their assembly."""
         self._at, self._until, self._heard, self._lone = 0, 0, 0.0, False
-        self.round: Callable[[], int] = int
-        """Last round in the stage's outer state."""
-        self.lacking: Callable[[], bool] = lambda: False
-        """Called before steps and while the origin is silent: returns True if the origin is out of reach and has no
-        successor. See `follow`.
-        """
-        self.able: Callable[[int], bool] = lambda stage: False
-        """Returns True if this peer can hold another stage, and its own stage has enough other holders."""
+        self._round, self._lacking, self._able = round, lacking, able
         self._next: int | None = None
 
     @property
@@ -62,7 +68,7 @@ class HostLearner(StageLearner):
     @property
     def next(self) -> Seat | None:
         """Return the seat that the origin wants us to take, if we can; asked between two turns."""
-        if self._next is not None and not self.able(self._next):
+        if self._next is not None and not self._able(self._next):
             self._next = None
         return Seat(self._next, self.host.origin) if self._next is not None else None
 
@@ -83,7 +89,7 @@ class HostLearner(StageLearner):
         first, target = host.step, self._at + n
         if stop.is_set() or not n:
             return NOTHING
-        self._lone = self.lacking()
+        self._lone = self._lacking()
         self._until = target
         if not self._lone:
             self._post()
@@ -139,7 +145,7 @@ class HostLearner(StageLearner):
         """Pass frames of pipelines to the host, and frozen rows to their assembly."""
         if peer == self.host.origin:
             self._heard, message = self._now(), frame.message
-            if isinstance(message, Post) and message.stage != self._holding.stage and self.able(message.stage):
+            if isinstance(message, Post) and message.stage != self._holding.stage and self._able(message.stage):
                 self._next = message.stage
             if isinstance(message, FrozenRows):
                 return self._piece(message, frame)
@@ -161,7 +167,7 @@ class HostLearner(StageLearner):
         the steps.
         """
         if self._until and self._now() > self._heard + AGAIN_SECONDS:
-            self._lone = self.lacking()
+            self._lone = self._lacking()
             if self._lone:
                 self.host.wake()
             else:
@@ -182,6 +188,6 @@ class HostLearner(StageLearner):
     def _post(self) -> None:
         self._heard = self._now()
         post = Post(
-            self.host.step, self._until, self._holding.stage, self._holding.frozen.tag, self.round(), self.source
+            self.host.step, self._until, self._holding.stage, self._holding.frozen.tag, self._round(), self.source
         )
         self._send_queue.control(self.host.origin, post)

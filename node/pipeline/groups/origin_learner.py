@@ -33,7 +33,8 @@ SMOOTHING = 0.3
 class OriginLearner(StageLearner):
     """Learner with the inner steps of its group (see Origin); `readiness` is its Handler of Presence.
 
-    `replanner`: the origin's, with planned paths; `balance`: chooses hosts to move, and `order` asks them.
+    `replanner`: the origin's, with planned paths; `balance`: chooses hosts to move, and `order` asks them. `others`:
+    returns the tokens per second of peers with the whole model, and of other origins.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class OriginLearner(StageLearner):
         replanner: Replanner | None = None,
         balance: Rebalancer | None = None,
         order: Order = lambda peer, stage: None,
+        others: Callable[[], list[float]] = list,
     ) -> None:
         super().__init__(holding)
         self._emit, self._replanner, self._balance, self._order = emit, replanner, balance, order
@@ -56,9 +58,7 @@ class OriginLearner(StageLearner):
         self._origin, self._manifest, self._now = readiness.origin, manifest, now
         self.totals: Mapping[str, int] = {"retried": 0, "skipped": 0, "lost": 0}
         """Micro-batches that were sent again, that skipped a stage, and whose gradient a stage has lost."""
-        self.others: Callable[[], list[float]] = list
-        """Returns the tokens per second of peers with the whole model, and of other origins."""
-        self._speed = 0.0
+        self._others, self._speed = others, 0.0
 
     @property
     def said(self) -> str:
@@ -146,7 +146,7 @@ class OriginLearner(StageLearner):
 
     def _share(self, n: int) -> int:
         """Return how many of `n` steps to make, so that other peers do not wait long for this group."""
-        others = self.others()
+        others = self._others()
         if not others:
             return n
         return steps_by_power(self._speed, others, n, 1.0) if self._speed else 1

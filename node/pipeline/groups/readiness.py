@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from thinwire.collectives.topology.owner_backoff import Backoff
 from thinwire.collectives.transport.payload_assembly import pieces
 from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.node.membership.presence import Handler
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
 from thinwire.node.pipeline.recovery.stage_source import Source
 from thinwire.node.pipeline.step.origin import Origin
@@ -28,9 +31,11 @@ if its stage has other holders.
 """
 
 
-class HostReadiness:
+class HostReadiness(Handler):
     """Handler of Presence in front of the origin. `stages`: of the model; `wait`: seconds that a host may take for a
-    round; `spare`: stages that every micro-batch skips in any case.
+    round; `spare`: stages that every micro-batch skips in any case. `frozen`: returns the rows that every host needs before
+    it is ready; `source`: the source of the parameters of a stage without a host; `alone`: True if no other peer trains
+    that would have to wait for this group.
 
     A late host takes part from the next step for which it is ready. No steps are made while more stages than can be
     skipped have no holder: a model without some of its layers learns nothing of use to the others.
@@ -47,26 +52,24 @@ class HostReadiness:
         wait: float,
         emit: Emit,
         spare: int = 0,
+        frozen: Callable[[], FrozenEmbedding] = FrozenEmbedding,
+        source: Callable[[int], Source] = lambda stage: "holder",
+        alone: Callable[[], bool] = lambda: False,
     ) -> None:
         self.origin, self._me, self._stages, self._spare, self._send_queue = origin, me, stages, spare, send_queue
         self._now, self._wait, self._emit = now, wait, emit
-        self.frozen: Callable[[], FrozenEmbedding] = FrozenEmbedding
-        """Tag that every host needs before it is ready."""
+        self.source, self.frozen, self._alone = source, frozen, alone
         self._handed: dict[PeerId, int] = {}
         """Tags of the rows sent to each host over a link that is still up."""
-        self.source: Callable[[int], Source] = lambda stage: "holder"
-        """Returns the source of the parameters of a stage without a host."""
-        self.alone: Callable[[], bool] = lambda: False
-        """Returns True if no other peer trains that would have to wait for this group."""
         self._posts: dict[PeerId, Post] = {}
         self._told: tuple[int, ...] = ()
         self._here: set[PeerId] = set()
         self._news = asyncio.Event()
         self._came: dict[PeerId, float] = {}
         """Time at which each host took its stage."""
-        self._strikes: dict[PeerId, int] = {}
-        self._excused: dict[PeerId, int] = {}
-        """Turns for which a host is not waited for."""
+        self._turn = 0
+        self._excused: dict[PeerId, Backoff] = defaultdict(lambda: Backoff(EXCUSED))
+        """Turns in which a host is not waited for."""
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """Handle a post of a host; pass other frames to the origin."""
@@ -109,9 +112,6 @@ class HostReadiness:
         """Pass a new link on; a host takes part again when it posts."""
         self.origin.on_link_up(peer)
 
-    def on_tick(self) -> None:
-        """Pass a tick to the origin."""
-
     @property
     def hosts(self) -> dict[int, list[PeerId]]:
         """Return the reachable hosts by stage, as they have announced it."""
@@ -148,13 +148,13 @@ class HostReadiness:
         until = self._now() + self._wait
         for peer in sorted(self._here):
             self._hand_out(peer)
-        self._excused = {peer: turns - 1 for peer, turns in self._excused.items() if turns > 1}
+        self._turn += 1
         while not stop.is_set():
             if self.lame:
                 await self._change(stop, MOMENT)
             self._tell_missing()
             if self.lame:
-                if not self.alone():
+                if not self._alone():
                     return False
                 until = self._now() + self._wait
                 continue
@@ -162,13 +162,14 @@ class HostReadiness:
             late, left = self._late(ready), until - self._now()
             if left <= 0:
                 self._here -= late  # Until they post again: they may be elsewhere by now.
-                self._strike(late)
+                for peer in late:
+                    self._excused[peer].fail(self._turn)
             elif late:
                 await self._change(stop, left)
                 continue
             if sum(not peers for peers in ready.values()) <= self._spare:
-                for peer in [peer for peers in ready.values() for peer in peers if peer in self._strikes]:
-                    self._forgive(peer)
+                for peer in [peer for peers in ready.values() for peer in peers]:
+                    self._excused[peer].succeed()
                 self.origin.stage_holders.holders = ready
                 return True
             if not late:
@@ -189,17 +190,7 @@ class HostReadiness:
         """
         found = self._here - {peer for peers in ready.values() for peer in peers}
         behind = {peer for peer in found if self._posts[peer].step <= self.origin.next_step}
-        return {peer for peer in behind if peer not in self._excused or not ready[self._posts[peer].stage]}
-
-    def _strike(self, late: Collection[PeerId]) -> None:
-        for peer in late:
-            self._strikes[peer] = min(EXCUSED, self._strikes.get(peer, 0) + 1)
-            self._excused[peer] = 1 + 2 ** self._strikes[peer]
-
-    def _forgive(self, peer: PeerId) -> None:
-        self._strikes[peer] -= 1
-        if not self._strikes[peer]:
-            del self._strikes[peer]
+        return {peer for peer in behind if self._turn > self._excused[peer].until or not ready[self._posts[peer].stage]}
 
     def _tell_missing(self) -> None:
         for stage in self.missing:

@@ -24,16 +24,19 @@ HEIR_SECONDS = 60.0
 """Seconds after the last question of the permitted peer before another peer may recover the stage."""
 
 
-class RecoveryArbiter:
-    """Handler of Presence in front of `inner`, which drives a group or works in one. `norms`: by stage, of its last
-    gradient.
+class RecoveryArbiter(Handler):
+    """Handler of messages about lost stages. `norms`: by stage, of its last gradient.
 
     `outdated` is called with the stage when the origin reports that another peer has recovered the stage that we hold.
     """
 
-    def __init__(self, peer: Peer, inner: Handler, norms: Callable[[], Mapping[int, float]] = dict) -> None:
-        self.outdated: Callable[[PeerId, int], None] = lambda origin, stage: None
-        self._peer, self._inner, self._norms = peer, inner, norms
+    def __init__(
+        self,
+        peer: Peer,
+        norms: Callable[[], Mapping[int, float]] = dict,
+        outdated: Callable[[PeerId, int], None] = lambda origin, stage: None,
+    ) -> None:
+        self._peer, self._norms, self._outdated = peer, norms, outdated
         self._heirs: dict[int, tuple[PeerId, float]] = {}
         self._rounds: dict[int, int] = {}
         self._asked: dict[PeerId, asyncio.Future[Bequest]] = {}
@@ -41,7 +44,7 @@ class RecoveryArbiter:
     # Handler
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
-        """Handle questions and answers about lost stages; pass other frames to `inner`."""
+        """Handle questions and answers about lost stages."""
         message = frame.message
         if isinstance(message, Bereft):
             found = self.decide(peer, message.stage)
@@ -52,21 +55,7 @@ class RecoveryArbiter:
             if waits is not None and not waits.done():
                 waits.set_result(message)
         elif isinstance(message, Outdated):
-            self.outdated(peer, message.stage)
-        else:
-            self._inner.on_frame(peer, frame)
-
-    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
-        """Pass a broken link to `inner`."""
-        self._inner.on_link_down(peer, gone=gone)
-
-    def on_link_up(self, peer: PeerId) -> None:
-        """Pass a new link to `inner`."""
-        self._inner.on_link_up(peer)
-
-    def on_tick(self) -> None:
-        """Pass a tick to `inner`."""
-        self._inner.on_tick()
+            self._outdated(peer, message.stage)
 
     # Lost stages
 

@@ -14,7 +14,7 @@ from thinwire.collectives.allreduce.service import AT_ONCE, LAST, AllreduceServi
 from thinwire.collectives.allreduce.signature import plan_of
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression.registry import dense
-from thinwire.node.membership.presence import Presence
+from thinwire.node.membership.presence import Family, Presence
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import SimNet
 from thinwire.swarm.identity.identity import Identity
@@ -58,7 +58,8 @@ class Member:
             sequence,
             lambda: self.link,
         )
-        self.operations = self.presence.operations = AllreduceService(place, gone=gone, patience=1.0)
+        self.operations = AllreduceService(place, gone=gone, patience=1.0)
+        self.presence.attach(Family.OPERATIONS, self.operations)
         self.task = loop.create_task(self.presence.run())
 
     def _admit(self, hello, record):

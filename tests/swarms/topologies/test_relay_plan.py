@@ -32,7 +32,7 @@ def uneven(swarm):
         for node in s.nodes.values():
             rate = node.transport.uplink.rate = slow if node.index == WEAK else FAST
             node.transport.downlink.rate = 100 * FAST
-            node.round_factory.bandwidth.up = int(rate)
+            node.presence.send_queue.bandwidth.up = int(rate)
             node.up, node.source = {}, {}
             for number in range(1, rounds + 1):
                 s.fail_at(node.index, number, "open", lambda node, number=number: mark(node, number))
@@ -135,7 +135,7 @@ def lies(node, kind):
 def test_helper_that_forwards_nothing_delays_one_round(uneven):
     async def main():
         s = uneven()
-        s.nodes[5].round_factory.bandwidth.up = 10**9
+        s.nodes[5].presence.send_queue.bandwidth.up = 10**9
         lies(s.nodes[5], Result)
         s.start()
         await s.finish()

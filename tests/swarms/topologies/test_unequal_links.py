@@ -55,7 +55,7 @@ def test_rounds_are_faster_when_slow_link_owns_fewer_chunks(swarm):
     print(f"{seconds(sized):.3f} s by bandwidth {owned(sized)}, {seconds(equal):.3f} s with equal parts {owned(equal)}")
     assert owned(sized)[3] == 0 and max(owned(equal)) - min(owned(equal)) <= 1
     for node, rate in zip(sized.nodes.values(), rates, strict=True):
-        link = node.round_factory.bandwidth
+        link = node.presence.send_queue.bandwidth
         assert 0.5 * rate < link.up < 1.5 * rate and 0.5 * rate < link.down < 1.5 * rate
     # (1 + s (N - 2)) P / bandwidth with s = 1/4 and with s = 0.
     assert seconds(equal) / seconds(sized) > 1.25
@@ -88,7 +88,7 @@ def test_liar_about_its_link_owns_at_most_the_bound_and_soon_nothing(swarm):
     shares = []
 
     def change(s):
-        s.nodes[3].round_factory.bandwidth.settle = lambda: (2**50, 2**50)
+        s.nodes[3].presence.send_queue.bandwidth.settle = lambda: (2**50, 2**50)
         for node in s.nodes.values():
             node.log = Watched(node, shares)
 

@@ -15,7 +15,7 @@ from thinwire.node.runtime.loop_thread import LoopThread
 from torch import nn
 
 MANIFEST = '[run]\nname = "mine"\n[model]\nkind = "custom"\n[outer]\nsync_every = 1\n[exchange]\ncodec = "fp32"\n'
-TO_TRANSPORT, TO_SOCKET = 10, 13
+TO_TRANSPORT, TO_SOCKET = 9, 11
 """Modules from the optimizer to the transport, and on to the socket, which is behind link and stream pool."""
 
 

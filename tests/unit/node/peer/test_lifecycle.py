@@ -33,9 +33,8 @@ def test_tokens_missing_in_late_round_count_in_the_next():
         place=tuple,
         identity=SimpleNamespace(peer_id=bytes(32)),
         replica=SimpleNamespace(round=0, newest=(0, b"")),
-        session=SimpleNamespace(overtaken=False),
         idle_weight=0,
-        rounds=SimpleNamespace(settled=settled, follows=False),
+        rounds=SimpleNamespace(settled=settled, follows=False, overtaken=False),
     )
     life = PeerLifecycle(peer, SimpleNamespace(speed=0.0, loss=None), begin=None, learn=None, work=None)
     life._services = SimpleNamespace(exchange=exchange)

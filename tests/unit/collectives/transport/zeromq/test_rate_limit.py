@@ -94,6 +94,9 @@ def test_on_narrow_uplink_state_goes_after_rounds(wire):
             def offer(self, to, frame):
                 return False
 
+            def totals(self):
+                return first.transport.totals()
+
         send_queue = SendQueue(Noted())
         for index in range(8):
             send_queue.bulk(others[0].id, Frame(Chunk(1, 0, 1, index), bytes(SIZE)))
