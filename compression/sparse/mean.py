@@ -17,7 +17,7 @@ from thinwire.compression.sparse.topk import BIG, Part, Selected
 
 DENOMINATORS = ("contributor_mean", "mean")
 CLIP_FROM = 3
-"""Minimum number of contributors for clipping norms to their median, which says little about fewer."""
+"""Minimum number of contributors for clipping norms to their median, which is no measure for fewer."""
 
 
 def mean(
@@ -33,10 +33,10 @@ def mean(
 
     selected, weights: by contributor, in the order of the round's record. denominator: "contributor_mean" divides each
     coordinate by the weights of the contributors that sent it (zero where none did), as all public implementations do;
-    "mean" divides by the sum of all weights. clip: if at least three contributors have values in a section, each
-    contributor's section is scaled by min(1, lower median of the norms / its norm). Sums are in float64 in the given
-    order, and rounded once. out: vector to write to; by default a new one. Raises ValueError for another layout, an
-    unknown denominator, or weights that are not finite, ≥ 0 and not all zero.
+    "mean" divides by the sum of all weights. clip: if at least three contributors of positive weight have values in a
+    section, each contributor's section is scaled by min(1, lower median of the norms / its norm). Sums are in float64
+    in the given order, and rounded once. out: vector to write to; by default a new one. Raises ValueError for another
+    layout, an unknown denominator, or weights that are not finite, ≥ 0 and not all zero.
     """
     total = checked(selected, weights, chunks, denominator)
     divisor = total if denominator == "mean" else 0.0
@@ -66,16 +66,17 @@ def checked(selected: Sequence[Selected], weights: Sequence[float], chunks: Chun
 def sent(
     selected: Sequence[Selected], index: int, weights: Sequence[float], clip: bool
 ) -> list[tuple[Selected, Part, float, float]]:
-    """Return the non-empty parts of a section with positive weights.
+    """Return the non-empty parts of a section whose contributors have positive weights.
 
-    Each with its selection, its weight, and its weight after clipping.
+    Each with its selection, its weight, and its weight after clipping. A contributor of weight 0 has no influence at
+    all: its norm does not enter the median either.
     """
-    parts = [(one, one.parts[index]) for one in selected]
-    factors = clipping([norm(*each) for each in parts]) if clip else [1.0] * len(parts)
+    parts = [(one, one.parts[index], weight) for one, weight in zip(selected, weights, strict=True) if weight > 0]
+    factors = clipping([norm(one, part) for one, part, _ in parts]) if clip else [1.0] * len(parts)
     return [
         (one, part, weight, weight * factor)
-        for (one, part), weight, factor in zip(parts, weights, factors, strict=True)
-        if part.mode != EMPTY and weight > 0
+        for (one, part, weight), factor in zip(parts, factors, strict=True)
+        if part.mode != EMPTY
     ]
 
 
