@@ -193,7 +193,6 @@ MAY_OPEN = {
         "node/local_swarm/launcher.py": LOCAL,
         "node/local_swarm/child_process.py": LOCAL,
         "node/runtime/parent_watch.py": "waits in a thread for the end of the parent",
-        "collectives/allreduce/fixed_group.py": "a thread is what `work` is when nobody says otherwise",
         "collectives/transport/buffer_pool.py": "a lock, not a thread: views of buffers die in any",
     },
 }
@@ -418,7 +417,7 @@ STILL_ACCESS = {
     "tests/simulator/processes/test_proxy.py": 1,
     "tests/simulator/processes/test_proxy_toxics.py": 1,
     "tests/simulator/scenario/test_faults.py": 1,
-    "tests/swarms/allreduce/test_fixed_group.py": 7,
+    "tests/benchmarks/test_fixed_group.py": 7,
     "tests/swarms/allreduce/test_operations.py": 6,
     "tests/swarms/membership/test_joiners.py": 2,
     "tests/swarms/membership/test_lifecycle.py": 4,

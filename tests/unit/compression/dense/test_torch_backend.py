@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from kit.reference import dense as reference
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.dense import reference, torch_backend
+from thinwire.compression.dense import torch_backend
 from thinwire.compression.dense.blockint import Int4, Int8, Integers
 
 CODECS = [

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.reference import sparse as reference
 from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.sparse import mean as sparsemean
-from thinwire.compression.sparse import reference, select, torch_backend
+from thinwire.compression.sparse import select, torch_backend
 from thinwire.compression.sparse.header import DENSE, EMPTY
 from thinwire.compression.sparse.topk import Selected, Sparse
 
