@@ -35,7 +35,7 @@ PACKAGES = {
     "swarm/membership": ("swarm/identity",),
     "swarm/methods": ("swarm/messages",),
     "swarm/manifest": ("swarm/identity", "swarm/methods"),
-    "collectives": ("swarm", "compression/kernels"),
+    "collectives": ("swarm", "compression"),
     "collectives/transport": ("swarm", "swarm/membership", "compression/core"),
     "collectives/transport/zeromq": ("collectives/transport",),
     "collectives/topology": ("swarm", "swarm/membership"),

@@ -10,6 +10,7 @@ known. Exactly one of `commit`, `restore` and `rollback` follows each `prepare`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +86,8 @@ class ErrorFeedback:
         if on_exclusion not in ON_EXCLUSION:
             raise ValueError(f"error feedback: on_exclusion is {' or '.join(ON_EXCLUSION)}, not {on_exclusion!r}")
         self.codec, self.chunks, self.beta, self.on_exclusion = codec, chunks, beta, on_exclusion
+        self.select: Callable[[Floats, Chunks], Any] = codec.select
+        """Selects the entries to send: `codec.select`, or a function with the same results on a device."""
         self._residual = np.zeros(chunks.total, np.float32)
         self._accumulator = np.empty(chunks.total, np.float32)
         self._choice: Choice | None = None
@@ -127,7 +130,7 @@ class ErrorFeedback:
         self.chunks.check(delta)
         np.multiply(self._residual, np.float32(self.beta), out=self._accumulator)
         np.add(self._accumulator, delta, out=self._accumulator)
-        choice = self.codec.select(self._accumulator, self.chunks)
+        choice = self.select(self._accumulator, self.chunks)
         payload = self.codec.encode(choice)
         self._choice = choice
         return payload

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
+import torch
 from thinwire.collectives.allreduce.service import AT_ONCE
 from thinwire.collectives.timing import TICK
 from thinwire.compression.core.types import Floats
+from thinwire.compression.device import HOST
 from thinwire.compression.warmup import warm_up
 from thinwire.node.api.allreduce import Pending, Prepared, Some, operations_of
 from thinwire.node.peer.bootstrap import RunEntry
@@ -112,12 +114,17 @@ class BackgroundPeer:
         """Write an event."""
         self.ask(lambda: self._report.emit(kind, fields))
 
-    def take_up(self, layout: Layout, theta: Floats, *, read: Read, write: ParameterWrite, device: str) -> None:
+    def take_up(
+        self, layout: Layout, theta: Floats, *, read: Read, write: ParameterWrite, devices: Sequence[torch.device]
+    ) -> None:
         """Become a member, see `Peer.take_up`."""
-        self._report.device = device
+        self._report.device = ", ".join(map(str, devices))
         self._report.phase = "joining" if self._joins else "starting"
         work = self._background.work
-        self._background.call(self.peer.take_up(layout, theta, read=read, write=write, work=work, joins=self._joins))
+        device = devices[0] if len(devices) == 1 else HOST
+        self._background.call(
+            self.peer.take_up(layout, theta, read=read, write=write, work=work, joins=self._joins, device=device)
+        )
         self.emit("ready", {"round": self.peer.replica.round, "parameters": layout.total})
         self.ask(self._services.follow)
         self.steps = self.peer.steps(0.0)

@@ -153,6 +153,7 @@ class PeerLifecycle:
             joins=joins,
             held=self._held(learner),
             beside=self._beside,
+            device=learner.device,
         )
         self._learner = learner
         kept = peer.private is not None and learner.restore(peer.private)

@@ -11,8 +11,10 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
+import torch
 from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.compression.core.types import Floats
+from thinwire.compression.device import HOST
 from thinwire.node.membership.health_monitor import HealthMonitor
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm, knock, welcome
 from thinwire.node.membership.known_peers_file import replace_file
@@ -203,11 +205,13 @@ class Peer:
         joins: bool,
         held: Collection[int] | None = None,
         beside: Work | None = None,
+        device: torch.device = HOST,
     ) -> None:
         """Become a member with the state of our own checkpoint or of the swarm, whichever is newer.
 
         `theta`: first parameters, the same on every peer (derived from the manifest's seed). `held`: fragments that
-        this peer trains if each has rounds of its own; None: all. `beside`: like `work`, while that trains. Raises
+        this peer trains if each has rounds of its own; None: all. `beside`: like `work`, while that trains. `device` has
+        the parameters. Raises
         ManifestMismatch if the model here is not the swarm's, ManifestError if the model is too large for the
         manifest's codec, or cannot be held in parts.
         """
@@ -225,6 +229,8 @@ class Peer:
             begin = partial(begin, held=held)
         self.replica = await work(begin)
         await work(lambda: self.replica.keep_ledger(self.manifest))
+        for _, replica, _ in self.replica.each(layout):
+            replica.encode_on(device)
         del theta  # The replica has a copy; this one would remain in memory for the whole join.
         self.private = await self.checkpointer.restore(self.replica, layout, work)
         self.known_peers.founds = not joins

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 from thinwire.compression.core.types import Floats
+from thinwire.compression.device import HOST
 from thinwire.node.state.data_ledger import DataLease
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.node.state.snapshot import PrivateState
@@ -77,6 +78,8 @@ class Observed:
     the tokens of the steps that may have gone into it: those since this part was last set, or with `overlaps` since it
     was read for what set it. `draws`: samples of the steps since all parameters were set, if known.
     """
+
+    device = HOST
 
     def __init__(self) -> None:
         self.firsts: tuple[int, ...] = (0,)

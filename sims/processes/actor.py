@@ -15,8 +15,10 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import torch
 import uvloop
 from thinwire.compression.core.types import Floats
 from thinwire.compression.warmup import warm_up
@@ -73,10 +75,14 @@ class PacedLearner:
     def layout(self) -> Layout:
         return self._inner.layout
 
+    @property
+    def device(self) -> torch.device:
+        return self._inner.device
+
     def parameters(self) -> Floats:
         return self._inner.parameters()
 
-    def read(self, start: int, stop: int, out: Floats) -> None:
+    def read(self, start: int, stop: int, out: Any) -> None:
         self._inner.read(start, stop, out)
 
     def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:

@@ -198,5 +198,5 @@ def test_gradient_scaler_unscales_and_skips_steps():
 
 def test_optimizer_refuses_negative_weight():
     _, _, _, optimizer = make()
-    with pytest.raises(ValueError, match="counts samples"):
+    with pytest.raises(ValueError, match="a number of samples"):
         optimizer.step(weight=-1)
