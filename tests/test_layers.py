@@ -33,7 +33,7 @@ PACKAGES = {
     "swarm/identity": ("swarm/messages",),
     "swarm": ("swarm/identity",),
     "swarm/membership": ("swarm/identity",),
-    "swarm/methods": ("swarm/messages",),
+    "swarm/methods": ("swarm", "swarm/messages"),
     "swarm/manifest": ("swarm/identity", "swarm/methods"),
     "collectives": ("swarm", "compression"),
     "collectives/transport": ("swarm", "swarm/membership", "compression/core"),

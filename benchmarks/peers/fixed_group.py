@@ -31,6 +31,7 @@ from thinwire.collectives.transport.interface import Arrival, Transport
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
+from thinwire.swarm.choices import Aggregation, Topology
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.messages.registry import Ask, Behind, Commit, Digest, PeerId
@@ -55,12 +56,12 @@ class Averager:
         keys: Mapping[PeerId, bytes],
         codec: Codec,
         now: Callable[[], float],
-        rule: str = "mean",
+        rule: Aggregation = "mean",
         grace: float = 10.0,
         patience: float = 2.0,
         work: Work = asyncio.to_thread,
         bandwidth: bool = False,
-        topology: str = "butterfly",
+        topology: Topology = "butterfly",
     ) -> None:
         if topology not in ("butterfly", "ring") or (topology == "ring" and rule != "mean"):
             raise ValueError(f"the rule {rule!r} is not supported with the topology {topology!r}")

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.core.codec import Choice, Codec, CodecError, TensorCodec
-from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.core.types import Buffer, Floats, OnExclusion
 
-ON_EXCLUSION = ("drop", "restore")
+ON_EXCLUSION: tuple[OnExclusion, ...] = get_args(OnExclusion)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +80,9 @@ class ErrorFeedback:
     it as sent, "restore" keeps all of a. Raises ValueError for anything else.
     """
 
-    def __init__(self, codec: TensorCodec[Any], chunks: Chunks, beta: float = 0.95, on_exclusion: str = "drop") -> None:
+    def __init__(
+        self, codec: TensorCodec[Any], chunks: Chunks, beta: float = 0.95, on_exclusion: OnExclusion = "drop"
+    ) -> None:
         if not 0 <= beta <= 1:
             raise ValueError(f"error feedback: beta must be 0…1, not {beta}")
         if on_exclusion not in ON_EXCLUSION:

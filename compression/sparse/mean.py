@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 from thinwire.compression.core.chunks import Chunks, Section
-from thinwire.compression.core.types import Floats
+from thinwire.compression.core.types import Denominator, Floats
 from thinwire.compression.kernels import base as kernels
 from thinwire.compression.kernels import scatter as scatterkernels
 from thinwire.compression.kernels.threads import Team
@@ -15,7 +16,7 @@ from thinwire.compression.sparse.header import DENSE, EMPTY
 from thinwire.compression.sparse.select import CHUNKS
 from thinwire.compression.sparse.topk import BIG, Part, Selected
 
-DENOMINATORS = ("contributor_mean", "mean")
+DENOMINATORS: tuple[Denominator, ...] = get_args(Denominator)
 CLIP_FROM = 3
 """Minimum number of contributors for clipping norms to their median, which is no measure for fewer."""
 
@@ -24,7 +25,7 @@ def mean(
     selected: Sequence[Selected],
     weights: Sequence[float],
     chunks: Chunks,
-    denominator: str = "contributor_mean",
+    denominator: Denominator = "contributor_mean",
     clip: bool = True,
     threads: int = 1,
     out: Floats | None = None,
@@ -51,7 +52,7 @@ def mean(
     return out
 
 
-def checked(selected: Sequence[Selected], weights: Sequence[float], chunks: Chunks, denominator: str) -> float:
+def checked(selected: Sequence[Selected], weights: Sequence[float], chunks: Chunks, denominator: Denominator) -> float:
     """Return the sum of the weights. Raises ValueError as described in `mean`."""
     if denominator not in DENOMINATORS:
         raise ValueError(f"a sparse mean is a {' or '.join(DENOMINATORS)}, not {denominator!r}")

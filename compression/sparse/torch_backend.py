@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from thinwire.compression.core.chunks import Chunks, Section
 from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.types import Denominator
 from thinwire.compression.kernels.base import INFINITE, MAGNITUDE
 from thinwire.compression.kernels.threads import Team
 from thinwire.compression.sparse import mean as sparsemean
@@ -52,7 +53,7 @@ def mean(
     weights: Sequence[float],
     chunks: Chunks,
     device: torch.device | str,
-    denominator: str = "contributor_mean",
+    denominator: Denominator = "contributor_mean",
     clip: bool = True,
 ) -> Tensor:
     """Return the result of `sparsemean.mean`, computed on a device. Raises the same errors."""

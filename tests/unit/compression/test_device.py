@@ -64,5 +64,3 @@ def test_vectors_subtract_and_report_values_that_are_not_finite(where: torch.dev
     assert device.finite(x) and np.array_equal(np.asarray(x), draw(4, 100) - draw(3, 100))
     x[3] = float("nan")
     assert not device.finite(x)
-    x[3] = 1e30  # its square overflows
-    assert not device.finite(x)
