@@ -167,7 +167,8 @@ def demo_run(spec: str, beta: float = 0.999, lr: float = 3e-3) -> Callable[[Toy]
         def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
             selected = []
             for momentum, gradient in zip(momenta, deltas, strict=True):
-                demo.accumulate(momentum, gradient, beta, lr)
+                momentum *= np.float32(beta)
+                momentum += np.float32(lr) * gradient
                 selected.append(codec.select(momentum, chunks))
                 selected[-1].scatter(momentum, -1.0)
             mean = demo.mean(selected, [1.0] * len(selected), chunks)

@@ -175,12 +175,6 @@ def mean(
     return out
 
 
-def accumulate(momentum: Floats, gradient: Floats, beta: float, lr: float) -> None:
-    """Update in place: δ ← β·δ + lr·g; every operation rounds to float32."""
-    momentum *= np.float32(beta)
-    momentum += np.float32(lr) * gradient
-
-
 def step(theta: Floats, mean: Floats, lr: float, decay: float = 0.0) -> None:
     """Update in place: θ ← θ − lr·decay·θ − lr·sign(G); every operation rounds to float32. sign(0) = 0."""
     rate = np.float32(lr)

@@ -11,66 +11,14 @@ known. Exactly one of `commit`, `restore` and `rollback` follows each `prepare`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from thinwire.compression.core.chunks import Chunks
-from thinwire.compression.core.codec import Choice, Codec, CodecError, TensorCodec
-from thinwire.compression.core.types import Buffer, Floats, OnExclusion
+from thinwire.compression.core.codec import Choice, TensorCodec
+from thinwire.compression.core.types import Floats, OnExclusion
 
 ON_EXCLUSION: tuple[OnExclusion, ...] = get_args(OnExclusion)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
-    """Decoded content of a `Whole` payload: a dense codec's payload of all n elements."""
-
-    codec: Codec
-    payload: NDArray[np.uint8]
-
-    def scatter(self, out: Floats, scale: float = 1.0) -> None:
-        """Add scale·decoded to out, in float32."""
-        values = np.empty_like(out)
-        self.codec.decode(self.payload.data, values)
-        if scale != 1.0:
-            np.multiply(values, np.float32(scale), out=values)
-        np.add(out, values, out=out)
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """Dense codec as a tensor codec: one payload for the whole model."""
-
-    codec: Codec
-
-    @property
-    def spec(self) -> str:
-        return self.codec.spec
-
-    def bound(self, chunks: Chunks) -> int:
-        return self.codec.nbytes(chunks.total)
-
-    def select(self, a: Floats, chunks: Chunks) -> Encoded:
-        """Encode the whole vector. Raises CodecError if a value is not finite."""
-        chunks.check(a)
-        if not np.isfinite(a).all():
-            raise CodecError("a value is not finite", "not finite")
-        payload = np.empty(self.codec.nbytes(a.size), np.uint8)
-        self.codec.encode(a, payload)
-        return Encoded(self.codec, payload)
-
-    def nbytes(self, selected: Encoded) -> int:
-        return selected.payload.size
-
-    def encode(self, selected: Encoded) -> bytes:
-        return selected.payload.tobytes()
-
-    def decode(self, payload: Buffer, chunks: Chunks) -> Encoded:
-        """Wrap a payload. Raises CodecError unless it is valid for this layout."""
-        self.codec.check(payload, chunks.total)
-        return Encoded(self.codec, np.frombuffer(payload, np.uint8))
 
 
 class ErrorFeedback:
