@@ -1,4 +1,4 @@
-"""Encoding of contributions by CPU kernels or by torch, chosen by the device that has the model's parameters.
+"""Encoding of contributions by CPU kernels or torch, by the device of the model's parameters.
 
 Both write the same bytes. The choice is therefore local: no manifest names it, and peers of one round may differ.
 """
@@ -26,11 +26,11 @@ Vector: TypeAlias = Floats | Tensor
 HOST = torch.device("cpu")
 
 DEVICES = frozenset({"cuda"})
-"""Types of devices on which torch encodes. Parameters on others are copied to the host, whose kernels are faster."""
+"""Types of devices on which torch encodes; parameters on others are copied to the host."""
 
 
 def encoding_device(codec: object, device: torch.device) -> torch.device | None:
-    """Return the device that encodes the contributions of a model on `device`; None: the CPU kernels encode them.
+    """Return the device that encodes contributions of a model on `device`; None: the CPU kernels do.
 
     The codecs fp32, fp16, bf16 and e3m0 have no torch implementation; the factors of PowerSGD are computed on the host.
     """
@@ -72,7 +72,7 @@ def encode(codec: Any, x: Vector, out: NDArray[np.uint8], seed: int = 0) -> None
 
 
 def select(codec: Sparse | Demo, a: Floats, chunks: Chunks, device: torch.device) -> Selected | Coefficients:
-    """Return what `codec.select` selects of a, the model's flat vector, computed on a device. Raises the same errors."""
+    """Return `codec.select` of a, the model's flat vector, computed on a device. Raises the same errors."""
     values, side = torch.from_numpy(a).to(device), chunks.side
     if isinstance(codec, Sparse):
         return sparse.select(codec, values, chunks)

@@ -1,6 +1,6 @@
-"""Closed sets of strings in manifests and code, so that the type checker finds a name that is misspelt or was changed.
+"""Closed sets of strings in manifests and code, as types.
 
-`compression/core/types.py` has those of the codecs.
+So the type checker finds a name that is misspelt or was changed. `compression/core/types.py` has those of the codecs.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 """Anything with the buffer protocol, one dimension of bytes."""
 
 Denominator: TypeAlias = Literal["contributor_mean", "mean"]
-"""Divisor of a coordinate of a sparse mean: the weight of the contributors that sent it, or of all."""
+"""Divisor of a coordinate of a sparse mean: weight of the contributors that sent it, or of all."""
 
 OnExclusion: TypeAlias = Literal["drop", "restore"]
-"""Treatment of a payload that is not in its round's record: it counts as sent, or stays in the residual."""
+"""Treatment of a payload that is not in its round's record: counted as sent, or left in the residual."""
 
 Levels: TypeAlias = Literal["2bit", "1bit"]
 """Code of a sparse value: a sign and one of two magnitudes, or a sign alone."""

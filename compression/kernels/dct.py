@@ -52,7 +52,10 @@ def transposed(side: int) -> Floats:
 
 
 def forward_torch(blocks: torch.Tensor) -> torch.Tensor:
-    """Return DᵀBD of each block (blocks, side, side), on any device: the operations of the kernels in the same order."""
+    """Return DᵀBD of each block (blocks, side, side), on any device.
+
+    The operations are those of the kernels in the same order.
+    """
     d = torch.from_numpy(matrix(blocks.shape[1]).copy()).to(blocks.device)
     return _analyse(_analyse(blocks, d).mT, d).mT.contiguous()
 

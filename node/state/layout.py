@@ -45,7 +45,7 @@ class Layout:
     digest: bytes
 
     def read(self, module: nn.Module, out: Vector, start: int = 0) -> None:
-        """Copy elements [start, start + size of out) of the module's vector as float32 to an array or a tensor.
+        """Copy elements [start, start + size of out) of the module's vector as float32 to `out`.
 
         Like all methods, raises ValueError if the range exceeds the vector or the module has another layout.
         """

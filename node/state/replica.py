@@ -246,11 +246,11 @@ class Replica:
 
     @property
     def sent_codec(self) -> object:
-        """The codec that encodes contributions, without the layout or the second codec that a method may add to it."""
+        """The codec that encodes contributions, without what a method adds to it."""
         return self.codec
 
     def encode_on(self, device: torch.device) -> None:
-        """Encode contributions on the device of the parameters where that is faster. The payloads are the same."""
+        """Encode contributions on the device of the parameters, if that is faster, with the same bytes."""
         self.device = encoding_device(self.sent_codec, device)
 
     @property

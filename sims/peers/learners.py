@@ -180,7 +180,7 @@ class StubLearner(Observed):
 
 
 class DelegatingLearner:
-    """Learner that passes all calls on to another one. Subclasses define `steps`, and what they do otherwise."""
+    """Learner that passes all calls on to another one. Subclasses define `steps`."""
 
     def __init__(self, inner: Learner) -> None:
         self.inner = inner
@@ -232,7 +232,7 @@ class ObservedLearner(DelegatingLearner, Observed):
 
 
 class TorchLearner(ObservedLearner):
-    """The manifest's own model, trained for real on a small text, one step after the other in virtual time."""
+    """The manifest's own model, trained on a small text, one step after the other in virtual time."""
 
     def __init__(self, manifest: Manifest, text: Path, cache: Path, step_seconds: float) -> None:
         self._training: LocalLearner = prepare(

@@ -162,7 +162,7 @@ class SparseReplica(Replica):
         return self.codec.codec
 
     def encode_on(self, device: torch.device) -> None:
-        """Select the entries to send on the device of the parameters, from the accumulator, which stays on the host."""
+        """Select entries on the device of the parameters, from the accumulator, which stays on the host."""
         super().encode_on(device)
         if self.device is not None:
             self.feedback.select = partial(select, self.codec.codec, device=self.device)
