@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from thinwire.compression.dense import torch_backend
 from thinwire.compression.dense.blockint import Integers
+from torchmeans import dense_mean
 
 CODECS = (Integers(8), Integers(8, 4096), Integers(4), Integers(4, asymmetric=True), Integers(3))
 PEERS = 4
@@ -25,7 +26,7 @@ def measure(seed: int, repeats: int, device: str = "cuda", elements: int = 1 << 
         payload = torch_backend.encode(codec, x)
         acts[f"{codec.spec} encode"] = (partial(torch_backend.encode, codec, x), 1)
         acts[f"{codec.spec} average"] = (
-            partial(torch_backend.mean, codec, [payload] * PEERS, [1.0] * PEERS, x.numel()),
+            partial(dense_mean, codec, [payload] * PEERS, [1.0] * PEERS, x.numel()),
             PEERS,
         )
     times: dict[str, list[float]] = {name: [] for name in acts}

@@ -11,7 +11,7 @@ from thinwire.collectives.rounds.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.compression.core.chunks import Chunks
-from thinwire.compression.core.types import Floats
+from thinwire.compression.core.types import Denominator, Floats, OnExclusion
 from thinwire.compression.kernels.base import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD
 from thinwire.compression.sparse import demo
@@ -66,9 +66,9 @@ def sparse(
     *,
     beta: float = 0.95,
     lr: float = 1.0,
-    denominator: str = "contributor_mean",
+    denominator: Denominator = "contributor_mean",
     excluded: float = 0.0,
-    on_exclusion: str = "drop",
+    on_exclusion: OnExclusion = "drop",
 ) -> Make:
     """SparseLoCo. `excluded`: the part of all contributions that rounds leave out."""
 
@@ -167,7 +167,8 @@ def demo_run(spec: str, beta: float = 0.999, lr: float = 3e-3) -> Callable[[Toy]
         def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
             selected = []
             for momentum, gradient in zip(momenta, deltas, strict=True):
-                demo.accumulate(momentum, gradient, beta, lr)
+                momentum *= np.float32(beta)
+                momentum += np.float32(lr) * gradient
                 selected.append(codec.select(momentum, chunks))
                 selected[-1].scatter(momentum, -1.0)
             mean = demo.mean(selected, [1.0] * len(selected), chunks)

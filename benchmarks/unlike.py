@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from round_table import RoundTable
 from thinwire.collectives.aggregation import RULES
 from thinwire.collectives.gossip.pair_codec import halves
 from thinwire.collectives.outcome import Outcome
@@ -23,7 +24,6 @@ from thinwire.node.state.layout import layout_of
 from thinwire.node.state.replica import ParameterWrite, Read
 from thinwire.node.training.step_balancing import steps_by_power
 from thinwire.node.training.trainer import Trainer
-from thinwire.sims.simulation.outer_rounds_only import RoundTable
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open
 from toy import PEERS, Toy

@@ -15,6 +15,7 @@ import numpy as np
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels.base import fp32_check
+from thinwire.swarm.choices import Aggregation
 from thinwire.swarm.messages.registry import PeerId
 
 NORM_LIMIT = 1e3
@@ -105,5 +106,5 @@ def apart(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], ou
         out[:] = 0.0
 
 
-RULES: dict[str, Rule] = {"mean": mean, "rda": apart}
+RULES: Mapping[Aggregation, Rule] = {"mean": mean, "rda": apart}
 """Maps a rule's name in a manifest to the rule."""

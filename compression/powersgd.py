@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 from thinwire.compression.core.chunks import VECTORS, Chunks, Section
 from thinwire.compression.core.noise import normal
-from thinwire.compression.core.types import Floats
+from thinwire.compression.core.types import Floats, OnExclusion
 from thinwire.compression.kernels import thin_factors as kernels
 from thinwire.compression.sparse.error_feedback import ON_EXCLUSION
 
@@ -157,7 +157,7 @@ class LowRank:
     `error_feedback.ErrorFeedback`. Raises ValueError for any other value.
     """
 
-    def __init__(self, codec: PowerSGD, chunks: Chunks, seed: int, on_exclusion: str = "drop") -> None:
+    def __init__(self, codec: PowerSGD, chunks: Chunks, seed: int, on_exclusion: OnExclusion = "drop") -> None:
         if on_exclusion not in ON_EXCLUSION:
             raise ValueError(f"powersgd: on_exclusion is {' or '.join(ON_EXCLUSION)}, not {on_exclusion!r}")
         self.codec, self.chunks, self.on_exclusion = codec, chunks, on_exclusion

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 from thinwire.compression.activations.codecs import Rows, Tah
 from thinwire.compression.activations.subspace import Subspace
 from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.types import CodecKind
 from thinwire.compression.dense.blockint import Int3, Int4, Int8
 from thinwire.compression.dense.e3m0 import E3M0
 from thinwire.compression.dense.floats import Fp32, bf16, fp16
@@ -44,7 +45,7 @@ class Entry:
     make: Callable[..., Named]
     parameters: tuple[str, ...] = ()
     stages: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    kind: str = "dense"
+    kind: CodecKind = "dense"
 
 
 _INTEGERS = ("block", "asymmetric", "stochastic")

@@ -33,9 +33,9 @@ PACKAGES = {
     "swarm/identity": ("swarm/messages",),
     "swarm": ("swarm/identity",),
     "swarm/membership": ("swarm/identity",),
-    "swarm/methods": ("swarm/messages",),
+    "swarm/methods": ("swarm", "swarm/messages"),
     "swarm/manifest": ("swarm/identity", "swarm/methods"),
-    "collectives": ("swarm", "compression/kernels"),
+    "collectives": ("swarm", "compression"),
     "collectives/transport": ("swarm", "swarm/membership", "compression/core"),
     "collectives/transport/zeromq": ("collectives/transport",),
     "collectives/topology": ("swarm", "swarm/membership"),
@@ -88,6 +88,8 @@ PACKAGES = {
 # Folders beside the packages that have few entries, too, so that a newcomer can take them in at a glance.
 OTHER_FOLDERS = ("docs", "examples", "sims/scenarios", "tests/kit")
 MOST_ENTRIES = 15
+TRIALS = ("thinwire.sims.trials.trial", "thinwire.sims.trials.trial_gossip")
+"""Commands of the simulator that are run with `python -m` (docs/simulation.md)."""
 
 
 def imports(source, package):
@@ -204,6 +206,28 @@ def product():
     return edges({name: (dotted_of(folder_of(file)), file.read_text()) for name, file in modules().items()})
 
 
+def commands():
+    """Modules of the entry points of the distribution: the command `thinwire` and the commands that it finds."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = [*project["scripts"].values(), *project["entry-points"]["thinwire.commands"].values()]
+    return {name.partition(":")[0] for name in found}
+
+
+def reachable(graph, sources, starts):
+    """Modules that `starts` need, directly or not: those that a module imports, also lazily, or names in a string.
+
+    A string that is exactly the dotted name of a module is how `python -m` and importlib get it.
+    """
+    found, left = set(), [start for start in starts if start in sources]
+    while left:
+        module = left.pop()
+        if module not in found:
+            found.add(module)
+            constants = (node for node in ast.walk(ast.parse(sources[module])) if isinstance(node, ast.Constant))
+            left += [*graph[module], *(node.value for node in constants if node.value in sources)]
+    return found
+
+
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_imports_point_one_way(folder):
     files = sorted((ROOT / folder).rglob("*.py"))
@@ -288,6 +312,34 @@ def test_the_table_has_no_circle():
 def test_no_imports_form_a_circle():
     assert len(product()) > 300 and sum(map(len, product().values())) > 1500
     assert not circles(product())
+
+
+def test_every_module_is_reachable():
+    """Code that only tests or benchmarks use belongs to them."""
+    found = {name: file.read_text() for name, file in modules().items() if file.name != "__init__.py"}
+    sources = {**found, "thinwire": modules()["thinwire"].read_text()}
+    graph = {name: product()[name] & set(sources) for name in sources}
+    assert {*commands(), *TRIALS} <= set(sources) and len(commands()) == 2
+    unused = set(sources) - reachable(graph, sources, ("thinwire", *commands(), *TRIALS))
+    assert not unused, "neither the command line nor the Python interface nor the simulator uses them"
+
+
+@pytest.mark.parametrize(
+    ("start", "found"),
+    [
+        ("import thinwire.b", {"a", "b"}),
+        ("from .b import x", {"a", "b"}),
+        ("def f():\n    from thinwire.b import x", {"a", "b"}),
+        ("if TYPE_CHECKING:\n    from thinwire.c import x", {"a", "b", "c"}),
+        ("COMMAND = ('python', '-m', 'thinwire.c')", {"a", "b", "c"}),
+        ("x = 'text about thinwire.b'", {"a"}),
+    ],
+)
+def test_a_module_that_nobody_imports_is_not_reachable(start, found):
+    fake = {"a": start, "b": "", "c": "import thinwire.b", "unused": "import thinwire.a"}
+    sources = {f"thinwire.{name}": source for name, source in fake.items()}
+    graph = edges({name: ("thinwire", source) for name, source in sources.items()})
+    assert reachable(graph, sources, ("thinwire.a",)) == {f"thinwire.{name}" for name in found}
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])

@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import thinwire
+from thinwire.swarm import choices
+from thinwire.swarm.methods.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("swarm", "compression", "collectives", "node", "sims", "benchmarks", "examples")
@@ -193,7 +196,6 @@ MAY_OPEN = {
         "node/local_swarm/launcher.py": LOCAL,
         "node/local_swarm/child_process.py": LOCAL,
         "node/runtime/parent_watch.py": "waits in a thread for the end of the parent",
-        "collectives/allreduce/fixed_group.py": "a thread is what `work` is when nobody says otherwise",
         "collectives/transport/buffer_pool.py": "a lock, not a thread: views of buffers die in any",
     },
 }
@@ -378,6 +380,44 @@ RIDDLES = re.compile(r"test_(who|whom|whose|what|which|that|those|it|its|of|and|
 MOST_ENTRIES = 15
 
 
+CLOSED = {"collective", "topology", "aggregation", "denominator", "on_exclusion", "slow_peers", "chunk_assignment"}
+"""Names of fields and parameters with few possible strings (swarm/choices.py, compression/core/types.py)."""
+
+
+def loose_choices(source):
+    """Lines on which such a field or parameter is any string, so that the type checker does not see a wrong one."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.arg):
+            name, annotation = node.arg, node.annotation
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name | ast.Attribute):
+            name, annotation = dotted(node.target).rpartition(".")[2], node.annotation
+        else:
+            continue
+        if name in CLOSED and annotation is not None and re.search(r"\bstr\b", ast.unparse(annotation)):
+            yield node.lineno
+
+
+def test_fields_with_a_closed_set_of_strings_have_a_literal_type():
+    files = [file for folder in PRODUCT[:5] for file in (ROOT / folder).rglob("*.py")]
+    found = {file.relative_to(ROOT).as_posix(): list(loose_choices(file.read_text())) for file in files}
+    assert len(files) > 300 and not {name: lines for name, lines in found.items() if lines}
+    assert set(get_args(choices.MethodName)) == set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("source", "bad"),
+    [
+        ("def f(topology: str): ...", True),
+        ("class A:\n    collective: ClassVar[str] = 'gather'", True),
+        ("self.denominator: str | None = None", True),
+        ("def f(topology: Topology, name: str): ...", False),
+        ("class A:\n    collective: Collective = 'butterfly'", False),
+    ],
+)
+def test_choices_lint_finds_strings_of_any_value(source, bad):
+    assert bool(list(loose_choices(source))) is bad
+
+
 def test_names_of_tests_begin_with_their_subject():
     names = [
         (file.relative_to(ROOT).as_posix(), node.name)
@@ -418,7 +458,7 @@ STILL_ACCESS = {
     "tests/simulator/processes/test_proxy.py": 1,
     "tests/simulator/processes/test_proxy_toxics.py": 1,
     "tests/simulator/scenario/test_faults.py": 1,
-    "tests/swarms/allreduce/test_fixed_group.py": 7,
+    "tests/benchmarks/test_fixed_group.py": 7,
     "tests/swarms/allreduce/test_operations.py": 6,
     "tests/swarms/membership/test_joiners.py": 2,
     "tests/swarms/membership/test_lifecycle.py": 4,

@@ -9,8 +9,8 @@ from typing import Any
 import blake3
 import numpy as np
 import uvloop
+from fixed_group import Averager
 from numpy.typing import NDArray
-from thinwire.collectives.allreduce.fixed_group import Averager
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.compression.registry import dense

@@ -32,6 +32,7 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
+from thinwire.swarm.choices import Aggregation, Collective, Topology
 from thinwire.swarm.frame import sign_message, verify_message
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.messages.registry import Commit, Digest, Message, PeerId, Span
@@ -77,16 +78,16 @@ class RoundFactory:
         run_id: Digest,
         *,
         codec: Codec | Screen,
-        rule: str,
+        rule: Aggregation,
         send_queue: SendQueue,
         now: Callable[[], float],
         live: Collection[PeerId],
         key_of: Callable[[PeerId], bytes | None],
         patience: float,
         phase: Callable[[int, str], None] = lambda round, name: None,
-        collective: str = "butterfly",
+        collective: Collective = "butterfly",
         by_bandwidth: bool = False,
-        topology: str = "butterfly",
+        topology: Topology = "butterfly",
         site: str = "",
         stash: PendingFrames | None = None,
         kept: OwnerResiduals | None = None,

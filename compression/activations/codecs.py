@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
@@ -107,45 +106,6 @@ class Tah:
 _INTEGERS = Integers(4, TILE, asymmetric=True)
 
 
-def turn_torch(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Transform the tiles (n, 64) that one value dominates; return the tiles and their marks (n,).
-
-    Works on any device, and is the reference of the kernel.
-    """
-    top = tiles.abs().max(dim=1, keepdim=True).values
-    # Of equal maxima the first is taken, by position, because max may return any of them.
-    places = torch.arange(TILE, device=tiles.device).expand_as(tiles)
-    pivot = torch.where(tiles.abs() == top, places, TILE - 1).min(dim=1, keepdim=True).values
-    second = tiles.abs().scatter(1, pivot, -1.0).max(dim=1, keepdim=True).values
-    dominated = (top > 0) & (top >= float(DOMINANT) * second)
-    swapped = tiles.scatter(1, pivot, tiles[:, :1])
-    swapped[:, :1] = tiles.gather(1, pivot)
-    marks = torch.where(dominated, TURNED | pivot, 0).to(torch.uint8).squeeze(1)
-    return torch.where(dominated, hadamard_torch(swapped), tiles), marks
-
-
-def turn_back_torch(tiles: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-    """Inverse of `turn_torch`."""
-    back, pivot = hadamard_torch(tiles), (marks & 0x3F).long().unsqueeze(1)
-    swapped = back.scatter(1, pivot, back[:, :1])
-    swapped[:, :1] = back.gather(1, pivot)
-    return torch.where(marks.unsqueeze(1) >= TURNED, swapped, tiles)
-
-
-def hadamard_torch(tiles: torch.Tensor) -> torch.Tensor:
-    """Return H·x / 8 for each row of 64 values.
-
-    H / 8 is symmetric, orthonormal and its own inverse. Butterflies are applied to neighbours first, then at distances
-    2, 4 … 32.
-    """
-    x, distance = tiles, 1
-    while distance < TILE:
-        pairs = x.reshape(-1, TILE // (2 * distance), 2, distance)
-        x = torch.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), dim=2).reshape(-1, TILE)
-        distance *= 2
-    return x * 0.125
-
-
 def _matrix(x: NDArray[np.float32]) -> NDArray[np.float32]:
     if x.dtype != np.float32 or x.ndim != 2 or not x.flags.c_contiguous:
         raise ValueError(f"activations are float32 in rows, not {x.dtype} {x.shape}")
@@ -154,7 +114,7 @@ def _matrix(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @kernel
 def _hadamard(x: NDArray[np.float32]) -> None:
-    """Transform x in place, with the operations in the order of `hadamard_torch`."""
+    """Transform x in place, with butterflies of neighbours first, then at distances 2, 4 … 32."""
     distance = 1
     while distance < TILE:
         for first in range(0, TILE, 2 * distance):

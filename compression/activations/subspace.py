@@ -8,7 +8,6 @@ equal on all peers.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,11 +46,6 @@ def table(vocabulary: int, width: int, seed: int) -> Floats:
     return (normal(seed, f"table {vocabulary} {width}", vocabulary * width) * TABLE_SCALE).reshape(vocabulary, width)
 
 
-def digest(u: Floats) -> bytes:
-    """Return a 32-byte hash of a basis, for the manifest."""
-    return hashlib.sha256(f"thinwire/subspace/1 {u.shape}\n".encode() + u.astype("<f4").tobytes()).digest()
-
-
 def compress(x: Tensor, x0: Tensor | None, u: Tensor) -> Tensor:
     """Return h = (x − x0)·U, from (..., width) to (..., k). x0 is None for gradients."""
     return (x if x0 is None else x - x0) @ u
@@ -61,34 +55,6 @@ def restore(h: Tensor, x0: Tensor | None, u: Tensor) -> Tensor:
     """Return x = x0 + h·Uᵀ, from (..., k) to (..., width)."""
     x = h @ u.mT
     return x if x0 is None else x0 + x
-
-
-class Crossing(torch.autograd.Function):
-    """Effect of a boundary on x and its gradient within one process.
-
-    For tests, and for stages that share a machine.
-    """
-
-    @staticmethod
-    def forward(context: torch.autograd.function.FunctionCtx, x: Tensor, x0: Tensor, u: Tensor) -> Tensor:
-        context.save_for_backward(u)
-        return restore(compress(x, x0, u), x0, u)
-
-    @staticmethod
-    def backward(context: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (u,) = context.saved_tensors  # type: ignore[attr-defined]
-        return restore(compress(gradients[0], None, u), None, u), None, None
-
-
-def settle(table_fixed: Tensor, table_moving: Tensor, u: Tensor) -> None:
-    """Move the part of the embedding that drifted out of the subspace to the frozen table, in place.
-
-    Call after an outer step. T_S ← Π(T_S), T_fixed ← T_fixed + T_S − Π(T_S), with Π(T) = T·U·Uᵀ. The sum, the
-    embedding, does not change.
-    """
-    inside = table_moving @ u @ u.mT
-    table_fixed += table_moving - inside
-    table_moving.copy_(inside)
 
 
 @dataclass(frozen=True, slots=True)

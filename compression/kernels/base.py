@@ -3,8 +3,8 @@
 `fastmath` is off, so the compiler neither reassociates sums nor fuses a multiplication with an addition: each kernel is
 exactly the sequence of IEEE operations that its docstring states. Kernels trust their arguments; the codecs check
 lengths first. The payloads of several peers are passed as addresses, because numba would compile a kernel that takes a
-list of arrays again for each number of peers. `dense/reference.py` has the same arithmetic in numpy; tests check that
-the two are equal bit for bit.
+list of arrays again for each number of peers. `tests/kit/reference/dense.py` has the same arithmetic in numpy; tests
+check that the two are equal bit for bit.
 """
 
 from __future__ import annotations

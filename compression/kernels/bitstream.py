@@ -1,8 +1,8 @@
 """Kernels for the bit streams of sparse payloads, least significant bit first.
 
-`kernels/topk.py` explains geometries. `sparse/reference.py` has the same arithmetic in numpy; tests check that the two
-are equal bit for bit. Encoders trust their arguments. Decoders get streams of the right length and check everything
-else.
+`kernels/topk.py` explains geometries. `tests/kit/reference/sparse.py` has the same arithmetic in numpy; tests check that
+the two are equal bit for bit. Encoders trust their arguments. Decoders get streams of the right length and check
+everything else.
 """
 
 from __future__ import annotations

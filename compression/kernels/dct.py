@@ -17,7 +17,6 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 from thinwire.compression.core.types import Floats
-from thinwire.compression.kernels.base import kernel
 
 SIDES = (16, 32, 64)
 """Allowed sides of a block, in elements."""
@@ -52,34 +51,13 @@ def transposed(side: int) -> Floats:
     return dt
 
 
-def forward(blocks: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Compute out = DᵀBD for each block. Both have shape (blocks, side, side); `out` may be `blocks`.
-
-    Raises ValueError for arrays that do not fit.
-    """
-    _fit(blocks, out)
-    _forward(blocks, out, transposed(blocks.shape[1]))
-
-
-def inverse(blocks: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Compute out = DQDᵀ for each block. Both have shape (blocks, side, side); `out` may be `blocks`.
-
-    Raises ValueError for arrays that do not fit.
-    """
-    _fit(blocks, out)
-    _inverse(blocks, out, matrix(blocks.shape[1]))
-
-
 def forward_torch(blocks: torch.Tensor) -> torch.Tensor:
-    """`forward` in torch, on any device. Also its reference: the same operations in order, so equal bits."""
+    """Return DᵀBD of each block (blocks, side, side), on any device.
+
+    The operations are those of the kernels in the same order.
+    """
     d = torch.from_numpy(matrix(blocks.shape[1]).copy()).to(blocks.device)
     return _analyse(_analyse(blocks, d).mT, d).mT.contiguous()
-
-
-def inverse_torch(blocks: torch.Tensor) -> torch.Tensor:
-    """`inverse` in torch, on any device. Also its reference: the same operations in order, so equal bits."""
-    d = torch.from_numpy(matrix(blocks.shape[1]).copy()).to(blocks.device)
-    return _synthesise(_synthesise(blocks, d).mT, d).mT.contiguous()
 
 
 def _analyse(x: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
@@ -98,28 +76,6 @@ def _analyse(x: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
         step *= 2
     out[:, 0] = d[0, 0] * x[:, 0]
     return out
-
-
-def _synthesise(q: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-    """Return DQ for each block."""
-    side = q.shape[1]
-    step = side // 2
-    x = d[0, 0] * q[:, :1]
-    while step > 0:
-        half = x.shape[1]
-        odd = d[:half, step, None] * q[:, step, None, :]
-        for j in range(3 * step, side, 2 * step):
-            odd = odd + d[:half, j, None] * q[:, j, None, :]
-        x = torch.cat((x + odd, (x - odd).flip(1)), dim=1)
-        step //= 2
-    return x
-
-
-def _fit(blocks: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    side = blocks.shape[-1]
-    for array in (blocks, out):
-        if array.dtype != np.float32 or array.shape != (len(blocks), side, side) or not array.flags.c_contiguous:
-            raise ValueError(f"dct of {array.dtype} {array.shape}, expected float32 blocks of {side} × {side}")
 
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]
@@ -218,28 +174,3 @@ def rows_back(
                 far[c] = even - other[c]
         half *= 2
         step //= 2
-
-
-@kernel
-def _forward(blocks: NDArray[np.float32], out: NDArray[np.float32], dt: NDArray[np.float32]) -> None:
-    side = blocks.shape[1]
-    first, second = np.empty((side, side), np.float32), np.empty((side, side), np.float32)
-    odd = np.empty((side, side), np.float32)
-    for b in range(len(blocks)):
-        first[:] = blocks[b]
-        columns(first, dt, second, odd)
-        transpose(second, first)
-        columns(first, dt, second, odd)
-        transpose(second, out[b])
-
-
-@kernel
-def _inverse(blocks: NDArray[np.float32], out: NDArray[np.float32], d: NDArray[np.float32]) -> None:
-    side = blocks.shape[1]
-    first, second = np.empty((side, side), np.float32), np.empty((side, side), np.float32)
-    odd = np.empty((side, side), np.float32)
-    for b in range(len(blocks)):
-        rows_back(blocks[b], d, second, odd)
-        transpose(second, first)
-        rows_back(first, d, second, odd)
-        transpose(second, out[b])

@@ -1,7 +1,7 @@
 """Kernels that use the entries of sparse payloads: adding them to a vector, and averaging them.
 
-`kernels/topk.py` explains geometries. `sparse/reference.py` has the same arithmetic in numpy; tests check that the two
-are equal bit for bit.
+`kernels/topk.py` explains geometries. `tests/kit/reference/sparse.py` has the same arithmetic in numpy; tests check that
+the two are equal bit for bit.
 """
 
 from __future__ import annotations

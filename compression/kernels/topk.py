@@ -2,7 +2,7 @@
 
 A section is described by its geometry (`Section.geometry`): rows, cols, tail, side, blocks down and across, and the
 number of entries selected in a block that is last neither down nor across, last across, last down, last in both.
-`sparse/reference.py` has the same arithmetic in numpy; tests check that the two are equal bit for bit.
+`tests/kit/reference/sparse.py` has the same arithmetic in numpy; tests check that the two are equal bit for bit.
 """
 
 from __future__ import annotations

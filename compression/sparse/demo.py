@@ -19,7 +19,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 from thinwire.compression.core.chunks import Chunks
-from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.core.types import Buffer, Denominator, Floats, Indices, Levels
 from thinwire.compression.kernels import block_dct as spectrumkernels
 from thinwire.compression.kernels import dct
 from thinwire.compression.kernels.threads import Team
@@ -66,8 +66,8 @@ class Demo:
 
     k: int = 32
     chunk: int = 4096
-    values: str = "2bit"
-    indices: str = "rice"
+    values: Levels = "2bit"
+    indices: Indices = "rice"
 
     def __post_init__(self) -> None:
         if self.chunk not in (256, 1024, 4096) or not 1 <= self.k <= self.chunk:
@@ -163,7 +163,7 @@ def mean(
     contributions: Sequence[Coefficients],
     weights: Sequence[float],
     chunks: Chunks,
-    denominator: str = "contributor_mean",
+    denominator: Denominator = "contributor_mean",
     clip: bool = True,
     threads: int = 1,
 ) -> Floats:
@@ -173,12 +173,6 @@ def mean(
     out = np.zeros(chunks.total, np.float32)
     synthesise(coefficients, chunks, out, 1.0, threads)
     return out
-
-
-def accumulate(momentum: Floats, gradient: Floats, beta: float, lr: float) -> None:
-    """Update in place: δ ← β·δ + lr·g; every operation rounds to float32."""
-    momentum *= np.float32(beta)
-    momentum += np.float32(lr) * gradient
 
 
 def step(theta: Floats, mean: Floats, lr: float, decay: float = 0.0) -> None:

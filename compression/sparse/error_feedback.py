@@ -10,66 +10,15 @@ known. Exactly one of `commit`, `restore` and `rollback` follows each `prepare`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from thinwire.compression.core.chunks import Chunks
-from thinwire.compression.core.codec import Choice, Codec, CodecError, TensorCodec
-from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.core.codec import Choice, TensorCodec
+from thinwire.compression.core.types import Floats, OnExclusion
 
-ON_EXCLUSION = ("drop", "restore")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
-    """Decoded content of a `Whole` payload: a dense codec's payload of all n elements."""
-
-    codec: Codec
-    payload: NDArray[np.uint8]
-
-    def scatter(self, out: Floats, scale: float = 1.0) -> None:
-        """Add scale·decoded to out, in float32."""
-        values = np.empty_like(out)
-        self.codec.decode(self.payload.data, values)
-        if scale != 1.0:
-            np.multiply(values, np.float32(scale), out=values)
-        np.add(out, values, out=out)
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """Dense codec as a tensor codec: one payload for the whole model."""
-
-    codec: Codec
-
-    @property
-    def spec(self) -> str:
-        return self.codec.spec
-
-    def bound(self, chunks: Chunks) -> int:
-        return self.codec.nbytes(chunks.total)
-
-    def select(self, a: Floats, chunks: Chunks) -> Encoded:
-        """Encode the whole vector. Raises CodecError if a value is not finite."""
-        chunks.check(a)
-        if not np.isfinite(a).all():
-            raise CodecError("a value is not finite", "not finite")
-        payload = np.empty(self.codec.nbytes(a.size), np.uint8)
-        self.codec.encode(a, payload)
-        return Encoded(self.codec, payload)
-
-    def nbytes(self, selected: Encoded) -> int:
-        return selected.payload.size
-
-    def encode(self, selected: Encoded) -> bytes:
-        return selected.payload.tobytes()
-
-    def decode(self, payload: Buffer, chunks: Chunks) -> Encoded:
-        """Wrap a payload. Raises CodecError unless it is valid for this layout."""
-        self.codec.check(payload, chunks.total)
-        return Encoded(self.codec, np.frombuffer(payload, np.uint8))
+ON_EXCLUSION: tuple[OnExclusion, ...] = get_args(OnExclusion)
 
 
 class ErrorFeedback:
@@ -79,12 +28,16 @@ class ErrorFeedback:
     it as sent, "restore" keeps all of a. Raises ValueError for anything else.
     """
 
-    def __init__(self, codec: TensorCodec[Any], chunks: Chunks, beta: float = 0.95, on_exclusion: str = "drop") -> None:
+    def __init__(
+        self, codec: TensorCodec[Any], chunks: Chunks, beta: float = 0.95, on_exclusion: OnExclusion = "drop"
+    ) -> None:
         if not 0 <= beta <= 1:
             raise ValueError(f"error feedback: beta must be 0…1, not {beta}")
         if on_exclusion not in ON_EXCLUSION:
             raise ValueError(f"error feedback: on_exclusion is {' or '.join(ON_EXCLUSION)}, not {on_exclusion!r}")
         self.codec, self.chunks, self.beta, self.on_exclusion = codec, chunks, beta, on_exclusion
+        self.select: Callable[[Floats, Chunks], Any] = codec.select
+        """Selects the entries to send: `codec.select`, or a function with the same results on a device."""
         self._residual = np.zeros(chunks.total, np.float32)
         self._accumulator = np.empty(chunks.total, np.float32)
         self._choice: Choice | None = None
@@ -127,7 +80,7 @@ class ErrorFeedback:
         self.chunks.check(delta)
         np.multiply(self._residual, np.float32(self.beta), out=self._accumulator)
         np.add(self._accumulator, delta, out=self._accumulator)
-        choice = self.codec.select(self._accumulator, self.chunks)
+        choice = self.select(self._accumulator, self.chunks)
         payload = self.codec.encode(choice)
         self._choice = choice
         return payload

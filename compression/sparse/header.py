@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.sparse.reference import FIRST, LAST
 
 FIXED, RICE, DENSE, EMPTY = range(4)
 FIXED_WIDTH = 12
 """Bits of an index in fixed mode."""
+
+FIRST, LAST = 3, 8
+"""Smallest and largest parameter of a Rice code."""
 
 HEADER = struct.Struct("<BBHHI")
 

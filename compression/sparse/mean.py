@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 from thinwire.compression.core.chunks import Chunks, Section
-from thinwire.compression.core.types import Floats
+from thinwire.compression.core.types import Denominator, Floats
 from thinwire.compression.kernels import base as kernels
 from thinwire.compression.kernels import scatter as scatterkernels
 from thinwire.compression.kernels.threads import Team
@@ -15,16 +16,16 @@ from thinwire.compression.sparse.header import DENSE, EMPTY
 from thinwire.compression.sparse.select import CHUNKS
 from thinwire.compression.sparse.topk import BIG, Part, Selected
 
-DENOMINATORS = ("contributor_mean", "mean")
+DENOMINATORS: tuple[Denominator, ...] = get_args(Denominator)
 CLIP_FROM = 3
-"""Minimum number of contributors for clipping norms to their median, which says little about fewer."""
+"""Minimum number of contributors for clipping norms to their median, which is no measure for fewer."""
 
 
 def mean(
     selected: Sequence[Selected],
     weights: Sequence[float],
     chunks: Chunks,
-    denominator: str = "contributor_mean",
+    denominator: Denominator = "contributor_mean",
     clip: bool = True,
     threads: int = 1,
     out: Floats | None = None,
@@ -33,10 +34,10 @@ def mean(
 
     selected, weights: by contributor, in the order of the round's record. denominator: "contributor_mean" divides each
     coordinate by the weights of the contributors that sent it (zero where none did), as all public implementations do;
-    "mean" divides by the sum of all weights. clip: if at least three contributors have values in a section, each
-    contributor's section is scaled by min(1, lower median of the norms / its norm). Sums are in float64 in the given
-    order, and rounded once. out: vector to write to; by default a new one. Raises ValueError for another layout, an
-    unknown denominator, or weights that are not finite, ≥ 0 and not all zero.
+    "mean" divides by the sum of all weights. clip: if at least three contributors of positive weight have values in a
+    section, each contributor's section is scaled by min(1, lower median of the norms / its norm). Sums are in float64
+    in the given order, and rounded once. out: vector to write to; by default a new one. Raises ValueError for another
+    layout, an unknown denominator, or weights that are not finite, ≥ 0 and not all zero.
     """
     total = checked(selected, weights, chunks, denominator)
     divisor = total if denominator == "mean" else 0.0
@@ -51,7 +52,7 @@ def mean(
     return out
 
 
-def checked(selected: Sequence[Selected], weights: Sequence[float], chunks: Chunks, denominator: str) -> float:
+def checked(selected: Sequence[Selected], weights: Sequence[float], chunks: Chunks, denominator: Denominator) -> float:
     """Return the sum of the weights. Raises ValueError as described in `mean`."""
     if denominator not in DENOMINATORS:
         raise ValueError(f"a sparse mean is a {' or '.join(DENOMINATORS)}, not {denominator!r}")
@@ -66,16 +67,17 @@ def checked(selected: Sequence[Selected], weights: Sequence[float], chunks: Chun
 def sent(
     selected: Sequence[Selected], index: int, weights: Sequence[float], clip: bool
 ) -> list[tuple[Selected, Part, float, float]]:
-    """Return the non-empty parts of a section with positive weights.
+    """Return the non-empty parts of a section whose contributors have positive weights.
 
-    Each with its selection, its weight, and its weight after clipping.
+    Each with its selection, its weight, and its weight after clipping. A contributor of weight 0 has no influence at
+    all: its norm does not enter the median either.
     """
-    parts = [(one, one.parts[index]) for one in selected]
-    factors = clipping([norm(*each) for each in parts]) if clip else [1.0] * len(parts)
+    parts = [(one, one.parts[index], weight) for one, weight in zip(selected, weights, strict=True) if weight > 0]
+    factors = clipping([norm(one, part) for one, part, _ in parts]) if clip else [1.0] * len(parts)
     return [
         (one, part, weight, weight * factor)
-        for (one, part), weight, factor in zip(parts, weights, factors, strict=True)
-        if part.mode != EMPTY and weight > 0
+        for (one, part, weight), factor in zip(parts, factors, strict=True)
+        if part.mode != EMPTY
     ]
 
 

@@ -13,8 +13,7 @@ from thinwire.compression.core.chunks import Section
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.kernels import bitstream as streamkernels
 from thinwire.compression.kernels.threads import Team
-from thinwire.compression.sparse.header import FIXED_WIDTH
-from thinwire.compression.sparse.reference import FIRST, LAST
+from thinwire.compression.sparse.header import FIRST, FIXED_WIDTH, LAST
 from thinwire.compression.sparse.select import ENTRIES, MANY
 
 Bytes = NDArray[np.uint8]

@@ -1,6 +1,6 @@
 """Selection of the entries of a section to send, and levels for their magnitudes.
 
-`sparse/reference.py` defines what the kernels compute here.
+`tests/kit/reference/sparse.py` defines what the kernels compute here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from thinwire.compression.core.types import Floats
 from thinwire.compression.kernels import base as kernels
 from thinwire.compression.kernels import topk as topkkernels
 from thinwire.compression.kernels.threads import Team
-from thinwire.compression.sparse.reference import ROUNDS, half
+
+ROUNDS = 6
+"""Rounds of Lloyd's algorithm."""
 
 CHUNKS = 64
 """Minimum number of chunks to search that is worth a thread."""
@@ -78,7 +80,12 @@ def lloyd(
             lo = (total - upper) / (count - number)
     # The unit is a power of two, so these quotients are exact, except for values too small for float64, which are zero
     # in fp16.
-    return float(half(np.float64(lo) / unit(peak))), float(half(np.float64(hi) / unit(peak)))
+    return half(lo / unit(peak)), half(hi / unit(peak))
+
+
+def half(x: float) -> float:
+    """Return the nearest fp16, rounded via float32, at most the largest finite one. x ≥ 0."""
+    return float(np.float16(min(np.float32(x), np.float32(65504))))
 
 
 def codes(chosen: Floats, lo: float, hi: float, levels: int, team: Team) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.core.types import Buffer, Denominator, Floats
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.topk import Selected, Sparse
 
@@ -43,7 +43,7 @@ class Portions:
     codec: Sparse
     wide: Sparse
     beta: float = 1.0
-    denominator: str = "contributor_mean"
+    denominator: Denominator = "contributor_mean"
 
     @property
     def spec(self) -> str:

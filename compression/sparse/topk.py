@@ -13,6 +13,7 @@ for the sections whose elements are all selected, `empty` exactly for those whos
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -20,16 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.chunks import Chunks, Section
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.core.types import Buffer, Floats, Indices, Levels
 from thinwire.compression.kernels import scatter as scatterkernels
 from thinwire.compression.kernels.threads import Team
 from thinwire.compression.sparse import rice as entropy
 from thinwire.compression.sparse import select as sparsify
 from thinwire.compression.sparse.header import DENSE, EMPTY, FIXED, FIXED_WIDTH, HEADER, RICE, Header, half
 
-LEVELS = {"2bit": 2, "1bit": 1}
+LEVELS: Mapping[Levels, int] = {"2bit": 2, "1bit": 1}
 """Bits of a value's code, which is also the number of levels of its magnitude."""
-INDICES = {"rice": RICE, "fixed": FIXED}
+INDICES: Mapping[Indices, int] = {"rice": RICE, "fixed": FIXED}
 CAP = 65504.0
 """Largest level that a payload can represent: the largest finite fp16."""
 
@@ -107,8 +108,8 @@ class Sparse:
 
     k: int = 64
     chunk: int = 4096
-    values: str = "2bit"
-    indices: str = "rice"
+    values: Levels = "2bit"
+    indices: Indices = "rice"
 
     def __post_init__(self) -> None:
         if self.values not in LEVELS or self.indices not in INDICES:

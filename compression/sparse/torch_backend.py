@@ -7,15 +7,12 @@ additions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from thinwire.compression.core.chunks import Chunks, Section
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.kernels.base import INFINITE, MAGNITUDE
 from thinwire.compression.kernels.threads import Team
-from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse import rice as entropy
 from thinwire.compression.sparse import select as sparsify
 from thinwire.compression.sparse.header import DENSE, EMPTY, FIXED, RICE
@@ -35,39 +32,6 @@ def select(codec: Sparse, a: Tensor, chunks: Chunks) -> Selected:
     if codec.chunk != chunks.chunk:
         raise ValueError(f"{codec.spec} on chunks of {chunks.chunk}")
     return Selected(codec, chunks, tuple(_part(codec, section, gather(section, a)) for section in chunks.sections))
-
-
-def scatter(selected: Selected, out: Tensor, scale: float = 1.0) -> None:
-    """Add scale·v̂ to out in float32, on its device, like `selected.scatter`."""
-    _fit(out, selected.chunks)
-    for section, part in zip(selected.chunks.sections, selected.parts, strict=True):
-        if part.mode != EMPTY:
-            elements = gather(section, out)
-            elements[_where(selected, section, part, out.device)] += _values(selected, part, out.device) * scale
-            _put(section, elements, out)
-
-
-def mean(
-    selected: Sequence[Selected],
-    weights: Sequence[float],
-    chunks: Chunks,
-    device: torch.device | str,
-    denominator: str = "contributor_mean",
-    clip: bool = True,
-) -> Tensor:
-    """Return the result of `sparsemean.mean`, computed on a device. Raises the same errors."""
-    total = sparsemean.checked(selected, weights, chunks, denominator)
-    out = torch.zeros(chunks.total, dtype=torch.float32, device=device)
-    for i, section in enumerate(chunks.sections):
-        sums = torch.zeros(section.size, dtype=torch.float64, device=device)
-        counts = torch.zeros_like(sums)
-        for one, part, weight, share in sparsemean.sent(selected, i, weights, clip):
-            where = _where(one, section, part, out.device)
-            sums[where] += _values(one, part, out.device).to(torch.float64) * share
-            counts[where] += weight
-        below = torch.full_like(sums, total) if denominator == "mean" else counts.where(counts > 0, 1.0)
-        _put(section, (sums / below).to(torch.float32), out)
-    return out
 
 
 def gather(section: Section, flat: Tensor) -> Tensor:
@@ -140,36 +104,6 @@ def _part(codec: Sparse, section: Section, elements: Tensor) -> Part:
     alone = Team(1)
     rice, unary_bits = entropy.parameter(entropy.gaps(section, indices, codec.k, alone), alone)
     return Part(RICE, rice, lo, hi, unary_bits, indices, codes.cpu().numpy())
-
-
-def _where(selected: Selected, section: Section, part: Part, device: torch.device) -> Tensor | slice:
-    """Return the positions of the entries among the section's elements."""
-    if part.mode == DENSE:
-        return slice(None)
-    keep = torch.from_numpy(section.keep(selected.codec.k)).to(device)
-    chunk = torch.repeat_interleave(torch.arange(section.count, device=device), keep)
-    at = torch.from_numpy(part.indices.astype(np.int32)).to(device).to(torch.int64)
-    side, across = section.side, section.across
-    row = torch.div(chunk, across, rounding_mode="floor") * side + torch.div(at, side, rounding_mode="floor")
-    return row * section.cols + chunk % across * side + at % side
-
-
-def _values(selected: Selected, part: Part, device: torch.device) -> Tensor:
-    """Return v̂ of each entry."""
-    if part.mode == DENSE:
-        return torch.from_numpy(selected.values(part)).to(device)
-    levels = torch.from_numpy(selected.codec.levels(part.lo, part.hi)).to(device)
-    return levels[torch.from_numpy(part.codes).to(device).to(torch.int64)]
-
-
-def _put(section: Section, elements: Tensor, flat: Tensor) -> None:
-    """Write all elements back, unless they are a view of the flat vector."""
-    position = 0
-    for start, stop in section.spans:
-        source = elements[position : position + stop - start]
-        if source.data_ptr() != flat[start:stop].data_ptr():
-            flat[start:stop] = source
-        position += stop - start
 
 
 def _fit(flat: Tensor, chunks: Chunks) -> None:

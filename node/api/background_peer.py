@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
+import torch
 from thinwire.collectives.allreduce.service import AT_ONCE
 from thinwire.collectives.timing import TICK
 from thinwire.compression.core.types import Floats
+from thinwire.compression.device import HOST
 from thinwire.compression.warmup import warm_up
 from thinwire.node.api.allreduce import Pending, Prepared, Some, operations_of
 from thinwire.node.peer.bootstrap import RunEntry
@@ -128,16 +130,21 @@ class BackgroundPeer:
         write: ParameterWrite,
         synchronize: Callable[[], None],
         private: Callable[[], PrivateState | None],
-        device: str,
+        devices: Sequence[torch.device],
     ) -> None:
         """Become a member, see `Peer.take_up`.
 
         `synchronize`: waits until the parameters may be read. `private`: returns what a checkpoint stores of the caller.
+        `devices` have the parameters.
         """
-        self._report.device, self._synchronize, self._private = device, synchronize, private
+        self._report.device = ", ".join(map(str, devices))
+        self._synchronize, self._private = synchronize, private
         self._report.phase = "joining" if self._joins else "starting"
         work = self._background.work
-        self._background.call(self.peer.take_up(layout, theta, read=read, write=write, work=work, joins=self._joins))
+        device = devices[0] if len(devices) == 1 else HOST
+        self._background.call(
+            self.peer.take_up(layout, theta, read=read, write=write, work=work, joins=self._joins, device=device)
+        )
         self.emit("ready", {"round": self.peer.replica.round, "parameters": layout.total})
         self.ask(self._services.follow)
         self.steps = self.peer.steps(0.0)

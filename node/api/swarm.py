@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from thinwire.collectives.allreduce.signature import LONGEST_KEY
 from thinwire.compression.core.types import Floats
+from thinwire.compression.device import Vector
 from thinwire.node.api.allreduce import Average, Pending, Some, prepare
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
 from thinwire.node.api.optimizer import SwarmOptimizer
@@ -189,15 +190,15 @@ class Swarm:
         known = {id(parameter) for parameter in module.parameters()}
         if any(id(tensor) not in known for group in optimizer.param_groups for tensor in group["params"]):
             raise ValueError("the optimizer holds tensors that are not parameters of this model: they would stay local")
-        devices = sorted({str(parameter.device) for parameter in module.parameters()})
+        devices = sorted({parameter.device for parameter in module.parameters()}, key=str)
 
         def synchronize() -> None:
             """Wait for queued GPU work: two threads use the parameters, never at the same time."""
             for device in devices:
-                if device.startswith("cuda"):
+                if device.type == "cuda":
                     torch.cuda.synchronize(device)
 
-        def read(start: int, stop: int, out: Floats) -> None:
+        def read(start: int, stop: int, out: Vector) -> None:
             layout.read(module, out, start)
 
         def write(theta: Floats, start: int = 0, keep: float = 0.0) -> None:
@@ -208,13 +209,7 @@ class Swarm:
         layout.read(module, theta)
         self._module, self._inner = module, optimizer
         self._background_peer.take_up(
-            layout,
-            theta,
-            read=read,
-            write=write,
-            synchronize=synchronize,
-            private=self._private,
-            device=", ".join(devices),
+            layout, theta, read=read, write=write, synchronize=synchronize, private=self._private, devices=devices
         )
         self._restore()
         self._optimizer = SwarmOptimizer(self._background_peer, optimizer, batch, on_round)

@@ -151,6 +151,7 @@ class PeerLifecycle:
             joins=joins,
             beside=self._beside,
             on_commit=self._look,
+            device=learner.device,
         )
         self._learner = learner
         kept = peer.private is not None and learner.restore(peer.private)

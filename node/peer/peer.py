@@ -12,8 +12,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
+import torch
 from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.compression.core.types import Floats
+from thinwire.compression.device import HOST
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm, knock, welcome
 from thinwire.node.membership.known_peers_file import load_or_create_life, replace_file
 from thinwire.node.membership.presence import Family, Handler, Presence
@@ -217,12 +219,13 @@ class Peer:
         joins: bool,
         beside: Work | None = None,
         on_commit: Callable[[], None] = lambda: None,
+        device: torch.device = HOST,
     ) -> None:
         """Become a member with the state of our own checkpoint or of the swarm, whichever is newer.
 
         `theta`: first parameters, the same on every peer (derived from the manifest's seed). `beside`: like `work`, while
-        that trains. `on_commit`: see RoundSession. Raises ManifestMismatch if the model here is not the swarm's,
-        ManifestError if the model is too large for the manifest's codec, or cannot be held in parts.
+        that trains. `on_commit`: see RoundSession. `device` has the parameters. Raises ManifestMismatch if the model here is
+        not the swarm's, ManifestError if the model is too large for the manifest's codec, or cannot be held in parts.
         """
         method = method_of(self.manifest)
         codec, cut = fitted(self.manifest, layout)
@@ -238,6 +241,8 @@ class Peer:
             begin = partial(begin, held=self._held)
         self.replica = await work(begin)
         await work(lambda: self.replica.keep_ledger(self.manifest))
+        for _, replica, _ in self.replica.each(layout):
+            replica.encode_on(device)
         del theta  # The replica has a copy; this one would remain in memory for the whole join.
         self.private = await self.checkpointer.restore(self.replica, layout, work)
         self.known_peers.founds = not joins

@@ -8,15 +8,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import blake3
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from thinwire.compression.core.types import Floats
+from thinwire.compression.device import Vector
 from torch import Tensor, nn
-
-Floats: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,15 @@ class Layout:
     total: int
     digest: bytes
 
-    def read(self, module: nn.Module, out: Floats, start: int = 0) -> None:
-        """Copy elements [start, start + out.size) of the module's vector as float32.
+    def read(self, module: nn.Module, out: Vector, start: int = 0) -> None:
+        """Copy elements [start, start + size of out) of the module's vector as float32 to `out`.
 
         Like all methods, raises ValueError if the range exceeds the vector or the module has another layout.
         """
         for parameter, inner, outer in self._parts(module, start, out):
-            torch.from_numpy(out[outer]).copy_(parameter.reshape(-1)[inner])
+            place = out[outer]
+            target = place if isinstance(place, Tensor) else torch.from_numpy(place)
+            target.copy_(parameter.reshape(-1)[inner])
 
     def write(self, module: nn.Module, flat: Floats, start: int = 0, keep: float = 0.0) -> None:
         """Set elements [start, start + flat.size) of the module's parameters, in place.
@@ -113,14 +115,15 @@ class Layout:
             if low < high:
                 yield piece, slice(low - piece.start, high - piece.start), slice(low - start, high - start)
 
-    def _parts(self, module: nn.Module, start: int, array: Floats) -> Iterator[tuple[Tensor, slice, slice]]:
+    def _parts(self, module: nn.Module, start: int, vector: Vector) -> Iterator[tuple[Tensor, slice, slice]]:
         """Yield each parameter that the range touches.
 
-        It comes with the range within it and the range within `array`.
+        It comes with the range within it and the range within `vector`.
         """
-        if array.dtype != np.float32 or array.ndim != 1 or not array.flags.c_contiguous:
-            raise ValueError(f"expected flat float32, not {array.dtype} {array.shape}")
-        for piece, inner, outer in self.touched(start, start + array.size):
+        flat = vector.is_contiguous() if isinstance(vector, Tensor) else vector.flags.c_contiguous
+        if vector.dtype not in (np.float32, torch.float32) or vector.ndim != 1 or not flat:
+            raise ValueError(f"expected flat float32, not {vector.dtype} {tuple(vector.shape)}")
+        for piece, inner, outer in self.touched(start, start + len(vector)):
             parameter = module.get_parameter(piece.name).detach()
             if tuple(parameter.shape) != piece.shape:
                 raise ValueError(f"{piece.name} is {tuple(parameter.shape)} now, it was {piece.shape}")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import blake3
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.deterministic_rounding import encode
@@ -21,6 +22,7 @@ from thinwire.collectives.state_sync import FetchedState, state_digest
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.device import Vector, empty, encoding_device, finite, placed, subtract_from
 from thinwire.compression.kernels.base import outer_step
 from thinwire.node.state.data_ledger import DataLedger
 from thinwire.node.state.layout import Layout
@@ -34,8 +36,11 @@ SPARE = 64 << 20
 reading, subtracting and quantizing what goes into them.
 """
 
-Read = Callable[[int, int, Floats], None]
-"""Copies the model's parameters [start, stop) as float32 into an array of stop - start elements."""
+Read = Callable[[int, int, Any], None]
+"""Copies the model's parameters [start, stop) as float32 into a vector of stop - start elements.
+
+The vector is an array, or a tensor on the device that has the parameters (see `Replica.encode_on`).
+"""
 
 
 class ParameterWrite(Protocol):
@@ -69,6 +74,8 @@ class Replica:
 
     codec: Any
     """Codec of the contributions."""
+    device: torch.device | None = None
+    """Device that encodes contributions; None: the host. See `encode_on`."""
     plan_grid: Grid
     """Chunk grid that the plan's digest names."""
     outer: MethodSpec
@@ -239,6 +246,15 @@ class Replica:
         yield from self._encode_from(self.theta, read)
 
     @property
+    def sent_codec(self) -> object:
+        """The codec that encodes contributions, without what a method adds to it."""
+        return self.codec
+
+    def encode_on(self, device: torch.device) -> None:
+        """Encode contributions on the device of the parameters, if that is faster, with the same bytes."""
+        self.device = encoding_device(self.sent_codec, device)
+
+    @property
     def next_start(self) -> Floats | None:
         """Parameters that the model continues from when its contribution has been read; None: from those that it has."""
         return None
@@ -255,16 +271,17 @@ class Replica:
 
     def _encode_from(self, origin: Floats, read: Read, share: float | None = None) -> Iterator[memoryview]:
         """Encode `share` · (origin − model), chunk by chunk. Raises FloatingPointError."""
-        whole, cut = self._floats(self.grid.chunk), self.grid
+        cut = self.grid
+        whole = self._vector(cut.chunk)
         for index in range(len(cut)):
             start, stop = cut.span(index)
             delta = whole[: stop - start]
             read(start, stop, delta)
-            np.subtract(origin[start:stop], delta, out=delta)
-            if not np.isfinite(np.dot(delta, delta)):
+            subtract_from(origin[start:stop], delta)
+            if not finite(delta):
                 raise FloatingPointError(f"the pseudo-gradient is not finite in elements {start} to {stop}")
             if share is not None:
-                delta *= np.float32(share)
+                delta *= float(np.float32(share))
             yield self._encoded(delta)
 
     def _encode_vector(self, vector: Floats) -> Iterator[memoryview]:
@@ -272,13 +289,17 @@ class Replica:
         cut = self.grid
         for index in range(len(cut)):
             start, stop = cut.span(index)
-            yield self._encoded(vector[start:stop])
+            yield self._encoded(placed(vector[start:stop], self.device))
 
-    def _encoded(self, delta: Floats) -> memoryview:
+    def _encoded(self, delta: Vector) -> memoryview:
         """A chunk's payload, in memory that is reused when nobody needs it any more."""
-        payload = self._pool.lend(self.codec.nbytes(delta.size))
+        payload = self._pool.lend(self.codec.nbytes(len(delta)))
         encode(self.codec, delta, np.frombuffer(payload, np.uint8))
         return payload
+
+    def _vector(self, size: int) -> Vector:
+        """`size` elements with arbitrary values where contributions are encoded."""
+        return self._floats(size) if self.device is None else empty(size, self.device)
 
     def _floats(self, size: int) -> Floats:
         """`size` elements with arbitrary values, in memory of the same kind."""

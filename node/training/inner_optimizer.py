@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from thinwire.node.training.muon import MuonWithAdamW, matrices
+from thinwire.swarm.choices import InnerOptimizer, RateSchedule
 from torch import Tensor, nn
 
 FLOOR = 0.1
@@ -28,12 +29,12 @@ class InnerConfig:
     unlimited. momentum, adam_lr: of Muon, and of the AdamW beside it, which uses betas.
     """
 
-    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
+    optimizer: InnerOptimizer = "adamw"
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     warmup: int = 50
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: RateSchedule = "constant"
     steps: int = 0
     accumulate: int = 1
     clip: float = 1.0

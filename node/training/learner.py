@@ -9,8 +9,9 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from thinwire.compression.core.types import Floats
 from thinwire.node.state.data_ledger import DataLease
 from thinwire.node.state.layout import Layout
@@ -84,12 +85,17 @@ class Learner(Protocol):
         """Names and shapes of the parameters; its digest is equal on all peers."""
         ...
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        ...
+
     def parameters(self) -> Floats:
         """Return a copy of all parameters as flat float32; before the first step they are equal on every peer."""
         ...
 
-    def read(self, start: int, stop: int, out: Floats) -> None:
-        """Copy parameters [start, stop) as float32."""
+    def read(self, start: int, stop: int, out: Any) -> None:
+        """Copy parameters [start, stop) as float32 to an array, or on an accelerator to a tensor on `device`."""
         ...
 
     def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from thinwire.compression.core.types import Floats
+from thinwire.compression.device import Vector
 from thinwire.node.runtime.asyncio_extra import Work, at_once
 from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.state.snapshot import PrivateState
@@ -66,13 +67,18 @@ class LocalLearner:
         samples = self.trainer.step * manifest.inner.batch * manifest.inner.accumulate * max(1, peers)
         self.trainer.batches.cursor = cursor_after(self.split, samples)
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return self.trainer.device
+
     def parameters(self) -> Floats:
         """Return a copy of all parameters; before the first step they are equal on every peer."""
         theta = np.empty(self.layout.total, np.float32)
         self.layout.read(self.trainer.model, theta)
         return theta
 
-    def read(self, start: int, stop: int, out: Floats) -> None:
+    def read(self, start: int, stop: int, out: Vector) -> None:
         """Copy parameters [start, stop) as float32."""
         self.layout.read(self.trainer.model, out, start)
 

@@ -11,14 +11,17 @@ import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from blake3 import blake3
 from thinwire.compression.core.types import Floats
+from thinwire.compression.device import HOST
 from thinwire.node.state.data_ledger import DataLease
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.node.state.snapshot import PrivateState
-from thinwire.node.training.learner import StepReport, WorkShare
+from thinwire.node.training.learner import Learner, StepReport, WorkShare
 from thinwire.node.training.local_learner import LocalLearner, prepare
 from thinwire.sims.engine.virtual_loop import current
 from thinwire.swarm.manifest.manifest import Manifest
@@ -107,6 +110,8 @@ class StubLearner(Observed):
     The loss is half the mean square of the distance to the common optimum, so it falls as the swarm makes progress.
     """
 
+    device = HOST
+
     def __init__(self, manifest: Manifest, parameters: int, seed: int, step_seconds: float) -> None:
         super().__init__()
         self.layout = _stub_layout(parameters)
@@ -174,45 +179,70 @@ class StubLearner(Observed):
         self._made = self._manifest.steps_after(round)
 
 
-class TorchLearner(Observed):
-    """The manifest's own model, trained for real on a small text, one step after the other in virtual time."""
+class DelegatingLearner:
+    """Learner that passes all calls on to another one. Subclasses define `steps`."""
 
-    def __init__(self, manifest: Manifest, text: Path, cache: Path, step_seconds: float) -> None:
-        super().__init__()
-        self._training: LocalLearner = prepare(
-            manifest, data=text, device="cpu", threads=1, cache=cache, here=cache, clock=current().time
-        )
-        self.watch = Stopwatch(step_seconds)
+    def __init__(self, inner: Learner) -> None:
+        self.inner = inner
 
     @property
     def layout(self) -> Layout:
-        return self._training.layout
+        return self.inner.layout
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
 
     def parameters(self) -> Floats:
-        return self._training.parameters()
+        return self.inner.parameters()
 
-    def read(self, start: int, stop: int, out: Floats) -> None:
-        self._reading(start, self.parameters)
-        self._training.read(start, stop, out)
+    def read(self, start: int, stop: int, out: Any) -> None:
+        self.inner.read(start, stop, out)
 
     def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
-        self._training.write(theta, start, keep)
-        self._written(start, theta.size)
+        self.inner.write(theta, start, keep)
 
     def assign(self, share: WorkShare) -> None:
-        self._training.assign(share)
+        self.inner.assign(share)
+
+    def private(self) -> PrivateState | None:
+        return self.inner.private()
+
+    def restore(self, private: PrivateState) -> bool:
+        return self.inner.restore(private)
+
+    def skip_to(self, round: int, peers: int) -> None:
+        self.inner.skip_to(round, peers)
+
+
+class ObservedLearner(DelegatingLearner, Observed):
+    """Another learner that invariants can observe."""
+
+    def __init__(self, inner: Learner) -> None:
+        DelegatingLearner.__init__(self, inner)
+        Observed.__init__(self)
+
+    def read(self, start: int, stop: int, out: Any) -> None:
+        self._reading(start, self.parameters)
+        super().read(start, stop, out)
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        super().write(theta, start, keep)
+        self._written(start, theta.size)
+
+
+class TorchLearner(ObservedLearner):
+    """The manifest's own model, trained on a small text, one step after the other in virtual time."""
+
+    def __init__(self, manifest: Manifest, text: Path, cache: Path, step_seconds: float) -> None:
+        self._training: LocalLearner = prepare(
+            manifest, data=text, device="cpu", threads=1, cache=cache, here=cache, clock=current().time
+        )
+        super().__init__(self._training)
+        self.watch = Stopwatch(step_seconds)
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         made = await self.watch.steps(n, stop)
         done = self._training.trainer.run_steps(made)
         self._tokens += done.tokens
         return StepReport(done.steps, done.loss, done.last, done.tokens, made * self.watch.step_seconds)
-
-    def private(self) -> PrivateState:
-        return self._training.private()
-
-    def restore(self, private: PrivateState) -> bool:
-        return self._training.restore(private)
-
-    def skip_to(self, round: int, peers: int) -> None:
-        self._training.skip_to(round, peers)

@@ -10,20 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from thinwire.compression.core.types import Floats
 from thinwire.node.peer.peer import Peer
 from thinwire.node.pipeline.groups.build import learner
 from thinwire.node.pipeline.groups.host_learner import HostLearner
 from thinwire.node.pipeline.groups.origin_learner import OriginLearner
 from thinwire.node.pipeline.groups.stage_assignment import share
 from thinwire.node.pipeline.groups.stage_choice import seat
-from thinwire.node.state.layout import Layout
-from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.batches import Batches
-from thinwire.node.training.learner import StepReport, WorkShare
+from thinwire.node.training.learner import StepReport
 from thinwire.node.training.local_learner import batches_of
 from thinwire.node.training.tokenizer import load_tokenizer
-from thinwire.sims.peers.learners import Observed
+from thinwire.sims.peers.learners import ObservedLearner
 from thinwire.sims.scenario.scenario import PeerSpec
 from thinwire.swarm.identity.stage_claim import Seat
 from thinwire.swarm.manifest.manifest import Manifest
@@ -57,44 +54,17 @@ class WeakComputer:
             return function()
 
 
-class StagedLearner(Observed):
+class StagedLearner(ObservedLearner):
     """Learner of one stage that invariants can observe. `step_seconds`: the stage's part of one inner step."""
 
     def __init__(self, inner: OriginLearner | HostLearner, watch: WeakComputer) -> None:
-        super().__init__()
-        self.inner, self.watch = inner, watch
-
-    @property
-    def layout(self) -> Layout:
-        return self.inner.layout
-
-    def parameters(self) -> Floats:
-        return self.inner.parameters()
-
-    def read(self, start: int, stop: int, out: Floats) -> None:
-        self._reading(start, self.parameters)
-        self.inner.read(start, stop, out)
-
-    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
-        self.inner.write(theta, start, keep)
-        self._written(start, theta.size)
-
-    def assign(self, share: WorkShare) -> None:
-        self.inner.assign(share)
+        super().__init__(inner)
+        self.watch = watch
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         done = await self.inner.steps(n, stop)
         self._tokens += done.tokens
         return done
-
-    def private(self) -> PrivateState | None:
-        return self.inner.private()
-
-    def restore(self, private: PrivateState) -> bool:
-        return self.inner.restore(private)
-
-    def skip_to(self, round: int, peers: int) -> None:
-        self.inner.skip_to(round, peers)
 
 
 def staged(

@@ -19,6 +19,7 @@ from thinwire.sims.planner.gossip_time import pair_time
 from thinwire.sims.planner.question import Question
 from thinwire.sims.planner.round_time import PlannedPeer, RoundTime, round_time
 from thinwire.sims.planner.utilisation import FRAGMENT, Schedule, Workload, utilisation
+from thinwire.swarm.choices import Topology
 
 KEPT = 64
 """Number of values of 4096 that a sparse exchange sends."""
@@ -87,7 +88,7 @@ def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
     }
 
 
-def rounds(question: Question, every: int, topology: str = "") -> RoundTime:
+def rounds(question: Question, every: int, topology: Topology | None = None) -> RoundTime:
     """Return the round of this version with H = `every`, in the question's topology or another."""
     places = [
         PlannedPeer(machine.down, machine.up, every * machine.step)

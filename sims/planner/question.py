@@ -13,6 +13,7 @@ from thinwire.collectives.gossip.pair_codec import halves as parse_halves
 from thinwire.compression.registry import SpecError
 from thinwire.compression.registry import dense as dense_codec
 from thinwire.sims.network.regions import ACCESS, MBIT
+from thinwire.swarm.choices import MethodName, Topology
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse as parse_manifest
@@ -63,8 +64,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     rtt: float
     every: int
     codec: str
-    method: str
-    topology: str
+    method: MethodName
+    topology: Topology
     lr: float
     gamma: float
     grace: float

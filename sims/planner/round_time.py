@@ -17,6 +17,7 @@ import msgspec
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad, allot
 from thinwire.collectives.topology.shards import MIN_COUNT, Grid, Sized, grid
 from thinwire.compression.core.codec import Codec
+from thinwire.swarm.choices import Topology
 from thinwire.swarm.frame import HEADER_BYTES
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES
 from thinwire.swarm.messages.agreement import MAX_SPANS, SPAN_PREFIX
@@ -101,7 +102,7 @@ def round_time(
     quorum: float = 0.5,
     jitter: float = 0.0,
     sized: bool = True,
-    topology: str = "butterfly",
+    topology: Topology = "butterfly",
 ) -> RoundTime:
     """Return the cost of a round of `total` parameters among `places`, all of them contributing.
 

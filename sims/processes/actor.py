@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from thinwire.compression.core.types import Floats
 from thinwire.compression.warmup import warm_up
 from thinwire.node.daemon.daemon import Daemon
 from thinwire.node.daemon.options import Options
@@ -31,10 +30,8 @@ from thinwire.node.runtime.environment import Environment
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.runtime.lock import hold
 from thinwire.node.runtime.parent_watch import watch
-from thinwire.node.state.layout import Layout
-from thinwire.node.state.snapshot import PrivateState
-from thinwire.node.training.learner import Learner, StepReport, WorkShare
-from thinwire.sims.peers.learners import StubLearner
+from thinwire.node.training.learner import Learner, StepReport
+from thinwire.sims.peers.learners import DelegatingLearner, StubLearner
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.membership.presets import WAN
@@ -63,27 +60,12 @@ class ActorPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     site: str = ""
 
 
-class PacedLearner:
+class PacedLearner(DelegatingLearner):
     """Learner whose inner steps take at least `seconds` each."""
 
     def __init__(self, inner: Learner, seconds: float) -> None:
-        self._inner, self._seconds = inner, seconds
-
-    @property
-    def layout(self) -> Layout:
-        return self._inner.layout
-
-    def parameters(self) -> Floats:
-        return self._inner.parameters()
-
-    def read(self, start: int, stop: int, out: Floats) -> None:
-        self._inner.read(start, stop, out)
-
-    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
-        self._inner.write(theta, start, keep)
-
-    def assign(self, share: WorkShare) -> None:
-        self._inner.assign(share)
+        super().__init__(inner)
+        self._seconds = seconds
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         """Make steps one after the other; wait for the rest of each step's time, unless `stop` is set."""
@@ -91,7 +73,7 @@ class PacedLearner:
         began, made, tokens, losses = loop.time(), 0, 0, 0.0
         last = float("nan")
         while made < n and not stop.is_set():
-            done = await self._inner.steps(1, stop)
+            done = await self.inner.steps(1, stop)
             if not done.steps:
                 break
             made, tokens, last, losses = made + 1, tokens + done.tokens, done.loss, losses + done.loss
@@ -103,15 +85,6 @@ class PacedLearner:
                 except TimeoutError:
                     pass
         return StepReport(made, losses / made if made else last, last, tokens, loop.time() - began)
-
-    def private(self) -> PrivateState | None:
-        return self._inner.private()
-
-    def restore(self, private: PrivateState) -> bool:
-        return self._inner.restore(private)
-
-    def skip_to(self, round: int, peers: int) -> None:
-        self._inner.skip_to(round, peers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,14 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from thinwire.sims.network.regions import MBIT, REGIONS
 from thinwire.sims.scenario.faults import KINDS, LIES, QUIET, Fault, draw
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.sims.trials import families
 from thinwire.sims.trials.driver import FailedSeed, examine
+from thinwire.swarm.choices import Topology
 from thinwire.swarm.membership.presets import LAN, Preset
 
 PEERS = 50
@@ -83,7 +85,7 @@ max_weight = 100000
 """
 
 
-def trial(seed: int, peers: int = PEERS, topology: str = "butterfly") -> Scenario:
+def trial(seed: int, peers: int = PEERS, topology: Topology | Literal["sieve"] = "butterfly") -> Scenario:
     """Return the scenario of a seed. `topology`: that of the manifest, or "sieve"."""
     rng = random.Random(f"trial/{seed}")
     regions = rng.sample(REGIONS, 3)
@@ -117,7 +119,12 @@ def trial(seed: int, peers: int = PEERS, topology: str = "butterfly") -> Scenari
 
 
 def check(
-    seed: int, peers: int = PEERS, *, topology: str = "butterfly", shrink: bool = True, rerun: bool = False
+    seed: int,
+    peers: int = PEERS,
+    *,
+    topology: Topology | Literal["sieve"] = "butterfly",
+    shrink: bool = True,
+    rerun: bool = False,
 ) -> FailedSeed | None:
     """Run one seed; return None without a violation."""
     few = (f" --peers {peers}" if peers != PEERS else "") + (f" --{topology}" if topology != "butterfly" else "")

@@ -8,6 +8,18 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from thinwire.swarm.choices import (
+    Aggregation,
+    ChunkAssignment,
+    Collective,
+    InnerOptimizer,
+    ModelKind,
+    RateSchedule,
+    SlowPeers,
+    StageGradient,
+    StagePaths,
+    Topology,
+)
 from thinwire.swarm.messages.registry import MAX_GROUP, MAX_HOPS, MAX_MICROS
 from thinwire.swarm.methods.base import Table
 
@@ -48,7 +60,7 @@ class Model(Table, frozen=True):
     tied: whether the head shares the embedding's weights; saves vocabulary × width parameters, good for small models.
     """
 
-    kind: Literal["transformer", "custom"] = "transformer"
+    kind: ModelKind = "transformer"
     layers: Annotated[int, Meta(ge=1, le=1024)] = 4
     width: Annotated[int, Meta(ge=2, le=65_536)] = 128
     heads: Annotated[int, Meta(ge=1, le=1024)] = 4
@@ -99,14 +111,14 @@ class Inner(Table, frozen=True):
     clip: largest norm of the gradient; 0 = not clipped.
     """
 
-    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
+    optimizer: InnerOptimizer = "adamw"
     lr: Annotated[float, Meta(gt=0, le=100)] = 1e-3
     adam_lr: Annotated[float, Meta(gt=0, le=100)] = 1e-3
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     betas: tuple[Annotated[float, Meta(ge=0, lt=1)], Annotated[float, Meta(ge=0, lt=1)]] = (0.9, 0.95)
     weight_decay: Annotated[float, Meta(ge=0, le=10)] = 0.1
     warmup: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 50
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: RateSchedule = "constant"
     steps: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
     batch: Annotated[int, Meta(ge=1, le=2**20)] = 8
     accumulate: Annotated[int, Meta(ge=1, le=2**16)] = 1
@@ -154,8 +166,8 @@ class Pipeline(Table, frozen=True):
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}\Z", description=_CODEC)] = "rows(bits=8)"
     microbatches: Annotated[int, Meta(ge=0, le=MAX_MICROS)] = 0
     max_in_flight: Annotated[int, Meta(ge=0, le=MAX_MICROS)] = 0
-    gradient: Literal["all", "visits"] = "all"
-    paths: Literal["round-robin", "planned"] = "round-robin"
+    gradient: StageGradient = "all"
+    paths: StagePaths = "round-robin"
     skip_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     max_reorders: Annotated[int, Meta(ge=0, le=2)] = 0
     host_capacity: Annotated[int, Meta(ge=0, le=MAX_MICROS)] = 0
@@ -208,17 +220,17 @@ class Exchange(Table, frozen=True):
     """
 
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"
-    collective: Literal["butterfly", "all-gather", "sparse-butterfly"] = "butterfly"
+    collective: Collective = "butterfly"
     owner_residual_decay: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    topology: Literal["butterfly", "ring", "hierarchy"] = "butterfly"
-    aggregation: Literal["mean", "rda"] = "mean"
+    topology: Topology = "butterfly"
+    aggregation: Aggregation = "mean"
     quorum: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
     straggler_timeout: Annotated[float, Meta(ge=0, le=3600)] | Literal["auto"] = 10.0
     max_weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] = 0
-    slow_peers: Literal["report", "no-ownership"] = "report"
+    slow_peers: SlowPeers = "report"
     gossip_group_size: Annotated[int, Meta(ge=2, le=8)] = 2
-    chunk_assignment: Literal["bandwidth", "equal"] = "bandwidth"
+    chunk_assignment: ChunkAssignment = "bandwidth"
 
     @property
     def timeout_seconds(self) -> float:

@@ -17,6 +17,9 @@ announced its departure; banned: it signed two records with the same sequence.
 """
 
 
+EventKind: TypeAlias = Literal["joined", "updated", "suspect", "refuted", "dead", "left", "equivocation", "duplicate"]
+
+
 class Event(NamedTuple):
     """Event that concerns `peer`.
 
@@ -24,7 +27,7 @@ class Event(NamedTuple):
     key and its record is newer, so this process should stop.
     """
 
-    kind: str
+    kind: EventKind
     peer: PeerId
     detail: str = ""
 

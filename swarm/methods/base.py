@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import msgspec
 from msgspec import Meta
+from thinwire.swarm.choices import Balancing, Collective, Denominator, MethodName, OnExclusion
 from thinwire.swarm.messages.registry import MAX_GROUP
 
 Steps: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]
 LearningRate: TypeAlias = Annotated[float, Meta(gt=0, le=10)]
 Momentum: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
-Balancing: TypeAlias = Literal["equal", "by-speed"]
 StepRatio: TypeAlias = Annotated[float, Meta(ge=1, le=1000)]
 ResidualDecay: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-Denominator: TypeAlias = Literal["contributor_mean", "mean"]
-OnExclusion: TypeAlias = Literal["drop", "restore"]
 Staleness: TypeAlias = Annotated[int, Meta(ge=0, le=2**20)]
 StalenessExponent: TypeAlias = Annotated[float, Meta(ge=0, le=10)]
 BufferSize: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_GROUP)]
@@ -60,9 +58,9 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
 
     codecs: ClassVar[tuple[str, ...]] = DENSE
     """Usable codecs, by the first word of their names."""
-    collective: ClassVar[str] = "butterfly"
+    collective: ClassVar[Collective] = "butterfly"
     """Collective of the method, `exchange.collective`."""
-    collectives: ClassVar[tuple[str, ...]] = ()
+    collectives: ClassVar[tuple[Collective, ...]] = ()
     """Other collectives that the method can use."""
     defaults: ClassVar[Defaults] = {}
     required: ClassVar[Mapping[str, tuple[Mapping[str, object], str, str]]] = {}
@@ -87,7 +85,7 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
     sync_every: Steps = 20
 
     @property
-    def method(self) -> str:
+    def method(self) -> MethodName:
         """Name of the method in a manifest."""
         return method_name(type(self))
 
@@ -152,11 +150,9 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
         return ()
 
 
-def method_name(kind: type[MethodSpec]) -> str:
+def method_name(kind: type[MethodSpec]) -> MethodName:
     """Return the name of a method in a manifest."""
-    name = kind.__struct_config__.tag
-    assert isinstance(name, str)
-    return name
+    return cast(MethodName, kind.__struct_config__.tag)
 
 
 def balanced(how: Balancing, most: float) -> float:

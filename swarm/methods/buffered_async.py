@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+from thinwire.swarm.choices import Balancing
 from thinwire.swarm.methods.base import (
     DEFAULT_RATIO,
-    Balancing,
     BufferSize,
     Defaults,
     LearningRate,

@@ -6,17 +6,8 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from thinwire.swarm.methods.base import (
-    Defaults,
-    Denominator,
-    LearningRate,
-    MethodSpec,
-    OnExclusion,
-    OuterSgd,
-    ResidualDecay,
-    ResidualRule,
-    Steps,
-)
+from thinwire.swarm.choices import Collective, Denominator, OnExclusion
+from thinwire.swarm.methods.base import Defaults, LearningRate, MethodSpec, OuterSgd, ResidualDecay, ResidualRule, Steps
 
 
 class DeMo(MethodSpec, frozen=True, tag="demo"):
@@ -28,7 +19,7 @@ class DeMo(MethodSpec, frozen=True, tag="demo"):
     """
 
     codecs: ClassVar[tuple[str, ...]] = ("demo",)
-    collective: ClassVar[str] = "all-gather"
+    collective: ClassVar[Collective] = "all-gather"
     defaults: ClassVar[Defaults] = {
         "inner": {"optimizer": "sgd", "lr": 1.0, "betas": (0.0, 0.0), "weight_decay": 0.0, "warmup": 0},
         "exchange": {"codec": "demo(k=32,chunk=4096)|2bit|rice", "collective": "all-gather"},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from thinwire.swarm.methods.base import Defaults, OnExclusion, ResidualRule
+from thinwire.swarm.choices import OnExclusion
+from thinwire.swarm.methods.base import Defaults, ResidualRule
 from thinwire.swarm.methods.diloco import DiLoCo
 
 

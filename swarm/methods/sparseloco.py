@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
+from thinwire.swarm.choices import Balancing, Collective, Denominator, OnExclusion
 from thinwire.swarm.methods.base import (
     DEFAULT_RATIO,
-    Balancing,
     Defaults,
-    Denominator,
     LearningRate,
     MethodSpec,
-    OnExclusion,
     OuterSgd,
     ResidualDecay,
     ResidualRule,
@@ -40,8 +38,8 @@ class SparseLoCo(MethodSpec, frozen=True, tag="sparseloco"):
     """
 
     codecs: ClassVar[tuple[str, ...]] = ("topk",)
-    collective: ClassVar[str] = "all-gather"
-    collectives: ClassVar[tuple[str, ...]] = ("sparse-butterfly",)
+    collective: ClassVar[Collective] = "all-gather"
+    collectives: ClassVar[tuple[Collective, ...]] = ("sparse-butterfly",)
     defaults: ClassVar[Defaults] = {
         "exchange": {"codec": "topk(k=64,chunk=4096)|2bit|rice", "collective": "all-gather"}
     }

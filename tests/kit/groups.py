@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kit import scenarios
-from kit.scenarios import events_of, one_state, rounds_of, swarm_of
+from kit.scenarios import INT8, events_of, one_state, rounds_of, swarm_of
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.sims.simulation.world import Run
 
@@ -71,3 +71,35 @@ def agreed(run: Run) -> Mapping[int, Mapping[int, str]]:
 def contributors(run: Run, number: int) -> set[int]:
     """Return the numbers of contributors of a round, as its members report them."""
     return {event.fields["contributors"] for event in events_of(run, "round") if event.fields["round"] == number}
+
+
+PROJECTED = """
+[run]
+rounds = 0
+[model]
+layers = 3
+width = 8
+heads = 2
+context = 8
+[inner]
+lr = 0.003
+batch = 1
+accumulate = 2
+warmup = 0
+[outer]
+method = "streaming"
+sync_every = 6
+[pipeline]
+stages = 3
+codec = "subspace(k=2)"
+[exchange]
+straggler_timeout = 1.0
+codec = "{codec}"
+"""
+"""Manifest of a run in which weak peers train a projection of the model, beside peers that train all of it."""
+
+
+def projected(*others: PeerSpec, codec: str = INT8, **more: Any) -> Scenario:
+    """Return two full peers, a group of three that trains a projection of the model, and `others`."""
+    peers = (*FULL, *GROUP, *others)
+    return swarm_of(peers, PROJECTED.format(codec=codec), compute="torch", **more)

@@ -21,6 +21,7 @@ from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.device import empty, finite, placed
 from thinwire.node.state.replica import Read, Replica
 from thinwire.swarm.messages.registry import PeerId
 
@@ -42,6 +43,11 @@ class GossipReplica(Replica):
     alike: ClassVar[bool] = False
     residual: Floats = np.empty(0, np.float32)
 
+    @property
+    def sent_codec(self) -> object:
+        """The codec of Δ; that of the slow weights, which are on the host, encodes there."""
+        return self.codec.fast
+
     def base(self, grid: Grid, halves: PairCodec) -> Iterator[memoryview]:
         """The slow weights, chunk by chunk, where they travel: known as soon as the round before is made."""
         for index in range(len(grid) if halves.slow is not None else 0):
@@ -58,14 +64,14 @@ class GossipReplica(Replica):
         """
         for index in range(len(grid)):
             start, stop = grid.span(index)
-            fast = np.empty(stop - start, np.float32)
+            fast = empty(stop - start, self.device)
             read(start, stop, fast)
-            if not np.isfinite(np.dot(fast, fast)):
+            if not finite(fast):
                 raise FloatingPointError(f"the parameters are not finite in elements {start} to {stop}")
             if halves.slow is not None:
-                fast -= self.theta[start:stop]
+                fast -= placed(self.theta[start:stop], self.device)
                 if self.residual.size:
-                    fast += self.residual[start:stop]
+                    fast += placed(self.residual[start:stop], self.device)
             payload = np.empty(halves.fast.nbytes(stop - start), np.uint8)
             encode(halves.fast, fast, payload)
             yield payload.data

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from thinwire.collectives.rounds.payload import cut_up, pieces, put_together
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, parts
 from thinwire.collectives.state_sync import FetchedState
@@ -22,6 +24,7 @@ from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.core.codec import Choice, CodecError
 from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.device import select
 from thinwire.compression.sparse import demo
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.demo import Coefficients, Demo
@@ -152,6 +155,17 @@ class SparseReplica(Replica):
         rule = self.outer.residual
         self.feedback = ErrorFeedback(self.codec.codec, self.codec.chunks, rule.decay, rule.on_exclusion)
         self.kept = OwnerResiduals()
+
+    @property
+    def sent_codec(self) -> object:
+        """The sparse codec."""
+        return self.codec.codec
+
+    def encode_on(self, device: torch.device) -> None:
+        """Select entries on the device of the parameters, from the accumulator, which stays on the host."""
+        super().encode_on(device)
+        if self.device is not None:
+            self.feedback.select = partial(select, self.codec.codec, device=self.device)
 
     @property
     def lr(self) -> float:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 
 from thinwire.compression.core.types import Floats
+from thinwire.compression.device import HOST
 from thinwire.node.pipeline.model.held_stage import HeldStage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.state.layout import Layout
@@ -15,6 +16,8 @@ from thinwire.node.training.inner_optimizer import load_optimizer, save_optimize
 
 class StageLearner(ABC):
     """Learner of one stage. `source`: origin of the stage's outer state, if all its holders were lost."""
+
+    device = HOST
 
     def __init__(self, holding: HeldStage) -> None:
         self.held, self.source = (holding.stage,), ""

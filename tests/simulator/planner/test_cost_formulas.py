@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import SimNet
-from thinwire.sims.planner.cost_formulas import (
-    SPARSE_BITS,
-    barrier_over_pairs,
-    butterfly_bytes,
-    gather_bytes,
-    pair_bytes,
-    ring_seconds,
-    tree_over_pair,
-)
+from thinwire.sims.planner.cost_formulas import SPARSE_BITS, butterfly_bytes, gather_bytes
 from thinwire.swarm.frame import HEADER_BYTES, Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
@@ -25,6 +17,55 @@ SCALE = 100
 """The ring below has a hundredth of the bytes on a hundredth of the bandwidth: the same seconds, fewer copies."""
 
 RINGS = [(4, 60.30), (16, 76.50), (64, 85.05)]
+
+
+def ring_seconds(nbytes: float, peers: int, rate: float, latency: float) -> float:
+    """Return the time of a ring all-reduce of `nbytes` over links of `rate` bytes/s, `latency` s one way."""
+    return 2 * (peers - 1) * (nbytes / peers / rate + latency)
+
+
+def pair_bytes(parameters: float, bits: float) -> float:
+    """Return the bytes of a pair that exchanges one vector.
+
+    This is NoLoCo (arXiv:2506.10911) with γ = β and an exact codec; `gossip_time` models the actual protocol.
+    """
+    return parameters * bits / 8
+
+
+def tree_over_pair(peers: int, spread: float, rng: np.random.Generator, samples: int = 2000) -> float:
+    """Return the mean latency of a tree all-reduce, relative to that of one pair, both there and back.
+
+    peers: a power of two. The time of a message is log-normal with `spread` = standard deviation / mean; a node of the
+    tree waits for two messages.
+    """
+    variance = np.log1p(spread * spread)
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.lognormal(-variance / 2, np.sqrt(variance), shape)
+
+    times = np.zeros((samples, peers))
+    while times.shape[1] > 1:
+        times = times + draw(*times.shape)
+        times = np.maximum(times[:, ::2], times[:, 1::2])
+    return float(times.mean() / draw(200_000, 2).max(1).mean())
+
+
+def barrier_over_pairs(
+    peers: int, steps: int, rng: np.random.Generator, rounds: int = 250, variance: float = 0.5
+) -> float:
+    """Return the time of rounds with a global barrier, relative to rounds in which random pairs wait.
+
+    Only computing counts. An inner step takes exp(normal(1, `variance`)); a round has `steps` inner steps; `peers` is
+    even.
+    """
+    barrier, clocks = 0.0, np.zeros(peers)
+    for _ in range(rounds):
+        took = rng.lognormal(1.0, variance**0.5, (peers, steps)).sum(1)
+        barrier += float(took.max())
+        clocks += took
+        left, right = rng.permutation(peers).reshape(2, -1)
+        clocks[left] = clocks[right] = np.maximum(clocks[left], clocks[right])
+    return barrier / float(clocks.max())
 
 
 @pytest.mark.parametrize(("peers", "seconds"), RINGS)

@@ -7,9 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from kit import groups, projected
-from kit.method_scenarios import UNEQUAL, asynchronous, one_round_late, streaming, two_levels
-from kit.scenarios import CHURN, INT8, TOPK, events_of, last_round, one_state, play, rounds_of
+from kit import groups
+from kit.scenarios import (
+    CHURN,
+    INT8,
+    TOPK,
+    UNEQUAL,
+    asynchronous,
+    events_of,
+    last_round,
+    one_round_late,
+    one_state,
+    play,
+    rounds_of,
+    streaming,
+    two_levels,
+)
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario
 from thinwire.sims.simulation.world import Run
@@ -148,7 +161,7 @@ def _groups(seed: int, **more: Any) -> Scenario:
 
 def _random_projected(seed: int) -> Scenario:
     mix = ({"restart": 8.0, "loss": 8.0, "reset": 12.0}, {"pause": 8.0, "half-open": 8.0, "clog": 4.0, "reset": 12.0})
-    return projected.scenario(seed=seed, seconds=24.0, mix=mix[seed % 2])
+    return groups.projected(seed=seed, seconds=24.0, mix=mix[seed % 2])
 
 
 RANDOM: dict[str, tuple[Callable[[int], Scenario], int, int, int]] = {

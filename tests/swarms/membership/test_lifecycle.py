@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync import state_digest
+from thinwire.compression.device import HOST
 from thinwire.node.membership.join import NoSwarm
 from thinwire.node.outer import round_session, state_server
 from thinwire.node.outer.state_server import StateServer
@@ -41,7 +42,7 @@ AUTHOR = Identity.generate(bytes(32))
 class Drift:
     """A learner that moves its parameters by chance of its own, `pace` virtual seconds a step."""
 
-    layout = LAYOUT
+    layout, device = LAYOUT, HOST
 
     def __init__(self, seed, pace):
         self.theta, self.rng, self.pace = np.zeros(SIZE, np.float32), np.random.default_rng(seed), pace

@@ -7,8 +7,19 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from kit.method_scenarios import streaming
-from kit.scenarios import CHURN, INT8, TOPK, events_of, identity_of, last_round, one_state, play, rounds_of, violated
+from kit.scenarios import (
+    CHURN,
+    INT8,
+    TOPK,
+    events_of,
+    identity_of,
+    last_round,
+    one_state,
+    play,
+    rounds_of,
+    streaming,
+    violated,
+)
 from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.round_factory import STASH_EACH
 from thinwire.node.methods.concurrent.fragment_sessions import FragmentSessions

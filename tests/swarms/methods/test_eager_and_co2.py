@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kit.method_scenarios import one_round_late
-from kit.scenarios import events_of, play, violated
+from kit.scenarios import events_of, one_round_late, play, violated
 from thinwire.node.methods.overlapped.eager import EagerReplica
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from kit.method_scenarios import asynchronous
-from kit.scenarios import events_of, play, violated
+from kit.scenarios import asynchronous, events_of, play, violated
 from thinwire.node.methods.asynchronous.fedbuff import FedBuffReplica
 
 

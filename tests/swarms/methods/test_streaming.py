@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kit.method_scenarios import streaming
-from kit.scenarios import CHURN, events_of, last_round, play, rounds_of
+from kit.scenarios import CHURN, events_of, last_round, play, rounds_of, streaming
 from thinwire.sims.simulation.world import simulate
 from thinwire.sims.trials.trial import PACE
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kit.groups import host
-from kit.projected import scenario
+from kit.groups import host, projected
 from kit.scenarios import INT8, TOPK, events_of, play
 from thinwire.sims.scenario.faults import Fault
 
@@ -25,7 +24,7 @@ def by_round(run):
 @pytest.mark.parametrize("codec", [INT8, pytest.param(TOPK, marks=pytest.mark.trial)])
 def test_projected_group_contributes_beside_full_replicas(codec):
     """Without the rows that were frozen after the newest outer step no host would be ready, and the group in no round."""
-    run = play(scenario(seconds=11.0, codec=codec))
+    run = play(projected(seconds=11.0, codec=codec))
     found = by_round(run)
     assert max(found) >= 9
     for turn in range(4, max(found)):
@@ -39,7 +38,7 @@ def test_projected_group_contributes_beside_full_replicas(codec):
 @pytest.mark.trial
 def test_late_host_receives_frozen_rows():
     """A host is killed, another takes its stage, and the origin goes on with it."""
-    run = play(scenario(host(5, 2, join=14.0), seconds=20.0, faults=(Fault(9.0, "kill", (4,)),)))
+    run = play(projected(host(5, 2, join=14.0), seconds=20.0, faults=(Fault(9.0, "kill", (4,)),)))
     found = by_round(run)
     last = [turn for turn in found if 5 in found[turn]]
     assert len(last) >= 2 and all(found[turn][0]["contributors"] == 3 for turn in last[1:])

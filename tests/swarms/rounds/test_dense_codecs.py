@@ -5,7 +5,7 @@ from __future__ import annotations
 import blake3
 import numpy as np
 import pytest
-from thinwire.compression.dense import reference
+from kit.reference import dense as reference
 from thinwire.compression.dense.e3m0 import E3M0
 from thinwire.compression.dense.floats import Half
 from thinwire.compression.registry import dense

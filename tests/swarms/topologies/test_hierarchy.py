@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kit import scenes
-from kit.method_scenarios import two_levels
-from kit.scenarios import violated
+from kit.scenarios import two_levels, violated
 from thinwire.collectives.rounds.hierarchy import Hierarchy
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.link import Gateway

@@ -5,9 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.reference.activations import Crossing
 from thinwire.compression import registry
 from thinwire.compression.activations import subspace
-from thinwire.compression.activations.subspace import Crossing, Subspace
+from thinwire.compression.activations.subspace import Subspace
 from thinwire.compression.core.codec import CodecError
 from torch import Tensor
 
@@ -92,34 +93,21 @@ def test_subspace_boundary_bridges_missing_stage() -> None:
 def test_subspace_basis_is_orthonormal_and_portable(width: int, k: int) -> None:
     u = subspace.basis(width, k, 9)
     assert u.shape == (width, k) and np.abs(u.T.astype(np.float64) @ u - np.eye(k)).max() < 1e-6
-    assert subspace.digest(u) == subspace.digest(subspace.basis(width, k, 9))
-    assert width == 1 or subspace.digest(u) != subspace.digest(subspace.basis(width, k, 10))
+    assert np.array_equal(u, subspace.basis(width, k, 9))
+    assert width == 1 or not np.array_equal(u, subspace.basis(width, k, 10))
     for bad in (0, width + 1):
         with pytest.raises(ValueError):
             subspace.basis(width, bad, 9)
 
 
 def test_subspace_payload_bits_are_portable() -> None:
-    digests = [subspace.digest(subspace.basis(96, 12, 5)).hex()[:16]]
-    digests.append(hashlib.sha256(subspace.table(50, 24, 5).astype("<f4").tobytes()).hexdigest()[:16])
-    assert digests == ["019e6d97853890fb", "21bc254c5aa3af4a"]
+    drawn = (subspace.basis(96, 12, 5), subspace.table(50, 24, 5))
+    digests = [hashlib.sha256(array.astype("<f4").tobytes()).hexdigest()[:16] for array in drawn]
+    assert digests == ["60f72b49963e1a7f", "21bc254c5aa3af4a"]
 
 
 def test_subspace_table_has_small_values() -> None:
     assert subspace.table(500, 64, 1).std() == pytest.approx(0.02, rel=0.02)
-
-
-def test_settle_moves_drift_to_frozen_table_and_keeps_the_sum() -> None:
-    u = torch.from_numpy(subspace.basis(WIDTH, K, 3))
-    fixed, moving = torch.randn(VOCABULARY, WIDTH), torch.randn(VOCABULARY, WIDTH)
-    whole = fixed + moving
-    subspace.settle(fixed, moving, u)
-    assert float((fixed + moving - whole).abs().max()) < 1e-5
-    assert float((moving @ u @ u.T - moving).abs().max()) < 1e-5
-    assert float(moving.norm()) > 1
-    before = fixed.clone()
-    subspace.settle(fixed, moving, u)
-    assert float((fixed - before).abs().max()) < 1e-5
 
 
 @settings(max_examples=40, deadline=None)

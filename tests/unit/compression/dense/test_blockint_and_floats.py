@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from kit.reference import dense as reference
 from thinwire.compression.core.codec import Codec, CodecError
-from thinwire.compression.dense import reference
 from thinwire.compression.dense.blockint import Int3, Int4, Int8, Integers
 from thinwire.compression.dense.e3m0 import E3M0
 from thinwire.compression.dense.floats import Fp32, bf16, fp16

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from kit.reference import dense as reference
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.dense import reference
 from thinwire.compression.dense.e3m0 import E3M0
 from thinwire.compression.registry import SpecError, dense, parse
 

@@ -8,9 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from kit.reference import dense as reference
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.dense import reference, torch_backend
+from thinwire.compression.dense import torch_backend
 from thinwire.compression.dense.blockint import Int4, Int8, Integers
+from torchmeans import dense_decode, dense_mean
 
 CODECS = [
     Integers(bits, block, asymmetric, stochastic)
@@ -49,7 +51,7 @@ def test_dense_torch_backend_writes_and_reads_kernel_bytes(
     assert torch_backend.encode(codec, torch.from_numpy(x).to(device), SEED).cpu().numpy().tobytes() == payload
     back = np.zeros_like(x)
     codec.decode(payload, back)
-    assert torch_backend.decode(codec, tensor(payload, device), x.size).cpu().numpy().tobytes() == back.tobytes()
+    assert dense_decode(codec, tensor(payload, device), x.size).cpu().numpy().tobytes() == back.tobytes()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -62,10 +64,10 @@ def test_dense_torch_mean_has_kernel_bits(codec: Integers, device: str) -> None:
     ]
     out = np.zeros(n, np.float32)
     codec.mean(payloads, weights, out)
-    found = torch_backend.mean(codec, [tensor(payload, device) for payload in payloads], weights, n)
+    found = dense_mean(codec, [tensor(payload, device) for payload in payloads], weights, n)
     assert found.cpu().numpy().tobytes() == out.tobytes()
     with pytest.raises(ValueError, match="weights"):
-        torch_backend.mean(codec, [tensor(payloads[0], device)], [0.0], n)
+        dense_mean(codec, [tensor(payloads[0], device)], [0.0], n)
 
 
 @settings(max_examples=300, deadline=None)
@@ -79,21 +81,21 @@ def test_dense_torch_backend_refuses_what_kernels_refuse(codec: Integers, n: int
         codec.check(payload, n)
     except CodecError as error:
         with pytest.raises(CodecError):
-            torch_backend.decode(codec, tensor(bytes(payload), "cpu"), n)
+            dense_decode(codec, tensor(bytes(payload), "cpu"), n)
         assert error.reason in ("encoding", "not finite")
     else:
-        torch_backend.decode(codec, tensor(bytes(payload), "cpu"), n)
+        dense_decode(codec, tensor(bytes(payload), "cpu"), n)
 
 
 def test_dense_torch_backend_refuses_misshaped_tensors() -> None:
     with pytest.raises(CodecError, match="not finite"):
         torch_backend.encode(Int8(), torch.tensor([1.0, float("nan")]))
     with pytest.raises(CodecError, match="expected"):
-        torch_backend.decode(Int4(), torch.zeros(9, dtype=torch.uint8), 16)
+        dense_decode(Int4(), torch.zeros(9, dtype=torch.uint8), 16)
     with pytest.raises(ValueError, match="flat float32"):
         torch_backend.encode(Int4(), torch.zeros(4, 4))
     with pytest.raises(ValueError, match="flat uint8"):
-        torch_backend.decode(Int4(), torch.zeros(10), 16)
+        dense_decode(Int4(), torch.zeros(10), 16)
 
 
 def test_dense_torch_stochastic_rounding_equals_the_reference() -> None:

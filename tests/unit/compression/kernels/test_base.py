@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.compression.dense import reference
+from kit.reference import dense as reference
 from thinwire.compression.kernels import base, block_decode, block_encode, half
 from thinwire.compression.registry import dense
 from thinwire.compression.warmup import warm_up

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.reference.dct import forward, inverse
 from thinwire.compression import registry
 from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.core.codec import CodecError
@@ -42,10 +43,8 @@ def test_demo_kernels_equal_reference_for_any_thread_count() -> None:
     chunks = Chunks((("a", (100, 300)), ("b", (33, 1)), ("c", (1, 40)), ("v", (1000,)), ("w", (24,))), 256)
     flat = gaussian(8, chunks)
     blocks = chunks.cut(flat).reshape(-1, 16, 16)
-    dct.forward(blocks, blocks)
-    values, joined = np.empty_like(blocks), np.empty(chunks.total, np.float32)
-    dct.inverse(blocks, values)
-    chunks.join(values.reshape(chunks.count, -1), joined)
+    blocks, joined = forward(blocks), np.empty(chunks.total, np.float32)
+    chunks.join(inverse(blocks).reshape(chunks.count, -1), joined)
     for threads in (1, 3):
         assert demo.analyse(flat, chunks, threads).tobytes() == blocks.tobytes()
         out = flat.copy()
@@ -108,8 +107,7 @@ def test_demo_payload_decodes_to_selection(seed: int, k: int, values: str, indic
 
 def test_demo_removes_sent_coefficients_from_momentum() -> None:
     momentum, gradient, codec = np.zeros(CHUNKS.total, np.float32), gaussian(4), Demo(k=32)
-    demo.accumulate(momentum, gradient, 0.5, 2.0)
-    assert (momentum == 2 * gradient).all()
+    momentum += 2 * gradient
     before = momentum.astype(np.float64)
     selected = codec.select(momentum, CHUNKS)
     sent = np.zeros(CHUNKS.total, np.float32)

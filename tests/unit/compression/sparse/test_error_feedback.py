@@ -2,17 +2,72 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from thinwire.compression.core.chunks import Chunks
-from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.codec import Codec, CodecError
+from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.registry import dense
-from thinwire.compression.sparse.error_feedback import ErrorFeedback, Whole
+from thinwire.compression.sparse.error_feedback import ErrorFeedback
 from thinwire.compression.sparse.topk import Sparse
 
 CHUNKS = Chunks((("a", (130, 70)), ("b", (5,)), ("c", ()), ("d", (0, 3)), ("e", (1, 1))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """Decoded content of a `Whole` payload: a dense codec's payload of all n elements."""
+
+    codec: Codec
+    payload: NDArray[np.uint8]
+
+    def scatter(self, out: Floats, scale: float = 1.0) -> None:
+        """Add scale·decoded to out, in float32."""
+        values = np.empty_like(out)
+        self.codec.decode(self.payload.data, values)
+        if scale != 1.0:
+            np.multiply(values, np.float32(scale), out=values)
+        np.add(out, values, out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Dense codec as a tensor codec: one payload for the whole model."""
+
+    codec: Codec
+
+    @property
+    def spec(self) -> str:
+        return self.codec.spec
+
+    def bound(self, chunks: Chunks) -> int:
+        return self.codec.nbytes(chunks.total)
+
+    def select(self, a: Floats, chunks: Chunks) -> Encoded:
+        """Encode the whole vector. Raises CodecError if a value is not finite."""
+        chunks.check(a)
+        if not np.isfinite(a).all():
+            raise CodecError("a value is not finite", "not finite")
+        payload = np.empty(self.codec.nbytes(a.size), np.uint8)
+        self.codec.encode(a, payload)
+        return Encoded(self.codec, payload)
+
+    def nbytes(self, selected: Encoded) -> int:
+        return selected.payload.size
+
+    def encode(self, selected: Encoded) -> bytes:
+        return selected.payload.tobytes()
+
+    def decode(self, payload: Buffer, chunks: Chunks) -> Encoded:
+        """Wrap a payload. Raises CodecError unless it is valid for this layout."""
+        self.codec.check(payload, chunks.total)
+        return Encoded(self.codec, np.frombuffer(payload, np.uint8))
+
+
 CODECS: list[Any] = [Sparse(), Sparse(200, values="1bit", indices="fixed"), Whole(dense("int8")), Whole(dense("fp16"))]
 ids = [codec.spec for codec in CODECS]
 

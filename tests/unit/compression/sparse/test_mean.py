@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.reference import sparse as reference
 from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.sparse import mean as sparsemean
-from thinwire.compression.sparse import reference, select
+from thinwire.compression.sparse import select
 from thinwire.compression.sparse.header import DENSE, EMPTY
 from thinwire.compression.sparse.topk import Selected, Sparse
+from torchmeans import sparse_mean
 
 CHUNKS = Chunks((("a", (130, 70)), ("b", (5,)), ("c", (1, 1)), ("d", (300, 64)), ("e", (200,))))
 
@@ -31,7 +33,7 @@ def expected(selected: list[Selected], weights: list[float], denominator: str, c
         parts = [one.parts[i] for one in selected]
         vectors = [np.zeros(0) if p.mode == EMPTY else one.values(p) for one, p in zip(selected, parts, strict=True)]
         norms = [math.sqrt(math.fsum(float(x) ** 2 for x in vector)) for vector in vectors]
-        some = sorted(n for n in norms if n)
+        some = sorted(n for n, weight in zip(norms, weights, strict=True) if n and weight)
         median = some[(len(some) - 1) // 2] if some else 0.0
         factors = [min(1.0, median / (n + 1e-8)) if clip and len(some) > 2 else 1.0 for n in norms]
         sums, counts = np.zeros(section.size), np.zeros(section.size)
@@ -109,6 +111,21 @@ def test_sparse_mean_clips_outliers_to_the_lower_median_norm() -> None:
     # Who has nothing there is no measure of those who have.
     assert sparsemean.clipping([0.0, 0.0, 7.0]) == sparsemean.clipping([0.0, 0.0, 0.0]) == [1.0, 1.0, 1.0]
     assert sparsemean.clipping([0.0, 0.0, 0.0, 2.0, 2.0, 8.0])[3:] == pytest.approx([1.0, 1.0, 0.25])
+
+
+@pytest.mark.parametrize("denominator", sparsemean.DENOMINATORS)
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_sparse_mean_ignores_contributors_of_weight_zero(denominator: str, scale: float) -> None:
+    codec, weights = Sparse(64), [3.0, 1.0, 2.0]
+    heard = contributions(codec, [1.0, 3.0, 20.0])
+    silent = [codec.select(draw(seed, scale), CHUNKS) for seed in (7, 8)]
+    expected = sparsemean.mean(heard, weights, CHUNKS, denominator)
+    assert sparsemean.mean([*heard, *silent], [*weights, 0.0, 0.0], CHUNKS, denominator).tobytes() == expected.tobytes()
+    # Two contributors are not clipped, whatever a third one of weight 0 has sent.
+    pair = sparsemean.mean(heard[1:], [1.0, 2.0], CHUNKS, denominator)
+    assert sparsemean.mean([silent[0], *heard[1:]], [0.0, 1.0, 2.0], CHUNKS, denominator).tobytes() == pair.tobytes()
+    found = sparse_mean([*heard, *silent], [*weights, 0.0, 0.0], CHUNKS, "cpu", denominator)
+    assert found.numpy().tobytes() == expected.tobytes()
 
 
 def test_sparse_mean_refuses_invalid_input() -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.reference import sparse as reference
 from thinwire.compression import warmup
 from thinwire.compression.core.chunks import VECTORS, Chunks
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.kernels import bitstream, scatter, topk
 from thinwire.compression.kernels import threads as parallel
-from thinwire.compression.sparse import mean, reference, select
+from thinwire.compression.sparse import mean, select
 from thinwire.compression.sparse import rice as entropy
 from thinwire.compression.sparse import topk as sparse
 from thinwire.compression.sparse.header import DENSE, EMPTY, RICE

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import thinwire
 import torch
+from thinwire.compression import device
+from thinwire.compression.dense import torch_backend
 from thinwire.node.peer import peer_services
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.replica import Replica
@@ -126,6 +128,25 @@ def test_status_shows_last_step_before_its_digest(found, monkeypatch):
                 asked.set()
         finally:
             asked.set()
+
+
+def test_swarm_encodes_on_the_device_of_the_parameters(tmp_path, monkeypatch):
+    """Tensors of a type that the choice names are encoded by torch; the state is the same bit for bit."""
+    used, encode = [], torch_backend.encode
+    monkeypatch.setattr(torch_backend, "encode", lambda *given: (used.append(1), encode(*given))[1])
+    digests, text = [], MANIFEST.format(rounds=0, steps=1, outer="", codec="int8(block=64)", exchange="")
+    for devices in ((), ("cpu",)):
+        monkeypatch.setattr(device, "DEVICES", devices)
+        assert not used
+        (path := tmp_path / f"run{len(devices)}.toml").write_text(text)
+        model = Tied()
+        with thinwire.join(path, home=tmp_path / f"home{len(devices)}", host="127.0.0.1") as swarm:
+            optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for _ in range(2):
+                model(torch.arange(5)).square().sum().backward()
+                optimizer.step()
+            digests.append([value.tobytes() for value in map(torch.Tensor.numpy, swarm.outer().values())])
+    assert used and digests[0] == digests[1]
 
 
 def test_lone_swarm_with_neutral_outer_settings_equals_inner_optimizer(found):

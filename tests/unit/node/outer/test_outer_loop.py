@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from round_table import RoundTable
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.trainer import Trainer
-from thinwire.sims.simulation.outer_rounds_only import RoundTable
 from thinwire.swarm.manifest.parser import parse
 from torch import nn
 

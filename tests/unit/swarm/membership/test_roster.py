@@ -3,10 +3,11 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 from statistics import median
 
 import pytest
-from thinwire.sims.simulation.membership_only import EPOCH, IDENTITIES, RUN, RosterWorld, record
+from kit.roster_world import EPOCH, IDENTITIES, RUN, RosterWorld, record
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
@@ -229,8 +230,9 @@ def test_cut_or_one_way_link_between_two_causes_no_death() -> None:
     assert len(world.events("suspect")) == 0  # others could reach them
 
 
+TESTS = Path(__file__).parents[3]
 _TRACE = """
-from thinwire.sims.simulation.membership_only import RosterWorld
+from kit.roster_world import RosterWorld
 import hashlib
 world = RosterWorld(9, loss=0.1)
 world.full(12)
@@ -245,7 +247,7 @@ print(world.sent, hashlib.sha256(repr((world.log, states)).encode()).hexdigest()
 def test_roster_runs_are_equal_for_any_hash_seed() -> None:
     outputs = []
     for seed in ("0", "99"):
-        env = {**os.environ, "PYTHONHASHSEED": seed}
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(TESTS)}
         done = subprocess.run([sys.executable, "-c", _TRACE], env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)

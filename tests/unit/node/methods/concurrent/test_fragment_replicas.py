@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from round_table import RoundTable
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.methods.concurrent.fragment_replicas import FragmentReplicas, rounds_of, turn_of
 from thinwire.node.methods.concurrent.fragment_schedule import ModelLock
@@ -23,7 +24,6 @@ from thinwire.node.state.checkpointer import Checkpointer
 from thinwire.node.state.fragments import joined, layout_of_part, parts_of
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.sims.engine import virtual_loop
-from thinwire.sims.simulation.outer_rounds_only import RoundTable
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse

@@ -6,9 +6,9 @@ import asyncio
 
 import numpy as np
 import pytest
+from round_table import RoundTable
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.state.layout import Layout, Piece
-from thinwire.sims.simulation.outer_rounds_only import RoundTable
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse
 
@@ -177,9 +177,7 @@ def test_streaming_non_finite_model_sends_nothing_and_resets(text, monkeypatch):
             spoilt.append(2)
 
     said = []
-    monkeypatch.setattr(
-        "thinwire.sims.simulation.outer_rounds_only.StubSession.report", lambda self, name, detail: said.append(name)
-    )
+    monkeypatch.setattr("round_table.StubSession.report", lambda self, name, detail: said.append(name))
     table, models = asyncio.run(drive(text, 6, look=look))
     assert said == ["unsent"] and spoilt == [1, 2]
     assert all(np.isfinite(model.theta).all() for model in models)

@@ -7,11 +7,11 @@ import asyncio
 import msgspec
 import numpy as np
 import pytest
+from round_table import RoundTable
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.node.methods.overlapped.co2 import length
 from thinwire.node.state.layout import Layout, Piece
-from thinwire.sims.simulation.outer_rounds_only import RoundTable
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import Ballot, Commit, Open, StateOffer

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from kit.reference.activations import Crossing
 from thinwire.compression.activations import subspace
-from thinwire.compression.activations.subspace import Crossing
 from thinwire.node.pipeline.model.section import Section, cut, fragments, section
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.subspace_model import confine

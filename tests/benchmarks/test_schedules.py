@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from thinwire.node.pipeline.planner.schedules import bubble, deal, gpipe, held, one_forward_one_backward, play
+from schedules import bubble, deal, gpipe, held, one_forward_one_backward, play
 
 SHAPES = [(stages, micros) for stages in (1, 2, 3, 4, 7) for micros in (1, 2, 5, 16)]
 

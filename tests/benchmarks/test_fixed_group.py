@@ -4,10 +4,9 @@ import asyncio
 
 import numpy as np
 import pytest
+from fixed_group import Averager, Flat
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.allreduce.fixed_group import Averager
-from thinwire.collectives.allreduce.flat_view import Flat
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression.registry import dense
 from thinwire.sims.engine import virtual_loop

@@ -1,4 +1,4 @@
-"""Signal-to-noise ratio of the dense codecs: `python -m thinwire.compression.snr` prints a table."""
+"""Signal-to-noise ratio of the dense codecs: `python benchmarks/snr.py` prints a table."""
 
 from __future__ import annotations
 

@@ -1,0 +1,81 @@
+"""Encoding of contributions by CPU kernels or torch, by the device of the model's parameters.
+
+Both write the same bytes. The choice is therefore local: no manifest names it, and peers of one round may differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.types import Floats
+from thinwire.compression.dense import torch_backend as dense
+from thinwire.compression.dense.blockint import Integers
+from thinwire.compression.kernels.dct import forward_torch
+from thinwire.compression.sparse import torch_backend as sparse
+from thinwire.compression.sparse.demo import Coefficients, Demo, spectrum
+from thinwire.compression.sparse.topk import Selected, Sparse
+from torch import Tensor
+
+Vector: TypeAlias = Floats | Tensor
+"""Flat float32 on the host (an array), or on the device that encodes it (a tensor)."""
+
+HOST = torch.device("cpu")
+
+DEVICES = frozenset({"cuda"})
+"""Types of devices on which torch encodes; parameters on others are copied to the host."""
+
+
+def encoding_device(codec: object, device: torch.device) -> torch.device | None:
+    """Return the device that encodes contributions of a model on `device`; None: the CPU kernels do.
+
+    The codecs fp32, fp16, bf16 and e3m0 have no torch implementation; the factors of PowerSGD are computed on the host.
+    """
+    return device if device.type in DEVICES and isinstance(codec, Integers | Sparse | Demo) else None
+
+
+def empty(n: int, device: torch.device | None) -> Vector:
+    """Return a vector of n elements with arbitrary values."""
+    return np.empty(n, np.float32) if device is None else torch.empty(n, dtype=torch.float32, device=device)
+
+
+def placed(values: Floats, device: torch.device | None) -> Vector:
+    """Return `values` on a device; None: the array itself."""
+    return values if device is None else torch.from_numpy(values).to(device)
+
+
+def subtract_from(values: Floats, x: Vector) -> None:
+    """Compute x = values − x, in float32."""
+    if isinstance(x, Tensor):
+        torch.sub(torch.from_numpy(values).to(x.device), x, out=x)
+    else:
+        np.subtract(values, x, out=x)
+
+
+def finite(x: Vector) -> bool:
+    """Return whether the squared L2 norm of x is finite in float32."""
+    return bool(torch.isfinite(torch.dot(x, x))) if isinstance(x, Tensor) else bool(np.isfinite(np.dot(x, x)))
+
+
+def encode(codec: Any, x: Vector, out: NDArray[np.uint8], seed: int = 0) -> None:
+    """Write the payload of x to `out`, like `codec.encode`. Raises the same errors.
+
+    codec: a dense codec; for a tensor one that `encoding_device` has approved.
+    """
+    if isinstance(x, Tensor):
+        torch.from_numpy(out).copy_(dense.encode(codec, x, seed))
+    else:
+        codec.encode(x, out, seed)
+
+
+def select(codec: Sparse | Demo, a: Floats, chunks: Chunks, device: torch.device) -> Selected | Coefficients:
+    """Return `codec.select` of a, the model's flat vector, computed on a device. Raises the same errors."""
+    values, side = torch.from_numpy(a).to(device), chunks.side
+    if isinstance(codec, Sparse):
+        return sparse.select(codec, values, chunks)
+    blocks = [sparse.cut(one, sparse.gather(one, values)).view(-1, side, side) for one in chunks.sections]
+    coefficients = torch.cat([forward_torch(each).reshape(-1) for each in blocks])
+    return Coefficients(codec, chunks, sparse.select(codec.sparse(), coefficients, spectrum(chunks)))

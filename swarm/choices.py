@@ -1,0 +1,36 @@
+"""Closed sets of strings in manifests and code, as types.
+
+So the type checker finds a name that is misspelt or was changed. `compression/core/types.py` has those of the codecs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+MethodName: TypeAlias = Literal[
+    "diloco",
+    "muloco",
+    "noloco",
+    "sparseloco",
+    "powersgd",
+    "merge",
+    "demo",
+    "eager",
+    "co2",
+    "buffered-async",
+    "delayed-nesterov",
+    "streaming",
+]
+Collective: TypeAlias = Literal["butterfly", "all-gather", "sparse-butterfly"]
+Topology: TypeAlias = Literal["butterfly", "ring", "hierarchy"]
+Aggregation: TypeAlias = Literal["mean", "rda"]
+SlowPeers: TypeAlias = Literal["report", "no-ownership"]
+ChunkAssignment: TypeAlias = Literal["bandwidth", "equal"]
+Balancing: TypeAlias = Literal["equal", "by-speed"]
+Denominator: TypeAlias = Literal["contributor_mean", "mean"]
+OnExclusion: TypeAlias = Literal["drop", "restore"]
+ModelKind: TypeAlias = Literal["transformer", "custom"]
+InnerOptimizer: TypeAlias = Literal["adamw", "sgd", "muon"]
+RateSchedule: TypeAlias = Literal["constant", "cosine"]
+StageGradient: TypeAlias = Literal["all", "visits"]
+StagePaths: TypeAlias = Literal["round-robin", "planned"]
