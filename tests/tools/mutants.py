@@ -1,7 +1,7 @@
 """Mutation run: change the code in small ways, and see that the unit tests notice.
 
     make mutants                                    # 240 mutants; exit code 1 below 95 % killed
-    python tests/kit/mutants.py --count 40 --only error_feedback
+    python tests/tools/mutants.py --count 40 --only error_feedback
 
 Mutants come from cosmic-ray's operators (comparisons, numbers, negations, and/or, +/-), drawn at random from a fixed seed over
 the modules of TARGETS. Each mutant runs the unit tests of its module in a copy of the working tree; a failure or a time-out
@@ -125,7 +125,7 @@ def survives(tree: Path, tests: Sequence[str], limit: float) -> bool:
 
 def main(words: Sequence[str]) -> int:
     """Run a sample of mutants and print the survivors. Exit code 1 when fewer than 95 % are killed."""
-    parser = argparse.ArgumentParser(prog="python tests/kit/mutants.py")
+    parser = argparse.ArgumentParser(prog="python tests/tools/mutants.py")
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--only", default="", help="modules with this word in their path")
