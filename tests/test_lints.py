@@ -1,10 +1,12 @@
 """Lints that ruff does not have: foreign bytes, machine paths, public names, use of the environment, layout of tests."""
 
 import ast
+import io
 import re
 import shutil
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -514,3 +516,105 @@ def test_private_access_lint_finds_violations(source):
 )
 def test_private_access_lint_accepts_own_attributes(source):
     assert not list(private_accesses(source))
+
+
+STARTS = re.compile(r"(Who|What|Whose|Whom|Which|How|That|Whether|See)\b")
+LONGEST_FIRST_LINE = 100
+BANNED = re.compile(
+    "|".join(
+        [
+            r"\bsay(s|ing)? nothing\b",
+            r"\b(is|are|was|were) of (?!no\b)",
+            r"\bof (its|their|his|one's) own\b(?! (?!(and|or|that|which|whose|with|in|on|for|to)\b)\w)",
+            r"\b(has|have|had|having) to do with\b",
+            r"\bthe day when\b",
+            r"\bof so many\b",
+            r"\belse than\b",
+            r"\b(go|goes|gone|went) on\b",
+            r"\banew\b",
+            r"\bunder way\b",
+            r"\bon (the|its|their|his) way\b",
+            r"\bwho (is|are|was|were) gone\b",
+            r"\bwhoever\b",
+            r"\b(no|any|some|every)body\b",
+            r"\b(says|hears|heard)\b",
+            r"\b(its|their|his|peer's|'s|by the|without a) word\b",
+            r"(^|[.;] )(Who|Whose|What) (is|are|was|has|have|had|does|came|comes|can|may|sends|takes|makes)\b[^?]*$",
+        ]
+    ),
+    re.IGNORECASE,
+)
+"""Patterns that CONTRIBUTING.md bans."""
+
+REPLACED_SOON = "collectives/consensus/"
+
+
+def texts(source, strings=True):
+    """Yield (line, docstring or "", text) of docstrings, comments and, if wanted, of strings with at least three words."""
+    tree, docstrings = ast.parse(source), set()
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for one in body if isinstance(body, list) else ():
+            if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and isinstance(one.value.value, str):
+                docstrings.add(one.value)
+                yield one.lineno, one.value.value.strip(), one.value.value
+    if strings:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+                if node.value.count(" ") > 1:
+                    yield node.lineno, "", node.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], "", token.string
+
+
+def riddles(source, strings=True):
+    """Yield (line, finding) of the rules of CONTRIBUTING.md for the language; names in backticks do not count."""
+    for line, docstring, text in texts(source, strings):
+        first = docstring.split("\n")[0]
+        if len(first) > LONGEST_FIRST_LINE:
+            yield line, f"first line has {len(first)} characters"
+        if STARTS.match(first):
+            yield line, first
+        yield from ((line, found[0]) for found in BANNED.finditer(re.sub(r"`[^`]*`", "`", " ".join(text.split()))))
+
+
+def test_language_of_package_is_plain():
+    """Docstrings of collectives/consensus wait for their next version."""
+    found = {}
+    for file in own_modules((*DOORS, "sims")):
+        name = file.relative_to(ROOT).as_posix()
+        if not name.startswith(REPLACED_SOON) and (bad := list(riddles(file.read_text()))):
+            found[name] = bad
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""What a peer sends."""',
+        '"""See Handler."""',
+        f'"""{"long " * 20}line."""',
+        "# the others go on without it",
+        'raise Error("exchange.keep says nothing but of a butterfly")',
+        "# who is gone is not asked",
+        'def f():\n    """Return a buffer of its own."""',
+        '"""Return peers. Who comes late waits."""',
+    ],
+)
+def test_language_lint_finds_violations(source):
+    assert list(riddles(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Return the peers that sent `whatever`."""',
+        "# the owner sends the result",
+        'hint = "What now?"',
+        "x = 'a word'",
+        'parser = "go on"',
+    ],
+)
+def test_language_lint_accepts_plain_english(source):
+    assert not list(riddles(source))

@@ -118,7 +118,7 @@ class Diagnosis:
             self._judge_speeds(self._met, (peer,))
 
     def opened(self, round: int, now: float) -> None:
-        """Note that a round opens; from now on data is under way."""
+        """Note that a round opens; data is in transit from now on."""
         if round == self._round and self._opened[0] != round:
             self._opened = round, now
 

@@ -17,7 +17,7 @@ from thinwire.compression.sparse.topk import BIG, Part, Selected
 
 DENOMINATORS = ("contributor_mean", "mean")
 CLIP_FROM = 3
-"""Minimum number of contributors for clipping norms to their median, which says little about fewer."""
+"""Minimum number of contributors for clipping norms to their median, which means little with fewer."""
 
 
 def mean(

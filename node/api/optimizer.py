@@ -29,7 +29,7 @@ class RoundClient(Protocol):
 
     @property
     def overlap(self) -> int:
-        """Inner steps made while an exchange is under way; 0 when training waits for it."""
+        """Inner steps made while an exchange is in progress; 0 when training waits for it."""
         ...
 
     @property

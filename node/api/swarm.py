@@ -80,7 +80,7 @@ class Swarm:
         self.last: RoundReport | None = None
         """Report of the last exchange."""
         self.under_way = False
-        """Whether an exchange has begun that must be finished."""
+        """True if an exchange has begun that must be finished."""
         self._background_peer, self._peer = background_peer, background_peer.peer
         self._optimizer: SwarmOptimizer | None = None
         self._on_round: Callable[[RoundReport], None] | None = None
@@ -108,13 +108,13 @@ class Swarm:
 
     @property
     def steps(self) -> int:
-        """Inner steps of the next round: H, or according to this machine's speed if the manifest says so."""
+        """Inner steps of the next round: H, or with step balancing as many as suit this machine."""
         steps = self._background_peer.steps
         return self._peer.manifest.pace if steps is None else steps
 
     @property
     def overlap(self) -> int:
-        """Number of these steps that are made while an exchange is under way."""
+        """Number of these steps that are made while an exchange is in progress."""
         return self._peer.overlap
 
     @property
@@ -135,7 +135,7 @@ class Swarm:
 
     @property
     def done(self) -> bool:
-        """Whether the run has had all its rounds (`run.rounds`; 0 means endless). Raises as `check` does."""
+        """True if the run has had all its rounds (`run.rounds`; 0 means endless). Raises as `check` does."""
         self.check()
         last = self._peer.manifest.run.rounds
         return bool(last) and self.round >= last and not self.under_way
@@ -215,7 +215,7 @@ class Swarm:
 
     @property
     def gathers(self) -> bool:
-        """Whether the next round only makes the present peers members: the first round of the method "merge"."""
+        """True if the next round only makes the present peers members: the first round of "merge"."""
         return self._peer.ready and self._peer.gathers
 
     def gather(self) -> RoundReport:
@@ -224,7 +224,7 @@ class Swarm:
 
     @property
     def overtaken(self) -> bool:
-        """Whether the others have committed the round in progress without waiting for us."""
+        """True if the others have committed the round in progress without waiting for us."""
         return self._peer.ready and self._peer.session.overtaken
 
     def exchange(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport:
@@ -298,7 +298,7 @@ class Swarm:
             try:
                 load_optimizer(self._module, self._inner, private.tensors)
             except ValueError as error:
-                self._background_peer.emit("fresh", {"detail": f"the inner optimizer's state warms up anew: {error}"})
+                self._background_peer.emit("fresh", {"detail": f"the inner optimizer's state warms up again: {error}"})
 
     # --- all-reduce of the user's tensors
 

@@ -64,8 +64,10 @@ def _pairs(manifest: Manifest, layout: Layout) -> Any:
 
 
 WIDE = 6
-"""Values that an owner sends of a sum, for each value that a contributor sends. Four are too few (docs/compression.md).
-A result has about the size of four payloads for any number of peers: the indices of many values cost less each.
+"""Values that an owner sends of a sum, for each that a contributor sends.
+
+Four are too few (docs/compression.md). A result has about the size of four payloads for any number of peers: the
+indices of many values cost less each.
 """
 
 
@@ -157,7 +159,7 @@ def method_of(manifest: Manifest) -> Method:
 
 
 def fitted(manifest: Manifest, layout: Layout) -> tuple[Any, Grid]:
-    """Return codec and chunk grid for a model with this layout. Raises ManifestError if the model is too large."""
+    """Return codec and chunk grid for this layout. Raises ManifestError if the model is too large."""
     method = method_of(manifest)
     try:
         codec = method.codec(manifest, layout)
@@ -170,7 +172,7 @@ def fitted(manifest: Manifest, layout: Layout) -> tuple[Any, Grid]:
 
 
 def check_codec(manifest: Manifest, name: str) -> None:
-    """Raise ManifestError if a codec of the manifest has invalid parameters. `name`: name of the manifest's file."""
+    """Raise ManifestError for invalid parameters of a codec. `name`: name of the manifest's file."""
     try:
         registry.parse(manifest.exchange.codec)
     except registry.SpecError as error:

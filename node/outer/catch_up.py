@@ -100,8 +100,9 @@ class CatchUp:
             self._give_way(fly)
 
     def outdated(self) -> bool:
-        """Note that other peers have recovered the state, which is to be fetched. Return False, without effect, if
-        members of our last round are here: these decide.
+        """Note that other peers have recovered the state, which is to be fetched; return True.
+
+        Return False, without effect, if members of our last round are here: these decide.
         """
         fly = self._current()
         known = self._outdated and self.behind.is_set()
@@ -165,8 +166,7 @@ class CatchUp:
 
     @property
     def _sovereign(self) -> bool:
-        """True if this peer may continue its last round without the other members, so that no stranger's state replaces
-        ours.
+        """True if this peer may continue its last round without the other members.
 
         This does not hold for a state from a checkpoint: the swarm may have continued without us.
         """

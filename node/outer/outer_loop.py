@@ -1,4 +1,4 @@
-"""Outer loop: one outer step after another, each of which commits whole or leaves everything as it was.
+"""Outer loop: one outer step after another; each commits whole or leaves everything as it was.
 
 The replica has the method's rule: what a peer contributes, and what a commit changes. The schedule decides when
 training waits for a round, and what the model does when it commits. `OuterLoop` runs one round with both.
@@ -22,14 +22,13 @@ from thinwire.node.runtime.asyncio_extra import Work, whole
 from thinwire.node.state.replica import ParameterWrite, Read, Replica
 
 Average = Callable[[float | None], Coroutine[Any, Any, Outcome]]
-"""Announces a contribution and waits for the round, at most that number of seconds; None: without limit."""
+"""Announces a contribution and waits for the round, at most that number of seconds (None: no limit)."""
 
 
 class Schedule:
-    """Schedule of a loop. This one is the barrier of DiLoCo: training waits, and the model starts from the outer
-    parameters.
+    """Barrier schedule of DiLoCo: training waits, and the model starts from the outer parameters.
 
-    Subclasses change single decisions.
+    Base of all schedules, which change single decisions.
     """
 
     follows = False
@@ -58,7 +57,7 @@ class Schedule:
         """Handle a contribution that is not finite, in the worker. Here the model stays as it is."""
 
     async def commit(self, outcome: Outcome) -> None:
-        """Make the outer step and let the model start from it. The digest is computed while training continues."""
+        """Make the outer step; the model starts from it. The digest is computed while training continues."""
         await self.loop.step(outcome, digest=False)
         await self.loop.adopt_in_background()
 
@@ -192,7 +191,7 @@ class OuterLoop(RoundLoop):
         return self.session.grace + GIVE_UP * self.session.patience
 
     async def step(self, outcome: Outcome, *, digest: bool = True, since: Read | None = None) -> bool:
-        """Commit a round to the replica; with `digest` compute its digest. Return True if that was an outer step."""
+        """Commit a round to the replica, and with `digest` compute that; return True if it was an outer step."""
         me, replica = self.session.me, self.replica
         return await self.session.change(self.work, lambda: replica.commit(outcome, me, since), settled=digest)
 
@@ -213,7 +212,7 @@ class OuterLoop(RoundLoop):
         self.write(self.replica.theta)
 
     async def adopt_in_background(self) -> None:
-        """Set the model to the outer parameters; compute the digest and begin the next round while training continues."""
+        """Set the model to the outer parameters; digest and next round follow while training continues."""
         await self.write_theta()
         self._settling = asyncio.create_task(self._settle_down())
 

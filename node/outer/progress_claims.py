@@ -51,9 +51,7 @@ class ProgressClaims:
         return True
 
     def inquire(self, round: int, voices: Collection[PeerId], moved: float, patience: float) -> bool:
-        """Return True if all `voices` should be asked: one is past `round`, our last, and one patience passed without
-        progress.
-        """
+        """Return True if all `voices` should be asked: one is past `round`, and a patience is over."""
         if not self.further(round).intersection(voices) or self._now() < max(moved, self._inquired) + patience:
             return False
         self._inquired = self._now()
@@ -83,7 +81,7 @@ class ProgressClaims:
         patience: float,
         able: Callable[[Collection[PeerId]], bool] = lambda without: True,
     ) -> bool:
-        """Return True if the swarm is past `round`, our last, and no peer has helped us for `patience` seconds.
+        """Return True if the swarm is past `round`, our last, and no peer has helped us for a patience.
 
         This holds if most of `voices` claim so, or if the others cannot commit a round without them, as reported by
         `able`. Otherwise half of a swarm would wait endlessly for the other half.

@@ -12,13 +12,13 @@ from thinwire.node.state.replica import Replica
 from thinwire.swarm.manifest.manifest import ManifestMismatch
 
 LONELY = 2
-"""Consecutive attempts without any offered state, after which the state counts as lost and may be recovered."""
+"""Consecutive attempts without an offered state after which the state counts as lost."""
 
 Lost = Callable[[int], Awaitable[bool]]
 """Recovers the state of a fragment that no reachable peer has; returns True if the replica has it."""
 
 Meanwhile = Callable[[], Awaitable[None]]
-"""Trains while a round is in progress, for schedules that allow it; it owns the model until it returns."""
+"""Trains while a round is in progress, for schedules that allow it; owns the model until it returns."""
 
 
 class RoundLoop(ABC):
@@ -40,14 +40,12 @@ class RoundLoop(ABC):
 
     @property
     def turn(self) -> int:
-        """Number of rounds that the swarm has completed, as far as this peer knows; inner steps are counted by them."""
+        """Rounds that the swarm has completed, as far as this peer knows; they count the inner steps."""
         round: int = self._session.replica.round
         return round
 
     def follow(self, told: Callable[[Outcome], None]) -> None:  # noqa: B027
-        """Start to report rounds that end outside `sync` to `told`, and to follow those of other peers where the loop
-        does.
-        """
+        """Start to report rounds that end outside `sync` to `told`, and to follow those of other peers."""
 
     async def rest(self) -> None:
         """Leave the replica as it is until `resume`, or for good. Raises an error of following, if any."""
@@ -57,7 +55,7 @@ class RoundLoop(ABC):
         """Follow again, if `follow` was called."""
 
     async def settled(self) -> None:  # noqa: B027
-        """Wait until the state has its digest and the next round has begun here, which may be after the end of `sync`.
+        """Wait until the state has its digest and the next round has begun, which may be after `sync`.
 
         Until then nothing is announced and no checkpoint is written. Raises the error of this work, if any.
         """

@@ -48,7 +48,7 @@ from thinwire.swarm.messages.registry import (
 
 
 class RoundSession:
-    """Frame handler of the rounds of one `fragment`; call `advance` after the replica has applied a commit.
+    """Frame handler of the rounds of one `fragment`; call `advance` after a commit was applied.
 
     `bandwidth`, `stash`: see RoundFactory. `turn`: see CatchUp. Sessions of other fragments share these three.
 
@@ -257,9 +257,7 @@ class RoundSession:
         return await self.states.change(work, change)
 
     def advance(self) -> None:
-        """Begin the next round after a change of the state, or the same round again if the state of the last one was
-        fetched.
-        """
+        """Begin the next round after a change of the state; the same again if the last one's was fetched."""
         done, lost, attempt = self.current, set[PeerId](), self._life
         committed = self.replica.round == done.round and done.complete
         if committed:
@@ -293,12 +291,12 @@ class RoundSession:
         self.roster.progress = self.replica.round
 
     def _give_up(self) -> None:
-        """Report the owner residuals that are lost, since other peers own their chunks or the state was replaced."""
+        """Report lost owner residuals: other peers own their chunks, or the state was replaced."""
         kept = self._round_factory.kept
         if kept.lost[0]:
             chunks, square = kept.lost
             kept.lost = 0, 0.0
-            self.report("given up", f"what was left of {chunks} chunks, {square**0.5:.3g} long")
+            self.report("given up", f"residuals of {chunks} chunks, norm {square**0.5:.3g}")
 
     def take_part(self) -> None:
         """Become a member of the next round without a contribution (unless one follows in time)."""
@@ -420,6 +418,6 @@ class RoundSession:
                 self._send_queue.control(peer, Behind(self.replica.round, self.fragment))
 
     def brought_back(self) -> None:
-        """Note that the next state is made here, after all of its holders were gone: earlier promises do not bind us."""
+        """Note that the next state is made here, as all holders are gone; earlier promises do not bind us."""
         self._probation = 0
         self.catch_up.brought_back()

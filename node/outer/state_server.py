@@ -169,7 +169,7 @@ class StateServer:
         turn: asyncio.Semaphore | None = None,
         copy_below: int | None = None,
     ) -> FetchedState | OtherModelState | None:
-        """Fetch the state that these peers agree on, see `fetch_state`; a state with NaN or infinity is rejected."""
+        """Fetch the state that these peers agree on, see `fetch_state`; NaN and infinity are rejected."""
         self._mail, self.offered = asyncio.Queue(), False
         self.forget(*self.without)
         try:

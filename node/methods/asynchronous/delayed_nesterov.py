@@ -61,7 +61,7 @@ class DelayedNesterovReplica(FedBuffReplica):
 
 
 def dealt(before: int, arrivals: int, whole: int) -> Iterator[int]:
-    """Yield the arrivals that go into each step of the momentum, then the rest. `before`: arrivals already in Δ."""
+    """Yield the arrivals for each step of the momentum, then the rest. `before`: arrivals already in Δ."""
     while before + arrivals >= whole:
         new = max(0, whole - before)
         yield new

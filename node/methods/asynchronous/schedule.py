@@ -91,9 +91,7 @@ class Asynchronous(Schedule):
         self.loop.start_over()
 
     def _others(self, commit: Commit) -> bool:
-        """Return True if our model stays as it is: the commit has neither named nor rejected our work, and is not the
-        last.
-        """
+        """Return True if our work is neither named nor rejected by the commit, and another round follows."""
         opened, me = commit.opened, self.loop.session.me
         unfit = any(entry.peer == me and entry.reason in FAULTS for entry in opened.excluded)
         return not unfit and opened.round != self._last and all(entry.peer != me for entry in opened.contributors)

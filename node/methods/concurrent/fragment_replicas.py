@@ -69,7 +69,7 @@ class FragmentReplica:
 def chain_of(
     manifest: Manifest, layout: Layout, codec: Any, theta: Floats, number: int, members: Sequence[PeerId]
 ) -> FragmentReplica:
-    """Make fragment `number` of a model with parameters `theta` (whole model). `codec`: of the whole model's rounds."""
+    """Make fragment `number` of a model with parameters `theta`. `codec`: of the whole model's rounds."""
     part = fragments_of(manifest, layout)[number]
     inner = layout_of_part(layout, part, number, manifest.outer.fragment_count)
     kind, own, cut = Replica, codec, grid(part.size, codec) if not manifest.sparse else None
@@ -171,9 +171,7 @@ class FragmentReplicas:
         return {number: chain.replica.digest for number, chain in self.chains.items()}
 
     def members_of(self, number: int) -> tuple[PeerId, ...]:
-        """Return the members of the last round of fragment `number`, or of any held fragment if this peer does not hold
-        it.
-        """
+        """Return the members of a fragment's last round, or of any held one if it is not held."""
         return self.chains[number].replica.members if number in self.chains else self.members
 
     def name(self, number: int) -> int:

@@ -1,4 +1,4 @@
-"""Schedule of one fragment's rounds: a task beside training; the model is read and set only between inner steps."""
+"""Schedule of one fragment's rounds, each a task beside training."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ class FragmentSchedule(Overlap):
         self._overlaps = manifest.overlap > 0
         self.aired, self.due, self.moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.late_for = self.forgoes = self.fetched = self._unsent = False
-        """late_for: the other peers have completed the round without us. forgoes: no round will have what was trained
-        up to now. fetched: the state was fetched after `begin`.
+        """late_for: the others have completed the round without us. fetched: a state came after `begin`.
+
+        forgoes: no round will have what was trained up to now.
         """
 
     def begin(self) -> None:

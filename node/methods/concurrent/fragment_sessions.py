@@ -40,9 +40,7 @@ class FragmentSession(RoundSession):
         super().__init__(*shared, **named)
 
     def advance(self) -> None:
-        """Begin the next round. A peer without a vote announces this at once: its turn may be far off, and others would
-        wait.
-        """
+        """Begin the next round, and say at once if this peer has no vote: its turn may be far off."""
         super().advance()
         if not self.current.agreement.remembers:
             self.take_part()
@@ -52,7 +50,7 @@ class FragmentSession(RoundSession):
 
 
 class FragmentSessions:
-    """Frame handler with one session for each held fragment. `links`: by fragment. `ahead`: session of the next turn."""
+    """Frame handler with one session (`links`) for each held fragment. `ahead`: that of the next turn."""
 
     def __init__(
         self,
@@ -191,7 +189,7 @@ class FragmentSessions:
             self._strays += number >= self.replica.count
 
     def late(self, opened: Open, at: float) -> float:
-        """Return the seconds by which half of a round's contributors announced before `at`; 0 if we contribute."""
+        """Return the seconds by which half of the contributors were ready before `at`; 0 if we contribute."""
         entries, said = {entry.peer for entry in opened.contributors}, self._announced.get(opened.fragment, {})
         times = [said[peer][1] for peer in entries if peer in said and said[peer][0] == opened.round]
         return at - median_low(times) if times and self.me not in entries else 0.0

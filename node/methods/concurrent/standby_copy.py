@@ -1,4 +1,4 @@
-"""Copy of the outer state of a fragment that this peer does not train; used for recovery and evaluation."""
+"""Copy of a fragment's outer state on a peer that does not train it; for recovery and evaluation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from thinwire.swarm.messages.registry import PeerId
 
 
 class StandbyCopy:
-    """A state that changes only when it is fetched. It is offered to peers that ask for copies, and to no others, since
-    it may be older than the state of the holders.
+    """State that changes only when it is fetched.
+
+    It may be older than that of the holders, so it is offered only to peers that ask for copies.
     """
 
     def __init__(self, chain: FragmentReplica, send_queue: SendQueue, now: Callable[[], float]) -> None:

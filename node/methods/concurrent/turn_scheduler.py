@@ -140,11 +140,11 @@ class TurnScheduler(RoundLoop):
         return True
 
     async def sync(self, *, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None = None) -> Outcome:
-        """Run one turn: send its fragment, train, then wait for the fragment that is due. `weight`: tokens since the
-        last turn.
+        """Run one turn: send its fragment, train, then wait for the fragment that is due.
 
-        Returns the outcome of the fragment that was due, always with `taken`, since each fragment counts the tokens
-        until they are sent. The outcome has no commit if no fragment was due, or if its round is not over.
+        `weight`: tokens since the last turn. Returns the outcome of the fragment that was due, always with `taken`,
+        since each fragment counts the tokens until they are sent; without a commit if none was due, or if its round is
+        not over.
         """
         for link in self.links.values():
             link.owed, link.forgoes = link.owed + weight * (not link.forgoes), False
@@ -174,9 +174,7 @@ class TurnScheduler(RoundLoop):
         return self._bounded and link.loop.session.replica.round + (flies and not link.moved.is_set()) >= link.last
 
     def _clock(self) -> int:
-        """Return the next turn that is not over. Turns of fragments that are not held pass idle, so that all peers keep
-        time.
-        """
+        """Return the next turn that is not over. Turns of fragments that are not held pass idle."""
         catch_up = {
             number: turn_of(number, link.loop.session.replica.round, self._count)
             for number, link in self.links.items()
@@ -193,8 +191,9 @@ class TurnScheduler(RoundLoop):
         return turn
 
     def _is_still(self, turn: int) -> bool:
-        """Return True if the turn was spent on fetching its state, and is repeated. Only a peer with one fragment does
-        so: with more, it would be late for the others.
+        """Return True if the turn was spent on fetching its state, and is repeated.
+
+        Only a peer with one fragment repeats it: with more, it would be late for the others.
         """
         link, number = self.links.get(turn % self._count), turn % self._count
         if link is None or len(self.links) > 1 or not link.fetched:

@@ -13,9 +13,7 @@ from thinwire.swarm.messages.registry import PeerId
 
 
 class GossipCatchUp:
-    """Fetch a state from one of some drawn peers. `draw`: returns these peers. `patience`: seconds to wait for an
-    answer.
-    """
+    """Fetch the state of one of the peers that `draw` returns. `patience`: seconds to wait for an answer."""
 
     def __init__(
         self,

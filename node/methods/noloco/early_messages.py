@@ -7,7 +7,7 @@ from thinwire.swarm.messages.registry import Base, Message, PeerId, Ready
 
 
 class EarlyMessages:
-    """Bounded store of early announcements (Base, Ready): the newest of each type, for at most `peers` peers."""
+    """Bounded store of early Base and Ready messages: the newest of each type, for at most `peers` peers."""
 
     def __init__(self, peers: int) -> None:
         self.most = 2 * peers
@@ -27,7 +27,7 @@ class EarlyMessages:
             self._kept.setdefault(peer, {})[type(frame.message)] = frame
 
     def take(self, peer: PeerId, round: int) -> list[Frame]:
-        """Remove and return the frames of a peer that are of `round` or older."""
+        """Remove and return the frames of a peer for `round` or earlier rounds."""
         frames = self._kept.pop(peer, {})
         later = {kind: frame for kind, frame in frames.items() if _round_of(frame) > round}
         if later:

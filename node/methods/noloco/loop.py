@@ -69,8 +69,7 @@ class GossipLoop(RoundLoop):
         return await whole(self._commit(read, mine, meetings, weight))
 
     async def _screen(self, mine: list[Buffer], meetings: Sequence[PairResult]) -> tuple[PairResult, ...]:
-        """Reject contributions that are far too long, compared with ours, with the usual norm, or else with the
-        momentum.
+        """Reject contributions that are far too long beside ours, the usual norm, or else the momentum.
 
         Each partner is compared with us alone, so the number of lying partners does not matter.
         """

@@ -13,9 +13,7 @@ ASKED = 4
 
 
 class ProgressPoll:
-    """At most one poll at a time. `open` returns the peers to ask, `answer` and `due` report its end, `close` its
-    result.
-    """
+    """Poll: `open` returns the peers to ask, `answer` and `due` report its end, `close` its result."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -24,9 +22,7 @@ class ProgressPoll:
         self._until = -1.0
 
     def open(self, peer: PeerId, round: int, others: Sequence[PeerId], patience: float) -> list[PeerId]:
-        """Start a poll after `peer` claimed `round`; return the peers to ask, none while another poll runs or has just
-        ended.
-        """
+        """Start a poll after `peer` claimed `round`; return the peers to ask, none shortly after a poll."""
         if self._now() < self._until:
             return []
         self._until, self._claims = self._now() + patience, {peer: round}

@@ -35,8 +35,9 @@ class GossipStep:
 
 
 class GossipReplica(Replica):
-    """Replica in which theta is φ and momentum is δ. `residual`: what the codec lost of Δ, added to the next one; empty
-    if lossless.
+    """Replica in which theta is φ and momentum is δ.
+
+    `residual`: what the codec lost of Δ, added to the next one; empty if lossless.
     """
 
     alike: ClassVar[bool] = False
@@ -109,7 +110,7 @@ class GossipReplica(Replica):
         pull: GossipStep,
         place: int = 0,
     ) -> None:
-        """Commit the next round with our payloads and those of the partners (those of `offer`, then those of `base`).
+        """Commit the next round with the payloads of `offer`, then those of `base`, of us and of our partners.
 
         `others` are in peer-id order, and we come after the first `place` of them: all peers of a group add in the same
         order, so that equal replicas stay equal in a group of all peers. Without partners the step is exact and the

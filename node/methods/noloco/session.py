@@ -1,4 +1,4 @@
-"""Session of a peer that averages with one or a few partners per round (NoLoCo): routes frames, begins rounds.
+"""Session of a peer that averages with one or a few partners per round (NoLoCo).
 
 Everything runs on the event loop. A peer's round number counts its own outer steps; peers drift apart. A partner counts
 if it is in the same round, and the peer that is ready first waits for a multiple of the time of its own inner steps. A

@@ -1,4 +1,4 @@
-"""CO2 (arXiv 2401.16265): a round takes all of the next round's inner steps; a penalty reduces late contributions.
+"""CO2 (arXiv 2401.16265): a round takes all of the next round's inner steps; late steps count less.
 
     Λ = 1 + ‖x_t − x_{t−1}‖ / (‖x_{t−1} − x̄_{t−1}‖ + ε);  m ← clip(β m + (x_{t−1} − x̄_{t−1}) / Λ, ±φ);  x_{t+1} = x_t − α m
 

@@ -1,4 +1,4 @@
-"""One-round overlap with eager updates (arXiv 2502.12996): a round takes all of the next round's inner steps.
+"""Eager updates (arXiv 2502.12996): a round takes all of the next round's inner steps.
 
 A replica makes the outer step on the mean of the previous round, in which its new pseudo-gradient replaces its old one.
 Their share in the mean is s = 1/M:
@@ -40,8 +40,7 @@ class EagerReplica(OneRoundLateReplica):
         return 1.0 / peers
 
     def measure(self, read: Read, peers: int) -> None:
-        """Make the training since `start` the next contribution, plus the last one if its round failed, and move
-        `start`.
+        """Make the training since `start` (and the last contribution, if it failed) the next contribution.
 
         Raises FloatingPointError, with nothing changed, if a parameter is not finite.
         """

@@ -54,7 +54,7 @@ class OneRoundLateReplica(Replica):
         self.sent, self._open = delta, True
 
     def measure(self, read: Read, peers: int) -> None:
-        """Read the next contribution from the model, and set `start`. Raises FloatingPointError, with nothing changed."""
+        """Read the next contribution from the model, and set `start`. Raises FloatingPointError."""
         raise NotImplementedError
 
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:

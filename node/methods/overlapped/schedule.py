@@ -28,14 +28,15 @@ class Overlap(Schedule):
         self._last = last
         self._meanwhile: Meanwhile | None = None
         self._given = self._told = self._kept = 0
-        """given: weight of this call. told: the part of it that is announced in the round in progress. kept: the part
-        that is not, if the commit of an earlier announcement is applied.
+        """given: weight of this call. told: its part that is announced in the round in progress.
+
+        kept: its other part, if the commit of an earlier announcement is applied.
         """
         self._ahead: Outcome | None = None
         """Outcome of a round that the outer state has followed, but not the model."""
 
     async def sync(self, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None) -> Outcome:
-        """Run one round; `kept` of the outcome is the part of `weight` that the round does not have but the model does."""
+        """Run one round; `kept` of the outcome is the part of `weight` that is only in the model."""
         self._given, self._kept, self._meanwhile = weight, 0, meanwhile
         outcome = self._ahead
         if outcome is not None:

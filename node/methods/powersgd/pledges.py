@@ -2,7 +2,7 @@
 
 A step is made only if the records of both rounds name the same contributors. A peer that breaks its pledge sits out the
 next step, then 2, 4, … steps; each fulfilled pledge takes one doubling back. It is admitted if too few others
-contribute. If more than half are missing, nobody is blamed. The pledges are part of the common state, a pure function
+contribute. If more than half are missing, no peer is blamed. The pledges are part of the common state, a pure function
 of the two records.
 """
 
@@ -23,7 +23,7 @@ _ROWS, _PEER, _WEIGHT = 2 * MAX_GROUP, 16, 4
 _ROW = _PEER + _WEIGHT + 2
 
 SIZE = _ROWS * _ROW
-"""Elements of the pledges in a state; per peer: its id and weight as 16-bit numbers, then broken and rest."""
+"""Elements of the pledges in a state: per peer, id and weight as 16-bit numbers, broken and rest."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ Pledges = dict[PeerId, Pledge]
 
 
 def read(numbers: Floats) -> Pledges:
-    """Decode the SIZE numbers of a state. Any values are accepted, since a peer may have sent invalid ones."""
+    """Decode the SIZE numbers of a state. A lying peer may have sent any values."""
     words = np.clip(np.nan_to_num(numbers), 0, 65_535).astype("<u2").reshape(_ROWS, _ROW)
     found = {}
     for row in words[words[:, :_PEER].any(axis=1)]:

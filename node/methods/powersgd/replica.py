@@ -1,4 +1,4 @@
-"""Replica that averages matrices as two thin factors: the outer step of DiLoCo with PowerSGD (arXiv 1905.13727).
+"""Replica that averages matrices as two thin factors: DiLoCo with PowerSGD (arXiv 1905.13727).
 
 An outer step takes two rounds, one for each factor, since the second depends on the mean of the first. They are one
 transaction: the state has the mean of the first factors with its contributors and weights (`pledges`), and the step is
@@ -97,14 +97,14 @@ class PowerSGDReplica(Replica):
         return self.cuts[self.phase]
 
     def terms(self, usual: RoundTerms) -> RoundTerms:
-        """Restrict the second round to the contributors of the first, with no minimum: the first one had enough."""
+        """Restrict the second round to the contributors of the first, which had enough, without a minimum."""
         noted = pledges.read(self.notes)
         if self.phase:
             return replace(usual, weights=pledges.weights(noted), min_peers=0)
         return replace(usual, spare=pledges.resting(noted))
 
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
-        """Encode the vector for the next round; nothing in a second round if the first record does not name this peer."""
+        """Encode the vector for the next round; nothing in a second round whose first one lacks this peer."""
         vector = self._offer(read, attempt)
         return () if vector is None else self._encode_vector(vector)
 
@@ -113,12 +113,11 @@ class PowerSGDReplica(Replica):
         return bool(weight or self.sent) and not self.phase
 
     def forfeit(self, read: Read) -> None:
-        """Treat the pending vector as sent without effect, or as sent if the record names an earlier announcement."""
+        """Treat the pending vector as without effect, or as sent if the record names an older announcement."""
         self._offer(read)
 
     def _offer(self, read: Read, attempt: int | None = None) -> Floats | None:
-        """Return the vector for the next round and note it as announcement `attempt`; None if this peer has no part in
-        it.
+        """Return the vector for the next round, noted as announcement `attempt`; None without a part in it.
 
         Raises FloatingPointError if a value is not finite.
         """

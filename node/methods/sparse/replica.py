@@ -68,7 +68,7 @@ class SparseCodec:
         return [self.decode(payload) for payload in put_together(results, pieces)], weights
 
     def check(self, payload: Buffer, n: int) -> float:
-        """Check a payload of at most `n` bytes; return its squared norm. Raises CodecError, see contributions.Screen."""
+        """Check a payload of at most `n` bytes; return its squared norm. Raises CodecError."""
         if memoryview(payload).nbytes > n:
             raise CodecError(f"a payload of {memoryview(payload).nbytes} bytes, at most {n} are needed", "length")
         found = self.decode(payload)
@@ -98,7 +98,7 @@ class RunCodec(SparseCodec):
         return [self.portions.wide.decode(b"".join(results), self.chunks)], [1.0]
 
     def nbytes(self, n: int) -> int:
-        """Return the largest payload of `n` values in bytes; see ShardedSparseCodec, as for the next three methods."""
+        """Return the largest payload of `n` values in bytes; this and the next three: ShardedSparseCodec."""
         return self.portions.nbytes(n)
 
     def check(self, payload: Buffer, n: int) -> float:
@@ -155,7 +155,7 @@ class SparseReplica(Replica):
         return self.outer.lr_at(self.round + 1)
 
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
-        """Encode the contribution. It is pending until `commit` or `rollback`, and replaces an earlier pending one."""
+        """Encode the contribution; it is pending until `commit`, `rollback` or the next contribution."""
         payload = self._prepare(read)
         keep(self.sent, attempt, self.feedback.choice)
         return self.codec.cut(payload, self.feedback.choice, self.grid)

@@ -45,8 +45,9 @@ class HostLearner(StageLearner):
         self.round: Callable[[], int] = int
         """Last round in the stage's outer state."""
         self.lacking: Callable[[], bool] = lambda: False
-        """Called before steps and while the origin is silent: returns True if the origin is out of reach and has no
-        successor. See `follow`.
+        """Called before steps and while the origin is silent.
+
+        Returns True if the origin is out of reach and has no successor, see `follow`.
         """
         self.able: Callable[[int], bool] = lambda stage: False
         """Returns True if this peer can hold another stage, and its own stage has enough other holders."""
@@ -157,9 +158,7 @@ class HostLearner(StageLearner):
             self._post()
 
     def on_tick(self) -> None:
-        """Repeat that this peer is ready, in case the origin was not when it was told. Without a link to the origin end
-        the steps.
-        """
+        """Repeat that this peer is ready. Without a link to the origin end the steps."""
         if self._until and self._now() > self._heard + AGAIN_SECONDS:
             self._lone = self.lacking()
             if self._lone:

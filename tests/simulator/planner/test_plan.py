@@ -190,7 +190,7 @@ class TestAdvice:
                 assert f"none of them fits into {memory} GiB" in best.why
 
     def test_plan_for_one_peer_is_refused(self):
-        with pytest.raises(PlanError, match="nobody"):
+        with pytest.raises(PlanError, match="no partner"):
             plan(asked(links=["1x50/10"]))
 
 

@@ -100,7 +100,9 @@ def test_pieces_that_are_sometimes_late_mean_a_lossy_link(seed):
     rng, diagnosis = random.Random(seed), Diagnosis()
     gathered(diagnosis, 200, delay=lambda peer, at: 0.02 + 0.4 * (rng.random() < (0.25 if peer == PEERS[3] else 0.01)))
     assert {peer: found.cause for peer, found in diagnosis.findings.items()} == {PEERS[3]: "lossy link"}
-    assert "what comes within 20 ms of the round's beginning came after 0.4 s" in diagnosis.findings[PEERS[3]].evidence
+    assert (
+        "chunks that usually arrive within 20 ms of the round came after 0.4 s" in diagnosis.findings[PEERS[3]].evidence
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))

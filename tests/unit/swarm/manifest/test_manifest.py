@@ -510,7 +510,7 @@ def _forged(toml):
         (_forged(b"#" * 40_000), "not signed"),
         (_forged(b"[run]\nfuture = 1"), "run.future: unknown key"),
         (_forged(b"\xff"), "not TOML"),
-        (_forged(b"[run]\nseed = 9"), "is of run .*, not 72727272"),
+        (_forged(b"[run]\nseed = 9"), "belongs to run .*, not 72727272"),
     ],
 )
 def test_unsigned_invalid_or_other_manifest_is_refused(signed, reason):
