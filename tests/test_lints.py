@@ -1,4 +1,4 @@
-"""Lints that ruff does not have: foreign bytes, machine paths, public names, use of the environment, layout of tests."""
+"""Lints beyond ruff: foreign bytes, machine paths, names, language, environment, layout of tests."""
 
 import ast
 import io
@@ -29,7 +29,7 @@ def dotted(node):
 
 
 def dangers(source):
-    """Every use of something that can run what it reads, with its line."""
+    """Yield each use of a function that may execute its input, with its line."""
     for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, ast.Import):
@@ -81,7 +81,7 @@ def test_foreign_bytes_lint_accepts_harmless_code():
     assert not list(dangers(source))
 
 
-# Put together here, so that this file does not find itself.
+# Built from parts, so that this file does not match.
 MACHINE = re.compile(
     rb"(?<![\w.~$}>)\]*:-])/(?:" + b"|".join([b"work", b"root", b"tmp", b"farm", b"home"]) + rb")(?=/|\b)"
 )
@@ -107,7 +107,7 @@ def test_path_lint_finds_violations(text, count):
 
 
 def test_scripts_do_not_shadow_standard_modules():
-    """Scripts import their neighbours by bare names: one called codecs.py would stand before Python's own."""
+    """Scripts import their neighbours by bare names: one called codecs.py would hide Python's module."""
     scripts = [file for folder in ("benchmarks", "examples") for file in sorted((ROOT / folder).rglob("*.py"))]
     assert len(scripts) > 10
     assert not {file.stem for file in scripts} & sys.stdlib_module_names
@@ -130,8 +130,8 @@ def test_all_lists_every_public_name():
         assert getattr(thinwire, name).__doc__, f"thinwire.{name} is public and has no docstring"
 
 
-# The doors: code that a simulation runs touches clock, chance, network, disk and threads only through what it is given.
-# Who may open a door himself, and why; everything else in these folders must be told.
+# Environment: code that a simulation runs uses clock, randomness, network, disk and threads only through its arguments.
+# The modules below may use them directly, for these reasons.
 DOORS = ("swarm", "compression", "collectives", "node")
 TRANSPORT = "is the transport of life"
 LOCAL = "the demo: it makes the processes of a swarm and watches them"
@@ -247,7 +247,7 @@ MODE = re.compile("[rwxa][bt+]*")
 
 
 def opened(source):
-    """Every use of a door: its line, the door, and what is used."""
+    """Yield each direct use of the environment: line, part of the environment, and name."""
     for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, ast.Import):
@@ -266,7 +266,7 @@ def opened(source):
 
 
 def called(node):
-    """What can be told from a call only: an unseeded generator, a file."""
+    """Yield uses that only a call shows: an unseeded generator, a file."""
     name = dotted(node.func)
     last = name.rpartition(".")[2]
     if last in ("Random", "default_rng", "SeedSequence", "PCG64", "Philox") and not node.args and not node.keywords:
@@ -279,7 +279,7 @@ def called(node):
 
 
 def doors_of(name):
-    """The doors that a dotted name belongs to."""
+    """Yield the parts of the environment that a dotted name belongs to."""
     first, _, rest = name.partition(".")
     last = name.rpartition(".")[2]
     if first in CLOCK:
@@ -375,7 +375,7 @@ def test_environment_lint_accepts_harmless_code(source):
 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 RIDDLES = re.compile(r"test_(who|whom|whose|what|which|that|those|it|its|of|and|there)_")
-"""Names of tests that begin with a relative clause or a pronoun instead of the unit that is tested."""
+"""Test names that begin with a relative clause or a pronoun instead of the tested unit."""
 
 MOST_ENTRIES = 15
 
@@ -410,7 +410,7 @@ MAY_ACCESS = {
     "tests/kit/lying_process.py": (2, PLANTED),
     "tests/kit/wire.py": (17, CENTRAL),
 }
-"""File -> how often it may access private attributes of the product for good, and why."""
+"""File -> number of permanent accesses to private attributes of the product, and reason."""
 
 STILL_ACCESS = {
     "tests/kit/swarm.py": 1,
@@ -461,11 +461,11 @@ STILL_ACCESS = {
     "tests/unit/node/training/test_corpus.py": 1,
     "tests/unit/swarm/identity/test_identity.py": 2,
 }
-"""File -> how often it still accesses private attributes of the product. Numbers may only become smaller."""
+"""File -> number of accesses to private attributes of the product. It may only fall."""
 
 
 def private_accesses(source):
-    """Lines that read, write, import or patch a name with one leading underscore that the file itself does not define."""
+    """Yield lines that use a name with one leading underscore that the file does not define."""
     tree = ast.parse(source)
     own = {
         node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
@@ -550,7 +550,7 @@ REPLACED_SOON = "collectives/consensus/"
 
 
 def texts(source, strings=True):
-    """Yield (line, docstring or "", text) of docstrings, comments and, if wanted, of strings with at least three words."""
+    """Yield (line, docstring or "", text) of docstrings, comments, and longer strings if wanted."""
     tree, docstrings = ast.parse(source), set()
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -569,7 +569,7 @@ def texts(source, strings=True):
 
 
 def riddles(source, strings=True):
-    """Yield (line, finding) of the rules of CONTRIBUTING.md for the language; names in backticks do not count."""
+    """Yield (line, finding) for the language rules of CONTRIBUTING.md; names in backticks do not count."""
     for line, docstring, text in texts(source, strings):
         first = docstring.split("\n")[0]
         if len(first) > LONGEST_FIRST_LINE:

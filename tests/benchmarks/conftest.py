@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[Callable[[str], ModuleType]]:
-    """A benchmark by its name, on one thread."""
+    """Load a benchmark by its name, with one thread."""
     threads, modules = torch.get_num_threads(), set(sys.modules)
     torch.set_num_threads(1)
     sys.path.insert(0, str(FOLDER))

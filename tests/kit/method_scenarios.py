@@ -35,7 +35,7 @@ def streaming(
     late: int = 2,
     **more: Any,
 ) -> Scenario:
-    """Return a swarm of streaming DiLoCo; with much overlap several rounds are under way."""
+    """Return a swarm of streaming DiLoCo; with much overlap several rounds are in progress."""
     lines = f'method = "streaming"\nsync_every = {steps}\nfragments = {fragments}\noverlap = {overlap}\n{outer}'
     toml = manifest_of(lines, codec=codec, grace=grace, exchange=exchange, tables=tables)
     return swarm_of(peers, toml, **{"step": UNEVEN, "late": late, **more})
