@@ -1,4 +1,4 @@
-"""The scenario parser: what it reads, and its errors for files that cannot be played."""
+"""Scenario parser: its results, and its errors for files that cannot be played."""
 
 import json
 import tomllib
