@@ -21,7 +21,7 @@ def opened(alive, *, term=1, idle=(), adopted=None):
 
 
 class Bench:
-    """The leader's complaints in a group, all of it members."""
+    """Blame book of the leader in a group of members."""
 
     def __init__(self, count, **more):
         self.blame_book, self.opened = BlameBook(), opened(IDS[:count], **more)
@@ -32,7 +32,7 @@ class Bench:
         return self.blame_book.on_message(accuser, blame, self.opened, lambda peers: enough(peers, alive, ()))
 
     def next(self):
-        """The next ballot, as the complaints want it."""
+        """Return the next ballot that the blame book asks for."""
         self.opened = opened(
             self.opened.alive, term=self.opened.ballot.term + 1, idle=self.blame_book.idle & set(self.opened.alive)
         )
@@ -95,7 +95,7 @@ def test_blames_do_not_carry_over_to_new_contribution():
 
 
 def test_peer_is_forgiven_only_once():
-    """Who announces before every ballot and never sends what it announced is out for good."""
+    """A peer that announces before every ballot and never sends its data is excluded for good."""
     bench = Bench(4)
     for reason in ("chunk missing", "hash"):
         bench.say(LEADER, BEN, reason)
@@ -143,7 +143,7 @@ def test_missing_results_count_only_if_they_prevent_the_quorum():
 
 @pytest.mark.parametrize(("count", "accuser", "about"), [(2, LEADER, ANN), (3, ANN, BEN)])
 def test_blame_in_small_groups_never_blocks_the_round(count, accuser, about):
-    """Of two, one word is all there can be."""
+    """In a group of two, a single blame has to suffice."""
     bench = Bench(count)
     moved = bench.say(accuser, about, "result missing")
     if count == 3:
@@ -166,7 +166,7 @@ WORDS = st.lists(st.tuples(st.sampled_from(IDS[:5]), st.sampled_from(IDS[:5]), R
 
 @given(WORDS, st.sampled_from(IDS[1:5]))
 def test_repeated_blames_of_one_peer_exclude_nobody(words, liar):
-    """Whatever one peer says, in whatever order, with new ballots between: alone it only takes chunks away."""
+    """One peer alone, with any blames over several ballots, only takes chunks away."""
     bench = Bench(5)
     for at, (_, about, reason) in enumerate(words):
         if about != liar and bench.say(liar, about, reason) and at % 2:
@@ -176,7 +176,7 @@ def test_repeated_blames_of_one_peer_exclude_nobody(words, liar):
 
 @given(WORDS)
 def test_blames_cause_a_bounded_number_of_ballots(words):
-    """A complaint calls for a new ballot only if that is another one: fewer than twice the group, whoever says what."""
+    """A blame causes a new ballot only if that differs: fewer ballots than twice the group, for any blames."""
     bench, ballots = Bench(5), 0
     for accuser, about, reason in words * 3:
         if bench.say(accuser, about, reason):

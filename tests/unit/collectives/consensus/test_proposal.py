@@ -67,7 +67,7 @@ def test_adopted_ballot_keeps_shares_of_the_vote():
 
 
 def test_allgather_proposal_omits_uplinks_when_one_is_unknown():
-    """Nobody's uplink is 0: a ballot that said so would be refused by all, and nothing voted for could be adopted."""
+    """An uplink is never 0: all peers would refuse such a ballot, and no voted results could be adopted."""
     terms = replace(TERMS, chunks=0, hands=True)
     before = opened(said(100, 100, 100, 10), terms=terms)
     assert before.shares and sound(before, terms)
@@ -94,7 +94,7 @@ def test_absurd_announced_bandwidth_is_no_error():
 
 
 def near(*groups, rtt=20):
-    """Announcements in which those of a group say that they are near each other."""
+    """Return announcements in which the peers of each group report that they are near each other."""
     place = {index: group for group in groups for index in group}
     return {
         IDS[one]: msgspec.structs.replace(

@@ -14,7 +14,7 @@ TERMS = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), patience=2.0)
 @pytest.mark.parametrize("linked", [True, False])
 @pytest.mark.parametrize("past", [True, False])
 def test_proposer_waits_for_third_of_five_only_if_present_and_ahead(linked, past):
-    """Two are dead, and may have voted; the third one that is left may know of it, and promises nothing."""
+    """Two are dead, and may have voted; the third may know of it, and promises nothing."""
     live = {ME, IDS[4]} | ({IDS[0]} if linked else set())
     ready = {peer: Ready(5, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0) for peer in (ME, IDS[4])}
     candidate = Proposer(Electorate(ME, TERMS, live, IDS[1:3]), ready)
@@ -36,7 +36,7 @@ def test_proposer_waits_for_third_of_five_only_if_present_and_ahead(linked, past
 
 
 def test_proposer_waits_for_peer_without_state_only_if_member():
-    """One of five is dead; a newcomer and a member have no state. What the member may have voted, in a life before, counts."""
+    """One of five is dead; a newcomer and a member have no state. Only the member may have voted before."""
     guest, alive = bytes([9]) * 32, [peer for peer in IDS if peer != IDS[0]]
     ready = {peer: Ready(5, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0) for peer in alive}
     candidate = Proposer(Electorate(ME, TERMS, {*alive, guest}, IDS[:1]), ready)

@@ -11,11 +11,11 @@ PEERS = [bytes([i]) * 32 for i in range(5)]
 def meetings(
     diagnosis, count, *, seed=0, rate=lambda peer, at: 1e6, speed=lambda peer, at: 100.0, stall=lambda peer, at: 0
 ):
-    """So many rounds of pairs, each with eight chunks of 20 kB of one partner."""
+    """Play rounds of pairs with eight chunks of 20 kB from one partner each."""
     rng, own = random.Random(seed), dict.fromkeys(PEERS, 0)
     for at in range(count):
         peer = rng.choice(PEERS)
-        own[peer] += rng.randrange(1, 4)  # everybody counts its own rounds
+        own[peer] += rng.randrange(1, 4)  # round numbers of peers are independent
         diagnosis.ready(peer, own[peer], speed(peer, at))
         now = 100.0 * at
         for index in range(8):
@@ -24,7 +24,7 @@ def meetings(
 
 
 def gathered(diagnosis, count, *, first=0, delay=lambda peer, at: 0.02, trip=0.0):
-    """So many rounds, each with one piece of 50 kB of everybody."""
+    """Play rounds with one piece of 50 kB from each peer."""
     for at in range(first, first + count):
         for peer in PEERS:
             diagnosis.ready(peer, at, 100.0)

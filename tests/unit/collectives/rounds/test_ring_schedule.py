@@ -12,7 +12,7 @@ IDS = [bytes([i]) * 32 for i in range(9)]
 
 @st.composite
 def opens(draw):
-    """Ballots with a ring: some peers are outside it, some contribute nothing."""
+    """Ballots with a ring, with some peers outside it and some without a contribution."""
     alive = sorted(draw(st.sets(st.sampled_from(IDS), min_size=2)))
     places = list(range(len(alive)))
     inside = draw(st.permutations(places).flatmap(lambda p: st.integers(1, len(p)).map(lambda n: p[:n])))

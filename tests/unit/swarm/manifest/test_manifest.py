@@ -425,7 +425,7 @@ def test_noloco_has_its_own_defaults_and_warning():
 
 def test_noloco_gamma_bound_for_pairs():
     assert gamma_limit(0.5) == pytest.approx(1.5) and gamma_limit(0.9) < 1
-    assert gamma_limit(0.5, 2) == pytest.approx(2 * 1.5)  # with two each pair is everybody: 2 (1 + α)
+    assert gamma_limit(0.5, 2) == pytest.approx(2 * 1.5)  # with two peers each pair has all of them: 2 (1 + α)
     assert gamma_limit(0.5, 64) == pytest.approx(1.5 / (1 - 0.5 / 63))
 
 
