@@ -354,7 +354,7 @@ def test_every_package_is_in_the_table_and_in_pyproject():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_package_says_what_it_is_for(package):
+def test_every_package_has_a_docstring(package):
     """Every package has a docstring. A folder `compression` with an `__init__.py` would hide a standard module."""
     file = ROOT / package / "__init__.py"
     if package == "compression":
