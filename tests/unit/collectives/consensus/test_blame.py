@@ -183,3 +183,41 @@ def test_blames_cause_a_bounded_number_of_ballots(words):
             ballots += 1
             bench.next()
     assert ballots <= 2 * 5
+
+
+def test_first_blame_of_owner_below_the_leader_in_peer_order_only_takes_chunks():
+    bench = Bench(5)
+    bench.opened = msgspec.structs.replace(bench.opened, ballot=Ballot(1, CAT))
+    assert bench.say(ANN, BEN) and not bench.blame_book.rejected
+    assert bench.blame_book.idle == {ANN, BEN}
+    assert bench.say(CAT, DAN) and bench.blame_book.rejected == {DAN: "hash"}
+
+
+@pytest.mark.parametrize("reason", ["subtotal", "subtotal missing"])
+def test_blame_of_relay_takes_chunks_of_both_and_excludes_nobody(reason):
+    bench = Bench(4)
+    assert bench.say(ANN, BEN, reason)
+    assert bench.blame_book.idle == {ANN, BEN} and not bench.blame_book.rejected
+    assert not bench.say(CAT, BEN, reason), "BEN owns no chunks already"
+    assert not bench.say(ANN, CAT, reason), "ANN owns no chunks any more"
+    assert bench.blame_book.idle == {ANN, BEN}
+
+
+def test_blame_of_relay_by_the_leader_takes_only_the_chunks_of_the_relay():
+    bench = Bench(4)
+    assert bench.say(LEADER, BEN, "subtotal") and bench.blame_book.idle == {BEN}
+
+
+def test_blame_of_relay_that_is_last_owner_leaves_it_its_chunks():
+    bench = Bench(3)
+    bench.blame_book.idle |= {CAT, LEADER}
+    assert bench.say(ANN, BEN, "subtotal") and ANN in bench.blame_book.idle and BEN not in bench.blame_book.idle
+
+
+@pytest.mark.parametrize(
+    ("accuser", "about", "idle"),
+    [(ANN, EVE, ()), (EVE, ANN, ()), (ANN, ANN, ()), (ANN, BEN, (BEN,)), (BEN, ANN, (BEN,))],
+)
+def test_blame_of_relay_among_other_peers_than_two_owners_is_ignored(accuser, about, idle):
+    bench = Bench(4, idle=idle)
+    assert not bench.say(accuser, about, "subtotal") and not bench.blame_book.idle

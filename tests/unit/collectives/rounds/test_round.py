@@ -544,3 +544,91 @@ def test_frames_of_another_fragment_are_ignored(harness):
     harness.on_message(LEADER, Result(1, 1, FIRST, 0), b"x")
     harness.on_message(LEADER, Open(1, 1, Ballot(2, LEADER), (ME,), (ME,), (), (), None, ()))
     assert len(harness.queue.sent) == before and harness.round.agreement.opened == harness.opened
+
+
+# --- butterfly: chunks and results that belong to another place or time
+
+
+def test_chunk_for_another_owner_is_neither_used_nor_blamed(harness):
+    harness.chunk(OTHER, 0, b"spoilt!!")
+    assert harness.blamed() == []
+
+
+def test_chunk_of_a_peer_outside_the_ballot_is_neither_used_nor_blamed():
+    harness = Harness()
+    harness.open(ballot=Ballot(2, LEADER), contributors=tuple(Contribution(peer, 1, 10) for peer in (ME, OTHER)))
+    harness.sent(Blame)
+    harness.chunk(LEADER, 2, b"spoilt!!")
+    assert harness.blamed() == []
+    harness.chunk(OTHER, 2)
+    assert {message.index for _, message, _ in harness.sent(Result)} == {2}
+
+
+def test_early_frames_are_limited_by_grid_and_group(harness):
+    assert harness.round.exchange.early == (0, 2 * 6 + 256)
+
+
+def test_peer_that_connects_before_the_round_opens_gets_no_chunks():
+    harness = DenseHarness(ShardedReduce, peers=IDS)
+    harness.round.exchange.reach(OTHER)
+    assert harness.sent(Chunk) == [] and harness.sent(Result) == []
+
+
+def test_peer_that_connects_in_the_round_gets_results_and_a_stranger_gets_none(harness):
+    for peer in (LEADER, OTHER):
+        harness.chunk(peer, 2)
+    harness.sent(Result)
+    harness.round.exchange.reach(PEERS[4])
+    assert harness.sent(Result) == []
+    harness.round.exchange.reach(OTHER)
+    assert [(to, message.index) for to, message, _ in harness.sent(Result)] == [(OTHER, 2)]
+
+
+def test_false_record_of_a_former_owner_does_not_bind_its_successor():
+    harness = DenseHarness(ShardedReduce, peers=PEERS)
+    harness.result = lambda index: mean([harness.sources[peer][index] for peer in PEERS], [10.0] * 5)
+    harness.open()
+    before = harness.round.exchange.owners
+    lost = tuple(index for index, owner in enumerate(before) if owner == OTHER)
+    harness.on_message(OTHER, Record(1, 0, FIRST, lost, hashes_of([b"false"] * len(lost))))
+    harness.open(ballot=Ballot(2, LEADER), idle=(OTHER,))
+    owners = harness.round.exchange.owners
+    assert LEADER in {owners[index] for index in lost}
+    for peer in PEERS:
+        for index, owner in enumerate(owners):
+            if owner == ME != peer:
+                harness.on_message(peer, Chunk(1, 0, 1, index), harness.sources[peer][index])
+    for owner in {*owners} - {ME}:
+        theirs = [index for index, one in enumerate(owners) if one == owner]
+        harness.record_of(owner, *theirs, ballot=Ballot(2, LEADER))
+        harness.results_of(owner, *theirs, ballot=Ballot(2, LEADER))
+    assert harness.blamed() == [] and len(harness.sent(Vote)) == 1
+
+
+def test_record_with_repeated_indices_does_not_vouch_for_settled_results(harness):
+    hashes = [blake3.blake3(harness.result(index)).digest() for index in range(6)]
+    harness.open(ballot=Ballot(2, LEADER), adopted=digest_of(hashes), sources=(OTHER,), kept=IDS)
+    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), (0,) * 6, b"".join(hashes)))
+    harness.results_of(LEADER, 0, ballot=Ballot(2, LEADER))
+    assert harness.blamed() == []
+
+
+def test_peers_that_owe_data_are_contributors_and_owners_without_it(harness):
+    exchange = harness.round.exchange
+    assert set(exchange.owing(harness.opened)) == {LEADER, OTHER}
+    harness.results_of(LEADER, 0, 1)
+    harness.results_of(OTHER, 4, 5)
+    for index in (2, 3):
+        harness.chunk(LEADER, index)
+    assert set(exchange.owing(harness.opened)) == {OTHER}
+    assert exchange.culprit(harness.opened) == (OTHER, "chunk missing")
+
+
+def test_culprit_is_the_owner_whose_result_is_missing(harness):
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    harness.results_of(LEADER, 0, 1)
+    assert harness.round.exchange.culprit(harness.opened) == (OTHER, "result missing")
+    harness.results_of(OTHER, 4, 5)
+    assert harness.round.exchange.culprit(harness.opened) is None

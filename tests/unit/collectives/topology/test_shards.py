@@ -101,3 +101,14 @@ def test_owners_get_the_given_numbers_of_chunks(counts, seed, data):
 def test_last_chunk_may_be_shorter():
     assert [Grid(10, 4).size(index) for index in range(3)] == [4, 4, 2]
     assert len(Grid(8, 4)) == 2
+
+
+class Tiny:
+    """Codec whose payloads have one byte."""
+
+    def nbytes(self, n):
+        return 1
+
+
+def test_chunks_have_at_most_half_a_million_elements_with_any_codec():
+    assert grid(1 << 28, Tiny()).chunk == 1 << 19
