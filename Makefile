@@ -49,7 +49,7 @@ soak: $(VENV)/ready mutants
 # Small changes of the code, of which the unit tests must notice 95 %.
 mutants: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[mutation]"
-	$(BIN)/python tests/kit/mutants.py
+	$(BIN)/python tests/tools/mutants.py
 
 # Figures of this machine (docs/benchmarks.md has some). FULL=1: every size. HIVEMIND=DIR: beside hivemind, which gets an
 # environment of its own in DIR; TORCHFT=DIR: beside torchft likewise. benchmarks/loss.py and overlap.py need root and half an hour.

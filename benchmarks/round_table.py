@@ -82,8 +82,7 @@ class ReplicaSlot:
 
 
 class RoundTable:
-    """Peers of one process that average with each other. `learners`: for each replica its parameters, and the functions
-    that read and write them.
+    """Peers of one process that average. `learners`: parameters, reader and writer of each replica.
 
     `fail`: numbers of the rounds whose first attempt fails. `weights`: of each contribution to each committed round.
     """

@@ -1,4 +1,4 @@
-"""Schedules inside a replica as data (GPipe, 1F1B), their duration, and the distribution of layers over stages.
+"""Schedules inside a replica as data (GPipe, 1F1B), their duration, and layers per stage.
 
 GPipe: Huang et al. 2019, arXiv 1811.06965. 1F1B: Narayanan et al. 2019 (PipeDream), doi 10.1145/3341301.3359646. Here
 the last stage has the loss, as in those papers; `makespan.py` has replicas whose micro-batches return to their origin.
@@ -22,8 +22,9 @@ def gpipe(stages: int, stage: int, microbatches: int) -> tuple[Task, ...]:
 
 
 def one_forward_one_backward(stages: int, stage: int, microbatches: int) -> tuple[Task, ...]:
-    """As many forwards as there are later stages, then backwards and forwards in turn. Stage s holds at most stages -
-    s.
+    """1F1B: as many forwards as there are later stages, then backwards and forwards in turn.
+
+    Stage s holds at most stages - s.
     """
     _check(stages, stage, microbatches)
     ahead = min(stages - 1 - stage, microbatches)
@@ -60,10 +61,9 @@ class Step:
 def play(
     orders: Sequence[Sequence[Task]], forward: Sequence[float], backward: Sequence[float], delay: float = 0.0
 ) -> Step:
-    """Simulate stages that run their tasks in order, each as soon as its input is available. `forward` and `backward`
-    (stages,): seconds.
+    """Simulate stages that run their tasks in order, each as soon as its input is available.
 
-    `delay`: seconds from stage to stage. Raises ValueError if stages wait for each other for ever.
+    `forward`, `backward` (stages,): seconds. `delay`: seconds from stage to stage. Raises ValueError in a deadlock.
     """
     last = len(orders) - 1
     ends: dict[tuple[int, Task], float] = {}

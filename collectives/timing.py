@@ -6,8 +6,7 @@ TICK = 0.1
 """Seconds between two looks at the clock: well below the patience of any round."""
 
 GIVE_UP = 10
-"""A peer leaves a round that neither commits nor fails within the grace plus this many patiences. Training continues with its
-delta."""
+"""Patiences beyond the grace after which a peer leaves an undecided round; its delta stays."""
 
 MAX_PATIENCE = 120.0
 """Most seconds without progress before a peer acts, however slow rounds have been."""

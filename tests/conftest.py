@@ -9,16 +9,17 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-# How long one example takes depends on the machine; it never decides a test. The same examples in every run, or a change is
-# blamed for what was there before; `pytest --hypothesis-profile others` looks for more.
+# The duration of an example depends on the machine, so it never decides a test. All runs use the same examples, so that
+# a new failure has a new cause; `pytest --hypothesis-profile others` looks for more.
 settings.register_profile("others", deadline=None)
 settings.register_profile("thinwire", deadline=None, derandomize=True)
 settings.load_profile("thinwire")
 
-# Tiny models on shared cores: more threads only wait for each other. Daemons that tests start inherit it.
+# Tiny models on shared cores: more threads only wait for each other. Daemons of tests inherit this setting.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell that starts the tests in the background lets them ignore SIGINT, and nohup SIGHUP; what they start would, as well.
+# A shell that starts the tests in the background makes them and their children ignore SIGINT; nohup does so with
+# SIGHUP.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -27,8 +28,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def swept() -> Iterator[None]:
-    """Simulations hide what was there before from the collector, what they leave is found by nobody else. It is young: what
-    was there before need not be looked through again, which is a tenth of the time of tests.
+    """Collect young garbage after long tests.
+
+    Simulations hide older objects from the collector, and their own garbage stays. It is young, so older objects need
+    no scan, which would take a tenth of the time of tests.
     """
     began = time.monotonic()
     yield

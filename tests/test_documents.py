@@ -16,7 +16,7 @@ NAMED = [
 
 
 def paths_in(document: Path) -> set[str]:
-    """Return the files that a document names anywhere, and the folders and Python files that it names in backticks."""
+    """Return the files that a document names, and the folders and Python files in backticks."""
     text = document.read_text()
     files = re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w/.-]*\.(?:json|md|py|toml|txt)\b", text)
     quoted = re.findall(rf"`((?:{FOLDERS})/[\w/]*|[\w/]+\.py)`", text)

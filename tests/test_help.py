@@ -1,4 +1,4 @@
-"""Frozen help of every command. After a deliberate change, `python tests/test_help.py` rewrites the file."""
+"""Frozen help of all commands. After an intended change, `python tests/test_help.py` rewrites it."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Imports point one way, between the top folders and between the packages inside them. docs/architecture.md says why."""
+"""Imports point one way, between top folders and between packages; docs/architecture.md has the reason."""
 
 import ast
 import sys
@@ -20,8 +20,8 @@ MAY_IMPORT = {
 # The swarm package is sans-IO: the caller passes time, randomness and the network in.
 NOT_IN_SWARM = {"time", "datetime", "socket", "ssl", "select", "selectors", "asyncio", "threading", "zmq"}
 
-# Package -> packages that it may import. It may also import all that these may import. A package of its own folder is meant by
-# the name of the folder: "collectives" is collectives/outcome.py and its neighbours, not collectives/rounds/.
+# Package -> packages that it may import. It may also import all that these may import. The name of a folder means only
+# the modules in it: "collectives" is collectives/outcome.py and its neighbours, not collectives/rounds/.
 PACKAGES = {
     "compression/core": (),
     "compression/kernels": ("compression/core",),
@@ -85,7 +85,7 @@ PACKAGES = {
     "sims/processes": ("sims/peers", "sims/results"),
     "sims/cli": ("sims/simulation", "sims/processes", "sims/planner", "node/cli"),
 }
-# Folders beside the packages that have few entries, too, so that a newcomer can take them in at a glance.
+# Other folders that must have few entries.
 OTHER_FOLDERS = ("docs", "examples", "sims/scenarios", "tests/kit")
 MOST_ENTRIES = 15
 TRIALS = ("thinwire.sims.trials.trial", "thinwire.sims.trials.trial_gossip")
@@ -93,7 +93,7 @@ TRIALS = ("thinwire.sims.trials.trial", "thinwire.sims.trials.trial_gossip")
 
 
 def imports(source, package):
-    """Absolute dotted names that a module of `package` imports, names imported from a module included."""
+    """Return the absolute dotted names that a module of `package` imports, with names from modules."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -119,7 +119,7 @@ def violations(source, folder, package):
 
 @cache
 def modules():
-    """File of each module of the product, by dotted name. The name of a package stands for its `__init__.py`."""
+    """Return the file of each module by dotted name; a package's name stands for its `__init__.py`."""
     found = {}
     for folder in MAY_IMPORT:
         for file in sorted((ROOT / folder).rglob("*.py")):
@@ -138,14 +138,14 @@ def dotted_of(folder):
 
 
 def package_of(name):
-    """Package in whose folder a dotted name is; "node/public" for a name of `thinwire` itself."""
+    """Return the package that has a dotted name; "node/public" for a name of `thinwire` itself."""
     parts = name.split(".")[1:]
     inside = ("/".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((folder for folder in inside if folder in PACKAGES), "node/public")
 
 
 def allowed(package, table):
-    """Packages that a package may import: itself, its entries in the table, and all that these may import."""
+    """Return the packages that a package may import: itself, and its entries in the table, recursively."""
     found, left = {package}, [package]
     while left:
         for other in table[left.pop()]:
@@ -156,14 +156,14 @@ def allowed(package, table):
 
 
 def against_the_table(source, package, table=PACKAGES):
-    """Imports that the table does not allow to a module of a package."""
+    """Return imports of a module that the table does not allow."""
     for name in imports(source, dotted_of(package)):
         if name.split(".")[0] == "thinwire" and package_of(name) not in allowed(package, table):
             yield name
 
 
 def circles(graph):
-    """Strongly connected components of more than one node (Tarjan): the nodes of each circle."""
+    """Return the nodes of each cycle: strongly connected components of several nodes (Tarjan)."""
     index, low, stack, found = {}, {}, [], []
 
     def visit(node):
@@ -188,7 +188,7 @@ def circles(graph):
 
 
 def edges(sources):
-    """Modules that each module imports, also lazily or for types only. `sources`: package and source by dotted name."""
+    """Return the imports of each module, also lazy and type-only ones. `sources`: by dotted name."""
     graph = {}
     for module, (package, source) in sources.items():
         graph[module] = set()
@@ -378,7 +378,7 @@ def test_a_circle_of_imports_is_found(sources, found):
 
 
 def entries(folder):
-    """Names in a folder, without `__init__.py`, hidden files, and files that tools make."""
+    """Return the entries of a folder, except `__init__.py`, hidden files, and files that tools make."""
     return [
         path.name for path in folder.iterdir() if not path.name.startswith((".", "__")) and path.suffix != ".egg-info"
     ]
@@ -406,8 +406,8 @@ def test_every_package_is_in_the_table_and_in_pyproject():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_package_says_what_it_is_for(package):
-    """A folder called compression with an `__init__.py` would hide the standard library's package, see pyproject.toml."""
+def test_every_package_has_a_docstring(package):
+    """Every package has a docstring. A folder `compression` with an `__init__.py` would hide a standard module."""
     file = ROOT / package / "__init__.py"
     if package == "compression":
         assert not file.exists()

@@ -3,7 +3,7 @@
 Peers count the operations of one name alike: the n-th call of one peer meets the n-th call of the others. Counts can
 diverge: new peers have none, calls fail, and in a partition each side counts separately. So a peer that waits at a
 number where the others are not announces that, learns where they are (`Over`), and goes up or down to the median number
-(the higher of two). All peers with the same information choose the same number, and one liar moves no peer that hears
+(the higher of two). All peers with the same information choose the same number, and one liar moves no peer with
 two honest ones. A silent peer counts as being at our number: for one patience all present peers, if we are new to a
 name or were alone with it; else our last partners.
 """
@@ -36,7 +36,7 @@ KEPT_SECONDS, KEPT, KEPT_BYTES = 30.0, 64, 256 << 20
 """Seconds, number and bytes of results that are stored for late callers."""
 
 DOWN = 8
-"""How often a call may be given a lower number; reports arrive one by one."""
+"""Limit on how often a call may be given a lower number; reports arrive one by one."""
 
 LAST = 2**31
 """Exclusive upper bound of numbers; a peer that reaches it starts over."""
@@ -230,7 +230,7 @@ class AllreduceService:
                 _alone(operation, operation.forget, peer)
         waiting = self._waiting(message.name)
         if waiting and (others := [number for name, number in early if name == message.name]):
-            waiting[0].locate(peer, others[-1])  # it has gone on to another number
+            waiting[0].locate(peer, others[-1])  # it has moved to another number
         if waiting and not message.withdrawn and message.number < LAST:
             overs = self._overs.setdefault(peer, OrderedDict())
             overs[message.name] = message.number

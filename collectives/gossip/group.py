@@ -74,7 +74,7 @@ class GossipGroup:
 
     @property
     def posted(self) -> bool:
-        """Whether `post` was called; where slow weights are exchanged, it must precede `announce`."""
+        """True after `post`; where slow weights are exchanged, it must precede `announce`."""
         return self._posted is not None
 
     def announce(

@@ -16,7 +16,7 @@ chunks for as long as the partner may need them. Any failure leaves a pair of on
 is then a local step. If only one of the two fails, the mean of all replicas moves by β/2 times the difference of the
 two, which is accepted. A larger group is a pair with each of the others (`group`).
 
-Slow weights are only sent early. If a pair is drawn anew meanwhile, they were sent in vain. The Base referenced by the
+Slow weights are only sent early. If a pair is drawn again meanwhile, they were sent in vain. The Base referenced by the
 partner's Ready is authoritative, and missing slow weights never delay or abort a pair before both sides are ready.
 """
 

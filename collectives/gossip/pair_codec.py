@@ -31,7 +31,7 @@ class PairCodec:
 
     @property
     def exact(self) -> bool:
-        """Whether encoding loses nothing, so that no error feedback is needed."""
+        """True if encoding loses nothing, so that no error feedback is needed."""
         return self.fast.plain
 
     def nbytes(self, n: int) -> int:

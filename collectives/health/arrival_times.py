@@ -137,7 +137,7 @@ class ArrivalTimes:
             slow = SLOW * rates[peer] < median_low(others) and took[peer] > FELT + TRIPS * trips.get(peer, 0.0)
             known = len(self._delays.get(peer, ())) >= KNOWN
             usual = self._usual(peer, took[peer])
-            stall = f"what comes within {1e3 * usual:.0f} ms of the round's beginning came after {took[peer]:.1f} s"
+            stall = f"chunks that usually arrive within {1e3 * usual:.0f} ms of the round came after {took[peer]:.1f} s"
             pace = _pace(rates[peer], others)
             found[peer] = ChunkArrival(True, stalled if known else None, slow and not late[peer], stall, pace)
         for peer, seconds in took.items():

@@ -3,7 +3,7 @@
 This is "auto" in the manifest. Sans-IO. Each round is measured: the time from its start until a quorum had announced,
 and how much later each other member did. The grace is that of the latest member that is worth waiting for: its median
 lateness plus K times the median deviation from it (as if normally distributed), at least LEAST. A member gets twice as
-long for each round in a row that went on without it. But a round does not wait longer than SHARE of the usual training
+long for each round in a row that continued without it. But a round does not wait longer than SHARE of the usual training
 time of a quorum, because the machines of the others stand idle: a member that would need more is not considered until
 it is in time again by itself.
 
@@ -72,7 +72,7 @@ class StragglerGrace:
             self._came.setdefault(peer, now)
 
     def on_link_down(self, peer: PeerId) -> None:
-        """Note that a member is out of reach; its absence says nothing about its speed."""
+        """Note that a member is out of reach; its absence is no measure of its speed."""
         if peer not in self._came:
             self._awaited = tuple(one for one in self._awaited if one != peer)
 

@@ -108,10 +108,7 @@ class AllGather(DataPlane):
 
     @property
     def complete(self) -> bool:
-        """Whether every committed result is here and decodes.
-
-        An undecodable one is not complete, whoever voted for it.
-        """
+        """True if every committed result is here and decodes; votes for it do not matter."""
         return super().complete and self._sound()
 
     def settle(self) -> None:

@@ -88,5 +88,5 @@ class BallotBound(ShardedReduce):
         return taken
 
     def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
-        """Return the peer to blame. For adopted results nobody is blamed: other peers are asked, see Round."""
+        """Return the peer to blame. None for adopted results: other peers are asked, see Round."""
         return super().culprit(opened) if opened.adopted is None else None

@@ -36,8 +36,7 @@ class DataPlane(ABC):
     """
 
     hurry: ClassVar[float] = 1.0
-    """Patiences without progress after which settled but missing results are first requested from peers that have them.
-    """
+    """Patiences without progress before settled but missing results are requested from their holders."""
     bears: ClassVar[Mapping[str, int]] = {}
     """Patiences without progress before a peer is accused for a reason, if more than one."""
 
@@ -78,7 +77,7 @@ class DataPlane(ABC):
 
     @property
     def complete(self) -> bool:
-        """Whether every committed result is here."""
+        """True if every committed result is here."""
         commit = self.agreement.commit
         return commit is not None and self.results.digest == commit.digest
 
@@ -105,9 +104,9 @@ class DataPlane(ABC):
 
     @property
     def _learns(self) -> bool:
-        """Whether this round updates the usual norms.
+        """True if this round updates the usual norms.
 
-        Where peers contribute whenever they like, a peer that often contributes alone must not define them.
+        Peers that may contribute at any time often contribute alone, and must not define the norms then.
         """
         commit, buffered = self.agreement.commit, self.agreement.terms.buffered
         return not buffered or commit is None or 2 * len(commit.opened.contributors) > len(commit.opened.alive)

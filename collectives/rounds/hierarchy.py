@@ -232,7 +232,7 @@ class Hierarchy(ShardedReduce):
         return self._routes.heirs(self.me, index) if self._routes is not None else ()
 
     def _vouches(self, sender: PeerId, index: int) -> bool:
-        """Return whether a result is accepted: from its owner, or from our relay until a record contradicts it."""
+        """Return True for a result from its owner, or from our relay until a record contradicts it."""
         return self._routes is not None and sender in self._routes.sources(self.me, index)
 
     # --- blame
@@ -242,7 +242,7 @@ class Hierarchy(ShardedReduce):
         return DataPlane.owing(self, opened)
 
     def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
-        """Return the peer to blame: a contributor to chunks that we collect, a relay, or the source of a result."""
+        """Return the peer to blame: a contributor, a relay, or the source of a result."""
         routes, results = self._routes, self.results
         if routes is None:
             return None

@@ -39,7 +39,7 @@ class Ring(BallotBound):
 
     @property
     def broken(self) -> bool:
-        """Whether a ring failed and the round continued without one."""
+        """True if a ring failed and the round continued without one."""
         first, last = self._first, self.opened
         return first is not None and last is not None and bool(first.order) and not last.order and last.adopted is None
 

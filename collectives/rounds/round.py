@@ -82,7 +82,7 @@ class Round:
         self.lost_after_open: set[PeerId] = set()
         """Peers whose process ended after the round had opened: they may have voted and will not remember it."""
         self.booked = False
-        """Whether other objects have recorded the round's lessons about peers."""
+        """True if other objects have recorded the round's lessons about peers."""
         self._gone: set[PeerId] = set()
         self._spent: set[PeerId] = set()
         self._settled = asyncio.Event()
@@ -168,7 +168,7 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        """Whether every committed result is here."""
+        """True if every committed result is here."""
         return self.exchange.complete
 
     # --- events
@@ -201,7 +201,7 @@ class Round:
 
     @property
     def forsaken(self) -> bool:
-        """Whether there is a verdict, but most reachable sources have freed its results and moved on."""
+        """True if there is a commit, but most reachable sources have freed its results and moved on."""
         sources = self.sources
         return self.agreement.commit is not None and 2 * len(self._spent.intersection(sources)) > len(sources)
 

@@ -204,7 +204,7 @@ class RoundFactory:
             wait.cancel()
             behind.cancel()
         if outcome.commit is not None and not fly.booked:
-            fly.booked = True  # callers that follow rounds ask again for the outcome of their own
+            fly.booked = True  # callers that follow rounds ask again for the outcome of the next one
             self._owner_backoff.settle(outcome.commit.opened, fly.exchange.failed)
             self._settle(fly)
             if fly.opened_at is not None:

@@ -38,7 +38,7 @@ class Cluster:
 
     @property
     def sums(self) -> bool:
-        """True if several contributions become one value on the way; a single one is forwarded as it is."""
+        """True if several contributions become one value; a single one is forwarded as it is."""
         return len(self.entries) > 1
 
     @property

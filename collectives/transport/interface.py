@@ -48,7 +48,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def gone(self) -> bool:
-        """Whether the peer's machine reported the process dead, as opposed to silence or a broken connection."""
+        """True if the peer's machine reported the process dead; False for silence or a broken connection."""
         return self.frame is None and self.reason == REFUSED
 
 

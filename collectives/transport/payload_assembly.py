@@ -31,7 +31,7 @@ class PayloadAssembly:
 
     @property
     def whole(self) -> bool:
-        """Whether no piece is missing."""
+        """True if no piece is missing."""
         return not self._missing
 
     def add(self, piece: int, payload: Buffer) -> bool:

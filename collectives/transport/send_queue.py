@@ -176,7 +176,7 @@ class SendQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether everything was handed to the transport."""
+        """True if everything was handed to the transport."""
         return not self._control and not self._bulk
 
     def begin(self, round: int, fragment: int = 0) -> None:

@@ -21,7 +21,7 @@ TILE = 64
 DOMINANT = np.float32(2.0)
 """A tile is transformed if its largest magnitude is at least this many times the second largest."""
 TURNED = 0x80
-"""Bit of a tile's mark that says "transformed".
+"""Bit of a tile's mark for "transformed".
 
 If it is set, the six low bits are the position of the dominant value; otherwise the mark is zero.
 """

@@ -1,1 +1,1 @@
-"""What all codecs share: their protocols and types, the chunk layout of a model, portable noise."""
+"""Common parts of all codecs: protocols and types, the chunk layout of a model, portable noise."""

@@ -231,7 +231,7 @@ class Pending(Generic[Some]):
 
     @property
     def done(self) -> bool:
-        """Whether there is a result, or an error."""
+        """True if there is a result, or an error."""
         return self._future.done()
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -1,6 +1,6 @@
 """Planned faults of a local swarm, drawn from the seed.
 
-The plan says which peer is killed and when, and when a joiner arrives.
+The plan has the peers to kill with their times, and the time of a joiner.
 """
 
 from __future__ import annotations

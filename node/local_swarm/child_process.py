@@ -66,7 +66,7 @@ class Child:
 
     @property
     def live(self) -> bool:
-        """Whether it runs, or has ended successfully by itself: its replica counts."""
+        """True if it runs, or has ended successfully by itself: its replica counts."""
         return self.killed_at is None and self.code in (None, 0)
 
     @property

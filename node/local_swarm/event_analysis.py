@@ -132,7 +132,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether there were comparisons, all were equal, and the live replicas ended equal."""
+        """True if there were comparisons, all were equal, and the live replicas ended equal."""
         return not self.alike or bool(self.final) and self.live > 0 and self.rounds > 0 and not self.differences
 
 

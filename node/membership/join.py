@@ -26,7 +26,7 @@ class NoSwarm(HintedError):
 
     exit_code: ClassVar[int] = 4
     nobody = False
-    """Whether no peer of the run is at any of the addresses, according to those that answer."""
+    """True if, by the answers, no peer of the run is at any of the addresses."""
 
 
 class Refused(HintedError):
@@ -34,7 +34,7 @@ class Refused(HintedError):
 
     exit_code: ClassVar[int] = 5
     nobody = False
-    """Whether no peer of the run is at any of the addresses, see NoSwarm."""
+    """True if no peer of the run is at any of the addresses, see NoSwarm."""
 
 
 async def knock(

@@ -14,7 +14,7 @@ from thinwire.node.runtime.disk import Disk
 from thinwire.swarm.messages.registry import LIFE
 
 MOST = 64
-"""Most addresses stored. Out of so many some should be reachable, and the file stays readable."""
+"""Maximum number of stored addresses: some should be reachable, and the file stays readable."""
 
 FEW = 8
 """Number of addresses of which one is probably reachable, if all were reachable together."""
@@ -50,9 +50,9 @@ class KnownPeersFile:
         self._path, self._disk = path, disk
         self._saved = _Known((), False)
         self.damaged = False
-        """Whether `load` found a file without a valid copy."""
+        """True if `load` found a file without a valid copy."""
         self._whole = True
-        """Whether both copies in the file are valid."""
+        """True if both copies in the file are valid."""
 
     def load(self) -> tuple[Contact, ...]:
         """Return the contacts saved last, most useful first; empty if nothing is readable."""
@@ -70,7 +70,7 @@ class KnownPeersFile:
 
     @property
     def few(self) -> bool:
-        """Whether the contacts last saved or loaded are so few that all may be gone at once."""
+        """True if the contacts last saved or loaded are so few that all may be gone at once."""
         return len(self._saved.known_peers) < FEW
 
     @property

@@ -1,8 +1,4 @@
-"""Outer methods by their name in a manifest: how replicas come together after their inner steps.
-
-A method is a replica with its rule, a session, a loop with its schedule, a codec, and the chunk grid of a contribution. All
-else is the same for all methods.
-"""
+"""Registry of outer methods: name in a manifest -> replica, session, loop, codec and chunk grid."""
 
 from __future__ import annotations
 
@@ -46,7 +42,7 @@ from thinwire.swarm.methods.noloco import NoLoCo
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The parts of one method."""
+    """Parts of one outer method."""
 
     replica: type[Any]
     session: Callable[..., Any]
@@ -54,9 +50,9 @@ class Method:
     codec: Callable[[Manifest, Layout], Any]
     cut: Callable[[Manifest, Layout, Any], Grid] = lambda manifest, layout, codec: grid(layout.total, codec)
     smaller: str = "choose a codec with fewer bits per value, or another method, such as sparseloco"
-    """What to do about a model that is too large."""
+    """Hint for a model that is too large for the codec."""
     partial: bool = False
-    """Whether fragments have rounds of their own, so that a peer may hold some of them only."""
+    """True if fragments have separate rounds, so that a peer may hold only some of them."""
 
 
 def _dense(manifest: Manifest, layout: Layout) -> Any:
@@ -68,8 +64,10 @@ def _pairs(manifest: Manifest, layout: Layout) -> Any:
 
 
 WIDE = 6
-"""Values that an owner sends of a sum, for each that a contributor sends: with four it sends too little (docs/compression.md).
-Places of many cost less than those of few, so that a result is some four payloads, whatever the number of peers.
+"""Values that an owner sends of a sum, for each that a contributor sends.
+
+Four are too few (docs/compression.md). A result has about the size of four payloads for any number of peers: the
+indices of many values cost less each.
 """
 
 
@@ -148,20 +146,20 @@ METHODS: Mapping[str, Method] = {
         partial=True,
     ),
 }
-"""Name -> its parts."""
+"""Outer method -> its parts."""
 
 SPARSE_STREAMING = replace(METHODS["streaming"], codec=_sparse, cut=_sparse_part, smaller=_LOWER_K)
-"""Streaming that sends a small part of each fragment's pseudo-gradient."""
+"""Streaming with a sparse codec for each fragment's pseudo-gradient."""
 
 
 def method_of(manifest: Manifest) -> Method:
-    """The parts of a manifest's method."""
+    """Return the parts of a manifest's method."""
     method = METHODS[manifest.outer.method]
     return SPARSE_STREAMING if method.partial and manifest.sparse else method
 
 
 def fitted(manifest: Manifest, layout: Layout) -> tuple[Any, Grid]:
-    """The codec of a run whose model has this layout, and the cut of what it sends. Raises ManifestError for one too large."""
+    """Return codec and chunk grid for this layout. Raises ManifestError if the model is too large."""
     method = method_of(manifest)
     try:
         codec = method.codec(manifest, layout)
@@ -174,7 +172,7 @@ def fitted(manifest: Manifest, layout: Layout) -> tuple[Any, Grid]:
 
 
 def check_codec(manifest: Manifest, name: str) -> None:
-    """Raises ManifestError when the manifest's codec has parameters that it cannot have; `name` is the file's."""
+    """Raise ManifestError for invalid parameters of a codec. `name`: name of the manifest's file."""
     try:
         registry.parse(manifest.exchange.codec)
     except registry.SpecError as error:

@@ -1,7 +1,7 @@
-"""Outer loop: turns local training into one outer step after another, or leaves everything as it was.
+"""Outer loop: one outer step after another; each commits whole or leaves everything as it was.
 
-The replica knows the method's rule: what a peer contributes, and what a commit makes of the contributions. The schedule knows
-when training waits for a round and what the model does when the round commits. `OuterLoop` runs one round with both.
+The replica has the method's rule: what a peer contributes, and what a commit changes. The schedule decides when
+training waits for a round, and what the model does when it commits. `OuterLoop` runs one round with both.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from thinwire.node.state.replica import ParameterWrite, Read, Replica
 from thinwire.swarm.messages.registry import Commit
 
 Average = Callable[[float | None], Coroutine[Any, Any, Outcome]]
-"""Announces a contribution and waits for the round, at most that number of seconds; None: without limit."""
+"""Announces a contribution and waits for the round, at most that number of seconds (None: no limit)."""
 
 
 class Schedule:
-    """When training waits for a round, and what the model does when the round commits. This one is the barrier of DiLoCo.
+    """Barrier schedule of DiLoCo: training waits, and the model starts from the outer parameters.
 
-    Training waits for the round, and the model starts from the outer parameters. Subclasses change single decisions.
+    Base of all schedules, which change single decisions.
     """
 
     follows = False
-    """Whether rounds of other peers are followed between two calls of `sync`."""
+    """True if the loop follows rounds of other peers between two calls of `sync`."""
 
     loop: OuterLoop
-    """The loop that this schedule is for."""
 
     def attach(self, loop: OuterLoop) -> None:
         """Become the schedule of `loop`, whose session and replica exist."""
@@ -51,15 +50,15 @@ class Schedule:
         return await average(self.loop.give_up)
 
     async def late(self, weight: int) -> None:
-        """A round has committed before `weight` tokens were announced: account for them, where the rule does."""
+        """Account for `weight` tokens that were not announced before their round committed, if the rule does."""
         if self.loop.replica.owes_forfeit(weight):
             await self.loop.forfeit()
 
     def not_finite(self) -> None:
-        """Handle a contribution that was not finite, in the worker: leave the model as it is."""
+        """Handle a contribution that is not finite, in the worker. Here the model stays as it is."""
 
     async def commit(self, outcome: Outcome) -> None:
-        """Make the outer step and let the model start from it. The digest is computed while training continues."""
+        """Make the outer step; the model starts from it. The digest is computed while training continues."""
         await self.loop.step(outcome, digest=False)
         await self.loop.adopt_in_background()
 
@@ -69,27 +68,27 @@ class Schedule:
         self.loop.session.advance()
 
     def replaced(self) -> None:
-        """The state was replaced by a fetched one, and the model starts from that."""
+        """Note that a fetched state has replaced the state and the model."""
 
     def trains_on(self, commit: Commit) -> bool:
         """Whether the inner steps in progress are of use although a round has this verdict."""
         return False
 
     def follow(self, told: Callable[[Outcome], None]) -> None:
-        """See `RoundLoop.follow`."""
+        """Start to report rounds that end outside `sync` to `told`."""
 
     async def rest(self) -> None:
-        """See `RoundLoop.rest`."""
+        """Stop following."""
 
     def resume(self) -> None:
-        """See `RoundLoop.resume`."""
+        """Follow again."""
 
 
 class OuterLoop(RoundLoop):
-    """One round after another of one replica, by a schedule.
+    """Rounds of one replica, by a schedule.
 
-    `read` copies a range of the model's parameters, `write` sets them from the outer parameters; both run in `work`. `beside`
-    computes what does not need the model while training continues; None: in `work`.
+    `read` copies a range of the model's parameters, `write` sets them from the outer parameters; both run in `work`.
+    `beside` computes without the model while training continues; None: in `work`.
     """
 
     _settling: asyncio.Task[None] | None = None
@@ -113,7 +112,6 @@ class OuterLoop(RoundLoop):
 
     @property
     def replica(self) -> Replica:
-        """The replica that the rounds change."""
         return self.session.replica
 
     @property
@@ -132,11 +130,10 @@ class OuterLoop(RoundLoop):
         await self.settled()
 
     def resume(self) -> None:
-        """Follow again."""
         self.schedule.resume()
 
     async def settled(self) -> None:
-        """Wait for what `adopt_in_background` has left to be done. Raises what has gone wrong in it."""
+        """Wait for the rest of `adopt_in_background`. Raises its error, if any."""
         settling = self._settling
         if settling is not None:
             await asyncio.wait([settling])
@@ -152,10 +149,10 @@ class OuterLoop(RoundLoop):
     async def sync(self, *, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None = None) -> Outcome:
         """Run one round after the inner steps, see `RoundLoop.sync`.
 
-        On commit the replica has made its outer step and the model starts from it. Without commit everything is as it was
-        before the call (the model keeps its local progress, which the next call sends), unless this peer had to fetch the
-        swarm's state: then the model starts from that. The returned outcome comes without the results. The next inner steps
-        need the model, but not the digest of the state: that is computed meanwhile, see `settled`.
+        After a commit the replica has made its outer step and the model starts from it; its digest is computed during
+        the next inner steps, see `settled`. Without a commit everything is as before (the model keeps its local
+        progress, which the next call sends), unless this peer had to fetch the swarm's state: then the model starts
+        from that. The outcome has no results.
         """
         try:
             outcome = await self.schedule.sync(weight, loss, speed, meanwhile)
@@ -163,7 +160,7 @@ class OuterLoop(RoundLoop):
             self.replica.rollback()
         return replace(outcome, results=())
 
-    # --- what schedules use
+    # --- for schedules
 
     async def round(self, weight: int, loss: float, speed: float) -> Outcome:
         """Run one round: contribute, average, commit; or catch up with the swarm."""
@@ -205,7 +202,7 @@ class OuterLoop(RoundLoop):
         return self.session.grace + GIVE_UP * self.session.patience
 
     async def step(self, outcome: Outcome, *, digest: bool = True, since: Read | None = None) -> bool:
-        """Commit a round to the replica, and with `digest` compute its digest; return whether that was an outer step."""
+        """Commit a round to the replica, and with `digest` compute that; return True if it was an outer step."""
         me, replica = self.session.me, self.replica
         return await self.session.change(self.work, lambda: replica.commit(outcome, me, since), settled=digest)
 
@@ -221,12 +218,12 @@ class OuterLoop(RoundLoop):
         await self.work(lambda: self.write(self.replica.theta))
 
     def start_over(self) -> None:
-        """Forget what only this replica has, and set the model to the outer parameters. Runs in the worker."""
+        """Discard private vectors and set the model to the outer parameters. Runs in the worker."""
         self.replica.reset()
         self.write(self.replica.theta)
 
     async def adopt_in_background(self) -> None:
-        """Set the model to the outer parameters; compute the digest and begin the next round while training continues."""
+        """Set the model to the outer parameters; digest and next round follow while training continues."""
         await self.write_theta()
         self._settling = asyncio.create_task(self._settle_down())
 
@@ -237,7 +234,7 @@ class OuterLoop(RoundLoop):
             for what in self._thereafter:
                 what()
         except Exception as error:
-            self.session.fail(error)  # nobody waits for it before the next round
+            self.session.fail(error)  # no caller waits for it before the next round
             raise
         self._thereafter.clear()
         self._settling = None
@@ -258,7 +255,7 @@ class OuterLoop(RoundLoop):
         return payloads, b"".join(hashes)
 
     async def catch_up(self) -> bool:
-        """Take over the swarm's state; return whether there was one for this peer."""
+        """Take over the swarm's state; return True if there was a suitable one."""
         fetched = await self.session.catch_up.newer(self.work)
         if fetched is not None:
             await whole(self._take_over(fetched))

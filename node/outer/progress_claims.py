@@ -1,4 +1,4 @@
-"""Whether the swarm has gone on without us, as far as others say: nobody's word alone makes us drop our state."""
+"""Claims of other peers to be ahead; no single claim makes this peer drop its state."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection
 from thinwire.swarm.messages.registry import PeerId
 
 ASKED = 8
-"""Peers that are ahead and are asked at once how our round ended, when one begins."""
+"""Peers ahead of us that are asked how our round ended, when it begins."""
 
 
 class ProgressClaims:
-    """Who has said what about later rounds.
+    """Claims about later rounds, by peer.
 
-    Who is ahead is asked how our round ended. It answers with the verdict when it still keeps the results, and we follow round
-    by round; else that we are behind. Only when most say so, and none has told us the verdict for a patience, must the
-    state be fetched.
+    A peer that is ahead is asked how our round ended. It answers with the commit while it has the results, and we
+    follow round by round; otherwise it answers that we are behind. The state is fetched only if most peers answer so,
+    and none has sent the commit for one patience.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -28,14 +28,14 @@ class ProgressClaims:
 
     @property
     def silent(self) -> bool:
-        """Whether nobody who is here has said anything of later rounds."""
+        """True if no present peer has claimed a later round."""
         if self._claims or self._seen:
             return False
         self._since = None
         return True
 
     def begin(self, round: int) -> list[PeerId]:
-        """Our next round begins; the peers to ask how it ended, because they are beyond it."""
+        """Begin our next round; return the peers to ask how it ended."""
         self._claims.clear()
         self._asked.clear()
         self._since = None
@@ -43,7 +43,7 @@ class ProgressClaims:
         return sorted(self._seen)[:ASKED]
 
     def seen(self, peer: PeerId, round: int, patience: float) -> bool:
-        """A peer has sent something of a later round than ours; True when it is time to ask it about ours."""
+        """Note a message of a later round; return True if it is time to ask the peer about ours."""
         self._seen[peer] = max(round, self._seen.get(peer, 0))
         if self._now() < self._asked.get(peer, -patience) + patience / 4:
             return False
@@ -51,26 +51,25 @@ class ProgressClaims:
         return True
 
     def inquire(self, round: int, voices: Collection[PeerId], moved: float, patience: float) -> bool:
-        """Whether to ask all voices, because one of them is past `round`, our last, and nothing has come for a patience."""
+        """Return True if all `voices` should be asked: one is past `round`, and a patience is over."""
         if not self.further(round).intersection(voices) or self._now() < max(moved, self._inquired) + patience:
             return False
         self._inquired = self._now()
         return True
 
     def claimed(self, peer: PeerId, round: int) -> None:
-        """A peer says that it has committed `round`, and nothing more of ours."""
+        """Note the claim of a peer that it has committed `round`."""
         self._claims[peer] = round
 
     def past(self, round: int) -> set[PeerId]:
-        """Who says that it has committed a later round than this."""
+        """Return the peers that claim to have committed a later round."""
         return {peer for peer, claim in self._claims.items() if claim > round}
 
     def further(self, round: int) -> set[PeerId]:
-        """Who has committed a later round than this, as it says or as what it sends of later ones shows."""
+        """Return the peers that have committed a later round, by their claims or by their messages."""
         return self.past(round) | {peer for peer, seen in self._seen.items() if seen > round + 1}
 
     def on_link_down(self, peer: PeerId) -> None:
-        """A peer is not here any more."""
         for what in (self._seen, self._claims, self._asked):
             what.pop(peer, None)
 
@@ -82,11 +81,10 @@ class ProgressClaims:
         patience: float,
         able: Callable[[Collection[PeerId]], bool] = lambda without: True,
     ) -> bool:
-        """Whether the swarm is past `round`, our last, and nobody has helped us on since.
+        """Return True if the swarm is past `round`, our last, and no peer has helped us for a patience.
 
-        It is when most of `voices` say so, or when those who do not say so can commit nothing without those who do: whether
-        they can, `able` tells. Else half of a swarm would wait for ever for the half that has gone on, and so would all for
-        the one that was left of a quorum.
+        This holds if most of `voices` claim so, or if the others cannot commit a round without them, as reported by
+        `able`. Otherwise half of a swarm would wait endlessly for the other half.
         """
         past = self.past(round)
         most = 2 * sum(peer in past for peer in voices) > len(voices)

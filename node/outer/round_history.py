@@ -1,7 +1,7 @@
-"""Rounds that are over: their results while somebody wants them, who missed some or follows from an older state, and verdicts.
+"""Past rounds: their results while a peer needs them, and their commits.
 
-A verdict is small and proves itself to those who were members before that round, so it is kept for longer: one peer that
-has it keeps others, which were cut off, from deciding that round anew when nobody else is left.
+A commit is small and proves itself to the members of that round, so it is stored for longer. A single peer with it can
+prevent cut-off peers from deciding the round again when no other peer is left.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.swarm.messages.registry import Commit, PeerId
 
 MOST_ROUNDS = 8
-"""Rounds that are kept at most. Who needs longer for one round than the swarm for this many would not keep up anyway."""
+"""Maximum number of stored rounds. A peer that is slower than this cannot keep up anyway."""
 
 MOST_VERDICTS = 64
-"""Verdicts that are kept at most."""
+"""Maximum number of stored commits."""
 
 FOLLOWED_SECONDS = 15.0
-"""How long somebody counts as following after the last question about a round that is over."""
+"""Seconds for which a peer counts as following after its last question about a past round."""
 
 
 class RoundHistory:
-    """The last rounds of one peer, as servers of their verdicts and results.
+    """Last rounds of one peer, as servers of their commits and results.
 
-    The last one is kept until all who were ready for it have gone on. Older ones are kept only while somebody reads a state
-    that they continue, or follows; `limit` bounds the bytes of their results.
+    The last round is stored until all peers that were ready for it have continued. Older ones are stored only while a
+    peer reads a state that they continue, or follows. `limit` bounds the bytes of their results.
     """
 
     def __init__(self, limit: int, now: Callable[[], float]) -> None:
@@ -40,53 +40,54 @@ class RoundHistory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all results that are kept."""
+        """Bytes of all stored results."""
         return sum(self._sizes[number] for number in self._rounds)
 
     def add(self, done: Round) -> None:
-        """A round has been committed and applied."""
+        """Add a committed and applied round."""
         self._rounds[done.round], self._sizes[done.round] = done, done.nbytes
         if done.agreement.commit is not None:
             self._verdicts[done.round] = done.agreement.commit
             self._verdicts.pop(done.round - MOST_VERDICTS, None)
 
     def get(self, round: int) -> Round | None:
-        """The round with this number, if it is kept."""
         return self._rounds.get(round)
 
     def verdict(self, round: int, peer: PeerId) -> Commit | None:
-        """How a round ended that is not too long over, for a peer that had a say in it. To others it proves nothing; a newcomer
-        is better off with the word that it is behind: then it does not wait for results that nobody has any more.
+        """Return the commit of a recent round for a peer that was a member of it.
+
+        It proves nothing to other peers: a newcomer needs the answer that it is behind, so that it does not wait for
+        results.
         """
         before = self._verdicts.get(round - 1)
         return self._verdicts.get(round) if before is None or peer in before.opened.members else None
 
     def clear(self) -> None:
-        """Our state does not come of these rounds any more."""
+        """Drop all rounds: our state does not continue them."""
         self._rounds.clear()
         self._sizes.clear()
         self._verdicts.clear()
 
     def follow(self, peer: PeerId) -> None:
-        """A peer asks about a round that is over."""
+        """Note that a peer asks about a past round."""
         self._followers[peer] = self._now()
 
     def done(self, peer: PeerId) -> None:
-        """A peer is where we are, or gone."""
+        """Note that a peer has caught up or departed."""
         self._followers.pop(peer, None)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
-        """The link to `peer` broke: how a round ended that it led, not all may have heard."""
+        """Let past rounds handle a lost link: their leader may not have informed all peers."""
         for one in self._rounds.values():
             one.on_link_down(peer, gone=gone)
 
     def pump(self) -> None:
-        """Let the rounds say what they have to say."""
+        """Let the past rounds send what is pending."""
         for one in self._rounds.values():
             one.pump()
 
     def prune(self, current: Round, live: Collection[PeerId], *, read: bool) -> None:
-        """Forget what nobody wants. `read`: somebody reads a state that one of these rounds continues."""
+        """Drop what no peer needs. `read`: a peer reads a state that one of these rounds continues."""
         if not self._rounds:
             return
         if self._followers:
@@ -103,7 +104,7 @@ class RoundHistory:
 
 
 def _superseded(last: Round, current: Round, live: Collection[PeerId]) -> bool:
-    """Whether all who took part in the last round, or wanted to and are here, have the state that came of it."""
+    """Return True if all live participants of the last round have its state."""
     commit, agreement = last.agreement.commit, current.agreement
     if commit is None or len(agreement.ready) < len(commit.opened.alive):
         return False

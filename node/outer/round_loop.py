@@ -1,4 +1,4 @@
-"""Interface that all round loops have towards whoever trains, and how a peer enters a running swarm with one."""
+"""Interface of all round loops towards training, and how a peer enters a running swarm."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from thinwire.node.state.replica import Replica
 from thinwire.swarm.manifest.manifest import ManifestMismatch
 
 LONELY = 2
-"""Attempts in a row in which no reachable peer had a state, after which the state counts as lost where it can be recovered."""
+"""Consecutive attempts without an offered state after which the state counts as lost."""
 
 Lost = Callable[[int], Awaitable[bool]]
-"""Recovers the state of a fragment that no reachable peer has: True when it is in the replica."""
+"""Recovers the state of a fragment that no reachable peer has; returns True if the replica has it."""
 
 Meanwhile = Callable[[], Awaitable[None]]
-"""Trains while a round is under way, for schedules that allow it; the model belongs to it until it returns."""
+"""Trains while a round is in progress, for schedules that allow it; owns the model until it returns."""
 
 
 class RoundLoop(ABC):
-    """One round after another of one replica: contribute, average, commit or roll back.
+    """Rounds of one replica: contribute, average, then commit or roll back.
 
-    The defaults are those of a loop in which nothing is left to be done when `sync` has ended.
+    The defaults suit a loop that has no work left when `sync` ends.
     """
 
     follows: bool = False
-    """Whether rounds of other peers change the replica between two calls of `sync`."""
+    """True if rounds of other peers change the replica between two calls of `sync`."""
 
     overlaps_calls: bool = False
-    """Whether rounds continue between two calls of `sync`, so that the replica may change meanwhile."""
+    """True if rounds continue between two calls of `sync`, so that the replica may change."""
 
     next_cut: int = 0
-    """Inner steps to leave out before the next round, because this peer is late."""
+    """Inner steps to skip before the next round, because this peer is late."""
 
     _session: Any
 
     @property
     def turn(self) -> int:
-        """Rounds that the swarm has completed, as far as this peer knows; inner steps are counted by them."""
+        """Rounds that the swarm has completed, as far as this peer knows; they count the inner steps."""
         round: int = self._session.replica.round
         return round
 
@@ -51,19 +51,19 @@ class RoundLoop(ABC):
         return found
 
     def follow(self, told: Callable[[Outcome], None]) -> None:  # noqa: B027
-        """From now on report rounds that end outside `sync` to `told`, and follow those of other peers where the loop does."""
+        """Start to report rounds that end outside `sync` to `told`, and to follow those of other peers."""
 
     async def rest(self) -> None:
-        """Leave the replica as it is until `resume`, or for good. Raises what has gone wrong in following."""
+        """Leave the replica as it is until `resume`, or for good. Raises an error of following, if any."""
         await self.settled()
 
     def resume(self) -> None:  # noqa: B027
         """Follow again, if `follow` was called."""
 
     async def settled(self) -> None:  # noqa: B027
-        """Wait until the state has its digest and the next round has begun here, which may be after `sync` has ended.
+        """Wait until the state has its digest and the next round has begun, which may be after `sync`.
 
-        Before that no checkpoint is written and nothing announced. Raises what has gone wrong in it.
+        Until then nothing is announced and no checkpoint is written. Raises the error of this work, if any.
         """
 
     def thereafter(self, what: Callable[[], None]) -> None:
@@ -71,12 +71,12 @@ class RoundLoop(ABC):
         what()
 
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
-        """Become part of a running swarm: fetch its state, write it into the model, take part in the round in progress.
+        """Enter a running swarm: fetch its state, write it into the model, take part in the round in progress.
 
-        Wait as long as no peer offers a state that is as new as ours. With `tries`, continue with our own state after that
-        number of patiences. Return False after `alone` attempts in a row in which no reachable peer had a state (0: never).
-        `lost`: called when no peer has a state; it is given twice the `tries`.
-        Raises ManifestMismatch when the swarm trains another model than this one.
+        Wait as long as no peer offers a state that is as new as ours. With `tries`, continue with our own state after
+        that number of patiences. Return False after `alone` consecutive attempts in which no reachable peer had a state
+        (0: never). `lost`: called when no peer has a state; it is given twice the `tries`. Raises ManifestMismatch if
+        the swarm trains another model.
         """
         session, tried, lonely = self._session, 0, 0
         while not await self.catch_up():
@@ -99,12 +99,13 @@ class RoundLoop(ABC):
     async def sync(self, *, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None = None) -> Outcome:
         """Run one round after the inner steps.
 
-        `weight`: tokens of the inner steps. `loss`, `speed`: for display. `meanwhile`: trains while the round is under way.
+        `weight`: tokens of the inner steps. `loss`, `speed`: for display. `meanwhile`: trains while the round is in
+        progress.
         """
 
     @abstractmethod
     async def catch_up(self) -> bool:
-        """Take over the swarm's state; return whether there was one for this peer."""
+        """Take over the swarm's state; return True if there was a suitable one."""
 
     @abstractmethod
     async def adopt(self) -> None:
@@ -114,7 +115,7 @@ class RoundLoop(ABC):
 def mismatch(replica: Replica, foreign: OtherModelState) -> ManifestMismatch:
     """Return the error for a swarm that offers the state of another model."""
     ours, held = replica.theta.size, 2 * replica.ledger.used.size if replica.ledger is not None else 0
-    # A method's extra state depends on the model's shapes: then the size of a state does not give the number of parameters.
+    # The size of a state does not give the number of parameters if a method's extra state depends on the shapes.
     theirs, rest = divmod(foreign.nbytes // 4 - held, replica.vectors)
     if foreign.nbytes == replica.state.nbytes:
         differ = f"the swarm's model has {ours} trainable parameters too, but other names, shapes or element types"

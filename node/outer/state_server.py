@@ -1,4 +1,4 @@
-"""Serving the replica's state to joiners, and fetching it when this peer is the one that is behind."""
+"""Server of the replica's state for joiners, and client that fetches it when this peer is behind."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from thinwire.swarm.identity.identity import short
 from thinwire.swarm.messages.registry import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
 STATE = (StateAsk, StateFetch, StateOffer, StateChunk)
-"""Types of messages that are about the state."""
+"""Types of messages about the state."""
 
 SIDE_BY_SIDE = 2
-"""States of which one peer fetches chunks at the same time."""
+"""Number of states from which one peer fetches chunks at the same time."""
 
 SNAPSHOT_SECONDS = 15.0
-"""How long the state of a round is kept for its readers after the last chunk was asked for."""
+"""Seconds for which the state of a round is stored after the last request for a chunk."""
 
 
 @dataclass(slots=True)
@@ -48,10 +48,10 @@ class _Snapshot:
 
 
 class StateServer:
-    """Who asks is served the state of the round it asked in, and rounds go on meanwhile: when the replica is about to change,
-    what somebody still reads is copied first. Who takes part in a round reads no more (`done`).
+    """Serves the state of the round in which a peer asked for it, while rounds continue.
 
-    Until `resume` says that this peer is part of the swarm (`entered`), it is no source: it answers that it has nothing.
+    When the replica is about to change, a state with readers is copied first. A peer that takes part in a round reads
+    no more (`done`). Until `resume` (or `entered`) makes this peer part of the swarm, it answers that it has no state.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class StateServer:
         report: Callable[[str, str], None] = lambda name, detail: None,
     ) -> None:
         self.entered = entered
-        """Whether this peer is part of the swarm."""
+        """True if this peer is part of the swarm."""
         self._replica, self._send_queue, self._now, self._fragment = replica, send_queue, now, fragment
         self._emit, self._report = emit, report
         self._snapshot: _Snapshot | None = None
@@ -76,16 +76,16 @@ class StateServer:
         self._partial = PartialState()
         self._mail: asyncio.Queue[Mail] | None = None
         self.offered = False
-        """Whether anybody has offered a state since the last `fetch` began, whatever it was worth."""
+        """True if any peer has offered a state since the last `fetch` began, valid or not."""
         self.without: set[PeerId] = set()
-        """Who said, since the last `fetch` or round began, that it looks for one itself, or offered what does not hold."""
+        """Peers that look for a state, or made an invalid offer, since the last `fetch` or round began."""
         self.empty: set[PeerId] = set()
-        """Those of them that have none at all, not even one that a checkpoint brought."""
+        """Those of `without` that have no state at all, not even one of a checkpoint."""
 
     async def change(self, work: Work, how: Callable[[], Result]) -> Result:
-        """Let `how` change the replica where `work` computes: nothing is offered until `resume`.
+        """Run `how`, which changes the replica, in `work`. The state is not offered until `resume`.
 
-        What somebody still reads is copied first, there too: it may be much.
+        A state with readers is copied first, in `work` too, because it may be large.
         """
         self._held, snapshot = True, self._snapshot
         if snapshot is not None and not snapshot.readers:
@@ -100,7 +100,7 @@ class StateServer:
         return changed
 
     def resume(self) -> None:
-        """After `change` the replica is whole again: answer those who asked meanwhile."""
+        """End `change`: answer the requests that came meanwhile."""
         self._held, self.entered = False, True
         self._partial = PartialState()
         waiting, self._waiting = sorted(self._waiting), set()
@@ -109,11 +109,11 @@ class StateServer:
 
     @property
     def read(self) -> bool:
-        """Whether somebody reads the state of a round."""
+        """True if a peer reads the state of a round."""
         return any(one is not None and one.readers for one in (self._snapshot, self._older))
 
     def done(self, peer: PeerId, round: int = LAST_ROUND) -> None:
-        """A peer takes part in `round`, so it has the state before it."""
+        """Note that a peer takes part in `round`, so that it has the state before it."""
         for snapshot in (self._snapshot, self._older):
             if snapshot is not None and snapshot.offer.round < round:
                 snapshot.readers.discard(peer)
@@ -123,13 +123,12 @@ class StateServer:
             self._older = None
 
     def on_link_down(self, peer: PeerId) -> None:
-        """The link to `peer` broke: it reads no more, and what it owes of a state is asked of others."""
+        """Forget a reader; chunks that the peer owes are asked of others."""
         self.done(peer)
         if self._mail is not None:
             self._mail.put_nowait((peer, None))
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
-        """A frame about state."""
         message = frame.message
         if isinstance(message, StateAsk):
             self._offer(peer)
@@ -148,12 +147,12 @@ class StateServer:
             self._mail.put_nowait((peer, frame))
 
     def forget(self, *peers: PeerId) -> None:
-        """What these said of having no state is of no account any more."""
+        """Drop earlier messages of these peers that they have no state."""
         self.without.difference_update(peers)
         self.empty.difference_update(peers)
 
     def on_tick(self) -> None:
-        """Drop what nobody has asked for in a while."""
+        """Drop states that were not requested for SNAPSHOT_SECONDS."""
         if self._snapshot is not None and self._now() > self._snapshot.used + SNAPSHOT_SECONDS:
             self._snapshot = None
         if self._older is not None and self._now() > self._older.used + SNAPSHOT_SECONDS:
@@ -170,7 +169,7 @@ class StateServer:
         turn: asyncio.Semaphore | None = None,
         copy_below: int | None = None,
     ) -> FetchedState | OtherModelState | None:
-        """The state that these peers agree on, see `fetch_state`; none that has a NaN or an infinity."""
+        """Fetch the state that these peers agree on, see `fetch_state`; NaN and infinity are rejected."""
         self._mail, self.offered = asyncio.Queue(), False
         self.forget(*self.without)
         try:
@@ -198,7 +197,7 @@ class StateServer:
         return None
 
     async def install(self, work: Work, fetched: FetchedState) -> None:
-        """Make what `fetch` gave the replica's state; then comes `resume`."""
+        """Install a fetched state in the replica; `resume` follows."""
         changed = await self.change(work, lambda: self._replica.install(fetched))
         self._emit(
             "synced",
@@ -213,7 +212,7 @@ class StateServer:
     def _offer(self, peer: PeerId) -> None:
         replica, snapshot = self._replica, self._snapshot
         if self._send_queue.later(peer, StateOffer, self._fragment) > 2 * IN_FLIGHT:
-            return  # it has not even read what it asked for before
+            return  # the peer has not even read the earlier offers
         if not self.entered:
             nothing = StateOffer(
                 replica.round, replica.digest, replica.layout, replica.state.nbytes, (), self._fragment
@@ -224,7 +223,7 @@ class StateServer:
             self._waiting.add(peer)
             return
         if snapshot is None or snapshot.offer.digest != replica.digest:
-            # Its round is over, so `hold` has copied it. Who only asks takes it from nobody who reads.
+            # Its round is over, so `change` has copied it. Requests for an offer do not displace a state with readers.
             idle = self._older is None or self._older.served is None
             self._older = snapshot if idle and snapshot is not None and snapshot.readers else self._older
             raw = replica.state.view(np.uint8).data.toreadonly()
@@ -244,13 +243,13 @@ class StateServer:
 
     def _serve(self, peer: PeerId, message: StateFetch) -> None:
         if self._send_queue.later(peer, StateChunk) > SIDE_BY_SIDE * IN_FLIGHT:
-            return  # nobody honest asks for so many at once, and each may cost a copy
+            return  # an honest peer does not request as many at once, and each may cost a copy
         payload = memoryview(b"")
         for snapshot in (self._snapshot, self._older):
             if snapshot is not None and snapshot.offer.round == message.round:
                 payload = snapshot.raw[message.index * CHUNK_BYTES : (message.index + 1) * CHUNK_BYTES]
                 if not snapshot.copied:
-                    payload = memoryview(bytes(payload))  # the replica may change before this has left
+                    payload = memoryview(bytes(payload))  # the replica may change before this is sent
                 snapshot.used = snapshot.served = self._now()
                 snapshot.readers.add(peer)
                 break

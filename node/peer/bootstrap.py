@@ -48,7 +48,7 @@ class RunEntry:
 
 
 def founding(toml: bytes, config: Config, name: str) -> RunEntry:
-    """Return the entry to the run of a manifest from the file `name`: the peer founds the run, or returns to it.
+    """Return the entry to the run of a manifest from the file `name`: as its founder, or to return to it.
 
     Raises ManifestError, ConfigError.
     """
@@ -66,8 +66,9 @@ def founding(toml: bytes, config: Config, name: str) -> RunEntry:
 
 
 def arriving(invite: str, config: Config, search: float = SEARCH_SECONDS) -> RunEntry:
-    """Return the entry to the run of an invite; the swarm is searched for `search` seconds. Raises InviteError,
-    ConfigError.
+    """Return the entry to the run of an invite; the search takes at most `search` seconds.
+
+    Raises InviteError, ConfigError.
     """
     parsed = Invite.parse(invite)
     identity = Identity.load_or_create(config.directories.key)
@@ -81,8 +82,9 @@ def arriving(invite: str, config: Config, search: float = SEARCH_SECONDS) -> Run
 
 
 def _transport_opener(identity: Identity, run_id: bytes, config: Config) -> OpenTransport:
-    """Return a function that opens the real transport with this machine's settings. Raises ConfigError; the function
-    raises PortTaken.
+    """Return a function that opens the real transport with this machine's settings.
+
+    Raises ConfigError; the function raises PortTaken.
     """
     return functools.partial(_open_transport, identity, run_id, config, advertised(config, config.port))
 

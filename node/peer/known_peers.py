@@ -1,4 +1,4 @@
-"""Addresses of the other peers of a run, for restarts and invites; and the return of a founder to its run."""
+"""Addresses of the other peers of a run, for restarts and invites; return of a founder to its run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BACK_SECONDS = 5.0
 """Seconds for which a returning founder that was alone searches for peers that still run its swarm."""
 
 Knock = Callable[[Sequence[Contact], float, Sequence[str]], Awaitable[HintedError | None]]
-"""Contacts peers for a number of seconds, see join.knock; the codes are refusals that count as final, too."""
+"""Contacts peers for a number of seconds, see join.knock; the codes are final refusals, too."""
 
 
 def contacts(roster: Roster, peers: Iterable[PeerId]) -> Iterator[Contact]:
@@ -37,9 +37,9 @@ class KnownPeers:
     def __init__(self, path: Path, environment: Environment) -> None:
         self._path, self._environment, self._file = path, environment, KnownPeersFile(path, environment.disk)
         self.returns = False
-        """Whether this peer has founded the run before and was its only member when it left."""
+        """True if this peer has founded the run before and was its only member when it left."""
         self.founds = False
-        """Whether the run starts with this process, for the first time or again: then others need a new invite."""
+        """True if the run starts with this process, again or for the first time: others need a new invite."""
 
     def known(self) -> tuple[Contact, ...]:
         """Return the peers known from the last process."""
@@ -54,7 +54,7 @@ class KnownPeers:
 
     @property
     def few(self) -> bool:
-        """Whether so few peers are stored that all may be gone at once."""
+        """True if so few peers are stored that all may be gone at once."""
         return self._file.few
 
     # Return of a founder
@@ -67,7 +67,7 @@ class KnownPeers:
         return "ask for a new invite"
 
     async def come_back(self, knock: Knock) -> bool:
-        """Search for a run that this peer has founded; return True if peers of an earlier process still run it.
+        """Search for a run that this peer has founded; return True if peers still run it.
 
         A founder that was in a swarm with others and can reach none of them may be cut off, so it does not start the
         run again beside them. It does if it was alone before, or if no process listens at their addresses any more.
@@ -76,8 +76,8 @@ class KnownPeers:
         known_peers = list(self.known())
         if self._file.damaged:
             raise NoSwarm(
-                f"{self._path}, which says where the others of this run are, cannot be read",
-                "join them with an invite of theirs; if nobody goes on with this run, remove the file first",
+                f"{self._path}, which has the addresses of this run's peers, cannot be read",
+                "join them with an invite of theirs; if no peer continues this run, remove the file first",
             )
         if not known_peers:
             return False
@@ -90,13 +90,12 @@ class KnownPeers:
         if isinstance(refusal, Refused):
             raise refusal
         raise NoSwarm(
-            f"none of the {len(known_peers)} peers that this run had can be reached, and they may go on with it",
+            f"none of the {len(known_peers)} peers that this run had can be reached, and they may continue it",
             f"start again when they can; if they are gone for good, remove {self._path} first",
         )
 
     async def found_again(self, whole: RoundSession | FragmentSessions, work: Work, fragment: int) -> bool:
-        """Continue alone, or found the run again: the peers that joined after the last round that this peer had alone
-        have no state.
+        """Continue alone, or found the run again if the peers that joined since have no state.
 
         Implements round_loop.Lost.
         """
@@ -111,6 +110,6 @@ class KnownPeers:
 
         await session.change(work, change)
         session.brought_back()
-        session.report("founded again", "nobody who is here has a state")
+        session.report("founded again", "no present peer has a state")
         self.founds = True
         return True

@@ -1,4 +1,4 @@
-"""Lifecycle of a peer that trains, from the join handshake to its departure; shared by the daemon and the simulation.
+"""Lifecycle of a peer that trains, from the join handshake to its departure; also in simulations.
 
 Needs an event loop and nothing else of the outside world: time and disk are the peer's environment, and computation
 runs in `work` and in the learner's `steps`. Use:
@@ -39,7 +39,7 @@ class PeerLifecycle:
     """Lifecycle of one peer. `peer` and `report` show its state.
 
     wait_for: number of peers that must hold the state and take part before training starts; the wait takes at most a
-    minute. rounds: leave after this round; None: as the manifest says. invited: called with an invite by the peer with
+    minute. rounds: leave after this round; None: as in the manifest. invited: called with an invite by the peer with
     which the run starts, also when it starts again. beside: like `work`, for computations that need not wait for inner
     steps; without it `work` runs them, too. moves: returns True if this lifecycle ends after a round, because the peer
     is to train something else in another one.
@@ -71,7 +71,7 @@ class PeerLifecycle:
         self._tail = NOTHING  # Steps since the last contribution, made while the round was in progress.
 
     async def run(self) -> None:
-        """Run until the run's last round, `stop`, or an error. An error is raised after a checkpoint and the departure."""
+        """Run until the run's last round, `stop`, or an error, which is raised after checkpoint and departure."""
         life = asyncio.create_task(self._live())
         try:
             try:
@@ -95,7 +95,7 @@ class PeerLifecycle:
 
     @property
     def stopping(self) -> bool:
-        """Whether `stop` was called."""
+        """True if `stop` was called."""
         return self._stopping.is_set()
 
     async def _until_end(self, life: asyncio.Task[None]) -> None:

@@ -36,7 +36,7 @@ class DuplicateKey(HintedError):
 class PeerServices:
     """Services of one peer. Everything but `save` belongs to the loop's thread.
 
-    `meanwhile`: trains while an exchange is under way, for methods that overlap the two.
+    `meanwhile`: trains while an exchange is in progress, for methods that overlap the two.
     """
 
     def __init__(self, peer: Peer, report: Reporter, *, meanwhile: Meanwhile) -> None:
@@ -45,7 +45,7 @@ class PeerServices:
         self._apart, self._meanwhile = 0.0, meanwhile
 
     async def _train_meanwhile(self) -> None:
-        """Train while an exchange is under way; the time does not count as waiting."""
+        """Train while an exchange is in progress; the time does not count as waiting."""
         report, began = self._report, self._now()
         if report.phase == "exchanging":
             report.phase = "training"
@@ -67,8 +67,9 @@ class PeerServices:
         peer.rounds.follow(told)
 
     async def exchange(self, *, steps: int, weight: int, loss: float | None) -> tuple[Outcome, float]:
-        """Run one round after `steps` inner steps on `weight` tokens or samples, see `OuterLoop.sync`; return the
-        outcome and the seconds waited.
+        """Run one round after `steps` inner steps on `weight` tokens or samples, see `OuterLoop.sync`.
+
+        Return the outcome and the seconds waited.
         """
         peer, report, began, self._apart = self._peer, self._report, self._now(), 0.0
         before, report.phase = report.phase, "exchanging"
@@ -97,12 +98,13 @@ class PeerServices:
 
     @property
     def save_due(self) -> bool:
-        """Whether a checkpoint is due."""
+        """True if a checkpoint is due."""
         return self._now() > self._saved_at + SAVE_SECONDS
 
     def save(self, private: Callable[[], PrivateState | None]) -> SaveOutcome | None:
-        """Write a checkpoint unless this state is saved already. Blocks for the disk: call it in the worker, after
-        `settled`.
+        """Write a checkpoint unless this state is saved already.
+
+        Blocks for the disk: call it in the worker, after `settled`.
         """
         peer = self._peer
         return peer.save(private()) if peer.ready and peer.replica.digest != peer.checkpointer.digest else None
@@ -118,7 +120,7 @@ class PeerServices:
     # Departure
 
     async def trouble(self) -> BaseException:
-        """Wait until this peer cannot continue; return the reason: receiving failed, or the key is in use elsewhere."""
+        """Wait until this peer cannot continue; return why: receiving failed, or its key is used elsewhere."""
         running, presence = self._peer.running, self._peer.presence
         duplicate = asyncio.create_task(presence.duplicate.wait())
         try:
@@ -159,5 +161,5 @@ def duplicate_key(identity: Identity) -> DuplicateKey:
     """Return the error for a peer whose key is in use elsewhere."""
     return DuplicateKey(
         f"another process uses the key of peer {short(identity.peer_id)}, and it came later",
-        "give each daemon a key of its own, with --home DIR",
+        "give each daemon a separate key, with --home DIR",
     )

@@ -19,8 +19,9 @@ STATUS_SECONDS = 1.0
 
 
 class ReportSinks:
-    """Outputs of one process. Opens the run's event log; `report` is the reporter that the peer uses. Raises
-    InUseError.
+    """Outputs of one process, with the run's event log; `report` is the reporter that the peer uses.
+
+    Raises InUseError.
     """
 
     def __init__(self, config: Config, run_id: bytes, device: str = "", group: Callable[[], str] = lambda: "") -> None:

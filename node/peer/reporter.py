@@ -1,4 +1,4 @@
-"""Reports of a peer: one line a round, events for programs, a status for people. Callers provide the outputs."""
+"""Reports of a peer: one line a round, events for programs, a status for people."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Reporter:
             self._say(DEBUG if kind in QUIET else INFO, f"{kind} {text}")
 
     def book(self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int) -> None:
-        """Record a committed round of `steps` own inner steps that took `seconds`; the status shows it from now on."""
+        """Record a committed round of `steps` own inner steps that took `seconds`; the status shows it."""
         group = len(outcome.contributors)
         self.fp32_bytes += steps * 2 * (group - 1) / group * 4 * peer.layout.total if group > 1 else 0
         self.loss = loss if loss is not None and math.isfinite(loss) else self.loss

@@ -12,11 +12,10 @@ _LIMIT = 4 << 20
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer from the point of view of this one. `age`: seconds since its last message; `loss`: None until it has
-    announced one.
+    """Another peer, as this one knows it.
 
-    `seat`: its stage of the model and its group; empty: the whole model. `sick`: its diagnosis and the evidence; empty
-    if nothing stands out.
+    `age`: seconds since its last message. `loss`: None until it has announced one. `seat`: its stage of the model and
+    its group; empty: the whole model. `sick`: its diagnosis and the evidence; empty if nothing stands out.
     """
 
     peer: str
@@ -32,14 +31,14 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a daemon at `wall` (seconds since 1970). Ids and digests are hexadecimal, byte counts are totals of the
-    run.
+    """State of a daemon at `wall` (seconds since 1970).
 
-    `process` and `process_started` (seconds since 1970, from the system) identify the process uniquely; a process
-    number alone does not. `phase` is one of: starting, joining, training, exchanging, waiting, leaving, done. `alike`:
-    whether the digests of all peers in one round are equal. `fp32_bytes`: bytes that synchronous data parallelism in
-    fp32 would have sent for the same steps. `alarm`: a problem for a person, such as a checkpoint that cannot be
-    written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds the model.
+    Ids and digests are hexadecimal, byte counts are totals of the run. `process` and `process_started` (seconds since
+    1970, from the system) identify the process uniquely; a process number alone does not. `phase` is one of: starting,
+    joining, training, exchanging, waiting, leaving, done. `alike`: True if the digests of all peers in one round are
+    equal. `fp32_bytes`: bytes that synchronous data parallelism in fp32 would have sent for the same steps. `alarm`: a
+    problem for a person, such as a checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the
+    group with which this peer holds the model.
     """
 
     process: int
@@ -83,9 +82,7 @@ def this_process() -> tuple[int, float]:
 
 
 def write_status(path: Path, status: Status) -> bool:
-    """Replace the file in one step, so that a reader sees the old or the new content; return False if the disk refuses
-    it.
-    """
+    """Replace the file in one step: readers see the old or the new content. False if the disk refuses."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -110,7 +107,7 @@ def read_status(path: Path) -> Status | None:
 
 
 def alive(status: Status) -> bool:
-    """Return True if the process that wrote the status still runs (not another one with its number, and not a zombie)."""
+    """Return True if the process that wrote the status still runs; a zombie does not count."""
     import psutil
 
     try:

@@ -27,7 +27,7 @@ class Directories:
 
     @property
     def key(self) -> Path:
-        """The identity: whoever has this file is this peer."""
+        """The identity: any process with this file is this peer."""
         return self.data / "identity.key"
 
     @property

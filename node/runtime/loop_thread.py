@@ -32,7 +32,7 @@ class LoopThread:
     """A thread with an event loop, and one more thread that computes for it while the caller waits.
 
     The second thread touches the caller's parameters only while the caller waits in `call`; when `call` returns or
-    raises, only computations that were deliberately left under way continue, and they do not touch the parameters.
+    raises, only computations that were deliberately left running continue, and they do not touch the parameters.
     """
 
     def __init__(self, name: str) -> None:

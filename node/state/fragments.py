@@ -1,4 +1,4 @@
-"""Parts of a model that are exchanged in turn, as in Streaming DiLoCo (arXiv 2501.18512); equal on every peer."""
+"""Division of a model into parts that are exchanged in turn (Streaming DiLoCo, arXiv 2501.18512)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CUT = re.compile(r"(.*)\[(\d+):\d+ of ([\dx]*)\]")
 
 @dataclass(frozen=True, slots=True)
 class FragmentSpans:
-    """Some elements of the layout's vector, in its order, as a vector of their own. `spans`: ascending, none empty."""
+    """Some elements of the layout's vector, as a separate vector. `spans`: ascending, none empty."""
 
     spans: tuple[Span, ...]
     _starts: tuple[int, ...] = field(init=False, repr=False)
@@ -60,14 +60,15 @@ class FragmentSpans:
 
 
 def shares(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of each stage, as equal as can be; the first have fewer, because stage 0 has the ends of the model too."""
+    """Return the layers of each stage, nearly equal; the first have fewer, since stage 0 has the ends too."""
     least, more = divmod(layers, stages)
     return tuple(least + (stage >= stages - more) for stage in range(stages))
 
 
 def fragments_of(manifest: Manifest, layout: Layout) -> tuple[FragmentSpans, ...]:
-    """The parts of a run's model: layers by turns, or where peers may hold one part only, consecutive ones. Raises
-    ManifestError.
+    """Return the parts of a run's model. Raises ManifestError.
+
+    Layers take turns; if peers may hold one part only, parts are consecutive layers.
     """
     if manifest.pipeline.stages:
         return stages_of(layout, manifest.pipeline.stages)
@@ -75,9 +76,9 @@ def fragments_of(manifest: Manifest, layout: Layout) -> tuple[FragmentSpans, ...
 
 
 def stages_of(layout: Layout, count: int) -> tuple[FragmentSpans, ...]:
-    """A model in `count` runs of consecutive layers, see `shares`; what belongs to no layer is in the first.
+    """Return a model in `count` runs of consecutive layers, see `shares`; the first has the rest.
 
-    Layers are as in `parts_of`, and so is a model with fewer of them.
+    Layers and models with fewer of them: see `parts_of`.
     """
     keys = [_layer(piece.name) for piece in layout.pieces]
     layers = sorted({key for key in keys if key is not None})
@@ -89,10 +90,10 @@ def stages_of(layout: Layout, count: int) -> tuple[FragmentSpans, ...]:
 
 
 def parts_of(layout: Layout, count: int) -> tuple[FragmentSpans, ...]:
-    """A model in `count` parts: layer l is in part l mod count, and what belongs to no layer is one layer more.
+    """Return a model in `count` parts: layer l is in part l mod count, and the rest is one layer more.
 
-    A layer is what shares the first number in the parameters' names, as in `blocks.3.norm.weight`. A model with fewer layers
-    than parts is cut into runs of equal length. Raises ManifestError when there are fewer parameters than parts.
+    A layer has the same first number in its parameters' names, as in `blocks.3.norm.weight`. A model with fewer layers
+    than parts is cut into runs of equal length. Raises ManifestError if there are fewer parameters than parts.
     """
     if layout.total < count:
         raise ManifestError(f"outer.fragments is {count}, the model has {layout.total} parameters", "lower it")

@@ -91,7 +91,7 @@ def read_manifest(directory: RunDirectory) -> Manifest:
 def all_weights(snapshot: Snapshot) -> dict[str, Array]:
     """Return the slow weights of all fragments by parameter name.
 
-    Raises ExportError if two fragments have the same name, or if part of a parameter is missing: the checkpoint is of a
+    Raises ExportError if two fragments have the same name, or if part of a parameter is missing: the checkpoint belongs to a
     peer that holds a part of the model.
     """
     weights: dict[str, Array] = {}

@@ -1,4 +1,4 @@
-"""The commands `thinwire sim` and `thinwire plan`. pyproject.toml registers them as entry points of `thinwire.commands`.
+"""Commands `thinwire sim` and `thinwire plan`, entry points of `thinwire.commands` (pyproject.toml).
 
 The simulator is imported inside the functions, so that the help of a command does not wait for it.
 """
@@ -24,7 +24,8 @@ def sim(
     ],
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="With new: the scenario to write.")] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", min=0, max=2**53 - 1, help="What is drawn [the scenario's].")
+        int | None,
+        typer.Option("--seed", metavar="N", min=0, max=2**53 - 1, help="Seed of all draws [the scenario's]."),
     ] = None,
     peers: Annotated[
         int | None, typer.Option("--peers", metavar="N", min=1, max=10_000, help="So many, each group in proportion.")
@@ -46,7 +47,7 @@ def sim(
     json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Play a scenario on a fake network: what would a swarm do? `sim list` shows them, `sim new FILE` writes one."""
+    """Play a scenario on a fake network. `sim list` shows the scenarios, `sim new FILE` writes one."""
     _debug(context, debug)
     if (scenario == "new") is not (file is not None):
         raise InputError("new takes the name of a file to write", "thinwire sim new mine.toml")
@@ -101,12 +102,14 @@ def plan(
         int | None,
         typer.Option("--every", metavar="H", min=1, max=2**20, help="Inner steps of a round [the manifest's]."),
     ] = None,
-    codec: Annotated[str, typer.Option("--codec", metavar="NAME", help="What is sent [the manifest's].")] = "",
+    codec: Annotated[
+        str, typer.Option("--codec", metavar="NAME", help="Codec of contributions [the manifest's].")
+    ] = "",
     memory: Annotated[
         float | None, typer.Option("--memory", metavar="GIB", min=1e-3, help="What a peer has for training.")
     ] = None,
     site: Annotated[
-        str, typer.Option("--site", metavar="NxDOWN/UP", help="N peers share one line of so many Mbit/s.")
+        str, typer.Option("--site", metavar="NxDOWN/UP", help="N peers share one line, rates in Mbit/s.")
     ] = "",
     pipeline: Annotated[
         Path | None, typer.Option("--pipeline", metavar="FILE", help="Plan paths over the stages of this JSON instead.")
@@ -154,7 +157,7 @@ def _pipeline(file: Path, picture: Path | None, tries: int | None, json: bool) -
     import msgspec
     from thinwire.node.pipeline.planner import gantt_text, plan_summary, problem, search
 
-    asked = problem.load(_read(file, "docs/pipelines.md says what it has; examples/pipelines has some"))
+    asked = problem.load(_read(file, "docs/pipelines.md describes it; examples/pipelines has some"))
     if picture is not None:
         from thinwire.node.runtime.plotting import check
 

@@ -26,7 +26,7 @@ from thinwire.swarm.identity.errors import HintedError
 TEMPLATE = Path(__file__).parents[1] / "template.toml"
 
 Player = Callable[[Scenario, LiveView], PlayResult]
-"""Plays a scenario, telling the view; what it came to. `seconds` and `command` are filled in by the caller."""
+"""Play a scenario with reports to the view; return its data without `seconds` and `command`."""
 
 
 class Violated(HintedError):
@@ -46,8 +46,9 @@ def play(
     level: str = "L0",
     json: bool = False,
 ) -> int:
-    """Play a shipped scenario or a file at `level`. Returns the exit code. Raises ScenarioError, OutputError, Violated,
-    and what the level itself cannot do here.
+    """Play a shipped scenario or a file at `level`; return the exit code.
+
+    Raises ScenarioError, OutputError, Violated, and errors of a level that cannot run here.
     """
     scenario = load(named, peers=peers).with_(seed=seed, duration=duration)
     if faults is not None:
@@ -138,7 +139,7 @@ def new(file: Path) -> None:
 
 
 def catalogue() -> str:
-    """`thinwire sim list`: what is shipped, and the words that a scenario can use."""
+    """Print the shipped scenarios, and the kinds of faults and liars (`thinwire sim list`)."""
     lines = []
     for name, file in shipped().items():
         scenario = parse(file.read_text(encoding="utf-8"), file)

@@ -69,7 +69,7 @@ class Overtime(SimFailure):
 
 
 def _unasked(task: asyncio.Task[Any]) -> bool:
-    """Return True if a task has failed and nobody has retrieved its exception."""
+    """Return True if a task has failed and its exception was never retrieved."""
     return task.done() and not task.cancelled() and bool(getattr(task, "_log_traceback", False))
 
 
@@ -185,14 +185,14 @@ class SimLoop(asyncio.AbstractEventLoop):
         raise failure from self._unheeded()
 
     def _unheeded(self) -> BaseException | None:
-        """Return the exception of a finished task that nobody has retrieved, often the cause of a deadlock."""
+        """Return the exception of a finished task that was never retrieved, often the cause of a deadlock."""
         for task in self._tasks:
             if _unasked(task):
                 return task.exception()
         return None
 
     def cancel_leftovers(self) -> BaseException | None:
-        """Cancel every unfinished task and wait for it. Returns an exception that nobody has retrieved.
+        """Cancel every unfinished task and wait for it. Returns an exception that was never retrieved.
 
         Repeats until no task is left, including tasks started meanwhile; a remaining task would be collected as garbage
         during a later simulation.
@@ -335,7 +335,7 @@ def run(
             raise
         unheeded = loop.cancel_leftovers()
         if unheeded is not None:
-            raise SimFailure(f"a task failed and nobody asked: {unheeded!r}") from unheeded
+            raise SimFailure(f"a task failed and its exception was never retrieved: {unheeded!r}") from unheeded
         return result
     finally:
         gc.unfreeze()

@@ -1,4 +1,4 @@
-"""Invariants that hold at all times, checked every second: membership, progress of rounds, bounded resources.
+"""Invariants that are checked every second: membership, progress of rounds, bounded resources.
 
 A fault excuses the peers that it affects, while it lasts and for a while after; it excuses nothing else.
 """
@@ -34,8 +34,10 @@ SKEW = 100.0
 
 
 class AlwaysInvariants:
-    """Checker of these invariants. `machines` by index; those in `honest` are checked. `settle`: seconds after the last
-    fault in which rosters become correct. `pause`: longest time in seconds without a round and without a fault.
+    """Checker of these invariants. `machines` by index; those in `honest` are checked.
+
+    `settle`: seconds after the last fault in which rosters become correct. `pause`: longest time in seconds without a
+    round and without a fault.
     """
 
     def __init__(
@@ -71,17 +73,15 @@ class AlwaysInvariants:
             self._touched[index] = max(self._touched.get(index, 0.0), until)
 
     def change(self, peers: Iterable[int], now: float) -> None:
-        """Note that these peers come or go, which the others take a moment to learn. This does not excuse declaring
-        them dead.
-        """
+        """Note that these peers come or go, which others take a moment to learn; they must not call them dead."""
         for index in peers:
             self._changed[index] = now
 
     def excuses(self, machine: Machine, failure: BaseException, now: float) -> bool:
-        """Return True if a peer may give up with an error message: a fault has separated it from the others, or a wrong
-        clock makes one of them refuse it.
+        """Return True if a peer may give up with an error message.
 
-        The error that another process has its key is never justified here.
+        It may if a fault has separated it from the others, or if a wrong clock makes one of them refuse it. The error
+        that another process has its key is never justified here.
         """
         if not isinstance(failure, HintedError) or isinstance(failure, DuplicateKey):
             return False

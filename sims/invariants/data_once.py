@@ -32,7 +32,7 @@ class DataOnceInvariant:
         self._drawn[peer, round, attempt] = tuple(draws)
 
     def committed(self, index: int, old: Digest, new: Digest, commit: Commit) -> None:
-        """Check that the step from state `old` to state `new` uses shards in order, without gaps and repetitions."""
+        """Check that the step from `old` to `new` uses shards in order, without gaps and repetitions."""
         if new in self._used or old not in self._used:
             return
         used, round = dict(self._used[old]), commit.opened.round

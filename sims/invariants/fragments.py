@@ -1,4 +1,4 @@
-"""Invariants of runs whose fragments have rounds of their own: those of `CommitInvariants`, for each fragment."""
+"""Invariants of runs with rounds of fragments: those of `CommitInvariants`, for each fragment."""
 
 from __future__ import annotations
 

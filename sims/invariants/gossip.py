@@ -26,8 +26,7 @@ KEPT = 4
 """Number of stored contributions of one peer: partners are in the same round."""
 
 ROUNDING = 16.0
-"""Tolerance of a sum of two values, in units in the last place of the largest value; proportionally more for a group.
-"""
+"""Tolerance of a sum of two values, in units in the last place of the largest; more for a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class _Side:
 
 
 class GossipInvariants:
-    """Checker of gossip rounds. `honest`: peer id -> index of honest peers. `tell`: reports oracle, peer, detail.
+    """Checker of gossip rounds. `honest`: peer id -> index. `tell`: reports oracle, peer, detail.
 
     `met`: number of checked states that several peers have made.
     """
@@ -100,7 +99,7 @@ class GossipInvariants:
         self.met = 0
 
     def encoded(self, peer: PeerId, round: int, attempt: int, theta: Floats) -> None:
-        """Record that a peer is about to announce the difference between its slow weights and `theta`, which is finite."""
+        """Record that a peer is about to announce its slow weights minus `theta`, which is finite."""
         index = self._honest.get(peer)
         replica = self._at.get(index) if index is not None else None
         if replica is not None:

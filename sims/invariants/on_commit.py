@@ -37,10 +37,10 @@ ORACLES: Mapping[str, str] = {
     "twice": "a peer applies each round once, and the round after it next",
     "crash": "no honest process ends by an error of ours, and nothing is left unheeded",
     "banned": "no honest peer is banned by an honest one",
-    "buried": "nobody is declared dead who could be reached all the time",
+    "buried": "no peer is declared dead that was reachable all the time",
     "roster": "when all has been quiet for a while, every roster is the set of those who are there",
     "lockstep": "three rounds after the last fault all honest peers are in the same round",
-    "progress": "when nothing is wrong, rounds go on, and who comes in gets in",
+    "progress": "without faults, rounds continue and joiners enter",
     "caps": "every queue and table is within its bound",
     "trace": "a rerun of the seed has the same trace",
 }
@@ -50,9 +50,7 @@ KEPT = 6
 """Rounds with stored states; all digests are stored."""
 
 USUAL = 40
-"""Rounds after which an old long contribution no longer affects the usual norm (aggregation.MEMORY to that power: 1.5
-%).
-"""
+"""Rounds until an old long contribution does not affect the usual norm (MEMORY to that power: 1.5 %)."""
 
 SLACK = 0.02
 """Least tolerance of an encoding, as a fraction of the longest contribution."""
@@ -87,10 +85,9 @@ Tell = Callable[[str, int, str], None]
 
 
 class CommitInvariants:
-    """Checker of committed rounds, called by the world: `started` for each process, then `encoded`, `installed`,
-    `committed` as they occur, `ended`.
+    """Checker of committed rounds. `honest`: peer id -> index of honest peers.
 
-    `honest`: peer id -> index of honest peers.
+    Called by the world: `started` for each process, then `encoded`, `installed`, `committed` as they occur, `ended`.
     """
 
     def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
@@ -118,7 +115,7 @@ class CommitInvariants:
 
     @property
     def together(self) -> bool:
-        """Whether all peers are meant to be in one round with one state."""
+        """True if all peers are meant to be in one round with one state."""
         return self.pairs is None
 
     # Events
@@ -126,8 +123,7 @@ class CommitInvariants:
     def encoded(
         self, peer: PeerId, round: int, attempt: int, theta: Floats, trained: int, draws: Draws | None = None
     ) -> None:
-        """Record that a peer is about to announce the difference between the swarm's state and `theta`, trained on so
-        many tokens.
+        """Record that a peer is about to announce the swarm's state minus `theta`, trained on these tokens.
 
         `draws`: the samples, if known.
         """
@@ -267,7 +263,7 @@ class CommitInvariants:
             self._longest = {one: found for one, found in self._longest.items() if one > round - USUAL}
 
     def _next(self, old: _State, sent: Sequence[_Sent], commit: Commit) -> tuple[Floats, Floats]:
-        """Return the state after the outer step on what the contributors sent, in peer-id order, or in ring order."""
+        """Return the state after the outer step on the contributions, in peer-id order or in ring order."""
         theta, momentum, outer = old.theta.copy(), old.momentum.copy(), self._manifest.outer
         cut = grid(theta.size, self._codec)
         weights, sites = [float(entry.weight) for entry in commit.opened.contributors], sites_of(commit)
@@ -289,7 +285,7 @@ class CommitInvariants:
         return theta, momentum
 
     def _bound(self, index: int, old: _State, new: _State, honest: Sequence[tuple[_Sent, int]], total: int) -> None:
-        """Check that the aggregate differs from the honest mean by no more than liars within the norm limit can cause.
+        """Check that the aggregate is as near to the honest mean as the norm limit on liars guarantees.
 
         Chunks are screened one by one, against a usual norm that is at most the longest honest one.
         """
@@ -303,7 +299,7 @@ class CommitInvariants:
         away = float(np.linalg.norm(aggregate - mean))
         limit = (1 - share / total) * (1 + NORM_LIMIT) * longest
         rounding = max(SLACK * longest, *(self._rounding(delta) for delta, _ in deltas))
-        # Rounding of each contribution and of the result; of all sums on their way around a ring, or of a site.
+        # Rounding of each contribution and of the result; of all partial sums of a ring or a site.
         often = len(deltas) + 1 if self._manifest.exchange.topology == "ring" else 3
         slack = often * rounding + 1e-3 * limit
         if not away <= limit + slack:

@@ -26,8 +26,9 @@ def sites_of(commit: Commit) -> list[int]:
 def result(
     codec: Codec, rule: Rule, payloads: Sequence[Buffer], weights: Sequence[float], sites: Sequence[int], size: int
 ) -> Buffer:
-    """Return the encoded mean of payloads of `size` elements: of each site first, then over the sites in the order of
-    contributors.
+    """Return the encoded mean of payloads of `size` elements: of each site, then over the sites.
+
+    Sites are in the order of their contributors.
     """
     if len(set(sites)) == len(sites):
         return _mean(codec, rule, payloads, weights, size)

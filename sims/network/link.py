@@ -43,7 +43,7 @@ class LinkTraffic:
 
 
 class Fabric(Protocol):
-    """The network as links use it. `window`: bulk frames in flight per direction. `loop.now`: virtual seconds."""
+    """Network for links. `window`: bulk frames in flight per direction. `loop.now`: virtual seconds."""
 
     loop: SimLoop
     latency: Latency
@@ -64,7 +64,7 @@ class Fabric(Protocol):
 
 
 class Endpoint(Protocol):
-    """The transport of one peer as links and the network use it. `peaks`: most frames of control, and of bulk, in flight."""
+    """Transport of one peer. `peaks`: maximum of control and of bulk frames in flight."""
 
     peer_id: PeerId
     run_id: bytes

@@ -47,7 +47,7 @@ class SimNet:
     cut or clogged breaks. deadline: seconds after which a connection attempt at a gate fails. encode: False passes
     messages by reference and signs only votes (sizes still count), for large swarms. stream: maximum bytes/s of one
     connection from a sender to a receiver (None or 0: no limit other than the links). `stream` and `latency` are
-    evaluated when a link opens. Transports also have a `loss` and a `jitter` (mean additional seconds) of their own.
+    evaluated when a link opens. Transports also have a `loss` and a `jitter` (mean additional seconds).
     corrupt: if set, a function that gets (sender, receiver, bytes) and returns the bytes that arrive.
     """
 

@@ -285,7 +285,7 @@ class SimTransport:
         host = self._net.places.get(contact.address)
         if host is None:
             await asyncio.sleep(self._net.deadline)
-            return Refuse("unreachable", f"nobody is at {contact.address}")
+            return Refuse("unreachable", f"no process listens at {contact.address}")
         await self._cross(self, host)
         await self._cross(host, self)
         host = self._net.places[contact.address]  # a cut may have held the packets until another process listened there

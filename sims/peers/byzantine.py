@@ -1,6 +1,6 @@
-"""Byzantine peers. A liar is a real peer whose session is changed in one respect; everything else it does is honest.
+"""Byzantine peers: real peers whose session lies in one respect and is honest otherwise.
 
-In runs of pairs (NoLoCo) each kind is the nearest equivalent; if fragments have rounds of their own it lies in all of
+In runs of pairs (NoLoCo) each kind is the nearest equivalent; if fragments have separate rounds it lies in all of
 them. An error in a lie is an error of ours: it ends the simulation.
 """
 
@@ -32,7 +32,7 @@ CRY_SECONDS = 0.5
 
 
 def corrupt(process: Process, kind: str) -> None:
-    """Make the peer of a process, which is ready, lie from now on. `kind`: see LIES of faults.py. Raises KeyError."""
+    """Make the peer of a ready process lie from now on. `kind`: see LIES of faults.py. Raises KeyError."""
     end = process._end
 
     def told(reason: str, failure: BaseException | None) -> None:
@@ -60,8 +60,9 @@ def _announce(
     *,
     openly: bool = True,
 ) -> None:
-    """Change every encoded chunk before it is announced, or (not `openly`) after the announcement. `change` works in
-    place, or returns another chunk.
+    """Change every encoded chunk before it is announced, or (not `openly`) after the announcement.
+
+    `change` works in place, or returns another chunk.
     """
     average = session.average
 

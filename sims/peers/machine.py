@@ -107,7 +107,7 @@ class MachineHost(Protocol):
 
 
 class Machine:
-    """Machine of one peer. `process` is the running process, `up` whether there is one; `lives` counts processes."""
+    """Machine of one peer. `process`: the running one; `up`: there is one; `lives` counts processes."""
 
     def __init__(self, world: MachineHost, spec: PeerSpec, identity: Identity) -> None:
         self.world, self.spec, self.index, self.identity = world, spec, spec.index, identity
@@ -187,7 +187,7 @@ class Process:
 
     @property
     def ready(self) -> bool:
-        """Whether the peer is a member with a state and rounds."""
+        """True if the peer is a member with a state and rounds."""
         return self.life is not None and self.peer.ready
 
     def start(self) -> None:

@@ -120,7 +120,7 @@ class Plan(msgspec.Struct, frozen=True):
 def plan(question: Question) -> Plan:
     """Compute the plan. Raises PlanError."""
     if question.peers < 2:
-        raise PlanError("one peer has nobody to exchange with", "give --peers 2 or more")
+        raise PlanError("one peer has no partner to exchange with", "give --peers 2 or more")
     model = question.parameters * 4.0 * (2 + question.moments)
     found = methods(question)
     rows = tuple(_row(question, method, model) for method in found)
@@ -194,7 +194,7 @@ def _best(
     """Return the simplest method that computes enough with an H known to train well, else the busiest one.
 
     Only methods that fit into a peer's memory are considered. If none fits, the one that needs least is returned, and
-    `why` says so.
+    `why` has the reason.
     """
     fits = [row for row in rows if not question.memory or row.memory <= question.memory]
     if not fits and chain is not None:
@@ -263,7 +263,7 @@ def _notes(question: Question, late: int, fragments: int, held: float, chain: Pi
             notes.append(f"an exchange {takes} {ways}")
     if late:
         notes.append(
-            f"{late} peers are so slow that rounds would go on without them {question.grace:g} s after the others: "
+            f"{late} peers are so slow that rounds would continue without them {question.grace:g} s after the others: "
             "raise exchange.straggler_timeout, or lower outer.sync_every"
         )
     if fragments > 1:

@@ -105,7 +105,7 @@ def _rows(rows: tuple[MethodRow, ...], targets: tuple[float, ...], wide: bool) -
         "Ways to train (* is in this version), and the H that reaches a utilisation",
         ("method",),
         ("H", "each way", "exchange", "computing", "memory", *(percent(target) for target in targets)),
-        ("what is exchanged",) if wide else (),
+        ("data exchanged",) if wide else (),
     )
     for row in rows:
         table.add_row(

@@ -187,7 +187,7 @@ def _sizes(
     """Return parameters, layers and width, as far as they are known."""
     if manifest is None or manifest.model.kind == "custom":
         if not parameters:
-            what = "of a model of one's own " if manifest else ""
+            what = "of a custom model " if manifest else ""
             raise PlanError(
                 f"the size {what}is not known", GIVE_SIZE if manifest else f"{GIVE_SIZE}, or name a RUN.toml"
             )
@@ -213,7 +213,7 @@ def _machines(links: Sequence[str], peers: int | None, step: float) -> tuple[Pee
         found = [(peers or 8, found[0][1])]
     total = sum(number or 1 for number, _ in found)
     if peers and total != peers:
-        raise PlanError(f"the links are those of {total} peers, --peers says {peers}", "give one of the two")
+        raise PlanError(f"the links are those of {total} peers, but --peers is {peers}", "give one of the two")
     if not 1 <= total <= MAX_PEERS:
         raise PlanError(f"{total} peers cannot be planned", f"1 to {MAX_PEERS} can")
     return tuple(msgspec.structs.replace(machine, count=number or 1) for number, machine in found)

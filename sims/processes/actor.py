@@ -1,4 +1,4 @@
-"""Actor: a daemon in a process of its own that plays one peer of a scenario and learns at the given pace.
+"""Actor: a separate daemon process that plays one peer of a scenario, at the given pace.
 
     python -m thinwire.sims.processes.actor PART.json
 
@@ -89,7 +89,7 @@ class PacedLearner(DelegatingLearner):
 
 @dataclass(frozen=True, slots=True)
 class RemoteJoiner(RunEntry):
-    """Entry to a run whose members count as remote, although all addresses are of this machine."""
+    """Entry to a run whose members count as remote, although all addresses belong to this machine."""
 
     def peer(self, emit: Emit) -> Peer:
         environment = Environment(

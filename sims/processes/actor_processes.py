@@ -36,11 +36,11 @@ class ActorSlot:
         self.spec, self.home, self._site = spec, home, site
         self.child: Child | None = None
         self.plays = False
-        """Whether the process has been told to play."""
+        """True if the process has been told to play."""
         self.wanted = True
-        """Whether a process is wanted: not after a kill, nor after the end."""
+        """True if a process is wanted: not after a kill, nor after the end."""
         self.waits = False
-        """Whether the process must not play yet: it was killed, and returns later."""
+        """True if the process must not play yet: it was killed, and returns later."""
         self.ended = ""
         """Reason why the last process ended, until it is read."""
         self.frozen = False
@@ -76,7 +76,7 @@ class ActorSlot:
 
     @property
     def loaded(self) -> bool:
-        """Whether the process waits for its start line, or plays."""
+        """True if the process waits for its start line, or plays."""
         return self.child is not None and "loaded" in self.child.printed()
 
     @property

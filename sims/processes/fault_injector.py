@@ -1,6 +1,4 @@
-"""Injector of a scenario's faults into real processes and the network between them; scenario/faults.py defines the
-kinds.
-"""
+"""Injector of faults into real processes and their network; scenario/faults.py defines the kinds."""
 
 from __future__ import annotations
 

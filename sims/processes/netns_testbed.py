@@ -1,4 +1,4 @@
-"""Testbed of level L2: a network namespace for every peer, with the kernel's own TCP between them. Needs root.
+"""Testbed of level L2: a network namespace for each peer, with the kernel's TCP. Needs root.
 
 The kernel shapes uplinks (TBF). The network in between is netem on a bridge if the kernel has netem, else a switch in
 user space (`tun_switch.py`).
@@ -135,7 +135,7 @@ class NetnsTestbed:
                 _tc(pid, line)
 
     def _uplink(self, i: int) -> Iterator[str]:
-        """Yield a class for every destination; together they have the uplink's rate, and each has its own delay."""
+        """Yield a class per destination; they share the uplink's rate, and each has its own delay."""
         up = int(self._scenario.peers[i].up * 8)
         share = max(8000, up // self._count)
         yield "qdisc add dev eth0 root handle 1: htb default 2"
@@ -162,7 +162,7 @@ class NetnsTestbed:
             _tc(self._holders[i].pid, line)
 
     def meet(self, processes: Mapping[int, int]) -> None:
-        """Do nothing: every peer has an address of its own."""
+        """Do nothing: every peer has a separate address."""
 
     def hold(self, i: int, j: int) -> None:
         self.ways[i, j].hold()
@@ -198,7 +198,7 @@ class NetnsTestbed:
 
 
 def _holder() -> subprocess.Popen[bytes]:
-    """Start a process in a namespace of its own that ends with this process. Raises OSError,
+    """Start a process in a new namespace that ends with this process. Raises OSError,
     subprocess.SubprocessError.
     """
     holder = subprocess.Popen(
@@ -225,16 +225,12 @@ def _run(command: Sequence[str], told: str) -> None:
 
 
 def _burst(rate: int) -> str:
-    """Return the bytes of a token bucket: those of one tick of a slow kernel's clock at this rate, and at least some
-    packets.
-    """
+    """Return the bytes of a token bucket: one tick of a slow kernel's clock, and some packets at least."""
     return str(max(6000, rate // 8 // 100))
 
 
 def _tun(pid: int) -> tuple[int, str]:
-    """Create a TUN device in the namespace of a process; return its non-blocking descriptor and its name. Raises
-    OSError.
-    """
+    """Create a TUN device in the namespace of a process; return descriptor and name. Raises OSError."""
     device = os.open(TUN, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         # The kernel replaces %d by a number: the device starts in our namespace, which may have others.

@@ -1,4 +1,4 @@
-"""Player of a scenario with real processes in real time: daemons on a testbed with the scenario's links.
+"""Player of a scenario with daemons in real time, on a testbed with the scenario's links.
 
 It uses the same scenario file as virtual time, and produces the same journal, from the daemons' own event logs.
 Everything it creates (processes, home directories, networks) is removed afterwards, however the run ends; the remains
@@ -37,7 +37,7 @@ from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.parser import parse
 
 MOST = 16
-"""Largest number of peers on one machine: each is a process of some 300 MB that needs a part of a core."""
+"""Maximum number of peers on one machine: each is a process of some 300 MB and needs CPU time."""
 
 POLL_SECONDS = 0.1
 LOAD_SECONDS = 300.0
@@ -244,7 +244,7 @@ class Player:
             seat.child.end(now=False)
 
     def _enter(self) -> None:
-        """Let loaded peers play that are due: the first founds the run, the others get an invite of a present peer."""
+        """Start loaded peers that are due: the first founds the run, the others get an invite of a peer."""
         invite = ""
         for seat in self._actor_processes.seats:
             due = seat.loaded and not seat.plays and not seat.waits and seat.wanted and seat.spec.join <= self.now

@@ -1,4 +1,4 @@
-"""Real sockets over an emulated network: a proxy in front of every peer's ports, with bandwidth and delay (level L1).
+"""Emulated network with real sockets: a proxy with bandwidth and delay before every port (level L1).
 
 Every host has an access link: an uplink and a downlink, each shared by all its connections. A byte waits for its
 sender's uplink, then for the path between the two hosts (`toxics.py`), then for the receiver's downlink. The path is
@@ -199,7 +199,7 @@ class Connection:
 
 
 class Proxy:
-    """Network between hosts 0…n-1. `reach` opens the path to a host; `delay`: one-way seconds, equal for all pairs.
+    """Network between hosts 0…n-1. `reach` opens the path to a host; `delay`: one-way seconds.
 
     `buffer`: approximate bytes that the kernel accepts for a connection before its link has passed them; 0: the
     kernel's default. To a sender these bytes look delivered, so a small buffer is more realistic if senders measure
@@ -222,7 +222,7 @@ class Proxy:
         return [one for one in self._connections.values() if {one.dialler, one.target} == {i, j}]
 
     async def reach(self, dialler: int | Who, target: int, at: str, real: str, ports: Iterable[int]) -> None:
-        """Connect every dialler of `at` on one of `ports` to `target`, which listens at `real` on the same port.
+        """Connect each dialler of `at` on one of `ports` to `target`, which listens at `real`, same port.
 
         `dialler`: the dialling host, or a function that finds it. Raises OSError if an address is taken.
         """

@@ -1,4 +1,4 @@
-"""Testbed of level L1: real daemons on 127.x.y.z, every connection through a shaped proxy. Needs no root.
+"""Testbed of level L1: daemons on 127.x.y.z, each connection through a shaped proxy. Needs no root.
 
 Peers listen at secret addresses and advertise those of the proxy. The proxy asks the system which process owns a
 dialling socket, because on loopback all connections come from one address.

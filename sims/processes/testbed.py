@@ -1,4 +1,4 @@
-"""What the stage of real processes stands on: a network between peers, which can be told to misbehave."""
+"""Interface of testbeds: a network between real peers, with faults on command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thinwire.swarm.identity.errors import HintedError
 
 
 class EmulationError(HintedError):
-    """This machine cannot have such a network; says what it lacks."""
+    """This machine cannot have such a network; the message names the missing feature."""
 
     exit_code: ClassVar[int] = 3
 
@@ -19,7 +19,7 @@ class Unplayable(Exception):
 
 
 class Site(NamedTuple):
-    """Where a peer lives: it listens at `host`, on `port` and on `ports` (first, last); others dial `advertise`.
+    """Addresses of a peer: `host`, `port`, `ports` (first, last); others dial `advertise`.
 
     `prefix`: words before the command that starts its process.
     """
@@ -55,11 +55,11 @@ class PeerNetworks(Protocol):
         ...
 
     def disturb(self, kind: str, i: int, j: int, seconds: float) -> None:
-        """Do "reset", "half-open" (i knows, j does not yet), or "slow-close" to what connects i and j. Raises Unplayable."""
+        """Inject "reset", "half-open" (i knows, j not yet), or "slow-close" at i and j. Raises Unplayable."""
         ...
 
     def spoil(self, kind: str, i: int, j: int) -> None:
-        """From now on "corrupt", "duplicate" or "reorder" what goes between i and j; "" ends it. Raises Unplayable."""
+        """Set "corrupt", "duplicate" or "reorder" for traffic of i and j; "" ends it. Raises Unplayable."""
         ...
 
     async def close(self) -> None:

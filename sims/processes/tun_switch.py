@@ -1,7 +1,7 @@
-"""A network between TUN devices, switched in user space: for kernels without netem, which can shape but not delay.
+"""Switch between TUN devices in user space, for kernels without netem, which cannot delay.
 
-Every peer's device hands its packets to us. A packet is dropped where the way is cut or by chance, waits for its latency, then
-for the receiver's downlink, and is written to the receiver's device. What TCP makes of that is the kernel's own TCP.
+Every peer's device sends its packets here. A packet is dropped where the link is cut or by chance, waits for its
+latency, then for the receiver's downlink, and is written to the receiver's device. TCP is the kernel's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from thinwire.sims.network.toxics import Toxics
 
 BUFFER_SECONDS = 0.5
-"""How long packets may wait for a downlink before the next one is dropped."""
+"""Maximum seconds that packets wait for a downlink before the next one is dropped."""
 
 _PACKET = 65_536
 _TURN = 64
@@ -24,7 +24,7 @@ _TURN = 64
 
 
 class TunSwitch:
-    """`ways`: (i, j) -> what is wrong with the way. `down`: bytes/s of each downlink. `addresses`: IPv4 of each peer."""
+    """`ways`: (i, j) -> faults of the link. `down`: bytes/s of each downlink. `addresses`: IPv4 by peer."""
 
     def __init__(
         self, ways: Mapping[tuple[int, int], Toxics], down: list[float], addresses: list[str], seed: int

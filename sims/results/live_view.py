@@ -1,4 +1,4 @@
-"""Live view of a running simulation, and its last screen: a bar and a table on a terminal, occasional lines elsewhere."""
+"""Live view of a simulation, and its last screen: bar and table on a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thinwire.sims.results.report import loss_of
 from thinwire.sims.scenario.scenario import Scenario
 
 ROWS = 16
-"""Largest number of peers with rows of their own; more are shown by group."""
+"""Largest number of peers with a row each; more are shown by group."""
 
 _REDRAW = 0.2
 _LINES = 10

@@ -1,4 +1,4 @@
-"""Plots of a simulation: loss, round time, bytes per peer, utilisation and membership, with the faults marked."""
+"""Plots of a simulation: loss, round time, bytes, utilisation and membership, with the faults marked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.sims.results.report import busy_parts, carried, committed, loss_by
 from thinwire.sims.scenario.scenario import Scenario
 
 FEW = 40
-"""Largest number of peers with lines of their own; more are shown as a band with the median."""
+"""Largest number of peers with a line each; more are shown as a band with the median."""
 
 Axes: TypeAlias = Any
 """matplotlib.axes.Axes, which has no types."""
@@ -170,7 +170,7 @@ def _membership(axes: Axes, scenario: Scenario, journal: Journal) -> None:
         axes.barh(index, journal.now - begin, left=begin, height=0.7, color="C0")
     axes.set_yticks(range(len(journal.names)), journal.names, fontsize=7)
     axes.set_ylim(len(journal.names) - 0.5, -0.5)
-    axes.set(title=f"{scenario.name}: who is there", xlabel=_TIME)
+    axes.set(title=f"{scenario.name}: present peers", xlabel=_TIME)
 
 
 _PICTURES: dict[str, Callable[[Axes, Scenario, Journal], None]] = {

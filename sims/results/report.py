@@ -27,7 +27,7 @@ class BrokenPromise(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlayResult:
-    """Data of a run. `level`: "L0" virtual time, "L1" processes and proxies, "L2" namespaces. `seconds`: real ones.
+    """Data of a run. `level`: "L0" virtual time, "L1" proxies, "L2" namespaces. `seconds`: real ones.
 
     `trace`: hash of everything that happened in virtual time, "" in real time. `command`: the command that repeats the
     run. `finished`: False if it was interrupted.
@@ -42,7 +42,7 @@ class PlayResult:
 
 
 def summarize(scenario: Scenario, journal: Journal, play: PlayResult) -> dict[str, Any]:
-    """Return the summary as JSON values. Times are seconds of the scenario, bytes are totals of a peer since its start.
+    """Return the summary as JSON values: times in scenario seconds, bytes as totals since a peer's start.
 
     "round_seconds" are between two commits, each counted when the first peer has it; "utilisation" is the fraction of
     their presence in which peers computed.
@@ -111,7 +111,7 @@ def loss_of(event: Event) -> float | None:
 
 
 def loss_by_round(journal: Journal, without: Iterable[int] = ()) -> list[tuple[float, float]]:
-    """Return (time of the commit, mean loss of the contributors) of each round, except the peers `without`."""
+    """Return (time of the commit, mean loss of contributors) of each round, except peers in `without`."""
     said: dict[int, list[float]] = {}
     left_out = set(without)
     for event in journal.of("round"):
@@ -135,9 +135,7 @@ def carried(journal: Journal) -> list[tuple[int, int]]:
 
 
 def busy_parts(journal: Journal) -> list[tuple[float, list[float | None]]]:
-    """Return (time of a sample, for each peer the fraction of the time since the last one in which it computed; None:
-    absent).
-    """
+    """Return (time of a sample, utilisation of each peer since the last one; None: absent)."""
     parts: list[tuple[float, list[float | None]]] = []
     for before, after in zip(journal.samples, journal.samples[1:], strict=False):
         seconds = after.at - before.at

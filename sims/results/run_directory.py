@@ -29,8 +29,9 @@ def prepare(directory: Path) -> None:
 
 
 def write(directory: Path, scenario: Scenario, journal: Journal, summary: dict[str, Any]) -> bool:
-    """Write summary.json, events.jsonl, samples.jsonl and the plots. Return False without matplotlib, which the plots
-    need. Raises OutputError.
+    """Write summary.json, events.jsonl, samples.jsonl and the plots. Raises OutputError.
+
+    Return False without matplotlib, which the plots need.
     """
     try:
         journal.write(directory)

@@ -22,9 +22,7 @@ from thinwire.swarm.manifest.parser import parse as parse_manifest
 SHIPPED = Path(__file__).parents[1] / "scenarios"
 _LARGEST = 1 << 16
 _BYTES = 24
-"""Bytes for one parameter of one peer: own value, swarm's value, momentum, sent and received data, and copies of the
-invariants.
-"""
+"""Bytes per parameter and peer: value, swarm's value, momentum, buffers, copies of invariants."""
 
 
 def shipped() -> dict[str, Path]:
@@ -33,8 +31,9 @@ def shipped() -> dict[str, Path]:
 
 
 def load(named: str, *, peers: int | None = None) -> Scenario:
-    """Load a shipped scenario by name, or a file. `peers`: total number of peers, each group in proportion. Raises
-    ScenarioError.
+    """Load a shipped scenario by name, or a file. `peers`: total, groups in proportion.
+
+    Raises ScenarioError.
     """
     known = shipped()
     file = known.get(named) or Path(named)
@@ -142,14 +141,12 @@ class _Scenario(Reader):
             raise self.error(where, str(error), error.hint) from None
         if top.compute == "torch" and found.model.kind == "custom":
             where = (*place, "model", "kind")
-            raise self.error(where, "a model of one's own cannot be trained here", 'write compute = "stub"')
+            raise self.error(where, "a custom model cannot be trained here", 'write compute = "stub"')
         return text
 
     def _peers(self, group: PeerGroup, place: Place, first: int, known: set[str]) -> list[PeerSpec]:
         if group.access and (group.up_mbit or group.down_mbit):
-            raise self.error(
-                (*place, "access"), "a link has a kind or rates of its own, not both", "remove one of them"
-            )
+            raise self.error((*place, "access"), "a link has a kind or rates, not both", "remove one of them")
         if bool(group.up_mbit) is not bool(group.down_mbit):
             key = "up_mbit" if group.up_mbit else "down_mbit"
             raise self.error((*place, key), "a link has both up_mbit and down_mbit", "add the other")

@@ -80,15 +80,13 @@ class Scenario:
         return self.path(i, j).rtt / 2
 
     def stream(self, i: int, j: int) -> float | None:
-        """Return the largest rate of one connection from peer i to peer j in bytes/s; None: only the access links limit
-        it.
-        """
+        """Return the maximum rate of a connection from i to j in bytes/s; None: only access links limit it."""
         return self.path(i, j).stream
 
     def with_(
         self, *, seed: int | None = None, duration: float | None = None, faults: tuple[Fault, ...] | None = None
     ) -> Scenario:
-        """Return the scenario with another seed or duration; `faults` replace all faults, including drawn ones."""
+        """Return the scenario with another seed or duration; `faults` replace all, including drawn ones."""
         new = self
         if seed is not None:
             new = replace(new, seed=seed)

@@ -36,7 +36,7 @@ class Reader:
     def table(self, kind: type[Kind], table: object, place: Place) -> Kind:
         """Check and return the table at `place`. Raises ScenarioError."""
         if not isinstance(table, dict):
-            raise self.error(place, f"{_dotted(place)} is a table", f"write {self._header(place)} on a line of its own")
+            raise self.error(place, f"{_dotted(place)} is a table", f"write {self._header(place)} on a separate line")
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         values = {}
         for key, value in table.items():

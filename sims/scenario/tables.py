@@ -1,4 +1,4 @@
-"""Tables of a scenario file: every key with its unit. A `description` completes the sentence "… is not" of an error."""
+"""Tables of a scenario file: each key with its unit. A `description` completes an error's "… is not"."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PeerGroup(Table, frozen=True):
 
 
 class SiteLine(Table, frozen=True, kw_only=True):
-    """[sites.NAME]: link that all peers of this site share to all others; among themselves they have their own links."""
+    """[sites.NAME]: the link that all peers of a site share to others; inside they have separate links."""
 
     up_mbit: Rate
     down_mbit: Rate

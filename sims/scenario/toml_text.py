@@ -13,9 +13,7 @@ Place: TypeAlias = tuple[str | int, ...]
 
 
 def lines_of(text: str) -> dict[Place, int]:
-    """Return the line (from 1) of every table and key of a valid TOML document. Raises tomllib.TOMLDecodeError for an
-    invalid one.
-    """
+    """Return the line (from 1) of each table and key of a TOML text. Raises tomllib.TOMLDecodeError."""
     tomllib.loads(text)
     lines = text.split("\n")
     found: dict[Place, int] = {(): 1}

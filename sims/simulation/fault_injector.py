@@ -64,7 +64,7 @@ class FaultInjector:
         self._kinds[fault.kind][1](fault)
 
     def touched(self, fault: Fault) -> Sequence[int]:
-        """Return the peers that may be out of reach because of a fault, during it and for some moments after it."""
+        """Return the peers that a fault may put out of reach, now or shortly before."""
         if fault.kind in HARMLESS:
             return ()
         return range(len(self._machines)) if fault.kind in DISTANT else fault.peers

@@ -1,4 +1,4 @@
-"""Whole swarm in virtual time: full peers on a simulated network and disks, with faults, invariants and a journal."""
+"""Whole swarm in virtual time: full peers, simulated network and disks, faults, invariants, journal."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ from thinwire.swarm.messages.registry import PeerId
 from thinwire.swarm.methods.streaming import Streaming
 
 ENCODED = 16
-"""Largest swarm in which frames travel as bytes, signed and checked one by one; in larger ones they are passed by
-reference.
-"""
+"""Largest swarm whose frames travel as signed bytes; in larger ones they are passed by reference."""
 
 WINDOW = 8
 """Bulk frames in transit in one direction of a link."""

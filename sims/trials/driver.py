@@ -1,7 +1,7 @@
-"""Examination of seeds: violations of a run, the command that repeats it, and the faults that it needs.
+"""Examination of seeds: violations of a run, the command that repeats it, and the faults it needs.
 
-found = examine(scenario, seed=7)         # None without a violation raise AssertionError(found.text)          #
-violation, needed faults, command that shows it
+found = examine(scenario, seed=7)          # None without a violation
+raise AssertionError(found.text)           # violation, needed faults, command that shows it
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ def examine(
 
 
 def shrunk(run: Run, play: Callable[[Sequence[Fault]], Run]) -> tuple[Fault, ...]:
-    """Return the smallest list of faults of a failed run that still violates the same invariant (Zeller's delta
-    debugging, 1999).
-    """
+    """Return a smallest list of faults that violates the same invariant (delta debugging, Zeller 1999)."""
     wanted = run.violations[0].oracle
     tries = 0
 

@@ -1,5 +1,4 @@
-"""Families of random scenarios for every outer method and every collective, with churn: deaths, restarts, joins,
-partitions, stops.
+"""Families of random scenarios with churn, for every outer method and every collective.
 
     python -m thinwire.sims.trials.trial 17 --family powersgd      # one seed of one family
     python -m thinwire.sims.trials.trial 0 200 --family all        # seeds 0 to 199, each with the next family
@@ -47,10 +46,11 @@ SITES = ("", "home", "lab")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Family of runs. `outer`: lines of [outer], one of several; `exchange`: more lines of [exchange]. `stall`: longest
-    time in seconds without a round while no fault is active: the wait of a swarm that has lost all its members, and a
-    round. merge has one round with all peers, and then ends. `begin`: arrival of the first peers; the founder waits for
-    those with 0.
+    """Family of runs. `outer`: lines of [outer], one of several; `exchange`: more lines of [exchange].
+
+    `stall`: longest time in seconds without a round while no fault is active: the wait of a swarm that has lost all its
+    members, and a round. merge has one round with all peers, and then ends. `begin`: arrival of the first peers; the
+    founder waits for those with 0.
     """
 
     outer: Sequence[str]
@@ -97,13 +97,11 @@ FAMILIES: Mapping[str, Family] = {
     "ring": Family(_DENSE, topologies=("ring",)),
     "hierarchy": Family(_DENSE, topologies=("hierarchy",)),
 }
-"""Name -> family. Dense methods draw a topology, and each topology has a family of its own, too."""
+"""Name -> family. Dense methods draw a topology, and each topology has a separate family, too."""
 
 
 def churn(name: str, seed: int, peers: int = PEERS) -> tuple[Fault, ...]:
-    """Return the faults of a seed, in order of time. Peers 0 and 1 are not killed for good, so that some peers always
-    remain.
-    """
+    """Return the faults of a seed, in order of time. Peers 0 and 1 are not killed for good."""
     rng = random.Random(f"{name}/{seed}/churn")
     found = []
     for kind in CHURN:

@@ -1,4 +1,4 @@
-"""Trial that every change has to pass: many peers, a short run, faults of a few kinds at a time, all from one seed.
+"""Trial for every change: many peers, a short run, faults of a few kinds, all from one seed.
 
     python -m thinwire.sims.trials.trial 17               # run a seed, and shrink its faults if it fails
     python -m thinwire.sims.trials.trial 0 200            # seeds 0 to 199
@@ -57,7 +57,7 @@ MIXED = 4
 """Kinds of faults in one run: few enough that each has an effect."""
 
 CHURN = ("kill", "restart", "pause", "partition", "one-way", "clog", "loss", "half-open", "reset", "liar")
-"""Kinds of faults in runs with rings or sparse butterflies, which are small: those that affect the data plane."""
+"""Kinds of faults in small runs with rings or sparse butterflies: those that affect the data plane."""
 
 _MANIFEST = """
 [run]
@@ -136,7 +136,7 @@ def check(
 
 
 def check_family(seed: int, name: str, *, shrink: bool = True) -> FailedSeed | None:
-    """Run one seed of a family (families.py; "all": the next family in turn); return None without a violation."""
+    """Run one seed of a family ("all": the next one in turn); return None without a violation."""
     name = list(families.FAMILIES)[seed % len(families.FAMILIES)] if name == "all" else name
 
     def command(seed: int, faults: Sequence[Fault] | None) -> str:

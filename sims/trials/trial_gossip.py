@@ -1,4 +1,4 @@
-"""Trial for runs of pairs and groups (NoLoCo), like trial.py for runs in which all peers average together.
+"""Trial for runs of pairs and groups (NoLoCo), like trial.py for runs with one common average.
 
     python -m thinwire.sims.trials.trial_gossip 17           # run a seed, and shrink its faults if it fails
     python -m thinwire.sims.trials.trial_gossip 0 200        # seeds 0 to 199

@@ -1,7 +1,7 @@
-"""Manifest: the content of the TOML file that defines a run. Its hash is the run id, so peers with other settings cannot meet.
+"""Manifest: content of the TOML file that defines a run; its hash is the run id.
 
-The tables of the file are the classes of tables.py, and for [outer] those of swarm/methods. Absent tables and keys have
-defaults.
+So peers with other settings cannot meet. The tables of the file are the classes of tables.py, and for [outer] those of
+swarm/methods. Absent tables and keys have defaults.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Manifest(Table, frozen=True):
     pipeline: Pipeline = Pipeline()
 
     def method(self, kind: type[S]) -> S:
-        """Return [outer] as the keys of a method. Raises TypeError if the run has another one, a bug of the caller."""
+        """Return [outer] as the keys of a method. Raises TypeError if the run has another one (our bug)."""
         if not isinstance(self.outer, kind):
             raise TypeError(f"outer.method is {self.outer.method!r}, not one of {kind.__name__}")
         return self.outer
@@ -66,7 +66,7 @@ class Manifest(Table, frozen=True):
 
     @property
     def overlap(self) -> int:
-        """Inner steps of `pace` that a peer makes while the exchange is in progress; with a lag, in the last of its turns."""
+        """Inner steps of `pace` that overlap the exchange; with a lag, in the last of its turns."""
         return self.outer.overlap_steps
 
     @property
@@ -76,12 +76,12 @@ class Manifest(Table, frozen=True):
 
     @property
     def sparse(self) -> bool:
-        """Whether a small part of each pseudo-gradient is sent, to all peers."""
+        """True if a small part of each pseudo-gradient is sent, to all peers."""
         return self.exchange.codec.startswith("topk")
 
     @property
     def chained(self) -> bool:
-        """Whether each fragment of the model has rounds of its own."""
+        """True if each fragment of the model has separate rounds."""
         return self.outer.fragmented
 
     @property
@@ -97,7 +97,7 @@ class Manifest(Table, frozen=True):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether a round has the contributors that are ready, while the other peers train on and follow."""
+        """True if a round has the contributors that are ready, while the other peers train on and follow."""
         return self.outer.asynchronous
 
     def steps_after(self, round: int) -> int:
@@ -105,7 +105,7 @@ class Manifest(Table, frozen=True):
         return self.outer.steps_after(round)
 
     def canonical(self) -> bytes:
-        """Return all values in the order of their definition as msgpack: equal for all files of the same meaning."""
+        """Return all values in the order of their definition as msgpack: equal for files of equal meaning."""
         return msgspec.msgpack.encode(msgspec.to_builtins(self))
 
     def warnings(self) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
         if key not in tables:
             raise ManifestError(f"{name}: unknown table [{key}]", nearest(key, list(tables), "tables"))
         if not isinstance(table, dict):
-            raise ManifestError(f"{name}: {key} is not a table", f"write [{key}] on a line of its own")
+            raise ManifestError(f"{name}: {key} is not a table", f"write [{key}] on a separate line")
         kind, given = (_method(table, name), _without_method(table)) if key == "outer" else (tables[key], table)
         values[key] = kind(**_fields(kind, given, name, key))
     manifest = _with_defaults(Manifest(**values), document)
@@ -146,7 +146,7 @@ class SignedManifest:
             raise ManifestMismatch(str(error), "the swarm may run another version of thinwire") from None
         if run_id is not None and manifest.run_id(self.author) != run_id:
             raise ManifestMismatch(
-                f"the manifest is of run {manifest.run_id(self.author)[:4].hex()}, not {run_id[:4].hex()}",
+                f"the manifest belongs to run {manifest.run_id(self.author)[:4].hex()}, not {run_id[:4].hex()}",
                 "ask for a new invite",
             )
         return manifest

@@ -1,4 +1,4 @@
-"""Keys and values of manifests that had other names in version 0.1, so that an error can name the new ones."""
+"""Keys and values with other names in version 0.1; errors name the new ones."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Data(Table, frozen=True):
     exactly_once: whether the swarm records the used samples, so that no sample repeats before its shard is used up, and none
         is left out, whichever peers join, die or return. A joiner then trains from its second round on. All peers need the
         same text.
-    private: whether every peer trains on all of a text of its own; otherwise all peers share one text.
+    private: whether every peer trains on all of a separate text; otherwise all peers share one text.
     """
 
     tokenizer: Annotated[str, Meta(min_length=1, max_length=256)] = "bytes"
@@ -132,9 +132,9 @@ class Inner(Table, frozen=True):
 
 
 class Pipeline(Table, frozen=True):
-    """[pipeline]: peers that are too small for the model hold it together, in stages, beside peers that hold all of it.
+    """[pipeline]: peers that are too small for the model hold it together, in stages.
 
-    stages: parts of consecutive layers, each a fragment with rounds of its own; 0 = no pipeline. Use as many as the smallest
+    stages: parts of consecutive layers, each a fragment with separate rounds; 0 = no pipeline. Use as many as the smallest
         peers need to hold one; each stage costs two crossings of a slow link per micro-batch.
     codec: of activations and gradients between stages: "fp32", "bf16", "rows(bits=8)" (a quarter of fp32, gradients too),
         "tah" (an eighth in the forward direction), or "subspace(k=…)", k of model.width numbers per token: a group then trains

@@ -128,7 +128,7 @@ def _pipeline(manifest: Manifest) -> Contradictions:
         yield "pipeline.stages = 1 is a peer that holds the whole model", "set pipeline.stages to 2 or more, or to 0"
     if outer.method != "streaming":
         yield (
-            f"pipeline.stages needs the method 'streaming', whose fragments have rounds of their own, not {outer.method!r}",
+            f"pipeline.stages needs the method 'streaming', whose fragments have separate rounds, not {outer.method!r}",
             "set outer.method = 'streaming'; its default overlap of 0 is DiLoCo, fragment by fragment",
         )
     elif outer.fragment_count != pipeline.stages:
@@ -191,7 +191,7 @@ def _exactly_once(manifest: Manifest) -> Contradictions:
     if data.exactly_once and data.private:
         yield "data.exactly_once needs one text for all peers, data.private one for each", "remove one of the two"
     if data.exactly_once and manifest.model.kind == "custom":
-        yield "data.exactly_once does not apply to a model of kind 'custom': it has data of its own", "remove the key"
+        yield "data.exactly_once does not apply to a model of kind 'custom', whose data is the user's", "remove the key"
     if data.exactly_once and manifest.max_weight < per_round:
         yield (
             f"exchange.max_weight is below the {per_round} tokens of a round, which data.exactly_once records",

@@ -1,4 +1,4 @@
-"""Gossip items: signed, so that they can be judged on their own, whoever relays them.
+"""Gossip items: signed, so that any peer may relay them.
 
 An item is one byte of kind, then: a PeerRecord ("I am here"); an accusation ("I cannot reach it"), signed by the
 accuser; a departure ("I leave"), signed by the departing peer; or a proof that a peer signed two records with the same

@@ -270,7 +270,7 @@ class Members:
         """End suspicions that have timed out. Returns peers to probe now because evidence is missing.
 
         Every peer probes each suspect once more before the shortest time is over. This makes up for refutations that
-        were lost on the way, and for missing accusers.
+        were lost in transit, and for missing accusers.
         """
         doubtful = []
         for peer, member in list(self._suspects.items()):

@@ -24,8 +24,8 @@ class Preset:
       answer.
     - suspicion: shortest suspicion in units of max(1, log10 n) · T; must exceed 1.5 × the longest stall of the event loop.
     - suspicion_stretch: longest suspicion (one accuser) in units of the shortest (`confirmations` accusers).
-    - confirmations: k; number of accusers that end a suspicion soonest, and that prove a death to peers without evidence of
-      their own.
+    - confirmations: k; number of accusers that end a suspicion soonest, and that prove a death to peers without
+      evidence.
     - awareness_max: maximum of this peer's health score, which slows its probing. lag_limit: a tick that is later than this
       counts as a stall of the event loop.
     - gossip_period, gossip_fanout: interval of gossip, and number of receivers. retransmit: each item is sent at most

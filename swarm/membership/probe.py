@@ -84,7 +84,7 @@ class Prober:
         return self._preset.probe_period * (self._awareness.score + 1)
 
     def start(self, target: PeerId, now: float) -> Letters:
-        """Probe `target`, unless a probe of it is under way."""
+        """Probe `target`, unless a probe of it is in progress."""
         if any(probe.target == target for probe in self._probes.values()):
             return []
         sequence = self._next()

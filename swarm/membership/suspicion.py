@@ -14,8 +14,8 @@ class Suspicion:
     """Suspicion of one peer: Lifeguard's local health aware suspicion.
 
     Each accuser shortens it, logarithmically. shortest, longest: seconds. needed: number of accusers for the shortest
-    time (0: the shortest time applies at once). lead: time before the end of the shortest time at which this peer makes
-    a probe of its own, which sets `checked`. failed_at: time of the last failure of our own probe. asked: the time is
+    time (0: the shortest time applies at once). lead: time before the end of the shortest time at which this peer
+    probes the suspect, which sets `checked`. failed_at: time of the last failure of our own probe. asked: the time is
     over, and a final probe is to decide. accusers: in order of arrival.
     """
 

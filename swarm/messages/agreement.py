@@ -157,8 +157,8 @@ class Open(Message, frozen=True):
         """Peers with a vote in the next round; decided in this round together with the contributors.
 
         The first proposal of some results takes the peers that take part at that time. Later ballots with the same
-        results keep these members, whoever takes part then. Otherwise two peers could commit one round with different
-        members.
+        results have these members, independently of the peers that take part then. Otherwise two peers could commit one
+        round with different members.
         """
         return self.kept or self.alive
 
@@ -245,7 +245,7 @@ class Commit(Message, frozen=True):
 class Ask(Message, frozen=True):
     """Question about the outcome of a round.
 
-    The answer is its Commit, or Behind, or, while the round is under way, the receiver's Ready.
+    The answer is its Commit, or Behind, or, while the round is in progress, the receiver's Ready.
     """
 
     round: U32

@@ -1,1 +1,1 @@
-"""Outer methods as a manifest describes them: one file for each, with its keys of [outer] and its facts."""
+"""Outer methods in a manifest: one file for each, with its keys of [outer] and its facts."""

@@ -39,7 +39,7 @@ class OuterSgd(NamedTuple):
 
 
 class ResidualRule(NamedTuple):
-    """Error feedback of a method: decay of the residual, denominator of the mean, treatment of excluded contributions."""
+    """Error feedback: decay of the residual, denominator of the mean, rule for excluded contributions."""
 
     decay: float = 0.95
     denominator: Denominator = "contributor_mean"
@@ -53,7 +53,7 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
         keeps replicas closer together.
 
     `defaults` changes defaults of other tables. `required` names values of other tables that the method cannot do without,
-    with the hint for a user who set another one. A new method is a subclass in a file of its own, and a row in registry.py.
+    with the hint for a user who set another one. A new method is a subclass in a new file, and a row in registry.py.
     """
 
     codecs: ClassVar[tuple[str, ...]] = DENSE
@@ -66,17 +66,17 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
     required: ClassVar[Mapping[str, tuple[Mapping[str, object], str, str]]] = {}
     """Table -> (key -> value, error message, hint)."""
     asynchronous: ClassVar[bool] = False
-    """Whether a round has the contributors that are ready, while the other peers train on and follow."""
+    """True if a round has the contributors that are ready, while the other peers train on and follow."""
     gossip: ClassVar[bool] = False
-    """Whether a round has a few partners instead of all peers; replicas then differ."""
+    """True if a round has a few partners instead of all peers; replicas then differ."""
     gathers_first: ClassVar[bool] = False
-    """Whether the first round only makes the present peers members, and nobody trains before it."""
+    """True if the first round only makes the present peers members, and no peer trains before it."""
     tracks_data: ClassVar[bool] = False
-    """Whether the swarm can record the used data (`data.exactly_once`)."""
+    """True if the swarm can record the used data (`data.exactly_once`)."""
     private_start: ClassVar[bool] = False
-    """Whether a peer trains from parameters that only it knows."""
+    """True if a peer trains from parameters that only it knows."""
     fragmented: ClassVar[bool] = False
-    """Whether each fragment of the model has rounds of its own."""
+    """True if each fragment of the model has separate rounds."""
     rounds_per_step: ClassVar[int] = 1
     """Rounds of one outer step."""
     fixed_timeout: ClassVar[str] = ""
@@ -110,7 +110,7 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
 
     @property
     def step_ratio(self) -> float:
-        """Largest ratio of a peer's inner steps to `sync_every`; 1 means that all peers make equally many steps."""
+        """Maximum ratio of a peer's inner steps to `sync_every`; 1: all peers make equally many steps."""
         return 1.0
 
     @property
@@ -130,7 +130,7 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
 
     @property
     def fragment_count(self) -> int:
-        """Fragments of the model that have turns of their own."""
+        """Number of fragments of the model, which take turns."""
         return 1
 
     def steps_after(self, round: int) -> int:

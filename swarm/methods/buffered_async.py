@@ -1,4 +1,4 @@
-"""FedBuff (arXiv:2106.06639): a round has the contributors that are ready `straggler_timeout` seconds after the first one."""
+"""FedBuff (arXiv:2106.06639): a round has the contributors that are ready after a short wait."""
 
 from __future__ import annotations
 

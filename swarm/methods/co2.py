@@ -1,4 +1,4 @@
-"""CO2 (arXiv:2401.16265): a round is in progress during all inner steps of the next one, and late steps count less."""
+"""CO2 (arXiv:2401.16265): a round overlaps all inner steps of the next one; late steps count less."""
 
 from __future__ import annotations
 

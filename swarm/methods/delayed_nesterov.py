@@ -1,4 +1,4 @@
-"""Delayed Nesterov (arXiv:2401.09135): FedBuff with a momentum that moves once for as many contributions as there are peers."""
+"""Delayed Nesterov (arXiv:2401.09135): FedBuff with one momentum step per full buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeMo (arXiv:2411.19870): an exchange after every step of plain SGD, of the strongest coefficients of each peer's momentum."""
+"""DeMo (arXiv:2411.19870): each SGD step exchanges the strongest coefficients of each momentum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DiLoCo (Douillard et al., arXiv:2311.08105): one outer SGD step with Nesterov momentum, made by all peers together."""
+"""DiLoCo (Douillard et al., arXiv:2311.08105): one common outer SGD step with Nesterov momentum."""
 
 from __future__ import annotations
 

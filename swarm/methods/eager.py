@@ -8,7 +8,7 @@ from thinwire.swarm.methods.base import LearningRate, MethodSpec, Momentum, Oute
 
 
 class Eager(MethodSpec, frozen=True, tag="eager"):
-    """[outer] of the method "eager": each peer replaces its own last contribution in the mean by its newest one.
+    """[outer] of the method "eager": each peer replaces its own last contribution in the mean.
 
     lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient.
     """

@@ -1,4 +1,4 @@
-"""One average at the end: all peers train apart, on private data, and the run ends with the mean of their models."""
+"""One average at the end: peers train apart, and the run ends with the mean of their models."""
 
 from __future__ import annotations
 

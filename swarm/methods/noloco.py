@@ -1,4 +1,4 @@
-"""NoLoCo (Kolehmainen et al., arXiv:2506.10911): gossip with a random partner, or with some; replicas stay a little apart."""
+"""NoLoCo (Kolehmainen et al., arXiv:2506.10911): gossip with random partners; replicas differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NoLoCo(MethodSpec, frozen=True, tag="noloco"):
     """
 
     gossip: ClassVar[bool] = True
-    fixed_timeout: ClassVar[str] = "pairs have a time-out of their own"
+    fixed_timeout: ClassVar[str] = "pairs have a separate time-out"
 
     sync_every: Steps = 50
     lr: LearningRate = 0.7
@@ -59,9 +59,9 @@ class NoLoCo(MethodSpec, frozen=True, tag="noloco"):
 
 
 def gamma_limit(momentum: float, peers: int | None = None, group: int = 2) -> float:
-    """Return the smallest gamma with which replicas that train nothing diverge, for random groups among `peers`.
+    """Return the smallest gamma with which idle replicas diverge, for random groups among `peers`.
 
-    `group` is the size of a group; without `peers` the limit of many peers, the lowest one.
+    `group`: size of a group; without `peers` the limit of many peers, the lowest one.
 
     The limit is exact: the second moments of the deviations follow a linear map, whose largest eigenvalue is below 1 for
     0 < γ < limit. With a deviation u and the mean ū of its group, E[ū²] = E[uū] = ρ E[u²], where

@@ -1,4 +1,4 @@
-"""PowerSGD (arXiv:1905.13727): DiLoCo in which matrices travel as two thin factors, so that a step takes two rounds."""
+"""PowerSGD (arXiv:1905.13727): DiLoCo with matrices as two thin factors; a step takes two rounds."""
 
 from __future__ import annotations
 

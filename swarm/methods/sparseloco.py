@@ -1,4 +1,4 @@
-"""SparseLoCo (arXiv:2508.15706): DiLoCo with a small part of every pseudo-gradient, about 200 times fewer bytes."""
+"""SparseLoCo (arXiv:2508.15706): DiLoCo with 200 times fewer bytes, a part of each pseudo-gradient."""
 
 from __future__ import annotations
 

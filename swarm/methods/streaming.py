@@ -1,4 +1,4 @@
-"""Streaming DiLoCo (arXiv:2501.18512): the model is exchanged in fragments, and training continues during an exchange."""
+"""Streaming DiLoCo (arXiv:2501.18512): fragments are exchanged while training continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 from thinwire.swarm.methods.base import DENSE, Defaults, LearningRate, MethodSpec, Momentum, OuterSgd, Steps
 
 MAX_SEPARATE = 64
-"""Most fragments with rounds of their own: the news that a peer has joined is announced for each of them."""
+"""Maximum number of fragments with separate rounds: a join is announced for each of them."""
 
 
 class Streaming(MethodSpec, frozen=True, tag="streaming"):
@@ -61,7 +61,7 @@ class Streaming(MethodSpec, frozen=True, tag="streaming"):
         return self.fragments
 
     def adjusted(self, sparse: bool, stages: int) -> Defaults:
-        """Return defaults for sparse codecs, whose residual takes the place of momentum, and for pipeline stages."""
+        """Return defaults for sparse codecs, whose residual replaces momentum, and for pipeline stages."""
         outer: dict[str, object] = {}
         if sparse:
             outer |= {"lr": 1.0, "momentum": 0.0, "nesterov": False, "local_mix": 0.0}
@@ -83,7 +83,7 @@ class Streaming(MethodSpec, frozen=True, tag="streaming"):
             )
         elif self.fragments > MAX_SEPARATE:
             yield (
-                f"outer.fragments = {self.fragments}, but at most {MAX_SEPARATE} fragments can have rounds of their own",
+                f"outer.fragments = {self.fragments}, but at most {MAX_SEPARATE} fragments can have separate rounds",
                 "lower outer.fragments",
             )
         if sparse and (self.local_mix or self.momentum or self.nesterov):

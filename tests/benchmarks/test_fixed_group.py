@@ -119,7 +119,7 @@ def test_allreduce_leaves_out_dead_peer_and_finishes(delay):
         group.kill(3)
         calls[3].cancel()
         outcomes = await asyncio.gather(*calls[:3])
-        # A contribution of 2**rank per peer: the sum says who is in it.
+        # Each peer contributes 2**rank, so the sum shows its contributors.
         counted = {
             round(float(array[0][0]) * len(outcome.contributors))
             for array, outcome in zip(given[:3], outcomes, strict=True)
@@ -146,7 +146,7 @@ def test_allreduce_alone_writes_nothing():
 
 @pytest.mark.parametrize("size", [9, 20_000])
 def test_allreduce_retries_a_call_that_failed(size):
-    """One peer calls alone and gives up; then all do, it with arrays of the same sizes or of others."""
+    """One peer calls alone and gives up; then all call, that peer with arrays of the same or other sizes."""
 
     async def main():
         group = Group(3, "fp32")
@@ -163,7 +163,7 @@ def test_allreduce_retries_a_call_that_failed(size):
 
 
 def test_second_call_of_same_round_keeps_earlier_promises_and_votes():
-    """Its second call is of the same round, and remembers what the first one has promised and voted."""
+    """The second call is in the same round, and remembers the promises and votes of the first."""
 
     async def main():
         group = Group(3, "fp32")
@@ -172,7 +172,7 @@ def test_second_call_of_same_round_keeps_earlier_promises_and_votes():
         acceptor, attempt = mine._current.agreement.acceptor, mine._current.attempt
         assert (await mine.average([np.ones(9, np.float32)])).commit is None
         assert mine._current.agreement.acceptor is acceptor and mine._current.attempt > attempt
-        # Of arrays of other sizes it can only keep away from the vote.
+        # With arrays of other sizes it cannot vote.
         assert (await mine.average([np.ones(7, np.float32)])).commit is None
         assert not mine._current.agreement.witness and mine._current.attempt > attempt + 1
 
@@ -217,9 +217,9 @@ def test_flat_view_reads_and_writes_like_a_copy(sizes, data):
     [(2, 0.05, 32, 1e-3), (4, 0.05, 32, 1e-3), (6, 0.2, 30, 1e-3), (5, 0.5, 5, 1e-3), (8, 0.6, 32, 0.03)],
 )
 def test_ring_allreduce_takes_closed_form_time(peers, latency, chunks, near):
-    """From the ballot to the last result: the bytes over one link, or a latency for every hop where that is longer.
+    """Time from the ballot to the last result: bytes over one link, or one latency per hop if that is more.
 
-    Where both count, that the leader begins a latency before the others makes chunks wait for each other.
+    Where both count, chunks wait for each other, because the leader begins one latency before the others.
     """
     total, rate = chunks * (4096 if chunks == 5 else 32768), 1e6
 

@@ -65,7 +65,7 @@ def test_steps_to_loss_interpolate_between_evaluations(load):
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_swarm_with_compressed_group_reaches_perplexity_of_full_replicas(load, tmp_path):
-    """Perplexity within 3 % of all-full, over two seeds; from the wrong start it is worse."""
+    """Perplexity is within 3 % of all-full, over two seeds; from the wrong start it is worse."""
     bench = load("heterogeneous")
     inner = bench.InnerConfig(lr=4e-3, warmup=30, schedule="cosine")
     losses = {}

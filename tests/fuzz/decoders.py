@@ -1,8 +1,8 @@
-"""libFuzzer targets for every decoder of compression/: `python tests/fuzz/decoders.py -seeds=DIR -runs=100000 -seed=1`.
+"""libFuzzer targets for the decoders: `python tests/fuzz/decoders.py -seeds=DIR -runs=100000 -seed=1`.
 
-One input is a byte that picks the target, and the payload. Coverage is that of the Python code around the kernels, and of
-each fault that a kernel reports. The targets check that decoders raise nothing but CodecError, that decoded values are
-finite, and, where the format leaves no choice, that an accepted payload equals the encoding of its decoded values.
+One input is a byte that picks the target, and the payload. Coverage is that of the Python code around the kernels, and
+of each fault that a kernel reports. The targets check that decoders raise nothing but CodecError, that decoded values
+are finite, and, where the format leaves no choice, that an accepted payload equals the encoding of its decoded values.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from thinwire.compression.kernels import payload as payloads
 from thinwire.compression.sparse import demo, header, rice, topk
 
 PYTHON = (codecs, demo, rice, floats, e3m0, payloads, blockint, topk, header, subspace)
-"""Modules whose functions are watched; kernels are compiled and cannot be."""
+"""Modules whose functions are instrumented; compiled kernels cannot be."""
 
 Target = tuple[str, Callable[[bytes], None], list[bytes]]
-"""A name, what takes a payload, and honest payloads to begin with."""
+"""Name, function that takes a payload, and valid payloads as seeds."""
 
 ELEMENTS = 70
 DENSE = ("fp32", "fp16", "bf16", "int8(block=32)", "int4(block=32)", "int3(block=32)", "e3m0(block=32)")
@@ -40,7 +40,7 @@ TENSOR += ("topk(k=200,chunk=4096)", "demo(k=5,chunk=256)", "demo(k=5,chunk=256)
 SHAPES = (("a", (3,)), ("b", (20, 17)), ("c", (2, 2, 2)))
 ROWS, COLS = 3, 48
 REPORT = 10_000
-"""After so many inputs each, a line of JSON: how many there were, and how many each target took for honest."""
+"""Inputs between two reports: a JSON line with the number of inputs, and of valid ones for each target."""
 
 
 def targets() -> list[Target]:
@@ -119,14 +119,15 @@ def _boundary(vocabulary: int) -> Target:
 
 
 def _fitted(data: bytes, size: int) -> bytes:
-    """Payloads of a fixed length: nearly all inputs would be refused for it. So what begins with an odd byte is made to fit,
-    the rest is taken as it is.
+    """Make a payload fit a fixed length if it begins with an odd byte.
+
+    Otherwise the target would refuse nearly all inputs for their length.
     """
     return data[1 : size + 1].ljust(size, b"\0") if data[:1] and data[0] & 1 else data[1:]
 
 
 def _answer(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call gives, True for nothing, None when it refuses the payload."""
+    """Return the result of a call, True for None, and None if it refuses the payload."""
     try:
         answer = call(*arguments)
     except CodecError:
@@ -135,7 +136,7 @@ def _answer(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def watch(instrument: Callable[[Any], Any]) -> None:
-    """Put an instrumented copy of each Python function in the place of the function, wherever a module or class has it."""
+    """Replace each Python function by an instrumented copy, in every module and class that has it."""
     done: dict[int, Any] = {}
     names = {module.__name__ for module in PYTHON}
     for module in PYTHON:
@@ -149,13 +150,14 @@ def watch(instrument: Callable[[Any], Any]) -> None:
 
 
 def plant() -> None:
-    """A mistake for the fuzzer to find: nobody looks at the bits that fill a stream up to a whole byte."""
+    """Plant a bug for the fuzzer to find: the padding bits at the end of a stream are not checked."""
     rice.check = lambda *arguments: None
 
 
 def main(arguments: list[str]) -> None:
-    """First, as needed: -only=NUMBER of a target; -planted, for a mistake; -seeds=DIR, an empty folder for inputs to begin
-    with. The rest is libFuzzer's.
+    """Run libFuzzer. First options: -only=NUMBER of a target; -planted, with the bug; -seeds=DIR.
+
+    DIR is an empty folder for seed inputs. All other options are those of libFuzzer.
     """
     everyone = targets()
     chosen = list(range(len(everyone)))

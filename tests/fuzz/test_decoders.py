@@ -20,10 +20,10 @@ fuzzer = pytest.mark.skipif(find_spec("atheris") is None, reason="atheris is the
 
 
 def fuzz(folder: Path, inputs: int, *flags: str, seed: int = 1) -> tuple[int, str, dict[str, int]]:
-    """Exit status, output, and the last tally."""
+    """Run the fuzzer; return exit status, output, and the last tally."""
     seeds = folder / "seeds"
     seeds.mkdir()
-    # Some runs are of the empty input, which is not counted.
+    # Some runs have the empty input, which is not counted.
     runs = inputs + inputs // 100 + 500
     command = [sys.executable, HARNESS, *flags, f"-seeds={seeds}", f"-runs={runs}", f"-seed={seed}"]
     done = subprocess.run([*command, *LIMITS], cwd=folder, capture_output=True, text=True)

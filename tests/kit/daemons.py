@@ -1,7 +1,7 @@
-"""Real daemons, each a separate process with its own home, observed through the events it writes.
+"""Real daemons: separate processes with separate homes, observed through the events that they write.
 
-Nothing here sleeps for a fixed time: `Daemon.wait` reads the event log until the wanted event appears. Its cap only ends a
-test that hangs. No daemon outlives its test or this process.
+Nothing here sleeps for a fixed time: `Daemon.wait` reads the event log until the wanted event appears. Its cap only
+ends a test that hangs. No daemon outlives its test or this process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.event_log import read_events
 
 CAP = 100.0
-"""Seconds after which something that should have happened has not; a generous multiple of what it takes."""
+"""Seconds after which a missing event counts as a failure; a generous multiple of the usual time."""
 
 MANIFEST = """
 [run]
@@ -51,13 +51,13 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def _end_with_parent() -> None:
-    """In the child: SIGKILL when this process ends, however it does (prctl PR_SET_PDEATHSIG)."""
+    """Request SIGKILL for this child process at the end of the parent (prctl PR_SET_PDEATHSIG)."""
     if _LIBC is not None:
         _LIBC.prctl(1, signal.SIGKILL)
 
 
 class Daemon:
-    """One `thinwire` process. A second `start` in the same home is the same peer's next life, in the same event log."""
+    """One `thinwire` process. A second `start` in the same home restarts the peer, with the same event log."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.name = home, home.name
@@ -65,12 +65,12 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
         self.events: list[Event] = []
         self.lives: list[int] = []
-        """Where in `events` each life begins."""
+        """Indices in `events` at which each process begins."""
         self._offset = 0
         self._said = home.with_name(f"{home.name}.said")
 
     def run(self, *arguments: object) -> Daemon:
-        """Start it; returns at once."""
+        """Start the process and return at once."""
         self.poll()
         self.lives.append(len(self.events))
         self._said.mkdir(exist_ok=True)
@@ -94,16 +94,16 @@ class Daemon:
         return (self._said / "stderr").read_text()
 
     def wait_for_stderr(self, text: str) -> None:
-        """Until it has said this to people."""
+        """Wait until stderr contains this text."""
         until = time.monotonic() + CAP
         while text not in self.stderr:
             assert self.process.poll() is None and time.monotonic() < until, self.stderr[-1000:]
             time.sleep(0.02)
 
-    # --- what it tells
+    # --- its outputs
 
     def poll(self) -> list[Event]:
-        """All its events so far, of all lives."""
+        """Return all events of all its processes so far."""
         found = sorted(directories(self.home).runs.glob("*/events.jsonl"))
         if found:
             tail = read_events(found[0], self._offset)
@@ -113,13 +113,15 @@ class Daemon:
         return self.events
 
     def of(self, kind: str, **fields: object) -> list[Event]:
-        """Its events of this life of a kind, with these values."""
+        """Return the events of the present process with this kind and these values."""
         begin = self.lives[-1]
         return [e for e in self.poll()[begin:] if e["kind"] == kind and all(e.get(k) == v for k, v in fields.items())]
 
     def wait(self, kind: str, *, after: float = 0.0, least: int | None = None, **fields: object) -> Event:
-        """The first event of this life of a kind, with these values, later than `after` (monotonic), in round `least` or
-        a later one. Fails when the process ends before, or the cap is over.
+        """Return the first event of the present process with this kind and these values.
+
+        It is later than `after` (monotonic seconds), and of round `least` or a later one. Fails if the process ends
+        first, or after CAP seconds.
         """
         until, seen = time.monotonic() + CAP, self.lives[-1]
         while True:
@@ -137,7 +139,7 @@ class Daemon:
 
     @property
     def round(self) -> int:
-        """The newest round whose state it has."""
+        """Newest round whose state it has."""
         return max((e["round"] for kind in ("ready", "synced", "round") for e in self.of(kind)), default=0)
 
     @property
@@ -145,7 +147,7 @@ class Daemon:
         return self.wait("start")["peer"]
 
     def invite(self) -> str:
-        """The code it printed."""
+        """Invite that it printed."""
         self.wait("ready")
         until = time.monotonic() + CAP
         while not self.stdout.endswith("\n"):
@@ -156,7 +158,7 @@ class Daemon:
         return code
 
     def newest_invite(self) -> str:
-        """The one that its status has, with all who are there now; any peer's."""
+        """Newest invite in the status of any peer; it has the addresses of all present peers."""
         me, until = self.wait("ready") and self.id, time.monotonic() + CAP
         while time.monotonic() < until:
             said = read_status(directories(self.home).status)
@@ -166,14 +168,14 @@ class Daemon:
         raise AssertionError(f"{self.name}: no invite in the status")
 
     def complaint(self) -> tuple[str, str]:
-        """Its one `error:` line and its one `hint:` line, with nothing after them."""
+        """Return its one `error:` line and its one `hint:` line; fail if other lines follow."""
         lines = self.stderr.splitlines()
         assert len(lines) >= 2 and lines[-2].startswith("error: ") and lines[-1].startswith("hint: "), self.stderr
         assert sum(line.startswith(("error:", "hint:")) for line in lines) == 2, self.stderr
         assert "Traceback" not in self.stderr
         return lines[-2].removeprefix("error: "), lines[-1].removeprefix("hint: ")
 
-    # --- what is done to it
+    # --- actions
 
     def signal(self, number: int) -> float:
         """Send a signal; the monotonic time just before."""
@@ -192,14 +194,14 @@ class Daemon:
             raise AssertionError(f"{self.name} does not end\n{self.stderr[-1000:]}") from None
 
     def end(self) -> None:
-        """However it is, it is no more."""
+        """Kill the process in any state, and wait for its end."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
 
 class Machine:
-    """Daemons in one directory, of one manifest and one text. `outer`, `exchange`: more lines of these tables."""
+    """Daemons in one directory, with one manifest and one text. `outer`, `exchange`: more lines of these tables."""
 
     def __init__(
         self,
@@ -227,7 +229,7 @@ class Machine:
         self.text.write_text(" ".join(draw.choice(["lorem", "ipsum", "dolor", "sit", "amet"]) for _ in range(20_000)))
 
     def daemon(self, name: str) -> Daemon:
-        """A daemon with a home of its own, not started."""
+        """Return a daemon with a new home, not started."""
         if name not in self.daemons:
             self.daemons[name] = Daemon(self.path / name)
         return self.daemons[name]
@@ -244,7 +246,7 @@ class Machine:
         return ["--host", "127.0.0.1", "--threads", "1", "--log", "plain", "--data", self.text]
 
     def check(self) -> int:
-        """Every round has one digest on all peers that committed or fetched it. Returns how many rounds were compared."""
+        """Check that each round has one digest on all peers with its state; return the number of compared rounds."""
         said: dict[int, dict[str, str]] = {}
         for daemon in self.daemons.values():
             for event in daemon.poll()[self._passed.get(daemon.name, 0) :]:
@@ -256,8 +258,9 @@ class Machine:
         return sum(len(digests) > 1 for digests in said.values())
 
     def turn_page(self) -> None:
-        """Check, and compare only what comes now: who founds a run anew from a checkpoint is its only member, which the
-        state's digest says too.
+        """Check, and compare only later events from now on.
+
+        A founder that restarts a run from a checkpoint is its only member, which changes the state digest.
         """
         self.check()
         self._passed = {daemon.name: len(daemon.poll()) for daemon in self.daemons.values()}

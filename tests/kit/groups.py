@@ -39,7 +39,7 @@ def host(index: int, stage: int, *, origin: int = 2, join: float = 0.2, step: fl
 
 
 def weak(index: int, *, join: float = 0.2, step: float = 0.1) -> PeerSpec:
-    """Return a peer that the whole model does not fit, and that finds a stage by itself."""
+    """Return a peer whose memory is too small for the model, and that finds a stage by itself."""
     return peer(index, join=join, step=step, memory=WEAK)
 
 
@@ -64,7 +64,10 @@ def scenario(
 
 
 def agreed(run: Run) -> Mapping[int, Mapping[int, str]]:
-    """Every fragment has one state wherever it is held, after each of its rounds: peer -> {round: digest}."""
+    """Check that each fragment has one state on all peers after each of its rounds.
+
+    Returns peer -> {round: digest}.
+    """
     return one_state(rounds_of(run, "round"))
 
 

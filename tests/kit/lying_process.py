@@ -14,7 +14,7 @@ from thinwire.sims.peers.machine import Process
 
 
 class Lying:
-    """What a lie needs of a process."""
+    """Access of a lie to the process of a peer."""
 
     alive = True
 
@@ -22,12 +22,11 @@ class Lying:
         self.peer = peer
         self.others: list[asyncio.Task[None]] = []
 
-    def _end(self, reason: str, failure: BaseException | None) -> None:
-        """A real one ends by itself."""
+    def _end(self, reason: str, failure: BaseException | None) -> None: ...
 
 
 def lie(kind: str) -> None:
-    """Let whoever lives in this process lie."""
+    """Let the peer of this process lie."""
     honest = PeerLifecycle._take_up
 
     async def take_up(self: PeerLifecycle, *arguments: Any) -> None:

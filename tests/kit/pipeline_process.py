@@ -1,7 +1,7 @@
-"""Process of a replica in stages: `pipeline_process.py STAGE` is a host; the origin runs in the test.
+"""Process of a pipeline replica: `pipeline_process.py STAGE` is a host; the origin runs in the test.
 
-Writes its record (hex) on one line, reads the records of all peers on one line, then works until it is killed or its input
-ends.
+Writes its record (hex) on one line, reads the records of all peers on one line, then works until it is killed or its
+input ends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def identity(index: int) -> Identity:
 
 
 class Member:
-    """What the process of every stage has: transport, presence, a section of the model, and ways to compute."""
+    """Parts of the process of every stage: transport, presence, a section of the model, and workers."""
 
     def __init__(self, stage: int) -> None:
         self.identity, self.now = identity(stage), asyncio.get_running_loop().time

@@ -1,5 +1,4 @@
-"""Bugs of kinds that such systems have had, patched into the product by tests: ten for test_planted_bugs.py, and four for
-NoLoCo in test_noloco.py.
+"""Typical bugs that tests patch into the product: ten for test_planted_bugs.py, four for test_noloco.py.
 
 Each function takes a pytest MonkeyPatch and plants one bug.
 """
@@ -25,7 +24,7 @@ from thinwire.swarm.messages.registry import Commit
 
 
 def apply_before_commit(patch):
-    """Who holds every result applies them, without waiting for the verdict."""
+    """A peer with every result applies them without waiting for the commit."""
     complete = Agreement.complete
 
     def hasty(self, digest, now):
@@ -37,7 +36,7 @@ def apply_before_commit(patch):
 
 
 def residual_not_rolled_back(patch):
-    """A round that is not committed leaves its tokens spent, as if they had been sent."""
+    """After a round without commit its tokens stay spent, as if they had been sent."""
     one = PeerLifecycle._round
 
     async def round(self, learner):
@@ -49,7 +48,7 @@ def residual_not_rolled_back(patch):
 
 
 def timers_before_draining(patch):
-    """After a stall whoever was not heard of in it has failed: judged at once, with the answers unread."""
+    """After a stall, silent peers are judged at once, before their answers are read."""
     tick = Roster.tick
 
     def strict(self, now):
@@ -78,7 +77,7 @@ def arrival_order(patch):
 
 
 def double_apply_after_heal(patch):
-    """A round that took more than one ballot is applied by the first and by the second."""
+    """A round with several ballots is applied by the first and by the second."""
     commit = Replica.commit
 
     def twice(self, outcome, me, since=None):
@@ -106,7 +105,7 @@ def stale_view(patch):
 
 
 def lost_wake_up(patch):
-    """Nobody is woken when the owner of a chunk dies: who waits for its result waits on."""
+    """No peer is woken when the owner of a chunk dies: those that wait for its result wait forever."""
     due = Agreement._due
     patch.setattr(Agreement, "on_link_down", lambda self, peer, now, *, gone: None)
     patch.setattr(Agreement, "_due", lambda self, now: None if self.opened is not None else due(self, now))
@@ -114,7 +113,7 @@ def lost_wake_up(patch):
 
 
 def chunk_counted_twice(patch):
-    """The last chunk that came is added once when it comes and once when the sum is made."""
+    """The last chunk is added twice: when it arrives, and when the sum is made."""
     result = Reducer.result
 
     def again(self, payloads, weights, size):
@@ -124,7 +123,7 @@ def chunk_counted_twice(patch):
 
 
 def weight_from_the_wire(patch):
-    """What a contributor says of its tokens is believed."""
+    """The token count that a contributor announces is used without a check."""
     begin = RoundFactory.begin
     patch.setattr(
         RoundFactory, "begin", lambda self, terms, *a, **k: begin(self, replace(terms, max_weight=2**53 - 1), *a, **k)
@@ -153,7 +152,7 @@ PLANTED = [
 
 
 def partner_counted_twice(patch):
-    """What the partner sent is in the mean two times."""
+    """The contribution of the partner is in the mean twice."""
     step = GossipReplica.step
     patch.setattr(
         GossipReplica,
@@ -163,7 +162,7 @@ def partner_counted_twice(patch):
 
 
 def error_feedback_dropped(patch):
-    """What the codec leaves out is forgotten."""
+    """The part of a vector that the codec loses is dropped."""
     step = GossipReplica.step
 
     def forgetful(self, *a, **k):
@@ -184,7 +183,7 @@ def pull_left_out(patch):
 
 
 def pulled_from_the_exact_place(patch):
-    """Each is drawn from where it is, and not from where the other was told that it is: the pulls do not cancel."""
+    """Each replica is pulled from its exact place, not from the announced one: the pulls do not cancel."""
     step = GossipReplica.step
 
     def exact(self, read, mine, others, grid, halves, *, members, pull, place):

@@ -25,8 +25,9 @@ def record(index: int, sequence: int = 1, port: int = 4000, issued: int = EPOCH)
 
 
 class RosterWorld:
-    """World of rosters. `names[i]` is the id of peer i. `drop(sender, receiver)` decides on each message; `log` stores
-    every event.
+    """World of rosters. `names[i]`: id of peer i. `drop(sender, receiver)` decides on each message.
+
+    `log` stores every event.
     """
 
     def __init__(

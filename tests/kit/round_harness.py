@@ -1,4 +1,4 @@
-"""One peer's side of a round, without a network: tests hand it frames and read the frames that it sends."""
+"""One peer's side of a round without a network: tests pass frames in and read the frames that it sends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Sent = tuple[PeerId, Message, bytes]
 
 
 class FakeSendQueue:
-    """Stores what is sent instead of sending it. `waiting`: bytes that wait for any peer; `stirring`: bytes that have come."""
+    """Send queue that stores frames. `waiting`: bytes queued for any peer; `stirring`: received bytes."""
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
@@ -62,12 +62,12 @@ class FakeSendQueue:
 
 
 def hashes_of(chunks: Iterable[bytes]) -> bytes:
-    """Return what a Ready or a Record has of these chunks."""
+    """Return the hashes of these chunks, as in a Ready or a Record."""
     return b"".join(blake3.blake3(chunk).digest() for chunk in chunks)
 
 
 def signature(peer: PeerId, message: object) -> bytes:
-    """Return 64 bytes that stand for the peer's signature of the message."""
+    """Return 64 bytes that serve as the peer's signature of the message."""
     return blake3.blake3(peer + repr(message).encode()).digest(64)
 
 
@@ -78,7 +78,7 @@ def dense_payloads(seed: int) -> list[bytes]:
 
 
 def mean(chunks: Sequence[bytes], weights: Sequence[float]) -> bytes:
-    """Return the weighted mean of a chunk's contributions, as CODEC encodes it."""
+    """Return the weighted mean of a chunk's contributions, encoded with CODEC."""
     out = np.empty(len(chunks[0]) // 4, np.float32)
     RULES["mean"](CODEC, [np.frombuffer(chunk, np.uint8) for chunk in chunks], weights, out)
     return out.tobytes()
@@ -92,7 +92,7 @@ def ready(chunks: Iterable[bytes] = (), attempt: int = 1, *, hashes: bytes | Non
 
 
 def opening(peers: Sequence[PeerId], **changes: Any) -> Open:
-    """Return what the leader opens round 1 with: all peers contribute once, with weight 10."""
+    """Return the leader's proposal of round 1: all peers contribute once, with weight 10."""
     given = dict(
         round=1,
         fragment=0,
@@ -108,9 +108,9 @@ def opening(peers: Sequence[PeerId], **changes: Any) -> Open:
 
 
 class RoundHarness:
-    """Round 1 of peer ME. `hear` delivers a frame of another peer; `queue` has what ME sends; `now` is its clock.
+    """Round 1 of peer ME. `hear` delivers a frame of another peer; `queue` has the frames that ME sends.
 
-    A subclass chooses the data plane, and adds what its messages look like.
+    `now` is its clock. A subclass chooses the data plane and the form of its messages.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class RoundHarness:
         site: str = "",
         **options: Any,
     ) -> None:
-        """`options`: arguments of the data plane, beside those that all planes have."""
+        """Create the round. `options`: arguments of the data plane, beside those that all planes have."""
         self.now, self.queue, self.peers = 0.0, FakeSendQueue(), tuple(peers)
         self.usual: dict[Any, Any] = {}
         self.terms = terms or RoundTerms(1, 0, self.peers, BASE, PLAN)
@@ -147,7 +147,7 @@ class RoundHarness:
         return opened
 
     def opening(self, **changes: Any) -> Open:
-        """Return what the leader opens the round with."""
+        """Return the leader's proposal of the round."""
         return opening(self.peers, **changes)
 
     def sent(self, kind: type) -> list[Sent]:
@@ -155,12 +155,12 @@ class RoundHarness:
         return self.queue.of(kind)
 
     def blamed(self) -> list[tuple[PeerId, str]]:
-        """Return whom ME has blamed since the last call, and why."""
+        """Return the peers that ME has blamed since the last call, with reasons."""
         return [(message.peer, message.reason) for _, message, _ in self.queue.of(Blame)]
 
 
 class DenseHarness(RoundHarness):
-    """A round whose contributions are dense: `sources` has the chunks of each peer. A subclass says what their `result` is."""
+    """Round with dense contributions: `sources` has the chunks of each peer. A subclass defines `result`."""
 
     def __init__(
         self, plane: Callable[..., DataPlane], *, peers: Sequence[PeerId], sites: Sequence[str] = (), **more: Any

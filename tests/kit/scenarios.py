@@ -1,4 +1,4 @@
-"""Scenarios of simulated swarms, and what tests read from their runs."""
+"""Scenarios of simulated swarms, and readers of their journals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHURN = (
 """One peer dies, two restart from their checkpoints, and three are cut off for a while: for swarms of eight peers."""
 
 EARLY = 0.05
-"""Virtual second at which peers join that are there from the start, other than the founder, which starts at 0."""
+"""Virtual second at which peers other than the founder join at the start; the founder starts at 0."""
 
 
 def peer(index: int, *, step: float = 0.5, region: str = "Oregon", up: float = 2.5e6, **more: Any) -> PeerSpec:
@@ -118,7 +118,7 @@ def events_of(run: Run, name: str, *peers: int) -> list[Event]:
 
 
 def rounds_of(run: Run, *names: str) -> dict[int, dict[int, str]]:
-    """Return peer -> {round: digest}, from events of these names, or from all that carry a round's digest.
+    """Return peer -> {round: digest}, from events of these names, or from all with a round's digest.
 
     Events named "round" are the rounds that a peer committed; others are states that it fetched, restored or left with.
     """
@@ -135,7 +135,7 @@ def last_round(found: Mapping[int, Mapping[int, str]]) -> int:
 
 
 def one_state(found: Mapping[int, Mapping[int, str]]) -> Mapping[int, Mapping[int, str]]:
-    """Every round of `rounds_of` has one digest wherever it is known. Return what was given."""
+    """Check that each round of `rounds_of` has one digest on all peers. Return the argument."""
     for number in range(1, last_round(found) + 1):
         assert len({digests[number] for digests in found.values() if number in digests}) <= 1, number
     return found

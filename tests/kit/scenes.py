@@ -1,4 +1,4 @@
-"""Scripted faults that every kind of `kit.swarm.Swarm` has to survive, with the checks that go with them."""
+"""Scripted faults that every kind of `kit.swarm.Swarm` has to survive, with their checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thinwire.swarm.messages.registry import Ask, Ballot, Chunk, Prepare, Result
 
 
 async def lose(s, dying):
-    """Some die in round 3, each at the phase that `dying` says; the others, which are returned, come to the end."""
+    """Let some peers die in round 3, at their phases in `dying`; return the others, which finish."""
     for index, phase in dying.items():
         s.fail_at(index, 3, phase)
     s.start()
@@ -21,7 +21,7 @@ async def lose(s, dying):
 
 
 def soon(s, indices, rounds=(4,)):
-    """These rounds took these nodes less than three times as long as a normal one."""
+    """Check that these rounds took less than three times as long as a normal one on these nodes."""
     times = s.nodes[indices[0]].committed_at
     normal = times[2] - times[1]
     for index in indices:
@@ -30,7 +30,7 @@ def soon(s, indices, rounds=(4,)):
 
 
 async def join(s, phase):
-    """Somebody comes to the first three at this phase of round 3; all come to the end."""
+    """Let a peer join the first three at this phase of round 3; all finish."""
     s.fail_at(1, 3, phase, lambda node: s.join(7))
     s.start()
     await s.finish([0, 1, 2])
@@ -73,7 +73,7 @@ async def part(s, groups, seconds, before=lambda: None, after=lambda: None):
 
 
 async def differ(s, index, at):
-    """A node's outer parameters change after round 2, at one place: what it says of the state that it fetches."""
+    """Change a node's outer parameters at one index after round 2, and check the states that it reports."""
 
     def corrupt(node):
         node.replica.theta[at] += 1.0
@@ -85,7 +85,7 @@ async def differ(s, index, at):
 
 
 async def spoil(s):
-    """What the second of four has trained in round 3 is not finite: it says so, and the others go on without it."""
+    """Make the training of the second of four nodes not finite in round 3: it reports that, and the others continue."""
 
     def poison(round, delta):
         if round == 3:
@@ -101,7 +101,7 @@ async def spoil(s):
 
 
 async def replay(s):
-    """One of three sends another frames of rounds that are over or far ahead: they are counted, and nothing comes of them."""
+    """Let one of three nodes send another one frames of past and distant rounds: they are counted and dropped."""
     liar, victim = s.nodes[2], s.nodes[0]
     ballot = Ballot(1, liar.id)
     old = [Chunk(1, 0, 1, 0), Result(1, 0, ballot, 0), Vote(1, 0, ballot, bytes(32), bytes(32)), Ask(1, 0)]
@@ -138,11 +138,11 @@ def _huge(chunks):
 
 
 BAD = [(_nan, "not finite"), (_short, "length"), (_huge, "norm")]
-"""What makes bad chunks of good ones of codec fp32, and the reason for which their sender is out."""
+"""Functions that spoil chunks of codec fp32, with the reason for the sender's exclusion."""
 
 
 async def send_bad(s, liar, change, reason):
-    """What a node contributes to round 3 is no good: it is out of that one, and back in the next."""
+    """Let a node contribute invalid data to round 3: it is excluded from that round, and included in the next."""
     s.nodes[liar].forge(3, change)
     s.start()
     await s.finish()
@@ -153,7 +153,7 @@ async def send_bad(s, liar, change, reason):
 
 
 def levels(payload, value):
-    """A sparse payload whose first section has levels of this value."""
+    """Change the levels of the first section of a sparse payload to this value."""
     changed = bytearray(payload)
     mode, rice, _, _, unary = HEADER.unpack_from(changed)
     bits = int(np.float16(value).view(np.uint16))

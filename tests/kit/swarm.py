@@ -27,11 +27,11 @@ from thinwire.swarm.messages.registry import Hello, PeerId, Refuse, Welcome
 RUN = bytes(range(32))
 LAYOUT = blake3.blake3(b"layout").digest()
 STEP = 1.0
-"""Virtual seconds that one round's inner steps take."""
+"""Virtual seconds of one round's inner steps."""
 
 
 def layout_of(size: int) -> Layout:
-    """A matrix and a vector that together have so many parameters."""
+    """Return a layout with a matrix and a vector that have this number of parameters together."""
     rows = size // 128
     pieces = (
         Piece("matrix", (rows, 100), "float32", 0, rows * 100),
@@ -41,7 +41,7 @@ def layout_of(size: int) -> Layout:
 
 
 class Node:
-    """One peer of a simulated swarm: `train` is its whole life."""
+    """One peer of a simulated swarm; `train` runs from its start to its end."""
 
     def __init__(self, swarm: Swarm, index: int, life: int = 0) -> None:
         self.swarm, self.index = swarm, index
@@ -62,7 +62,7 @@ class Node:
             self.identity,
             run_id=RUN,
             addresses=(address,),
-            sequence=1 + int(loop.time() * 1000),  # as in life: above all that an earlier life may have published
+            sequence=1 + int(loop.time() * 1000),  # higher than the sequences of earlier processes
             issued=swarm.net.wall(),
         )
         self.transport.learn(self.record)
@@ -106,7 +106,7 @@ class Node:
 
     @property
     def round_factory(self) -> RoundFactory:
-        """What makes the rounds of this node's session."""
+        """Factory of the rounds of this node's session."""
         return self.session._round_factory
 
     def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
@@ -160,7 +160,7 @@ class Node:
             pass
 
     def forge(self, number: int, change: Callable[[list[memoryview]], list[memoryview]]) -> None:
-        """In round `number` send what `change` makes of the encoded chunks, honestly announced."""
+        """In round `number` send the encoded chunks after `change`, correctly announced."""
         average = self.session.average
 
         async def forged(source, *, hashes=None, **rest):
@@ -221,7 +221,7 @@ class Swarm:
             self.nodes[index] = Node(self, index)
 
     def site(self, index: int) -> str:
-        """What a node says that it shares a network with: by turns one of `sites`."""
+        """Return the announced site of a node: each of `sites` in turn."""
         return self.sites[index % len(self.sites)] if self.sites else ""
 
     def fail_at(self, index: int, round: int, phase: str, what: Callable[[Node], None] | None = None) -> None:
@@ -243,16 +243,16 @@ class Swarm:
         return node
 
     async def finish(self, indices: list[int] | None = None, limit: float = 300.0) -> None:
-        """Wait until the named nodes (default: all) have finished their rounds; re-raise what failed in any."""
+        """Wait until the named nodes (default: all) have finished; re-raise their errors."""
         async with asyncio.timeout(limit):
             for index in indices if indices is not None else sorted(self.nodes):
                 await self.nodes[index].tasks[1]
 
     def check(self, indices: list[int] | None = None, *, dead_lineages: bool = False) -> None:
-        """Every round's digest is equal wherever it was committed, and the named nodes reached the last one.
+        """Check that each round has one digest on all nodes, and that the named ones reached the last round.
 
-        `dead_lineages`: what only killed nodes have committed may differ. When all who know of a verdict die, the others
-        cannot, and go on without it.
+        `dead_lineages`: rounds that only killed nodes have committed may differ. If all holders of a commit die, the
+        others cannot learn it and continue without it.
         """
         by_round: dict[int, set[bytes]] = {}
         for node in self.nodes.values():

@@ -77,7 +77,7 @@ class Peer:
 
     @property
     def station(self):
-        """Return what all links of this peer share: receive queue, buffer pool, limits, identity."""
+        """Return the shared parts of this peer's links: receive queue, buffer pool, limits, identity."""
         return self.transport._station
 
     @property
@@ -129,7 +129,7 @@ class Peer:
 
 
 class Wire:
-    """What the tests use: `peer(seed)`, closed at the end."""
+    """Network for tests: `peer(seed)` makes peers, which are closed at the end."""
 
     Peer, Refuse, Welcome, RUN = Peer, Refuse, Welcome, RUN
 
@@ -157,7 +157,7 @@ class Wire:
         return ends
 
     def short(self, **changes):
-        """Limits with deadlines that a test can wait for."""
+        """Return limits with deadlines that are short enough for tests."""
         quick = {"handshake": 0.5, "rate_window": 0.3, "young": 0.0, "retry_first": 0.01}
         return Limits(**{**quick, **changes})
 
@@ -174,7 +174,7 @@ class Wire:
 
 
 async def until(condition, seconds=10.0):
-    """Wait for something that must come true; generous, because the machine may be busy."""
+    """Wait until a condition holds; generous, because the machine may be busy."""
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""The example of averages without training, run as a user runs it; one of three processes is killed."""
+"""Example of averages without training, run like a user runs it; one of three processes is killed."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Every outer method and collective with real processes: one late, one killed and restarted, one stopped."""
+"""Every outer method and collective with real processes: one late, one restarted, one stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire.swarm.methods.registry import METHODS as SPECS
 
 @dataclass(frozen=True)
 class Run:
-    """What is in the manifest. `killed`: the peer that is, 0 is the founder; `phase`: of the round in which it is."""
+    """Lines of the manifest. `killed`: index of the killed peer; `phase`: its phase at that time."""
 
     method: str = "diloco"
     steps: int = 12
@@ -26,7 +26,7 @@ class Run:
 
     @property
     def together(self) -> bool:
-        """Whether a round is of all who are there."""
+        """True if a round has all present peers."""
         return METHODS[self.method].replica.alike and not SPECS[self.method].asynchronous
 
 
@@ -55,20 +55,20 @@ RUNS = {
     "delayed-nesterov": Run("delayed-nesterov", grace=0.3, killed=0, phase="record"),
 }  # fmt: skip
 OFTEN = ("co2-ring", "buffered-async")
-"""Those that are in `make trial` already."""
+"""Methods that `make trial` runs."""
 
 SITES = ("home", "home", "lab", "lab")
 
 
 def take_part(run, living, after):
-    """Each of these has brought something into a round that ended later than `after`; together, where rounds are of all."""
+    """Wait for a contribution of each daemon to a round after `after`; to the same one if rounds have all."""
     if run.together:
         return [daemon.wait("round", after=after, contributors=len(living)) for daemon in living]
     return [wait_for_own(daemon, after) for daemon in living]
 
 
 def wait_for_own(daemon, after):
-    """A round that is not of its own work alone, and has some of it."""
+    """Wait for a round with a contribution of this peer and of others."""
     while True:
         found = daemon.wait("round", after=after)
         if found["tokens"] and found["contributors"] > 1:
@@ -90,14 +90,14 @@ def test_swarm_with_late_killed_and_stopped_peer_keeps_one_state(machine, name):
     living = [founder, join(1, founder), join(2, founder)]
     begun = take_part(run, living, 0.0)
 
-    # One more comes in the midst of it.
+    # A peer joins during the run.
     late = join(3, living[1])
     living.append(late)
     ready = late.wait("ready")
     assert ready["round"] > 0
     take_part(run, living, ready["at"])
 
-    # kill -9 in the middle of a round: the others go on.
+    # kill -9 in the middle of a round: the others continue.
     victim = living.pop(run.killed)
     when = living[0].of("round")[-1]["at"]
     at = victim.wait("phase", phase=run.phase, after=when)["at"]
@@ -105,7 +105,7 @@ def test_swarm_with_late_killed_and_stopped_peer_keeps_one_state(machine, name):
     assert victim.exit() == -signal.SIGKILL
     take_part(run, living, at)
 
-    # One sleeps for longer than anybody waits, and the dead one is back meanwhile.
+    # One peer is stopped for longer than any patience, while the killed one returns.
     sleeper = living.pop()
     stopped = sleeper.signal(signal.SIGSTOP)
     take_part(run, living, stopped + 1.0)
@@ -131,7 +131,7 @@ def test_swarm_with_late_killed_and_stopped_peer_keeps_one_state(machine, name):
 
 @pytest.mark.soak
 def test_merge_run_with_churn_ends_with_one_average(machine):
-    """A run of one average: it waits for the members that live, and all who are there end with it."""
+    """Run of one average: it waits for the live members, and all present peers end with it."""
     here = machine(method="merge", rounds=2, steps=1000, grace=100.0)
     founder = here.found("peer0", "--wait-for", 3)
     others = [here.join(f"peer{n}", founder.newest_invite()) for n in (1, 2)]
@@ -156,5 +156,5 @@ def test_merge_run_with_churn_ends_with_one_average(machine):
 
 
 def _running(path):
-    """Processes that have to do with this directory."""
+    """Return the processes with this directory on their command line."""
     return [p.info for p in psutil.process_iter(["pid", "cmdline"]) if str(path) in " ".join(p.info["cmdline"] or ())]

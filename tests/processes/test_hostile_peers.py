@@ -1,4 +1,4 @@
-"""Every collective on real sockets against lying peers and links that stall, break and corrupt."""
+"""Every collective on real sockets, with lying peers and links that stall, break and corrupt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SITES = ("home", "lab", "lab")
 LIAR = str(Path(__file__).parents[1] / "kit" / "lying_process.py")
 
 FOUND_OUT = ("hash", "nan", "base", "silent")
-"""Lies after which a round is without the liar, and says so."""
+"""Lies after which a round excludes the liar and reports it."""
 
 CALM = pytest.mark.trial
 LONG = pytest.mark.soak
@@ -37,14 +37,14 @@ def planes(often):
 
 
 def go_on(daemon, after, rounds):
-    """It commits so many rounds later than `after`; the time of the last."""
+    """Wait until the daemon has committed this number of rounds after `after`; return the time of the last."""
     for _ in range(rounds):
         after = daemon.wait("round", after=after)["at"]
     return after
 
 
 def together(plane, living, after):
-    """Each of these commits a round later than `after` with all of them; of pairs, with somebody."""
+    """Wait for a round of each after `after` with all of them; in pairs, with a partner."""
     everybody = {} if plane == "pairs" else {"contributors": len(living)}
     for daemon in living:
         found = daemon.wait("round", after=after, **everybody)
@@ -53,7 +53,7 @@ def together(plane, living, after):
 
 
 def well(living):
-    """Nobody fell for anything."""
+    """Check that no daemon was harmed."""
     for daemon in living:
         assert daemon.process.poll() is None and "Traceback" not in daemon.stderr and not daemon.of("alarm")
         assert all(event["loss"] is None or event["loss"] < 6.0 for event in daemon.of("round"))  # 5.5 at first
@@ -61,7 +61,7 @@ def well(living):
 
 @pytest.mark.parametrize("plane", planes(()))
 def test_lying_daemon_does_not_stop_rounds_and_is_left_out(machine, plane):
-    """One after the other: rounds go on with it, and are of all that are honest when it is gone."""
+    """One liar after the other: rounds continue with it, and have all honest peers after its end."""
     here = machine(steps=12, grace=1.0, **PLANES[plane])
     founder = here.found("peer0", "--wait-for", 3, "--site", SITES[0])
     honest = [founder, *(here.join(f"peer{n}", founder.newest_invite(), "--site", SITES[n]) for n in (1, 2))]
@@ -78,7 +78,7 @@ def test_lying_daemon_does_not_stop_rounds_and_is_left_out(machine, plane):
             assert liar.id[:8] in absent, f"nobody noticed {kind}"
         assert "Traceback" not in liar.stderr
         liar.end()
-        del here.daemons[kind]  # what it says of its state is nobody's concern
+        del here.daemons[kind]  # the liar's state does not matter
         together(plane, honest, founder.of("round")[-1]["at"])
         well(honest)
     if plane != "pairs":
@@ -86,7 +86,7 @@ def test_lying_daemon_does_not_stop_rounds_and_is_left_out(machine, plane):
 
 
 class Wires:
-    """A Mesh on a loop of its own. Peers that are told to listen at `place` reach each other through it only."""
+    """Mesh on a separate loop. Peers that listen at `place` reach each other only through it."""
 
     def __init__(self, peers):
         specs = tuple(PeerSpec(n, f"peer{n}", "Iowa", 0.1, 125e6, 125e6) for n in range(peers))
@@ -105,7 +105,7 @@ class Wires:
         return "--host", site.host, "--port", site.port, "--ports", f"{first}-{last}", "--advertise", site.advertise
 
     def do(self, name, *arguments):
-        """What a Ground can be told, said on its loop."""
+        """Run a function of Ground on its loop."""
 
         async def said():
             getattr(self._mesh, name)(*arguments)
@@ -136,13 +136,13 @@ TROUBLES = {
     "reset": ([("disturb", "reset", *BOTH, 0.0)], []),
     "half-open": ([("disturb", "half-open", *BOTH, 1.0)], []),
 }
-"""What is done to the wires between the second and the third of three, and how it is undone."""
+"""Faults of the links between the second and the third of three, with their ends."""
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="loopback has the many addresses that this takes")
 @pytest.mark.parametrize("plane", planes(("sieve",)))
 def test_swarm_survives_links_that_corrupt_stall_and_break(machine, wires, plane):
-    """In the middle of a round: somebody goes on while it lasts, and afterwards all do together."""
+    """In the middle of a round: at least one peer continues during the fault, and all do afterwards."""
     here = machine(steps=12, grace=1.0, **PLANES[plane])
     living = [here.daemon(f"peer{n}") for n in range(3)]
 
@@ -159,7 +159,7 @@ def test_swarm_survives_links_that_corrupt_stall_and_break(machine, wires, plane
         at = living[1].wait("phase", phase="announce" if plane == "pairs" else "open", after=newest)["at"]
         for word in begin:
             wires.do(*word)
-        go_on(founder, at, 30 if plane == "pairs" else 3)  # those last as long as who is waited for takes
+        go_on(founder, at, 30 if plane == "pairs" else 3)  # pairs take as long as the wait for a partner
         for word in end:
             wires.do(*word)
         together(plane, living, founder.of("round")[-1]["at"])

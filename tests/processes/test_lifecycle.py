@@ -1,4 +1,4 @@
-"""Faults that a running swarm of real daemons survives. All tests share one swarm and refill it as needed."""
+"""Faults that a swarm of real daemons survives. All tests share one swarm and refill it as needed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from thinwire.node.runtime.directories import directories
 
 
 class Swarm:
-    """The daemons that live, the oldest first."""
+    """Live daemons, the oldest first."""
 
     def __init__(self, machine):
         self.machine, self.living, self.count = machine, [], 0
 
     def join(self, *more):
-        """One more, at once."""
+        """Start one more daemon."""
         name = f"peer{self.count}"
         self.count += 1
         if not self.living:
@@ -42,7 +42,7 @@ class Swarm:
         return list(self.living)
 
     def go_on(self, **fields):
-        """All that live commit a round that nobody has committed yet."""
+        """Wait until all live daemons commit the same new round."""
         reached = max(daemon.round for daemon in self.living)
         for daemon in self.living:
             daemon.wait("round", least=reached + 1, **fields)
@@ -62,7 +62,7 @@ def life(shared_machine):
 
 @pytest.fixture(autouse=True)
 def alike(life):
-    """After every test: the swarm goes on, and replicas are equal."""
+    """Check after every test that the swarm continues with equal replicas."""
     yield
     life.go_on()
     assert life.machine.check() > 0
@@ -70,7 +70,7 @@ def alike(life):
 
 @pytest.mark.trial
 def test_joiner_during_rounds_contributes_soon_and_delays_nobody(life):
-    """It contributes soon, and the rounds of the others go on without a peer left out for its sake."""
+    """The joiner contributes soon, and the others' rounds exclude no peer because of it."""
     old = life.top_up(2)
     joiner = life.join()
     ready = joiner.wait("ready")
@@ -84,7 +84,7 @@ def test_joiner_during_rounds_contributes_soon_and_delays_nobody(life):
 
 @pytest.mark.trial
 def test_joiner_killed_while_joining_does_not_disturb_swarm(life):
-    """In the middle of its first frames, or of the state."""
+    """The joiner is killed during its first frames, or during the state transfer."""
     old = life.top_up(2)
     victim = life.join()
     old[0].wait("joined", peer=victim.id)
@@ -93,7 +93,7 @@ def test_joiner_killed_while_joining_does_not_disturb_swarm(life):
 
 
 def test_daemon_survives_garbage_on_every_port(life):
-    """Random bytes, HTTP, and connections that say nothing, at the gate and at whatever else the daemon listens on."""
+    """Random bytes, HTTP, and silent connections at the gate and all other ports."""
     daemon = life.top_up(2)[0]
     ports = _listening(daemon.process.pid)
     gate = int(read_status(directories(daemon.home).status).addresses[0].rsplit(":", 1)[1])
@@ -133,7 +133,7 @@ def _listening(pid):
 
 
 def test_stopped_peer_catches_up_after_sigcont(life):
-    """SIGSTOP: the others go on without it; SIGCONT: it has their state again and contributes."""
+    """After SIGSTOP the others continue; after SIGCONT the peer fetches their state and contributes."""
     _stop_for(life, seconds=8.0)
 
 
@@ -149,7 +149,7 @@ def _stop_for(life, seconds):
     life.living.remove(sleeper)
     for daemon in life.living:
         daemon.wait("round", after=stopped + 1.0, contributors=2)
-    # How long it sleeps is what is tested here; the others go on meanwhile.
+    # The duration of the stop is what this test is about.
     while time.monotonic() < stopped + seconds:
         life.go_on(contributors=2)
     reached = life.living[0].round
@@ -161,7 +161,7 @@ def _stop_for(life, seconds):
 
 
 def test_second_daemon_with_same_key_ends_the_older_one(life):
-    """The older one ends with a word about it, the newer one and the swarm go on."""
+    """The older one ends with a message; the newer one and the swarm continue."""
     life.top_up(2)
     older = life.join()
     older.wait("ready")
@@ -180,7 +180,7 @@ def test_second_daemon_with_same_key_ends_the_older_one(life):
 
 @pytest.fixture
 def small_disk():
-    """Puts a file system that is soon full at a directory."""
+    """Mount a small file system at a directory."""
     mounted = []
 
     def mount(path):
@@ -196,7 +196,7 @@ def small_disk():
 
 @pytest.mark.trial
 def test_full_disk_stops_logs_and_checkpoints_but_not_training(life, small_disk):
-    """Training goes on without an event log and without a checkpoint, and people are told, once."""
+    """Training continues without event log and checkpoint, and one message reports it."""
     life.top_up(2)
     home = life.machine.daemon(f"peer{life.count}").home
     home.mkdir()

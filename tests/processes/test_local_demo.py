@@ -16,15 +16,15 @@ import pytest
 from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
 
-# Through the ward, so that nothing outlives this process either.
+# Through parent_watch, so that no process outlives this one.
 COMMAND = [sys.executable, "-P", "-m", "thinwire.node.cli.child_main"]
 SOME_ROUNDS = re.compile(r"round ([3-9]|\d\d+) ")
-"""The display shows the newest round only, so any one may be missing from it."""
+"""The display shows only the newest round, so any round may be missing from it."""
 
 CAP = 200.0
 """Seconds after which a test that hangs ends."""
 
-# The founder is killed with this seed. Rounds enough that who joins in the middle arrives before the end.
+# This seed kills the founder. There are enough rounds for the joiner to arrive before the end.
 MANIFEST = """
 [run]
 name = "small"
@@ -80,7 +80,7 @@ class Launcher:
             time.sleep(0.05)
 
     def processes(self) -> list[str]:
-        """What still runs with our directory on its command line, the launcher apart."""
+        """Return the running processes with our directory on their command line, except the launcher."""
         found = []
         for process in psutil.process_iter(["pid", "cmdline", "status"]):
             command = " ".join(process.info["cmdline"] or ())
@@ -106,7 +106,7 @@ def launcher(tmp_path):
 
 
 def test_local_demo_with_kill_and_late_peer_prints_every_figure(launcher):
-    """Three peers, one killed (the founder, with this seed), one that comes late; and every figure of the last screen."""
+    """Three peers, of which the founder is killed (with this seed), and a late joiner; all figures are printed."""
     launcher.run("--local", 3, "--chaos", "--log", "json", rounds=60)
     assert launcher.process.wait(CAP) == 0, launcher.said("stderr")
     assert launcher.processes() == []
@@ -121,7 +121,7 @@ def test_local_demo_with_kill_and_late_peer_prints_every_figure(launcher):
     assert kill["name"] == "peer 1" and kill["recovery"]["round"] == kill["round"] + 1 and kill["recovery"]["first"] > 0
     assert late["name"] == "peer 4" and 0 < late["synced"] < late["first"] <= 60
 
-    # Five words are soon learned; what is held out is never trained on.
+    # Five words are soon learned, while held-out text is never trained on.
     assert verdict["after"] < verdict["before"] - 2.0 and verdict["alone_after"] < verdict["before"] - 2.0
     assert verdict["alone"] == "peer 2"
     assert [one["name"] for one in verdict["sent"]] == ["peer 1", "peer 2", "peer 3", "peer 4"]
@@ -144,7 +144,7 @@ def test_local_demo_with_kill_and_late_peer_prints_every_figure(launcher):
 @pytest.mark.trial
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_interrupted_local_swarm_saves_and_prints_summary(launcher, number):
-    """The first Ctrl-C, or a terminal that closes, lets every peer say goodbye and save; a run without an end is summed up."""
+    """The first Ctrl-C, or the end of the terminal, lets every peer leave and save; a summary is printed."""
     launcher.run("--local", 2, "--log", "plain", rounds=0)
     launcher.wait("some rounds", lambda: SOME_ROUNDS.search(launcher.said("stderr")))
     launcher.process.send_signal(number)

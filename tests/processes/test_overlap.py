@@ -68,7 +68,7 @@ def test_overlapped_run_resumes_from_checkpoint(machine, method):
 
 @pytest.mark.trial
 def test_killed_daemon_rejoins_run_with_concurrent_fragments(machine):
-    """Each with rounds of its own; one of two is killed, and comes back to all of them."""
+    """Fragments have separate rounds; one of two peers is killed, and returns to all of them."""
     here = machine(steps=12, method="streaming", outer="overlap = 9")
     founder = here.found("founder", "--wait-for", 2)
     other = here.join("other", founder.invite())

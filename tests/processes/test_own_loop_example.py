@@ -1,4 +1,4 @@
-"""The example of a custom training loop, run as a user runs it."""
+"""Example of a custom training loop, run like a user runs it."""
 
 import re
 import subprocess

@@ -11,7 +11,7 @@ from thinwire.swarm.identity.invite import Invite, Seed
 
 @pytest.fixture(scope="module")
 def founder(shared_machine):
-    """A daemon that runs all the while."""
+    """Daemon that runs during all tests."""
     daemon = shared_machine.found("founder")
     daemon.wait("ready")
     return daemon
@@ -19,7 +19,7 @@ def founder(shared_machine):
 
 @pytest.fixture
 def refused(shared_machine, tmp_path):
-    """Run a command in a fresh home, to its end; its exit code, error and hint. Nothing else is said, except in the log."""
+    """Run a command in a fresh home to its end; return exit code, error and hint. Fail on other output."""
 
     def run(*arguments):
         daemon = shared_machine.daemon(tmp_path.name)
@@ -32,7 +32,7 @@ def refused(shared_machine, tmp_path):
 
 
 def _quiet(machine, tmp_path):
-    """Whether nothing but the two lines is on stderr."""
+    """Return True if stderr has only the two lines."""
     return len(machine.daemon(tmp_path.name).stderr.splitlines()) == 2
 
 
@@ -101,7 +101,7 @@ def test_start_on_taken_port_is_refused(refused, shared_machine):
 
 
 def test_start_in_home_of_running_daemon_is_refused(shared_machine, founder):
-    """Said of a daemon that goes on undisturbed."""
+    """The running daemon is not affected."""
     before, process, stdout = founder.round, founder.process, founder.stdout
     other = shared_machine.daemon("visitor")
     other.home.symlink_to(founder.home)
@@ -113,7 +113,7 @@ def test_start_in_home_of_running_daemon_is_refused(shared_machine, founder):
 
 
 def test_join_with_invite_of_another_run_is_refused(refused, founder):
-    """The address is right and the run is not: what runs there is said, and not asked again."""
+    """The address is right but the run is not: the error names the run there, and there is no retry."""
     invite = Invite.parse(founder.invite())
     other = Invite(bytes(range(32)), invite.seeds)
     code, error, hint = refused("join", other.code(), "--host", "127.0.0.1")
@@ -129,7 +129,7 @@ def test_join_with_unreachable_seed_is_refused(refused):
 
 
 def test_second_signal_ends_daemon_at_once(machine):
-    """The first lets it finish the round, which can take a while: here two peers are needed and there is one."""
+    """The first signal lets it finish the round, which takes long here: one of two needed peers is missing."""
     here = machine(exchange="min_peers = 2")
     lonely = {130: (here.found("a"), signal.SIGINT), 143: (here.found("b"), signal.SIGTERM)}
     for code, (daemon, number) in lonely.items():
@@ -141,7 +141,7 @@ def test_second_signal_ends_daemon_at_once(machine):
 
 
 def test_first_signal_ends_search_for_peers(machine):
-    """Nobody waits for a round that there is not."""
+    """The daemon does not wait for a round, because there is none."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         invite = Invite(bytes(32), (Seed(f"127.0.0.1:{silent.getsockname()[1]}", bytes(32)),))
         daemon = machine().join("seeker", invite.code())
@@ -152,7 +152,6 @@ def test_first_signal_ends_search_for_peers(machine):
 
 @pytest.mark.parametrize("out", ["closed", "unread"])
 def test_start_runs_on_when_stdout_is_closed_or_unread(machine, out):
-    """The run is none the worse for it."""
     here = machine()
     daemon = here.daemon("founder")
     words = {"closed": 'exec "$@" >&-', "unread": '"$@" | true; exit ${PIPESTATUS[0]}'}

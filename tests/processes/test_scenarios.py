@@ -62,7 +62,7 @@ pytestmark = [
 
 @pytest.fixture
 def started(tmp_path):
-    """Starts `thinwire sim --real` on the scenario above, in a directory that is also where temporary files go."""
+    """Start `thinwire sim --real` on the scenario above, with this directory for temporary files."""
     (tmp_path / "temporary").mkdir()
     running = []
 
@@ -87,7 +87,7 @@ def started(tmp_path):
 
 
 def actors(directory):
-    """Processes that play parts that lie in `directory`."""
+    """Return the processes that play actors with files in `directory`."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         if any(str(directory) in word for word in process.info["cmdline"] or ()) and process.pid != os.getpid():

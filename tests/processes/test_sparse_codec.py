@@ -19,7 +19,7 @@ def test_sparse_run_finishes_and_resumes_from_checkpoint(machine):
         assert not daemon.of("alarm") and daemon.of("round")[-1]["loss"] < 5.2  # from 5.5
     assert here.check() >= 4
 
-    # Back from the checkpoint, with what was left out of the last round.
+    # Restart from the checkpoint, with the residual of the last round.
     here.turn_page()
     founder = here.found("founder")
     assert founder.wait("restored")["round"] == 4 and not founder.of("checkpoint")

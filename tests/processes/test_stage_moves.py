@@ -31,7 +31,7 @@ MEMORY = "1300KiB"
 
 
 def stage(daemon):
-    """That of the newest round it had part in."""
+    """Stage in the newest round of this daemon."""
     return (daemon.of("round")[-1]["round"] - 1) % 3
 
 
@@ -57,7 +57,9 @@ def test_host_moves_to_stage_that_lost_its_only_holder(machine):
     while stage(mover) != 1:
         mover.wait("round", after=back["at"])
         time.sleep(0.1)
-    mover.wait("round", after=mover.of("round")[-1]["at"], contributors=2)  # the founder, and it: the group makes steps
+    mover.wait(
+        "round", after=mover.of("round")[-1]["at"], contributors=2
+    )  # the founder and this peer: the group trains
     said = {}
     for daemon in (founder, *weak):
         for event in daemon.of("round"):

@@ -1,4 +1,4 @@
-"""A short run from start to end, and the ways to rejoin it."""
+"""A short run from start to end, and its restarts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def test_two_daemons_start_join_finish_and_resume(machine):
     for daemon in (founder, other):
         assert [event["round"] for event in daemon.of("round")] == list(range(1, 9))
         assert not any(event["missing"] for event in daemon.of("round"))
-        # In the first round a newcomer takes part with what it has ready; from then on it is waited for.
+        # A newcomer contributes to its first round with what is ready; later rounds wait for it.
         assert all(event["contributors"] == 2 for event in daemon.of("round") if event["round"] > 1)
         assert daemon.home.joinpath("identity.key").stat().st_mode & 0o777 == 0o600
     assert here.check() >= 8
-    # The invite is alone on stdout, and only the founder has one to give.
+    # Stdout has only the invite, and only the founder prints one.
     assert founder.stdout == f"thinwire join {invite}\n" and other.stdout == ""
 
     here.turn_page()
 
-    # All had stopped: whoever starts first goes on from its checkpoint, the round number too.
+    # All had stopped: the first peer continues from its checkpoint, with its round number.
     founder = here.found("founder", "--wait-for", 2)
     assert founder.wait("ready")["round"] == 8
     other = here.join("other", founder.invite())
@@ -41,7 +41,7 @@ def test_two_daemons_start_join_finish_and_resume(machine):
     assert other.wait("ready")["round"] > reached
     assert founder.wait("round", least=other.round, contributors=2)
 
-    # The other way round: the checkpoint is newer than all that is left of the swarm.
+    # The reverse: the checkpoint is newer than the state of the remaining swarm.
     founder.kill()
     other.wait("round", least=other.round + 2)
     other.signal(signal.SIGTERM)

@@ -6,5 +6,5 @@ from kit.swarm import Swarm
 
 @pytest.fixture
 def swarm() -> type[Swarm]:
-    """Return the class of swarms whose training is made up (tests/kit/swarm.py)."""
+    """Return the class of swarms with artificial training (tests/kit/swarm.py)."""
     return Swarm

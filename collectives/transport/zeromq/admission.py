@@ -118,7 +118,7 @@ class AdmissionPort:
         except RecordError as error:
             return Refuse("signature", str(error)[:256])
         if record.transport_key != key:
-            return Refuse("signature", "the record is of another transport key")
+            return Refuse("signature", "the record has another transport key")
         return await self._judge(hello, record)
 
 
@@ -164,7 +164,7 @@ async def knock(
             control.settle()
             answer = await done
     except ConnectionRefusedError:
-        return Refuse("refused", f"nobody listens at {contact.address}")
+        return Refuse("refused", f"no process listens at {contact.address}")
     except TimeoutError:
         return Refuse("unreachable", f"{contact.address} did not answer")
     except OSError as error:

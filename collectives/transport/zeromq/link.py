@@ -199,22 +199,22 @@ class Link:
 
     @property
     def took(self) -> bool:
-        """Whether the link was ever ready."""
+        """True if the link was ever ready."""
         return self._control is not None
 
     @property
     def speaks(self) -> bool:
-        """Whether control messages of rounds are sent by their own stream."""
+        """True if control messages of rounds are sent by their own stream."""
         return self._speaks
 
     @property
     def listens(self) -> bool:
-        """Whether control messages of rounds are received by their own stream."""
+        """True if control messages of rounds are received by their own stream."""
         return self._listens
 
     @property
     def over(self) -> bool:
-        """Whether all of the link's connections are closed."""
+        """True if all of the link's connections are closed."""
         control = self._control
         return bool(self.reason) and not self._candidates and (control is None or bool(control.tcp_relay.reason))
 

@@ -19,7 +19,7 @@ class BoundedQueue:
         self.held = 0
         """Bytes waiting."""
         self.full = False
-        """Whether senders are held back."""
+        """True if senders are held back."""
         self._limit, self._pause = limit, pause
         self._entries: deque[tuple[Arrival, int]] = deque()
 

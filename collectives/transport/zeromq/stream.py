@@ -77,13 +77,13 @@ class Stream(asyncio.BufferedProtocol):
         self, pool: BufferPool, limits: Limits, claim: Claim | None = None, crowd: HalfOpen | None = None
     ) -> None:
         self.idle = False
-        """Whether a record may be written now."""
+        """True if a record may be written now."""
         self.up = 0
         self.down = 0
         self.reason = ""
         """Why the stream is closed; "" while it is open."""
         self.by_peer = False
-        """Whether the other side or the network ended it."""
+        """True if the other side or the network ended it."""
         self._pool, self._limits, self._claim, self._crowd = pool, limits, claim, crowd
         self._source = ""
         self._owner: StreamOwner | None = None
@@ -239,7 +239,7 @@ class Stream(asyncio.BufferedProtocol):
 
     @property
     def crowded(self) -> bool:
-        """Whether so much data waits that nothing more should be posted before the stream is `idle`."""
+        """True if nothing more should be posted before the stream is `idle`, because too much data waits."""
         return self._transport is not None and self._transport.get_write_buffer_size() > BACKLOG
 
     def pause_writing(self) -> None:

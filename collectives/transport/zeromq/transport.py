@@ -140,7 +140,7 @@ class ZmqTransport:
         self._station.receive_queue.forget(peer)
 
     async def close(self) -> None:
-        """Close every link and socket. Says goodbye on every link, which takes at most about a second."""
+        """Close every link and socket. Sends a goodbye on every link, which takes at most about a second."""
         if self._closed:
             return
         self._closed = True

@@ -1,12 +1,13 @@
-"""Delayed Nesterov (Liu et al., arXiv 2401.09135): contributions come one by one, momentum moves once for all of them.
+"""Delayed Nesterov (Liu et al., arXiv 2401.09135): the momentum moves once for N contributions.
 
-A contributor of a round is an arrival, and its g the mean of the round's. Of N arrivals, `arrivals` or as many as took part:
+Every contributor of a round is an arrival, with g the mean of the round. N is `outer.buffer_size`, or the number of
+members:
 
-    each:         Δ ← Δ + g;  θ̄ ← θ̄ − η g / N
-    every N-th:   m ← β m + Δ / N;  θ̄ ← θ̄ − η β m;  Δ ← 0
+    each arrival:    Δ ← Δ + g;  θ̄ ← θ̄ − η g / N
+    each N-th:       m ← β m + Δ / N;  θ̄ ← θ̄ − η β m;  Δ ← 0
 
-So N arrivals make one step of Nesterov on their mean, in whatever rounds they come. With Nesterov on every arrival each would
-add to a momentum that the next one follows too: four equal ones move θ̄ by 12.1 times their length, these by 1.9.
+So N arrivals make one Nesterov step on their mean, in any number of rounds. If every arrival moved the momentum, four
+equal ones would move θ̄ by 12.1 times their length instead of 1.9.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from thinwire.swarm.messages.registry import MAX_GROUP, Open, PeerId
 
 
 class DelayedNesterovReplica(FedBuffReplica):
-    """After parameters and momentum the state has Δ, and how many arrivals are in it. Made by `begin`."""
+    """Outer state: parameters, momentum, Δ and the number of arrivals in Δ. Made by `begin`."""
 
     @classmethod
     def extra_size(cls, manifest: Manifest, layout: Layout) -> int:
-        """Elements of Δ and of the count."""
+        """Return the number of elements of Δ and of the count."""
         return layout.total + 1
 
     @property
@@ -37,7 +38,7 @@ class DelayedNesterovReplica(FedBuffReplica):
 
     @property
     def arrived(self) -> int:
-        """Arrivals in Δ, whatever a fetched state says."""
+        """Arrivals in Δ. Clipped to a valid number, because a fetched state may have any value here."""
         return int(np.clip(np.nan_to_num(self.extra[self.size]), 0, MAX_GROUP))
 
     def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
@@ -60,7 +61,7 @@ class DelayedNesterovReplica(FedBuffReplica):
 
 
 def dealt(before: int, arrivals: int, whole: int) -> Iterator[int]:
-    """How many of the arrivals go into each step of the momentum, when `before` are waiting; at last how many are left over."""
+    """Yield the arrivals for each step of the momentum, then the rest. `before`: arrivals already in Δ."""
     while before + arrivals >= whole:
         new = max(0, whole - before)
         yield new

@@ -1,7 +1,7 @@
-"""A model whose fragments move each for itself: a chain of rounds has a replica, members, a digest and votes of its own.
+"""Replicas of a model whose fragments have separate rounds, members, digests and votes.
 
-Fragment p of P is a part of the model (see `parts`). Chains take turns: turn n, counted from 0, is round n // P + 1 of fragment
-n mod P, so that several are under way while training goes on, and who holds only some fragments has part in their chains only.
+Fragments take turns: turn n, from 0 on, is round n // P + 1 of fragment n mod P. Several rounds may be in progress
+while training continues. A peer that holds only some fragments takes part only in their rounds.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from thinwire.swarm.messages.registry import Digest, PeerId
 
 
 def turn_of(number: int, round: int, count: int) -> int:
-    """The turn in which a fragment of `count` has its round after `round`."""
+    """Return the turn of the round after `round` of a fragment; `count`: number of fragments."""
     return round * count + number
 
 
 def rounds_of(number: int, turns: int, count: int) -> int:
-    """How many of the first `turns` turns are a fragment's."""
+    """Return how many of the first `turns` turns belong to a fragment."""
     return max(0, (turns - number + count - 1) // count)
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentReplica:
-    """One fragment that is held here: its place in the model, and its outer state."""
+    """One held fragment: its range in the model, and its outer state."""
 
     number: int
     part: FragmentSpans
@@ -44,7 +44,7 @@ class FragmentReplica:
     replica: Replica
 
     def reader(self, read: Read) -> Read:
-        """Reads elements of the part, where `read` does the model's."""
+        """Return a reader of the fragment's elements, given a reader of the model's."""
 
         def within(start: int, stop: int, out: Floats) -> None:
             at = 0
@@ -55,7 +55,7 @@ class FragmentReplica:
         return within
 
     def writer(self, write: ParameterWrite) -> ParameterWrite:
-        """Sets elements of the part, where `write` does the model's."""
+        """Return a writer of the fragment's elements, given a writer of the model's."""
 
         def within(theta: Floats, start: int = 0, keep: float = 0.0) -> None:
             at = 0
@@ -69,7 +69,7 @@ class FragmentReplica:
 def chain_of(
     manifest: Manifest, layout: Layout, codec: Any, theta: Floats, number: int, members: Sequence[PeerId]
 ) -> FragmentReplica:
-    """Fragment `number` of a model with these parameters (of which it takes its own); `codec`: of the whole model's rounds."""
+    """Make fragment `number` of a model with parameters `theta`. `codec`: of the whole model's rounds."""
     part = fragments_of(manifest, layout)[number]
     inner = layout_of_part(layout, part, number, manifest.outer.fragment_count)
     kind, own, cut = Replica, codec, grid(part.size, codec) if not manifest.sparse else None
@@ -80,9 +80,9 @@ def chain_of(
 
 
 class FragmentReplicas:
-    """The chains of one peer: what `Replica` is where a round is about the whole model. Made by `begin`.
+    """All fragments of one peer; has the interface of `Replica`. Made by `begin`.
 
-    `chains`: by fragment number, those that are held; `count`: fragments of the model.
+    `chains`: held fragments by number. `count`: fragments of the model.
     """
 
     alike: ClassVar[bool] = True
@@ -105,7 +105,7 @@ class FragmentReplicas:
         members: Sequence[PeerId],
         held: Collection[int] | None = None,
     ) -> Self:
-        """See Replica. `held`: numbers of the fragments that this peer holds; None: all."""
+        """Make the initial state. `held`: numbers of the fragments that this peer holds; None: all."""
         count = manifest.outer.fragment_count
         numbers = range(count) if held is None else sorted(held)
         chains = {number: chain_of(manifest, layout, codec, theta, number, members) for number in numbers}
@@ -113,13 +113,13 @@ class FragmentReplicas:
 
     @property
     def round(self) -> int:
-        """Turns that are over, as far as they are of fragments held here: no earlier one is missing."""
+        """Number of completed turns, without a gap among those of held fragments."""
         rounds = {number: chain.replica.round for number, chain in self.chains.items()}
         return min(turn_of(number, one, self.count) for number, one in rounds.items()) if any(rounds.values()) else 0
 
     @property
     def digest(self) -> Digest:
-        """Names the state of all fragments that are held."""
+        """Digest of all held fragments. It is not comparable between peers."""
         hasher = blake3.blake3(b"thinwire/chains/1\0")
         for number, chain in self.chains.items():
             hasher.update(number.to_bytes(2, "big") + chain.replica.newest[1])
@@ -127,7 +127,7 @@ class FragmentReplicas:
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """Who took part in the last round of any fragment that is held."""
+        """Members of the last round of any held fragment."""
         return tuple(sorted({peer for chain in self.chains.values() for peer in chain.replica.members}))
 
     def hold_alone(self, member: PeerId, life: bytes) -> None:
@@ -137,51 +137,50 @@ class FragmentReplicas:
 
     @property
     def theta(self) -> Floats:
-        """A copy of the outer parameters; of fragments that are not held, what they were at first."""
+        """Copy of the outer parameters; fragments that are not held have their initial values."""
         theta = np.empty(self.size, np.float32) if self._first is None else self._first.copy()
         for chain in self.chains.values():
             chain.part.put(theta, chain.replica.theta)
         return theta
 
     def seal(self) -> None:
-        """See Replica."""
+        """Compute the digests of all held fragments."""
         for chain in self.chains.values():
             chain.replica.seal()
 
     def keep_ledger(self, manifest: Manifest) -> None:
-        """Several fragments under way keep no book of the data; the manifest sees to that."""
+        """Do nothing: the manifest does not allow a data ledger with this method."""
 
     def each(self, layout: Layout) -> Iterator[tuple[int, Replica, Layout]]:
-        """See Replica."""
+        """Yield number, replica and layout of each held fragment."""
         for number, chain in self.chains.items():
             yield number, chain.replica, chain.layout
 
     @property
     def newest(self) -> tuple[int, Digest]:
-        """See Replica: the latest turn, and the digest of its fragment."""
+        """The latest turn and the digest of its fragment."""
         return max((self.name(number), chain.replica.newest[1]) for number, chain in self.chains.items())
 
     @property
     def complete(self) -> bool:
-        """Whether this peer holds all fragments of the model."""
+        """True if this peer holds all fragments of the model."""
         return len(self.chains) == self.count
 
     @property
     def fragment_digests(self) -> dict[int, Digest]:
-        """Digests of the held fragments, by number."""
         return {number: chain.replica.digest for number, chain in self.chains.items()}
 
     def members_of(self, number: int) -> tuple[PeerId, ...]:
-        """Members of the last round of fragment `number`, or of all that are held where that one is not."""
+        """Return the members of a fragment's last round, or of any held one if it is not held."""
         return self.chains[number].replica.members if number in self.chains else self.members
 
     def name(self, number: int) -> int:
-        """What the last round of a fragment is called where those of all are counted: its turn, from 1 on; 0: none."""
+        """Return the turn, from 1 on, of the last round of a fragment; 0 before the first."""
         done = self.chains[number].replica.round
         return turn_of(number, done - 1, self.count) + 1 if done else 0
 
     def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
-        """See Replica: the turn, and members and digest of its fragment."""
+        """Return turn, members and digest of the fragment that `outcome` has moved."""
         assert outcome.commit is not None
         number = outcome.commit.opened.fragment
         replica = self.chains[number].replica

@@ -1,7 +1,4 @@
-"""Schedule of one fragment's rounds: a round is a task beside training, and the model follows it when it is due.
-
-The model is touched between inner steps only: see `ModelLock`.
-"""
+"""Schedule of one fragment's rounds, each a task beside training."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from thinwire.swarm.methods.streaming import Streaming
 
 
 class ModelLock:
-    """Lock of the model between training and the rounds that read or set it, which do so while training rests."""
+    """Lock of the model between training and rounds, which visit it while training rests."""
 
     def __init__(self) -> None:
         self._free, self._left, self._visitors = asyncio.Event(), asyncio.Event(), 0
@@ -26,12 +23,12 @@ class ModelLock:
         self._left.set()
 
     async def take(self) -> None:
-        """Continue training as soon as no visitor is left."""
+        """Wait until no visitor is left, then let training continue."""
         self._free.clear()
         await self._left.wait()
 
     def leave(self) -> None:
-        """Let training rest."""
+        """Let training rest, so that visitors may enter."""
         self._free.set()
 
     async def visit(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -49,11 +46,11 @@ class ModelLock:
 
 
 class FragmentSchedule(Overlap):
-    """Rounds of one fragment, one call of `OuterLoop.sync` for each.
+    """Rounds of one fragment, one for each call of `OuterLoop.sync`.
 
-    `aired`: set when the model is not read any more. `due`: set when the model is to follow. `moved`: set when the outer state
-    has made its step. `last`: number of the run's last round of this fragment, 0 for none. `owed`: tokens that count and were
-    trained since the fragment was last sent; `sent`: the part of them that is in the round under way.
+    `aired`: set after the model has been read. `due`: set when the model is to follow. `moved`: set after the outer
+    step of the replica. `last`: number of this fragment's last round in the run, 0 for none. `owed`: tokens trained
+    since the fragment was last sent. `sent`: the part of them that is in the round in progress.
     """
 
     def __init__(self, manifest: Manifest, lock: ModelLock, *, last: int) -> None:
@@ -63,8 +60,9 @@ class FragmentSchedule(Overlap):
         self._overlaps = manifest.overlap > 0
         self.aired, self.due, self.moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.late_for = self.forgoes = self.fetched = self._unsent = False
-        """Whether the others have had the round without us; whether what was trained up to now will be in no round; and whether
-        the state was fetched since `begin`.
+        """late_for: the others have completed the round without us. fetched: a state came after `begin`.
+
+        forgoes: no round will have what was trained up to now.
         """
 
     def begin(self) -> None:
@@ -74,7 +72,6 @@ class FragmentSchedule(Overlap):
             event.clear()
 
     async def until_due(self) -> None:
-        """Wait until the model is to follow."""
         await self.due.wait()
 
     async def sync(self, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None) -> Outcome:
@@ -103,7 +100,7 @@ class FragmentSchedule(Overlap):
         self.moved.set()
 
     async def late(self, weight: int) -> None:
-        """Account for a round without us. Training may continue before the model follows: how much of it, nobody knows."""
+        """Account for a round without us; the tokens that training adds before the model follows are unknown."""
         if not self.loop.replica.error_feedback:
             await super().late(weight)
             self._unsent = not self._told
@@ -111,23 +108,23 @@ class FragmentSchedule(Overlap):
             await self._lock.visit(self.loop.forfeit)
 
     def replaced(self) -> None:
-        """Nothing of what was trained is in the model any more."""
+        """Note that the model no longer has any training of this fragment."""
         super().replaced()
         self.fetched = True
         self._start_over()
 
     def _start_over(self) -> None:
-        """Nothing of what was trained counts any more; with overlap not all of what comes next will."""
+        """Discard the owed tokens; with overlap, tokens trained until the model follows do not count either."""
         self.owed = self.sent = 0
         self.forgoes = self._overlaps
 
     def land(self, kept: int) -> None:
-        """The round is over and counts. `kept`: tokens of it that have to be sent once more."""
+        """End a committed round. `kept`: tokens of it that have to be sent again."""
         self.owed = max(0, self.owed - self.sent + kept * self._overlaps)
         self.sent = 0
 
     async def keep_up(self) -> None:
-        """Follow the rounds of others until it is cancelled, without a contribution to any. Nothing is trained meanwhile."""
+        """Follow the rounds of other peers, without a contribution and without training, until cancelled."""
         session = self.loop.session
         session.take_part()
         while True:
@@ -158,5 +155,5 @@ class FragmentSchedule(Overlap):
 
         await self._lock.visit(mix)
         if self._unsent or not self._overlaps:
-            # Without overlap all that was counted was trained before the model follows.
+            # Without overlap, all counted tokens were trained before the model follows.
             self._start_over()

@@ -1,6 +1,6 @@
-"""The sessions of one peer, one for each fragment that it holds; `RoundSession` is one of them.
+"""Sessions of one peer, one for each fragment that it holds.
 
-They share the links, and what is known of them: what is heard goes to the fragment that it is about, and the rest to all.
+They share links and estimates. A frame goes to the fragment that it names; link events and ticks go to all.
 """
 
 from __future__ import annotations
@@ -27,30 +27,29 @@ from thinwire.swarm.messages.registry import Digest, Open, PeerId, Ready, StateA
 from thinwire.swarm.methods.streaming import MAX_SEPARATE
 
 CHAIN_EACH = 2
-"""Control frames of one peer that are kept for the next round of each chain, beyond what one chain alone has room for."""
+"""Control frames that each peer may have in the stash for every fragment beyond the first."""
 
 
 class FragmentSession(RoundSession):
     """The session of one fragment."""
 
     def __init__(self, *shared: Any, told: Callable[[], None], **named: Any) -> None:
-        """`told`: called when the next round begins. All else: see RoundSession."""
+        """Create the session. `told`: called when the next round begins. Other arguments: see RoundSession."""
         self._told = told
         super().__init__(*shared, **named)
 
     def advance(self) -> None:
-        """See Session. Who has no say says so at once: its turn may be far off, and all would wait for its vote till then."""
+        """Begin the next round, and say at once if this peer has no vote: its turn may be far off."""
         super().advance()
         if not self.current.agreement.remembers:
             self.take_part()
 
     def advanced(self) -> None:
-        """See Session."""
         self._told()
 
 
 class FragmentSessions:
-    """See the module; the presence's handler. `links`: by fragment number. `ahead`: that of the next turn."""
+    """Frame handler with one session (`links`) for each held fragment. `ahead`: that of the next turn."""
 
     def __init__(
         self,
@@ -80,10 +79,10 @@ class FragmentSessions:
         stash = PendingFrames(STASH, STASH_EACH + CHAIN_EACH * (len(replica.chains) - 1))
         turn = asyncio.Semaphore(SIDE_BY_SIDE)
         self.now = now
-        self._announced: dict[int, dict[PeerId, tuple[int, float]]] = {}  # by fragment: for which round, and when
+        self._announced: dict[int, dict[PeerId, tuple[int, float]]] = {}  # fragment -> peer -> (round, time)
         self.links: dict[int, FragmentSession] = {}
         self.copies: dict[int, StandbyCopy] = {}
-        """States of fragments that are not held, by number."""
+        """States of fragments that this peer does not hold, by number."""
         for number, chain in replica.chains.items():
             self.links[number] = link = FragmentSession(
                 identity,
@@ -108,12 +107,12 @@ class FragmentSessions:
             presence.watch.fragments = self.links
 
     def _say(self, number: int, name: str, fields: Mapping[str, object]) -> None:
-        """An event of one fragment; its round is told as a turn, from 1 on, like those of all."""
+        """Emit an event of one fragment; its round is given as a turn, from 1 on."""
         told, round = {**fields, "fragment": number}, fields.get("round")
         if isinstance(round, int):
             told["round"] = turn_of(number, round - 1, self.replica.count) + 1 if round else 0
             if not round:
-                told.pop("digest", None)  # of the first state every fragment has its own
+                told.pop("digest", None)  # each fragment has a different initial state
         self._emit(name, told)
 
     def _advanced(self) -> None:
@@ -121,50 +120,46 @@ class FragmentSessions:
 
     @property
     def current(self) -> Round:
-        """The round of the next turn."""
         return self.ahead.current
 
     @property
     def overtaken(self) -> bool:
-        """Whether the swarm has had the next turn without us: training on for it is of no more use."""
+        """True if the other peers have completed the next turn: further training for it is useless."""
         return self.ahead.overtaken
 
     @property
     def ready(self) -> Collection[PeerId]:
-        """Peers that hold the state of a fragment and take part in its round."""
         return {peer for link in self.links.values() for peer in link.ready}
 
     def waiting_for(self) -> Collection[PeerId]:
-        """Whom the round of the next turn waits for."""
+        """Return the peers that the round of the next turn waits for."""
         return self.ahead.waiting_for()
 
     @property
     def strays(self) -> int:
-        """Frames that were dropped: of rounds that are over or far ahead, and of fragments that there are not."""
+        """Dropped frames: of past or distant rounds, and of unknown fragments."""
         return self._strays + sum(link.strays for link in self.links.values())
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """What is held for later, and how much it may be."""
+        """Return size and limit of each buffer, by name."""
         return {f"{name} {number}": one for number, link in self.links.items() for name, one in link.sizes().items()}
 
     def report(self, name: str, detail: str) -> None:
-        """An event about this peer."""
+        """Emit an event about this peer."""
         self._emit(name, {"peer": self.me.hex(), "detail": detail})
 
     def take_part(self) -> None:
-        """Become a member of all fragments' next rounds without contributing to them."""
+        """Become a member of the next rounds of all fragments without a contribution."""
         for link in self.links.values():
             link.take_part()
 
-    # --- what presence tells
+    # --- frame handler
 
     def on_link_up(self, peer: PeerId) -> None:
-        """See Handler."""
         for link in self.links.values():
             link.on_link_up(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
-        """See Handler."""
         for announced in self._announced.values():
             announced.pop(peer, None)
         for link in self.links.values():
@@ -173,7 +168,7 @@ class FragmentSessions:
             copy.on_link_down(peer)
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
-        """See Handler."""
+        """Route a frame to its fragment."""
         message = frame.message
         number = fragment_of(message)
         link, copy = self.links.get(number), self.copies.get(number)
@@ -193,13 +188,12 @@ class FragmentSessions:
             self._strays += number >= self.replica.count
 
     def late(self, opened: Open, at: float) -> float:
-        """Seconds by which half of those who contribute to a round had announced that before `at`, where we do not."""
+        """Return the seconds by which half of the contributors were ready before `at`; 0 if we contribute."""
         entries, said = {entry.peer for entry in opened.contributors}, self._announced.get(opened.fragment, {})
         times = [said[peer][1] for peer in entries if peer in said and said[peer][0] == opened.round]
         return at - median_low(times) if times and self.me not in entries else 0.0
 
     def on_tick(self) -> None:
-        """See Handler."""
         for link in self.links.values():
             link.on_tick()
         for copy in self.copies.values():

@@ -1,4 +1,4 @@
-"""The outer state of a fragment that is not trained here: a copy for the day when all who hold it are gone, or to look at."""
+"""Copy of a fragment's outer state on a peer that does not train it; for recovery and evaluation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from thinwire.swarm.messages.registry import PeerId
 
 
 class StandbyCopy:
-    """A state that moves only when it is fetched anew. Who asks for a copy gets it as any state. Who asks for the state does
-    not: what is older than what holders have must not speak beside them.
+    """State that changes only when it is fetched.
+
+    It may be older than that of the holders, so it is offered only to peers that ask for copies.
     """
 
     def __init__(self, chain: FragmentReplica, send_queue: SendQueue, now: Callable[[], float]) -> None:
@@ -24,16 +25,16 @@ class StandbyCopy:
 
     @property
     def held(self) -> bool:
-        """Whether there is one."""
+        """True after a successful fetch."""
         return self._server.entered
 
     @property
     def round(self) -> int:
-        """The last one in it."""
+        """Last round in the copy."""
         return self.chain.replica.round
 
     async def fetch(self, peers: Collection[PeerId], work: Work, patience: float) -> bool:
-        """Take over the state of these peers where they agree on one that is newer; whether they did."""
+        """Fetch the state that these peers agree on; return True if it is newer than the copy."""
         older = self.round if self.held else -1
         fetched = await self._server.fetch(peers, work, patience=patience, newer_than=older)
         if not isinstance(fetched, FetchedState):
@@ -43,13 +44,10 @@ class StandbyCopy:
         return True
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
-        """A frame about the state."""
         self._server.on_frame(peer, frame)
 
     def on_link_down(self, peer: PeerId) -> None:
-        """The link to a peer broke."""
         self._server.on_link_down(peer)
 
     def on_tick(self) -> None:
-        """Time passes."""
         self._server.on_tick()

@@ -1,12 +1,13 @@
-"""Rounds of several fragments at once: each is a task of its own, and training goes on meanwhile.
+"""Loop over the rounds of several fragments; each round is a separate task while training continues.
 
-In its turn a fragment's Δ is announced; τ inner steps later its verdict is waited for, and the model follows. With H / P steps
-between two turns that is `lag` turns later, and `overlap` steps into the last of them. A fragment whose verdict is late does
-not hold the others: once one that was sent after it is done it is given a patience more, and is then left behind; the model
-follows it between two later steps. It is not sent again before its last round is over.
+In its turn a fragment's Δ is announced. τ inner steps later (`lag` turns and `overlap` steps, with H / P steps between
+turns) the loop waits for the commit, and the model follows. A late fragment delays the others only until one that was
+sent after it is done, plus one patience. After that the model follows it between two later steps; it is not sent again
+before its round is over.
 
-Nobody waits for who comes to its turns late, and whoever is would stay so: all make as many steps in a turn. So who finds the
-round of its turn begun without it leaves out as many of the next steps as make up for that, once; it counts by its tokens.
+No peer waits for one that comes late to its turns. A peer that finds its round begun without it skips as many of the
+next steps as make up for the delay, once, because all peers make the same number of steps per turn and it would stay
+late. Weights are tokens.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from thinwire.swarm.identity.identity import short
 from thinwire.swarm.manifest.manifest import Manifest
 
 SLACK = 0.1
-"""Part of a turn by which one may be late without leaving out steps."""
+"""Part of a turn by which a peer may be late without skipping steps."""
 
 TURNS = 5
-"""Last turns from which is told how long one takes."""
+"""Number of past turns from which the duration of a turn is estimated."""
 
 
 @dataclass(slots=True)
 class _PendingRound:
-    """A round under way: sent in `turn`, at a time. `left`: the others have gone on without waiting for it."""
+    """A round in progress, sent in `turn` at time `at` (seconds). left: the others no longer wait for it."""
 
     link: FragmentSchedule
     turn: int
@@ -49,7 +50,7 @@ class _PendingRound:
 
 
 class TurnScheduler(RoundLoop):
-    """Loop over the fragments' turns: a call of `sync` is a turn."""
+    """Loop over the turns of the fragments; each call of `sync` is one turn."""
 
     overlaps_calls = True
 
@@ -73,7 +74,7 @@ class TurnScheduler(RoundLoop):
             OuterLoop(link, schedule, read=chain.reader(read), write=chain.writer(write), work=work)
         self._bounded = manifest.run.rounds > 0
         self._flights: dict[int, _PendingRound] = {}
-        # In a group all peers make the steps of its origin.
+        # In a pipeline group all peers make the steps of the origin.
         self._most, self._pace, self._sent_at = (
             0 if manifest.pipeline.stages else manifest.pace - 1,
             manifest.pace,
@@ -83,16 +84,16 @@ class TurnScheduler(RoundLoop):
         self._late, self._mended = (
             0.0,
             -1,
-        )  # seconds that we are known to be late by, and the turn in which we last made up
+        )  # seconds by which this peer is late; last turn with skipped steps
 
     # --- RoundLoop
 
     def follow(self, told: Callable[[Outcome], None]) -> None:
-        """`told` of the rounds that end beside the one that `sync` returns."""
+        """Report rounds that end beside the one that `sync` returns to `told`."""
         self._told = told
 
     async def rest(self) -> None:
-        """Give up what is under way."""
+        """Cancel the rounds in progress."""
         self._lock.leave()
         flights, self._flights = self._flights, {}
         for flight in flights.values():
@@ -100,7 +101,7 @@ class TurnScheduler(RoundLoop):
                 await cancelled(flight.task)
 
     async def catch_up(self) -> bool:
-        """Take over the newer states of all held fragments; return whether there was one."""
+        """Take over newer states of all held fragments; return True if there was one."""
         found = [await link.loop.catch_up() for link in self.links.values()]
         return any(found)
 
@@ -110,10 +111,10 @@ class TurnScheduler(RoundLoop):
             await link.loop.adopt()
 
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
-        """Enter the rounds of all held fragments side by side, see `RoundLoop.enter`.
+        """Enter the rounds of all held fragments in parallel, see `RoundLoop.enter`.
 
-        Rounds of fragments that are entered already are followed meanwhile: a peer that offers an old state keeps others from
-        the new one, and a peer that takes part in a round and does not continue holds it up.
+        Fragments that are entered already follow their rounds meanwhile. Otherwise this peer would offer an old state
+        and delay rounds of which it is a member.
         """
         catch_up: list[asyncio.Task[None]] = []
 
@@ -134,15 +135,16 @@ class TurnScheduler(RoundLoop):
             for each in (*entering, *catch_up):
                 await cancelled(each)
         for link in self.links.values():
-            link.owed, link.forgoes = 0, False  # nothing was trained yet
+            link.owed, link.forgoes = 0, False  # no training has happened yet
         self._look_ahead()
         return True
 
     async def sync(self, *, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None = None) -> Outcome:
-        """Run a turn: send its fragment, train on, wait for the one that is due. `weight`: tokens since the last turn.
+        """Run one turn: send its fragment, train, then wait for the fragment that is due.
 
-        The outcome is that of the fragment that was due, `taken` in any case: the weight is booked here until it counts.
-        Without a commit none was due, or it is not over yet.
+        `weight`: tokens since the last turn. Returns the outcome of the fragment that was due, always with `taken`,
+        since each fragment counts the tokens until they are sent; without a commit if none was due, or if its round is
+        not over.
         """
         for link in self.links.values():
             link.owed, link.forgoes = link.owed + weight * (not link.forgoes), False
@@ -164,16 +166,15 @@ class TurnScheduler(RoundLoop):
 
     @property
     def turn(self) -> int:
-        """The next one."""
         return self._clock()
 
     def _is_over(self, number: int) -> bool:
-        """Whether nothing of a fragment is to be sent any more."""
+        """Return True if a fragment needs no further round."""
         link, flies = self.links[number], number in self._flights
         return self._bounded and link.loop.session.replica.round + (flies and not link.moved.is_set()) >= link.last
 
     def _clock(self) -> int:
-        """The next turn that is not over. One whose fragment is not held here passes, so that all keep time alike."""
+        """Return the next turn that is not over. Turns of fragments that are not held pass idle."""
         catch_up = {
             number: turn_of(number, link.loop.session.replica.round, self._count)
             for number, link in self.links.items()
@@ -190,8 +191,9 @@ class TurnScheduler(RoundLoop):
         return turn
 
     def _is_still(self, turn: int) -> bool:
-        """Whether a turn was spent on fetching the state that it begins with. Who holds one fragment has it then as the others
-        do; who holds more would be late with those.
+        """Return True if the turn was spent on fetching its state, and is repeated.
+
+        Only a peer with one fragment repeats it: with more, it would be late for the others.
         """
         link, number = self.links.get(turn % self._count), turn % self._count
         if link is None or len(self.links) > 1 or not link.fetched:
@@ -205,7 +207,7 @@ class TurnScheduler(RoundLoop):
             self._session.ahead = self.links[number].loop.session
 
     async def _send(self, turn: int, loss: float, speed: float) -> bool:
-        """Send the fragment whose turn it is; whether training may go on meanwhile."""
+        """Send the fragment of this turn; return True if training may continue meanwhile."""
         number = turn % self._count
         link, before = self.links.get(number), self._flights.get(number)
         self._pass()
@@ -213,7 +215,7 @@ class TurnScheduler(RoundLoop):
             await self._wait(before)
             self._land(before)
         if link is None or number in self._flights or self._is_over(number):
-            await asyncio.sleep(0)  # for who waits to touch the model
+            await asyncio.sleep(0)  # let visitors of the model run
             return not all(self._is_over(one) for one in self.links)
         if not link.owed and link.loop.session.catch_up.lone:
             await asyncio.sleep(TICK)
@@ -229,14 +231,14 @@ class TurnScheduler(RoundLoop):
         return not link.late_for
 
     def _pass(self) -> None:
-        """A turn begins."""
+        """Book the duration of the last turn."""
         now, self.next_cut = self._session.now(), 0
         if now > self._sent_at:
             self._took.append(now - self._sent_at)
         self._sent_at = now
 
     def _behind(self, turn: int, link: FragmentSchedule) -> int:
-        """Inner steps that make up for what we come late to this turn, or did to one since we last left out some."""
+        """Return the inner steps to skip, from the lateness in this turn or since the last skip."""
         agreement, usual = link.loop.session.current.agreement, median(self._took) if self._took else math.inf
         opened = agreement.opened if agreement.commit is None else agreement.commit.opened
         late = self._late if opened is None else self._session.late(opened, self._sent_at)
@@ -246,12 +248,12 @@ class TurnScheduler(RoundLoop):
         return min(self._most, math.ceil(self._pace * late / usual))
 
     async def _settle(self, turn: int) -> Outcome:
-        """Wait for what is due, the oldest first; at the end of the run for all."""
+        """Wait for the rounds that are due, oldest first; at the end of the run for all."""
         ends = all(self._is_over(number) for number in self.links)
         due = [one for one in self._flights.values() if ends or (not one.left and one.turn <= turn - self._lag)]
         found = Outcome()
         for flight in sorted(due, key=lambda one: one.turn):
-            if ends:  # there are no others to be held up
+            if ends:  # no other fragment can be delayed
                 flight.link.due.set()
                 await asyncio.wait((flight.task,))
             else:
@@ -264,11 +266,11 @@ class TurnScheduler(RoundLoop):
                 found = outcome
         if self._bounded and all(link.loop.session.replica.round >= link.last for link in self.links.values()):
             for link in self.links.values():
-                await link.loop.write_theta()  # training went on when a fragment had had its last round
+                await link.loop.write_theta()  # training continued after a fragment's last round
         return found
 
     async def _wait(self, flight: _PendingRound) -> None:
-        """Until a flight is over, or others are not to be held up by it any more."""
+        """Wait until a round is over, or may delay the others no longer."""
         flight.link.due.set()
         later = [one.link.moved for one in self._flights.values() if one.turn > flight.turn]
         if not (flight.left or flight.link.late_for):
@@ -279,7 +281,7 @@ class TurnScheduler(RoundLoop):
 
     @staticmethod
     async def _first(task: asyncio.Task[Outcome], *events: asyncio.Event) -> None:
-        """Until a task is done or one of these has happened."""
+        """Wait until a task is done or one of the events is set."""
         waits = [asyncio.ensure_future(event.wait()) for event in events]
         try:
             await asyncio.wait((task, *waits), return_when=asyncio.FIRST_COMPLETED)
@@ -288,7 +290,7 @@ class TurnScheduler(RoundLoop):
                 wait.cancel()
 
     def _land(self, flight: _PendingRound, *, told: bool = True) -> Outcome:
-        """Book a flight that is over. Raises what has gone wrong in it."""
+        """Book a round if it is over. Raises the error of its task, if any."""
         if not flight.task.done():
             return Outcome()
         link, outcome = flight.link, flight.task.result()

@@ -1,4 +1,4 @@
-"""Catching up where replicas differ: the state of one peer, because there is no majority to believe."""
+"""Catch-up where replicas differ: the state of one peer, since no majority exists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.swarm.messages.registry import PeerId
 
 
 class GossipCatchUp:
-    """Fetch a state from one of some drawn peers. `draw`: returns these peers. `patience`: seconds to wait for an answer."""
+    """Fetch the state of one of the peers that `draw` returns. `patience`: seconds to wait for an answer."""
 
     def __init__(
         self,
@@ -26,19 +26,20 @@ class GossipCatchUp:
         self.behind = asyncio.Event()
         """Set when most peers are so far ahead that a state must be fetched."""
         self.foreign: OtherModelState | None = None
-        """Set when those who were asked for their state train another model."""
+        """The mismatch, if the asked peers train another model."""
         self._replica, self._states, self._draw, self._patience = replica, states, draw, patience
         self._offered = False
 
     @property
     def alone(self) -> bool:
-        """Whether no peer offered a state when one was looked for: the reachable peers, if any, are no swarm."""
+        """True if no peer offered a state at the last attempt: the reachable peers, if any, are no swarm."""
         return not self._offered
 
     async def newer(self, work: Work) -> FetchedState | None:
-        """Fetch the state of one peer; None when no peer offers what we need.
+        """Fetch the state of one peer; return None if no peer offers a suitable state.
 
-        The signed offer of that peer vouches for every chunk. When most are ahead of us, only a later round will do.
+        The signed offer of that peer vouches for every chunk. If most peers are ahead of us, only a later round will
+        do.
         """
         oldest = self._replica.round + self.behind.is_set()
         self.behind.clear()

@@ -1,4 +1,4 @@
-"""What partners to be have announced before its time, kept until it can be heard."""
+"""Announcements that arrive before their round or before their sender is a partner."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from thinwire.swarm.messages.registry import Base, Message, PeerId, Ready
 
 
 class EarlyMessages:
-    """Announcements (Base, Ready) of rounds to come, or of who is not known to be our partner yet: of so many peers the
-    newest of each kind.
-    """
+    """Bounded store of early Base and Ready messages: the newest of each type, for at most `peers` peers."""
 
     def __init__(self, peers: int) -> None:
         self.most = 2 * peers
@@ -21,16 +19,15 @@ class EarlyMessages:
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
-        """Of whom there is something."""
         return tuple(self._kept)
 
     def keep(self, peer: PeerId, frame: Frame) -> None:
-        """Keep an announcement, if there is room for another peer's."""
+        """Store an announcement, if there is room for another peer."""
         if peer in self._kept or len(self._kept) < self._peers:
             self._kept.setdefault(peer, {})[type(frame.message)] = frame
 
     def take(self, peer: PeerId, round: int) -> list[Frame]:
-        """Those of a peer that are of this round, or older; they are not kept any more."""
+        """Remove and return the frames of a peer for `round` or earlier rounds."""
         frames = self._kept.pop(peer, {})
         later = {kind: frame for kind, frame in frames.items() if _round_of(frame) > round}
         if later:
@@ -38,7 +35,6 @@ class EarlyMessages:
         return [frame for kind, frame in frames.items() if kind not in later]
 
     def drop(self, peer: PeerId) -> None:
-        """Forget a peer's."""
         self._kept.pop(peer, None)
 
 

@@ -1,4 +1,4 @@
-"""Rounds of pairs and groups (NoLoCo): local training, what partners contribute, one outer step; or a step of one's own."""
+"""Rounds of pairs and groups (NoLoCo): local training, contributions of the partners, one outer step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thinwire.swarm.methods.noloco import NoLoCo
 
 
 class GossipLoop(RoundLoop):
-    """Loop over rounds with drawn partners. A round always commits, if need be as a step alone."""
+    """Loop over rounds with drawn partners. A round always commits; without partners as a step alone."""
 
     def __init__(
         self,
@@ -43,21 +43,21 @@ class GossipLoop(RoundLoop):
         return await super().enter(tries=tries, alone=alone)
 
     async def sync(self, *, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None = None) -> Outcome:
-        """One round after the inner steps. `weight` is the tokens that went into them; `loss` and `speed` are for display.
+        """Run one round after the inner steps. `weight`: tokens of these steps. `loss`, `speed`: for display.
 
-        Commits a step with partners or a step alone, whole, and the model starts from the new slow weights. Without commit
-        only when the swarm is so far ahead that the state of another was taken over.
+        The round commits with or without partners, and the model starts from the new slow weights. The outcome has no
+        commit only if the swarm was so far ahead that another peer's state was taken over.
         """
         session = self._session
         if session.catch_up.behind.is_set() and await self.catch_up():
             return Outcome()
         read = self._read
-        if self._travels and not session.current.posted:  # of the first round: nobody has told us that it begins
+        if self._travels and not session.current.posted:  # In the first round nothing has posted them yet.
             session.post(*await self._work(self._base))
         try:
             payloads = await self._work(lambda: self._encode(read))
         except FloatingPointError as error:
-            # Nothing of our own, but still one of the group: the others draw us back to where they are.
+            # Contribute nothing, but stay in the group: its mean draws this replica back.
             session.report("unsent", str(error))
             read, weight = session.replica.own, 0
             payloads = await self._work(lambda: self._encode(read))
@@ -69,9 +69,9 @@ class GossipLoop(RoundLoop):
         return await whole(self._commit(read, mine, meetings, weight))
 
     async def _screen(self, mine: list[Buffer], meetings: Sequence[PairResult]) -> tuple[PairResult, ...]:
-        """Leave out what is absurdly long, beside our own or what was usual; who has neither, beside its momentum.
+        """Reject contributions that are far too long beside ours, the usual norm, or else the momentum.
 
-        Each partner is held against ourselves alone, so that it does not matter how many of them lie.
+        Each partner is compared with us alone, so the number of lying partners does not matter.
         """
         session = self._session
         replica, grid, codec = session.replica, session.grid, session.codec
@@ -88,7 +88,7 @@ class GossipLoop(RoundLoop):
                 for meeting, length in zip(came, theirs, strict=True)
             ]
             far, usual = {peer for out, _ in judged for peer in out}, [after for _, after in judged]
-        # No lie raises it: each is what it would be with this partner alone, and that is the lower of the two lengths.
+        # No lie raises the usual norm: each value uses one partner alone, and the lower of the two lengths.
         session.usual = max(usual)
         for meeting in came:
             if meeting.partner in far:
@@ -99,7 +99,7 @@ class GossipLoop(RoundLoop):
         )
 
     async def _commit(self, read: Read, mine: list[Buffer], meetings: Sequence[PairResult], weight: int) -> Outcome:
-        """Make the step, whole: whoever cancels `sync` on the way waits for it."""
+        """Make the step. It is not interrupted: a caller that cancels `sync` waits for it."""
         session, replica, circle = self._session, self._session.replica, self._session.current
         me, came = session.me, [meeting for meeting in meetings if meeting.theirs]
         entries = [Contribution(me, circle.attempt, weight)]
@@ -120,7 +120,7 @@ class GossipLoop(RoundLoop):
             ),
         )
         missing = {meeting.partner: meeting.reason for meeting in meetings if not meeting.theirs}
-        # The record of a round that some have settled between them: it needs no votes.
+        # The record of a round between partners needs no votes.
         excluded = tuple(Exclusion(peer, reason) for peer, reason in missing.items())
         opened = Open(
             circle.round, 0, Ballot(0, me), members, members, tuple(entries), excluded, adopted=None, sources=()
@@ -129,7 +129,7 @@ class GossipLoop(RoundLoop):
         return Outcome(commit=Commit(opened, replica.digest, ()), missing=missing)
 
     async def catch_up(self) -> bool:
-        """Take over the state of a peer, if there is one for us."""
+        """Take over the state of a peer; return True if there was a suitable one."""
         fetched = await self._session.catch_up.newer(self._work)
         if fetched is not None:
             await whole(self._take_over(fetched))
@@ -158,7 +158,7 @@ class GossipLoop(RoundLoop):
         return self._session.codec.slow is not None
 
     def _base(self) -> tuple[list[memoryview], bytes]:
-        """The slow weights, encoded, and the hashes of their chunks."""
+        """Encode the slow weights; return chunks and their hashes."""
         session = self._session
         payloads = list(session.replica.base(session.grid, session.codec))
         return payloads, b"".join(blake3.blake3(payload).digest() for payload in payloads)

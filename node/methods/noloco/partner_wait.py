@@ -1,4 +1,4 @@
-"""In step without a barrier: how long a peer waits for its partners, and when it ends its own inner steps for them."""
+"""Waiting times between partners: how long a peer waits, and when it ends its inner steps early."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.timing import MAX_PATIENCE, TICK
 
 LATE_ROUNDS = 5
-"""Rounds over which it is judged how long others wait for us, and we for them."""
+"""Rounds over which lateness is measured."""
 
 SLACK = 0.1
-"""Part of the time of our inner steps by which a partner may be kept waiting every time."""
+"""Part of the time of our inner steps by which a partner may wait for us in every round."""
 
 LONGEST_WAIT = 16.0
-"""Most times the seconds of our inner steps that a partner is waited for, however much faster we are than others."""
+"""Maximum time to wait for a partner, in multiples of the time of our inner steps."""
 
 
 class PartnerWait:
-    """Call `begin` when a round begins, `train` when its inner steps are done, `learn` when its meetings are over.
+    """Call `begin` when a round begins, `train` after its inner steps, `learn` after its exchanges.
 
-    Of several partners the one in the middle counts: the peer is late when half of them have waited for it.
-    Who is late time and again ends its inner steps when they wait; so does who was last time, who has been held up by
-    another, and who is new. So slower machines contribute fewer steps, and a delay goes no further than the next round. But a
-    round is worth its exchange: nobody ends its steps before it has trained for as long as exchanges take.
-    `patience`: seconds for an answer or for progress; adapts to what exchanges take. `hurried`: our steps were ended early.
+    A peer is late when half of its partners have waited for it. It ends its inner steps when partners wait if it was
+    late repeatedly or in the last round, was delayed by another peer, or is new. So slow machines contribute fewer
+    steps, and a delay does not spread beyond the next round. A peer always trains at least as long as exchanges take.
+    `patience`: seconds to wait for an answer or progress, adapted to measured exchanges. `hurried`: our steps were
+    ended early.
     """
 
     def __init__(self, now: Callable[[], float], *, patience: float, entered: bool) -> None:
@@ -40,17 +40,17 @@ class PartnerWait:
         self._held_up = self._hasty = not entered
 
     def begin(self, *, elsewhere: bool) -> None:
-        """A round begins; `elsewhere` than where we were, with the state of another."""
+        """Begin a round. `elsewhere`: this replica has just taken over another peer's state."""
         self._began_at, self.hurried = self._now(), False
         self._held_up |= elsewhere
         self._usually = median(self._late) if self._late else 0.0
         self._hasty = self._held_up or bool(self._late and max(self._usually, self._late[-1]) > self._slack)
 
     def train(self) -> float:
-        """The inner steps are done: the seconds to wait for a partner that is there.
+        """Note the end of the inner steps; return the seconds to wait for a partner that is present.
 
-        As long as they took, or twice what others have let us wait; of that the longest but one counts, so that nobody's alone
-        does.
+        This is the time of the steps, or twice the second-longest wait that other peers have caused, so that one peer
+        alone has no effect.
         """
         took = self._now() - self._began_at
         if not self.hurried or took > self._trained:
@@ -60,7 +60,7 @@ class PartnerWait:
         return max(self.patience, min(LONGEST_WAIT * self._trained, max(self._trained, 2 * usual)))
 
     def learn(self, circle: GossipGroup, meetings: Sequence[PairResult]) -> None:
-        """What these meetings say about how long others wait for us (seconds, less than zero: we for them)."""
+        """Measure from these results how long others wait for us, in seconds; negative if we wait for them."""
         late, now, reasons = circle.ours_at - circle.halfway, self._now(), {meeting.reason for meeting in meetings}
         met = any(meeting.theirs for meeting in meetings)
         self._held_up = "late" in reasons
@@ -74,21 +74,21 @@ class PartnerWait:
             elif "ahead" in reasons or self.hurried:
                 late = self._trained
             elif not circle.halfway:
-                return  # nobody has waited for anybody
-        # With fewer steps we were in time, and with all of them would not have been.
+                return  # neither side has waited
+        # The hurried round was in time, but a round with all steps would not have been.
         self._late.append(max(late, 2 * self._slack) if self.hurried else late)
 
     def keeps_waiting(self, circle: GossipGroup) -> bool:
-        """Whether the partners have waited long enough for us to end our steps."""
+        """Return True if the partners have waited long enough, so that our steps should end."""
         if not self._hasty or circle.ours is not None:
             return False
         if self._now() < self._began_at + min(self._trained, max(self._took, default=0.0)):
             return False
         waited_for = circle.waited_for
         if waited_for is not None:
-            # Partners that have waited in vain are not to be met any more; the next may be.
+            # Partners that have given up will not be met in this round, but the next ones may be.
             return self._now() > waited_for + self._slack
-        # Two that are always late would wait for each other for ever, while all others go on.
+        # Without this limit, two peers that are always late would wait for each other endlessly.
         return self._usually > self._slack and self._now() > self._began_at + 1.5 * self._trained
 
     @property

@@ -1,4 +1,4 @@
-"""Whether most have gone on without us: one that says so may be anything, so some others are asked."""
+"""Poll of some peers for their round, when one peer claims to be ahead; a single claim may be a lie."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from thinwire.collectives.state_sync import LAST_ROUND
 from thinwire.swarm.messages.registry import PeerId
 
 ASKED = 4
-"""Peers that are asked for their round when a partner says that it is past ours."""
+"""Peers that are asked for their round."""
 
 
 class ProgressPoll:
-    """One at a time. `open` says whom to ask, `answer` and `due` when it has come to an end, then `verdict` which round
-    most have made.
-    """
+    """Poll: `open` returns the peers to ask, `answer` and `due` report its end, `close` its result."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -24,7 +22,7 @@ class ProgressPoll:
         self._until = -1.0
 
     def open(self, peer: PeerId, round: int, others: Sequence[PeerId], patience: float) -> list[PeerId]:
-        """`peer` claims to have made `round`: whom to ask for theirs; nobody while an inquiry goes on, or one just was."""
+        """Start a poll after `peer` claimed `round`; return the peers to ask, none shortly after a poll."""
         if self._now() < self._until:
             return []
         self._until, self._claims = self._now() + patience, {peer: round}
@@ -32,28 +30,27 @@ class ProgressPoll:
         return sorted(self._asked - {peer})
 
     def answer(self, peer: PeerId, round: int) -> bool:
-        """What one that was asked says; True when all have."""
+        """Record the answer of a peer; return True if all have answered."""
         if peer in self._asked:
             self._claims[peer] = round
         return self.complete
 
     @property
     def complete(self) -> bool:
-        """Whether all that were asked have answered."""
         return bool(self._asked) and self._claims.keys() >= self._asked
 
     @property
     def due(self) -> bool:
-        """Whether those who have not answered by now are not waited for."""
+        """True if the time for answers is over."""
         return bool(self._asked) and self._now() > self._until
 
     def close(self) -> int:
-        """The round that most have made or are beyond, 0 when nobody has said anything; the inquiry is over."""
+        """End the poll; return the round that most have reached or passed, 0 without answers."""
         rounds = [round for round in self._claims.values() if round < LAST_ROUND]
         self._asked, self._claims = frozenset(), {}
         return median_low(rounds) if rounds else 0
 
     def on_link_down(self, peer: PeerId) -> None:
-        """A peer is not here any more: its word does not count."""
+        """Discard the answer of a departed peer."""
         self._claims.pop(peer, None)
         self._asked -= {peer}

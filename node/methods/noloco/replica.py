@@ -1,12 +1,12 @@
-"""The outer state of a replica that averages with one partner a round, or with some: NoLoCo (arXiv 2506.10911).
+"""Replica that averages with one or a few partners per round: NoLoCo (arXiv 2506.10911).
 
-With Δ = θ − φ after H inner steps, means over the group of the round (a pair, or the replica alone), α, β and γ:
+With Δ = θ − φ after H inner steps, means over the round's group (a pair, or one replica alone), and α, β, γ:
 
     δ ← α δ + β mean(Δ) − γ (φ − mean(φ)),    φ ← φ + δ
 
-The paper prints −β with this Δ, which climbs; its code adds. Replicas are not equal, and their digests differ; their mean makes
-exactly the outer step of DiLoCo, as long as all of each group apply it with the same contributions (what becomes of it else
-is in `collectives/gossip/group.py`).
+The paper prints −β with this Δ, which would ascend; its code adds. Replicas and their digests differ. Their mean makes
+exactly the outer step of DiLoCo if all peers of each group apply the same contributions (for other cases see
+`collectives/gossip/group.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from thinwire.swarm.messages.registry import PeerId
 
 @dataclass(frozen=True, slots=True)
 class GossipStep:
-    """α, β and γ of the module's step."""
+    """Coefficients α, β and γ of the step."""
 
     momentum: float
     lr: float
@@ -36,8 +36,9 @@ class GossipStep:
 
 
 class GossipReplica(Replica):
-    """theta is φ and momentum is δ of the module. `residual`: what the codec has left out of Δ so far, sent with the next one;
-    empty while nothing was lost.
+    """Replica in which theta is φ and momentum is δ.
+
+    `residual`: what the codec lost of Δ, added to the next one; empty if lossless.
     """
 
     alike: ClassVar[bool] = False
@@ -49,7 +50,7 @@ class GossipReplica(Replica):
         return self.codec.fast
 
     def base(self, grid: Grid, halves: PairCodec) -> Iterator[memoryview]:
-        """The slow weights, chunk by chunk, where they travel: known as soon as the round before is made."""
+        """Yield the encoded chunks of the slow weights; they are known as soon as the previous round is over."""
         for index in range(len(grid) if halves.slow is not None else 0):
             start, stop = grid.span(index)
             assert halves.slow is not None
@@ -58,9 +59,9 @@ class GossipReplica(Replica):
             yield payload.data
 
     def offer(self, read: Read, grid: Grid, halves: PairCodec) -> Iterator[memoryview]:
-        """What is sent to the partner after the inner steps, chunk by chunk: never a whole copy of it.
+        """Yield the encoded chunks of the contribution after the inner steps.
 
-        Raises FloatingPointError when a parameter is not finite: such a contribution must not be sent.
+        Raises FloatingPointError if a parameter is not finite: such a contribution must not be sent.
         """
         for index in range(len(grid)):
             start, stop = grid.span(index)
@@ -77,16 +78,16 @@ class GossipReplica(Replica):
             yield payload.data
 
     def install(self, fetched: FetchedState) -> int:
-        """See Replica; what was left out of the old state's steps says nothing about the new one."""
+        """Take over a fetched state; the residual of the old state is dropped."""
         self.residual = np.empty(0, np.float32)
         return super().install(fetched)
 
     def own(self, start: int, stop: int, out: Floats) -> None:
-        """A Read of the slow weights: of a replica that has nothing of its own to add."""
+        """Read the slow weights, for a replica without a contribution."""
         out[:] = self.theta[start:stop]
 
     def lengths(self, payloads: Sequence[Sequence[Buffer]], grid: Grid, halves: PairCodec) -> list[float]:
-        """How far each of several checked contributions is from φ, as L2 norms: √(|Δ|² + |φ' − φ|²), or |θ' − φ|."""
+        """Return the L2 distance of each checked contribution from φ: √(|Δ|² + |φ' − φ|²), or |θ' − φ|."""
         squares = [0.0] * len(payloads)
         scratch = np.empty(grid.chunk, np.float32)
         for index in range(len(grid)):
@@ -115,12 +116,12 @@ class GossipReplica(Replica):
         pull: GossipStep,
         place: int = 0,
     ) -> None:
-        """Commit the next round with what `mine` sent and `others` did (what `offer` gave, then what `base` did); with nobody
-        else it is exact and keeps the residual.
+        """Commit the next round with the payloads of `offer`, then those of `base`, of us and of our partners.
 
-        `others` are in peer-id order, `place` of them before us: all of a group add up in the same order, so that replicas
-        that were equal stay equal while the group is everybody. Cannot fail half-way: the payloads have been checked. `read`
-        gives the parameters that `mine` was made of.
+        `others` are in peer-id order, and we come after the first `place` of them: all peers of a group add in the same
+        order, so that equal replicas stay equal in a group of all peers. Without partners the step is exact and the
+        residual stays. `read` gives the parameters from which `mine` was encoded. The payloads have been checked, so
+        the step cannot fail half-way.
         """
         alpha, beta, gamma = np.float32(pull.momentum), np.float32(pull.lr), np.float32(pull.gamma)
         share = np.float32(1.0 / (1 + len(others)))

@@ -1,1 +1,1 @@
-"""Outer methods that train while a round is under way (streaming DiLoCo, eager updates, CO2)."""
+"""Outer methods that train while a round is in progress (streaming DiLoCo, eager updates, CO2)."""

@@ -1,11 +1,10 @@
-"""CO2 (arXiv 2401.16265): a round is under way during all of the next one's inner steps, and what comes late counts less.
+"""CO2 (arXiv 2401.16265): a round takes all of the next round's inner steps; late steps count less.
 
     Λ = 1 + ‖x_t − x_{t−1}‖ / (‖x_{t−1} − x̄_{t−1}‖ + ε);  m ← clip(β m + (x_{t−1} − x̄_{t−1}) / Λ, ±φ);  x_{t+1} = x_t − α m
 
-x_t is what round t is trained from, and x̄_t the mean of what all have made of it, so x_t − x̄_t is the mean of what they send.
-All of it is θ̄'s: when that mean is here, θ̄ is x_{t+1}, and what it came there by is the step before, which is α times the
-momentum. So the state is θ̄ and m and nothing else: a joiner gets these, trains from θ̄, and is where the others are; and a
-replica has for itself only from where it trains and what it has sent last.
+Round t is trained from x_t, and x̄_t is the mean of its results, so x_t − x̄_t is the mean of the contributions. After
+the commit θ̄ is x_{t+1}, and the previous step is α times the momentum. So the state is θ̄ and m: a joiner fetches
+these and trains from θ̄. Private are only the parameters from which the replica trains, and its last contribution.
 """
 
 from __future__ import annotations
@@ -24,31 +23,30 @@ from thinwire.swarm.messages.registry import Open, PeerId
 from thinwire.swarm.methods.co2 import CO2
 
 TINY = 1e-12
-"""ε: what keeps the penalty finite when nothing was trained."""
+"""ε: makes the penalty finite when nothing was trained."""
 
 
 class Co2Replica(OneRoundLateReplica):
-    """θ̄ and its momentum; see OneRoundLateReplica. `clip`: φ, 0 for none. Made by `begin`."""
+    """Replica with θ̄ and its momentum, see OneRoundLateReplica. `clip`: φ, 0 for none. Made by `begin`."""
 
     clip: float
 
     def _begin(self, manifest: Manifest, layout: Layout) -> None:
-        """Start from θ̄."""
         self.clip = manifest.method(CO2).momentum_clip
         super()._begin(manifest, layout)
 
     def measure(self, read: Read, peers: int) -> None:
-        """Take what was trained since `start` as the next contribution; the model continues from θ̄."""
+        """Make the training since `start` the next contribution; the model continues from θ̄."""
         self.send(self.take(read))
         self.start[:] = self.theta
 
     def penalty(self, results: Sequence[Buffer]) -> float:
-        """Λ of the next step, the same bits everywhere."""
+        """Return Λ of the next step, bit-identical on all peers."""
         gap = self.outer.sgd.lr * length([self.momentum])
         return 1.0 + gap / (length(mean for _, _, mean in self._means(results)) + TINY)
 
     def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
-        """Make CO2's step; `nesterov` has no meaning in it."""
+        """Make the CO2 step; it ignores `nesterov`."""
         outer, clip = self.outer, self.clip
         share, beta, alpha = (np.float32(x) for x in (1 / self.penalty(results), outer.sgd.momentum, outer.sgd.lr))
         for low, high, mean in self._means(results):
@@ -63,5 +61,5 @@ class Co2Replica(OneRoundLateReplica):
 
 
 def length(parts: Iterable[Floats]) -> float:
-    """The L2 norm of a vector in parts, of finite numbers; the same bits on every machine."""
+    """Return the L2 norm of a finite vector in parts, bit-identical on all machines."""
     return math.sqrt(sum(fp32_check(part.view(np.uint32))[1] for part in parts))

@@ -1,9 +1,9 @@
-"""Schedule of methods that train while a round is under way.
+"""Schedule of methods that train while a round is in progress.
 
-The outer state moves as soon as a round commits, everywhere at once as without overlap, so that a joiner is offered one state
-and the next round can begin. The model moves later, when its inner steps allow. If the round has not committed by then,
-training waits for it, because the next contribution is measured from its result. If that wait is given up, training continues,
-the announcement stays, and the round is applied whenever it commits.
+The outer state moves when the round commits, so that a joiner is offered one state and the next round can begin. The
+model follows when its inner steps allow. If the round has not committed by then, training waits, because the next
+contribution is measured from its result. If that wait is given up, training continues, and the announced round is
+applied when it commits.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from thinwire.node.runtime.asyncio_extra import cancelled, whole
 
 
 class Overlap(Schedule):
-    """Train while a round is under way. The replica's `next_start` sets the model when its contribution has been read.
+    """Train while a round is in progress; then the replica's `next_start` sets the model.
 
-    `last`: number of the run's last round, 0 for none. After it the model is the outer parameters; nothing is trained while it
-    is under way, because no later round would take that.
+    `last`: number of the run's last round, 0 for none. No training overlaps that round, since no later round would take
+    it; after it the model is set to the outer parameters.
     """
 
     def __init__(self, *, last: int) -> None:
         self._last = last
         self._meanwhile: Meanwhile | None = None
         self._given = self._told = self._kept = 0
-        """Weight of this call; the part of it that is announced in the round in progress; and the part that is not, when a
-        commit of an earlier announcement is applied.
+        """given: weight of this call. told: its part that is announced in the round in progress.
+
+        kept: its other part, if the commit of an earlier announcement is applied.
         """
         self._ahead: Outcome | None = None
-        """A round that the outer state has followed already, and the model not yet."""
+        """Outcome of a round that the outer state has followed, but not the model."""
 
     async def sync(self, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None) -> Outcome:
-        """Run one round; report what of `weight` is not in it but still in the model as `kept`."""
+        """Run one round; `kept` of the outcome is the part of `weight` that is only in the model."""
         self._given, self._kept, self._meanwhile = weight, 0, meanwhile
         outcome = self._ahead
         if outcome is not None:
-            # The call before was cancelled when the outer state had moved: this one reports that round, as one that came late.
+            # The previous call was cancelled after the outer state had moved: report that round now.
             await self.late(weight)
             await whole(self.commit(outcome))
         else:
@@ -47,20 +48,20 @@ class Overlap(Schedule):
         return replace(outcome, kept=self._kept)
 
     def _weight(self, weight: int) -> int:
-        """Weight of the next contribution when the caller counts `weight`."""
+        """Return the weight of the next contribution, given that of the call."""
         return weight
 
     @property
     def _trains_on(self) -> bool:
-        """Whether training continues while the next round is under way."""
+        """True if training continues while the next round is in progress."""
         return self.loop.replica.round + 1 != self._last
 
     def not_finite(self) -> None:
-        """Start over: no commit would set all of the model."""
+        """Start from the outer parameters: no commit would set all of the model."""
         self.loop.start_over()
 
     async def average(self, average: Average) -> Outcome:
-        """Train while the round is under way, then wait for it as long as without overlap."""
+        """Train while the round is in progress, then wait for it as long as without overlap."""
         self._told = self._given
         if self._meanwhile is None or not self._trains_on:
             return await super().average(average)
@@ -72,7 +73,7 @@ class Overlap(Schedule):
                 return settling.result()
         finally:
             await cancelled(settling)
-        return self._ahead or Outcome()  # a step that has begun is made
+        return self._ahead or Outcome()  # a step that has begun is completed
 
     async def _fly(self, average: Average) -> Outcome:
         outcome = await average(None)
@@ -87,14 +88,14 @@ class Overlap(Schedule):
         self.loop.session.advance()
 
     async def late(self, weight: int) -> None:
-        """What was trained since the announcement stays in the model. Work that was not announced at all is lost."""
+        """Keep what was trained since the announcement in the model; work that was never announced is lost."""
         if self.loop.replica.error_feedback:
             await super().late(weight)
         else:
             self._kept = max(0, self._given - self._told) if self._told else 0
 
     def replaced(self) -> None:
-        """Nothing of what was announced is in the model any more."""
+        """Note that the model no longer has the announced training."""
         self._ahead, self._told = None, 0
 
     async def commit(self, outcome: Outcome) -> None:
@@ -105,6 +106,6 @@ class Overlap(Schedule):
         await self._model_follows()
 
     async def _model_follows(self) -> None:
-        """Change the model after an outer step: only the run's last one."""
+        """Set the model after an outer step: only after the last of the run."""
         if self.loop.replica.round == self._last:
             await self.loop.write_theta()

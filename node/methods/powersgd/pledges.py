@@ -1,11 +1,9 @@
-"""Who has pledged to be in the second of two rounds, with which weight, and who has broken such a pledge.
+"""Pledges: a contributor of the first round of a step must be in the second one, with the same weight.
 
-A step of two rounds is made when the second one's record names those of the first, all of them. So who contributes to the first
-round binds the others: its weight is settled there, and when it is missing in the second the step comes to nothing. Whoever
-broke a pledge sits out the next step, then 2, 4 and so on, and each pledge that it keeps takes one step back; but it is let in
-when too few others contribute. When more than half are missing it was not they who failed, and nobody is blamed.
-
-All this is part of the state that replicas share: a pure function of the two records, so all judge alike.
+A step is made only if the records of both rounds name the same contributors. A peer that breaks its pledge sits out the
+next step, then 2, 4, … steps; each fulfilled pledge takes one doubling back. It is admitted if too few others
+contribute. If more than half are missing, no peer is blamed. The pledges are part of the common state, a pure function
+of the two records.
 """
 
 from __future__ import annotations
@@ -19,19 +17,21 @@ from thinwire.swarm.manifest.tables import MAX_WEIGHT
 from thinwire.swarm.messages.registry import MAX_GROUP, Contribution, PeerId
 
 MOST = 6
-"""The longest rest is two to the power of this less one, in steps."""
+"""A peer sits out at most two to the power of (this − 1) steps."""
 
 _ROWS, _PEER, _WEIGHT = 2 * MAX_GROUP, 16, 4
 _ROW = _PEER + _WEIGHT + 2
 
 SIZE = _ROWS * _ROW
-"""Numbers that the pledges of a swarm take in a state: per peer its name and weight as 16-bit numbers, then broken and rest."""
+"""Elements of the pledges in a state: per peer, id and weight as 16-bit numbers, broken and rest."""
 
 
 @dataclass(slots=True)
 class Pledge:
-    """One peer's. weight: in the first round of the step in progress, 0 when it is not in it. broken: pledges that count
-    against it. rest: steps for which it is to sit out.
+    """Pledge of one peer.
+
+    weight: weight in the first round of the step in progress, 0 without a contribution. broken: pledges that count
+    against the peer. rest: steps that it has to sit out.
     """
 
     weight: int = 0
@@ -43,7 +43,7 @@ Pledges = dict[PeerId, Pledge]
 
 
 def read(numbers: Floats) -> Pledges:
-    """The pledges in SIZE numbers of a state, whatever these are: who sent them may have lied."""
+    """Decode the SIZE numbers of a state. A lying peer may have sent any values."""
     words = np.clip(np.nan_to_num(numbers), 0, 65_535).astype("<u2").reshape(_ROWS, _ROW)
     found = {}
     for row in words[words[:, :_PEER].any(axis=1)]:
@@ -54,7 +54,7 @@ def read(numbers: Floats) -> Pledges:
 
 
 def write(pledges: Pledges, numbers: Floats) -> None:
-    """Put pledges where `read` finds them. When there are too many, those that rest longest are kept."""
+    """Encode pledges in place. If there are too many, those with the longest rest are stored."""
     order = sorted(pledges, key=lambda peer: (not pledges[peer].weight, -pledges[peer].rest, peer))[:_ROWS]
     words = np.zeros((_ROWS, _ROW), "<u2")
     for row, peer in zip(words, sorted(order), strict=False):
@@ -65,23 +65,23 @@ def write(pledges: Pledges, numbers: Floats) -> None:
 
 
 def weights(pledges: Pledges) -> dict[PeerId, int]:
-    """Who is in the step in progress, and with which weight."""
+    """Return the weights of the contributors of the step in progress."""
     return {peer: one.weight for peer, one in pledges.items() if one.weight}
 
 
 def resting(pledges: Pledges) -> frozenset[PeerId]:
-    """Who is to sit out the next step."""
+    """Return the peers that sit out the next step."""
     return frozenset(peer for peer, one in pledges.items() if one.rest)
 
 
 def begin(pledges: Pledges, contributors: Iterable[Contribution]) -> None:
-    """A first round has committed with these."""
+    """Record the contributors of a committed first round."""
     for entry in contributors:
         pledges.setdefault(entry.peer, Pledge()).weight = entry.weight
 
 
 def settle(pledges: Pledges, named: Collection[PeerId], members: Collection[PeerId]) -> None:
-    """The second round has committed: its record names these, and its members were those."""
+    """Settle after the commit of a second round that names the peers `named`, and had these members."""
     due = set(weights(pledges))
     missing = due.difference(named)
     blamed = missing if 2 * len(missing) <= len(due) else set()

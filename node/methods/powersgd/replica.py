@@ -1,9 +1,9 @@
-"""The outer state of a replica that averages matrices as two thin factors: DiLoCo's step with PowerSGD (arXiv 1905.13727).
+"""Replica that averages matrices as two thin factors: DiLoCo with PowerSGD (arXiv 1905.13727).
 
-An outer step is two rounds, one for each factor, because the second depends on the mean of the first. They are one transaction:
-the mean of the first factors is part of the state, with the names and weights of those it is of (`pledges`), and the step is
-made when the second round's record has the same ones. Else both rounds come to nothing, on all replicas alike, since all judge
-by the same two records; what was trained is still in the model and is sent anew, and who was missing sits out the next step.
+An outer step takes two rounds, one for each factor, since the second depends on the mean of the first. They are one
+transaction: the state has the mean of the first factors with its contributors and weights (`pledges`), and the step is
+made only if the second record names the same. Otherwise both rounds are void, on all replicas alike. The contribution
+is then sent again, and the missing peers sit out the next step.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Open, PeerId
 
 _Q = 1 + pledges.SIZE
-"""Where Q begins in what the state has beside parameters and momentum."""
+"""Index of Q in the extra state."""
 
 
 def cuts(power: PowerSGD, chunks: Chunks, codec: Codec) -> tuple[Grid, Grid]:
-    """The chunk grids of the two rounds of a step. Raises ValueError when a factor is too large."""
+    """Return the chunk grids of the two rounds of a step. Raises ValueError if a factor is too large."""
     return grid(power.first(chunks), codec), grid(max(1, power.second(chunks)), codec)
 
 
 class PowerSGDReplica(Replica):
-    """See the module. `memory` holds the residual, and what is pending between the two rounds. Made by `begin`.
+    """Replica with PowerSGD factors; `memory` holds the residual and the pending vectors. Made by `begin`.
 
-    After parameters and momentum the state has: turn (0 before the first round of a step, 1 before the second), the pledges,
-    Q of the last step, and the mean of the first factors (zeros while turn is 0).
+    The extra state has: turn (0 before the first round of a step, 1 before the second), the pledges, Q of the last
+    step, and the mean of the first factors (zeros if turn is 0).
     """
 
     error_feedback: ClassVar[bool] = True
@@ -53,11 +53,11 @@ class PowerSGDReplica(Replica):
     own: Floats | None = None
     """Our vector for the second round of a step in progress."""
     sent: dict[int, Floats]
-    """What we have announced for the first round in progress, by the number of the announcement: any may be its record's."""
+    """Vectors announced for the first round in progress, by attempt: the record may name any of them."""
 
     @classmethod
     def extra_size(cls, manifest: Manifest, layout: Layout) -> int:
-        """Elements of turn, pledges, Q and the first factors."""
+        """Return the number of elements of turn, pledges, Q and the first factors."""
         power: Any = registry.parse(manifest.exchange.codec)
         chunks = chunks_of(layout)
         return _Q + int(power.first(chunks)) + int(power.second(chunks))
@@ -74,53 +74,52 @@ class PowerSGDReplica(Replica):
 
     @property
     def phase(self) -> int:
-        """0 or 1: which round of a step is next, whatever a fetched state says."""
+        """Next round of a step, 0 or 1. Any other value of a fetched state counts as 0 or 1 too."""
         return int(self.extra[0] == 1)
 
     @property
     def notes(self) -> Floats:
-        """The pledges (a view)."""
+        """Pledges (view)."""
         return self.extra[1:_Q]
 
     @property
     def q(self) -> Floats:
-        """Q of the last step (a view)."""
+        """Q of the last step (view)."""
         return self.extra[_Q : _Q + self.power.second(self.memory.chunks)]
 
     @property
     def first(self) -> Floats:
-        """The mean of the first factors (a view)."""
+        """Mean of the first factors (view)."""
         return self.extra[_Q + self.q.size :]
 
     @property
     def grid(self) -> Grid:
-        """The chunk grid of the next round of the step."""
         return self.cuts[self.phase]
 
     def terms(self, usual: RoundTerms) -> RoundTerms:
-        """See Replica. The second round is of those of the first, however few are left: it is it that needed so many."""
+        """Restrict the second round to the contributors of the first, which had enough, without a minimum."""
         noted = pledges.read(self.notes)
         if self.phase:
             return replace(usual, weights=pledges.weights(noted), min_peers=0)
         return replace(usual, spare=pledges.resting(noted))
 
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
-        """Encode the vector for the next round; none in a second round whose first record does not name this peer."""
+        """Encode the vector for the next round; nothing in a second round whose first one lacks this peer."""
         vector = self._offer(read, attempt)
         return () if vector is None else self._encode_vector(vector)
 
     def owes_forfeit(self, weight: int) -> bool:
-        """Whether there is anything to account for in the first round of a step."""
+        """Return True if the first round of a step has something to account for."""
         return bool(weight or self.sent) and not self.phase
 
     def forfeit(self, read: Read) -> None:
-        """Treat what would have been sent as sent in vain. If the record names an earlier announcement, that one was sent."""
+        """Treat the pending vector as without effect, or as sent if the record names an older announcement."""
         self._offer(read)
 
     def _offer(self, read: Read, attempt: int | None = None) -> Floats | None:
-        """The vector for the next round, noted as announcement `attempt`; None when this peer has no part in the round.
+        """Return the vector for the next round, noted as announcement `attempt`; None without a part in it.
 
-        The second round is for those whom the first one's record names. Raises FloatingPointError when something is not finite.
+        Raises FloatingPointError if a value is not finite.
         """
         if self.phase:
             return self.own
@@ -135,13 +134,13 @@ class PowerSGDReplica(Replica):
         return first
 
     def _discard(self) -> None:
-        """Forget what was offered in the step in progress."""
+        """Discard the pending vectors of the step in progress."""
         self.own = None
         if self.memory.pending:
             self.memory.rollback()
 
     def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
-        """End one of the two rounds of a step; return whether it has made the step."""
+        """End one of the two rounds of a step; return True if the step was made."""
         cut, contributors = self.grid, opened.contributors
         mean = np.empty(cut.total, np.float32)
         for index, payload in enumerate(results):
@@ -149,7 +148,7 @@ class PowerSGDReplica(Replica):
         weights = {entry.peer: entry.weight for entry in contributors}
         noted, step = pledges.read(self.notes), None
         if not self.phase:
-            # The record may name an older announcement of ours. One that is not remembered is not ours.
+            # The record may name an older announcement of ours. A forgotten one does not count.
             attempt = next((entry.attempt for entry in contributors if entry.peer == me), None)
             sent = None if attempt is None else self.sent.get(attempt)
             self.sent = {}
@@ -175,18 +174,18 @@ class PowerSGDReplica(Replica):
         return step is not None
 
     def _finished(self, first: Floats, second: Floats, *, excluded: bool, since: Read | None = None) -> Floats:
-        """What all have sent comes to."""
+        """Return the update from the means of both factors, and commit the residual."""
         if self.memory.pending:
             delta = None if since is None else self.delta(since)
             if delta is not None and not np.isfinite(delta).all():
-                delta = None  # what came since is of no use
+                delta = None  # not finite: the training since then is lost
             return self.memory.commit(second, excluded=excluded, delta=delta)
         self.memory.load(self.memory.residual.copy(), second)
         self.power.orthonormalise(first, self.memory.chunks)
         return self.power.rebuild(first, second, self.memory.chunks)
 
     def install(self, fetched: FetchedState) -> int:
-        """See Replica; what was left out of the old state's steps says nothing about another one."""
+        """Take over a fetched state; the residual of another state is dropped."""
         self._discard()
         self.sent = {}
         residual = self.memory.residual.copy()
@@ -197,11 +196,9 @@ class PowerSGDReplica(Replica):
         return changed
 
     def private_state(self, layout: Layout) -> dict[str, Array]:
-        """See Replica."""
         return {f"residual/{name}": tensor for name, tensor in layout.split(self.memory.residual).items()}
 
     def load_private(self, tensors: Tensors, layout: Layout) -> str:
-        """See Replica."""
         residual = layout.flat({name.removeprefix("residual/"): one for name, one in tensors.items()})
         self.memory.load(residual, self.q)
         return ""

@@ -1,4 +1,4 @@
-"""Schedule of a step that takes two rounds, as one transaction (PowerSGD)."""
+"""Schedule with two rounds per outer step, as one transaction (PowerSGD)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from thinwire.node.outer.round_loop import Meanwhile
 
 
 class TwoPhase(Schedule):
-    """Both rounds of a step in one call. Only the second one gives the model new parameters."""
+    """Run both rounds of a step in one call. Only the second one changes the model."""
 
     def __init__(self) -> None:
         self._stepped = False
-        # Tokens of what is still to be sent: of steps that came to nothing; of the step in progress; and of training that
-        # continued after the first round, because the second one had to be left.
+        # Tokens still to be sent: of failed steps; of the step in progress; and of training after the first round, if
+        # the second one was given up.
         self._owed = self._offered = self._since = 0
 
     @property
@@ -25,10 +25,10 @@ class TwoPhase(Schedule):
         return cast(PowerSGDReplica, self.loop.replica)
 
     async def sync(self, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None) -> Outcome:
-        """Run both rounds of a step, or the second one alone. The outcome has no commit when they came to nothing.
+        """Run both rounds of a step, or only the second. The outcome has no commit if the step failed.
 
-        If the second round did not end, the next call continues it with what was sent in the first one: what has been trained
-        since then belongs to the step after.
+        If the second round was given up, the next call repeats it with what was sent in the first; later training
+        belongs to the next step.
         """
         if self._replica.phase:
             self._since = weight
@@ -43,7 +43,7 @@ class TwoPhase(Schedule):
         return outcome if self._stepped else replace(outcome, commit=None)
 
     async def commit(self, outcome: Outcome) -> None:
-        """End a round; let the model start from the outer parameters when the round has made the step."""
+        """End a round; after the second one the model starts from the outer parameters."""
         kept = self._since if self._replica.memory.pending else 0
         self._stepped = await self.loop.step(outcome, since=self.loop.read if self._since else None)
         if self._stepped:
@@ -53,5 +53,5 @@ class TwoPhase(Schedule):
             self.loop.session.advance()
 
     def replaced(self) -> None:
-        """What was trained went into a model that is replaced."""
+        """Discard all owed tokens: their model is replaced."""
         self._owed = self._offered = self._since = 0

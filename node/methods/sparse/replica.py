@@ -1,11 +1,11 @@
-"""The outer state of a replica that sends a small part of its pseudo-gradient: SparseLoCo (arXiv 2508.15706).
+"""Replica that sends a small part of its pseudo-gradient: SparseLoCo (arXiv 2508.15706).
 
-With Δ = θ̄ − θ after H inner steps, and e what earlier rounds did not send:
+With Δ = θ̄ − θ after H inner steps, and e the residual of earlier rounds:
 
-    a = β e + Δ;  sent = top-k of a, quantised;  e ← a − sent;  θ̄ ← θ̄ − α · mean(all that was sent)
+    a = β e + Δ;  sent = top-k of a, quantised;  e ← a − sent;  θ̄ ← θ̄ − α · mean(sent of all)
 
-There is no outer momentum: under strong sparsity it hurts, and e takes its place. θ̄ is the same bits on all replicas, since it
-is a pure function of the payloads in the order of the round's record; e is a replica's own, and changes when a round commits.
+There is no outer momentum, which harms under strong sparsity; e takes its place. θ̄ is bit-identical on all replicas: a
+pure function of the payloads in the order of the record. e is private, and changes when a round commits.
 """
 
 from __future__ import annotations
@@ -40,39 +40,38 @@ from thinwire.swarm.messages.registry import Open, PeerId
 
 @dataclass(frozen=True, slots=True)
 class SparseCodec:
-    """A sparse codec and the layout of the model: what says whether a payload is one."""
+    """Sparse codec with the layout of the model, which is needed to check payloads."""
 
     codec: Sparse | Demo
     chunks: Chunks
 
     @property
     def spec(self) -> str:
-        """Both."""
         return f"{self.codec.spec} {self.chunks.digest.hex()}"
 
     @property
     def bound(self) -> int:
-        """Bytes of the largest payload."""
+        """Largest payload in bytes."""
         return self.codec.bound(self.chunks)
 
     def decode(self, payload: Buffer) -> Selected | Coefficients:
-        """What a payload says. Raises CodecError."""
+        """Decode a payload. Raises CodecError."""
         return self.codec.decode(payload, self.chunks)
 
     def grid(self, total: int) -> Grid:
-        """The cut of what is sent of a model of so many parameters. Raises ValueError for one too large."""
+        """Return the chunk grid of a payload. Raises ValueError if it is too large."""
         return pieces(self.bound)
 
     def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
-        """What travels of our payload, which `says` that."""
+        """Cut our payload, whose choice is `says`, into chunks."""
         return cut_up(payload, pieces)
 
     def read(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> tuple[list[Any], list[float]]:
-        """What the results of a round say, and what each of them counts. Raises CodecError."""
+        """Decode the results of a round; return them and their weights. Raises CodecError."""
         return [self.decode(payload) for payload in put_together(results, pieces)], weights
 
     def check(self, payload: Buffer, n: int) -> float:
-        """See collectives.contributions.Screen."""
+        """Check a payload of at most `n` bytes; return its squared norm. Raises CodecError."""
         if memoryview(payload).nbytes > n:
             raise CodecError(f"a payload of {memoryview(payload).nbytes} bytes, at most {n} are needed", "length")
         found = self.decode(payload)
@@ -82,29 +81,27 @@ class SparseCodec:
 
 @dataclass(frozen=True, slots=True)
 class RunCodec(SparseCodec):
-    """The same for chunks that have owners: a payload is one of each run of parameters, and so is what comes back."""
+    """Sparse codec for chunks with owners: one payload and one result for each run of parameters."""
 
     portions: Portions
 
     @property
     def spec(self) -> str:
-        """All of it."""
         return f"{self.portions.spec} {self.chunks.digest.hex()}"
 
     def grid(self, total: int) -> Grid:
-        """See SparseCodec: chunks that have owners."""
+        """Return the grid of chunks that have owners."""
         return parts(total, self, self.codec.chunk)
 
     def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
-        """See SparseCodec."""
         return list(self.portions.split(payload, says))
 
     def read(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> tuple[list[Any], list[float]]:
-        """See SparseCodec: the owners' results together are one payload."""
+        """Decode the results; together they are one payload with the mean."""
         return [self.portions.wide.decode(b"".join(results), self.chunks)], [1.0]
 
     def nbytes(self, n: int) -> int:
-        """See collectives.sieve.Sifts, as the next three."""
+        """Return the largest payload of `n` values in bytes; this and the next three: ShardedSparseCodec."""
         return self.portions.nbytes(n)
 
     def check(self, payload: Buffer, n: int) -> float:
@@ -120,33 +117,32 @@ class RunCodec(SparseCodec):
 
 
 _KEPT = "kept/"
-"""Prefix of the sums' rests in a checkpoint; behind it comes the number of the chunk."""
+"""Prefix of owner residuals in a checkpoint; the number of the chunk follows."""
 
 KEPT = 4
-"""Announcements of one round that are remembered: an older one than that is in no record any more."""
+"""Announcements of one round that are remembered; no record names an older one."""
 
 
 def keep(announced: dict[int, Any], attempt: int, what: Any) -> None:
-    """Remember what was announced with this number."""
+    """Remember `what` was announced as number `attempt`, and forget the oldest beyond KEPT."""
     announced[attempt] = what
     while len(announced) > KEPT:
         del announced[min(announced)]
 
 
 def chunks_of(layout: Layout, chunk: int = 4096) -> Chunks:
-    """The chunks of a model's parameters."""
     return Chunks(tuple((piece.name, piece.shape) for piece in layout.pieces), chunk)
 
 
 class SparseReplica(Replica):
-    """Outer state of SparseLoCo. `feedback` holds e, `kept` the residuals of sums that this peer owns. Made by `begin`."""
+    """Replica of SparseLoCo. `feedback` holds e, `kept` the residuals of owned chunks. Made by `begin`."""
 
     vectors: ClassVar[int] = 1
     error_feedback: ClassVar[bool] = True
     feedback: ErrorFeedback
     kept: OwnerResiduals
     sent: dict[int, Choice]
-    """Announcements of the round in progress by their number: the record may name any of them."""
+    """Announcements of the round in progress by attempt: the record may name any of them."""
     codec: SparseCodec
 
     def _begin(self, manifest: Manifest, layout: Layout) -> None:
@@ -169,21 +165,23 @@ class SparseReplica(Replica):
 
     @property
     def lr(self) -> float:
-        """α of the next round."""
+        """Learning rate α of the next round."""
         return self.outer.lr_at(self.round + 1)
 
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
-        """Payloads of this round. They are pending until `commit` or `rollback`, and replace those that were pending."""
+        """Encode the contribution; it is pending until `commit`, `rollback` or the next contribution."""
         payload = self._prepare(read)
         keep(self.sent, attempt, self.feedback.choice)
         return self.codec.cut(payload, self.feedback.choice, self.grid)
 
     def owes_forfeit(self, weight: int) -> bool:
-        """Whether there is anything to account for: tokens, or an earlier announcement that the record may name."""
+        """Return True if tokens or an earlier announcement must be accounted for."""
         return bool(weight or self.sent)
 
     def forfeit(self, read: Read) -> None:
-        """Treat what would have been sent as sent in vain. If the record names an earlier announcement, that one was sent."""
+        """Treat the pending contribution as sent without effect, or as sent if the record names an earlier
+        announcement.
+        """
         self._prepare(read)
 
     def _prepare(self, read: Read) -> bytes:
@@ -194,12 +192,12 @@ class SparseReplica(Replica):
             raise FloatingPointError(f"the pseudo-gradient is not finite: {error}") from None
 
     def rollback(self) -> None:
-        """Return the pending contribution to the model's difference, which still has it."""
+        """Drop the pending contribution; the model's difference still has it."""
         if self.feedback.pending:
             self.feedback.rollback()
 
     def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
-        """Make the step. The record may name an announcement of ours that is not the last: that one was sent."""
+        """Make the step. The record may name an earlier announcement of ours; then that one counts as sent."""
         weights = [float(entry.weight) for entry in opened.contributors]
         self._move(*self.codec.read(results, weights, self.grid))
         attempt = next((entry.attempt for entry in opened.contributors if entry.peer == me), None)
@@ -211,7 +209,6 @@ class SparseReplica(Replica):
         return True
 
     def _move(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
-        """Move theta by the decoded contributions."""
         mean = sparsemean.mean(selected, weights, self.codec.chunks, self.outer.residual.denominator)
         np.multiply(mean, np.float32(self.lr), out=mean)
         np.subtract(self.theta, mean, out=self.theta)
@@ -226,12 +223,12 @@ class SparseReplica(Replica):
         return super().install(fetched)
 
     def private_state(self, layout: Layout) -> dict[str, Array]:
-        """Residuals of the contributions and of the owned sums."""
+        """Return the residuals of the contributions and of the owned chunks."""
         own = {f"residual/{name}": tensor for name, tensor in layout.split(self.feedback.residual).items()}
         return own | {f"{_KEPT}{index}": rest for index, rest in self.kept.all().items()}
 
     def load_private(self, tensors: Tensors, layout: Layout) -> str:
-        """Take up the residuals; return a remark about owned sums that do not fit."""
+        """Load the residuals; return a remark about owner residuals that do not fit."""
         rests = {int(name.removeprefix(_KEPT)): one for name, one in tensors.items() if name.startswith(_KEPT)}
         own = {name.removeprefix("residual/"): one for name, one in tensors.items() if not name.startswith(_KEPT)}
         self.feedback.load(layout.flat(own))
@@ -240,12 +237,13 @@ class SparseReplica(Replica):
 
 
 class DemoReplica(SparseReplica):
-    """DeMo (arXiv 2411.19870): Δ is the gradient of one plain step, e is the momentum δ, and what is sent are its strongest
-    cosine coefficients. With their mean G: θ̄ ← θ̄ − lr (sign G + decay θ̄).
+    """Replica of DeMo (arXiv 2411.19870).
+
+    Δ is the gradient of one plain step, e is the momentum δ, and the strongest cosine coefficients are sent. With their
+    mean G: θ̄ ← θ̄ − lr (sign G + decay θ̄).
     """
 
     def _begin(self, manifest: Manifest, layout: Layout) -> None:
-        """Set up the error feedback, and compile the kernels."""
         demo.warm_up()
         super()._begin(manifest, layout)
 

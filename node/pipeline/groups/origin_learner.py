@@ -93,8 +93,9 @@ class OriginLearner(StageLearner):
             self.readiness.jump(share.step)
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
-        """Make inner steps with the group: `n`, or as many of `n` as the usual peer makes in the same time; fewer if
-        `stop` is set. Waits for the hosts first. The hosts end their steps together with these.
+        """Make `n` inner steps with the group, or as many of them as the usual peer makes in the same time.
+
+        Fewer if `stop` is set. Waits for the hosts first; they end their steps together with these.
         """
         origin, losses, made, began = self._origin, list[float](), 0, self._now()
         end, wanted = origin.next_step + n, self._share(n)
@@ -173,7 +174,7 @@ class OriginLearner(StageLearner):
         return True
 
     def skip_to(self, round: int, peers: int) -> None:
-        """Set the position in the data to that of a peer that has trained for `round` rounds in a group of `peers`."""
+        """Set the position in the data to that of a peer after `round` rounds in a group of `peers`."""
         inner = self._manifest.inner
         samples = self._manifest.steps_after(round) * inner.batch * self._manifest.microbatches * max(1, peers)
         self.batches.cursor = cursor_after(self.batches.split, samples)

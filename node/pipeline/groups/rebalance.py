@@ -1,8 +1,7 @@
-"""Moves of hosts to a stage with long queues, without a planner (SWARM, arXiv 2301.11913, section 3.2, which released
-no code).
+"""Moves of hosts to a stage with long queues, without a planner (SWARM, arXiv 2301.11913, 3.2).
 
 In every period each peer announces how many micro-batches wait for it. All peers derive the same move from the same
-numbers.
+numbers. SWARM released no code.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ PERIOD = 300.0
 """Seconds between two moves."""
 
 UNEVEN = 1.2
-"""No move unless the load of the most loaded stage is this many times the load of the least loaded one."""
+"""Least ratio between the highest and the lowest load of a stage for a move."""
 
 HURRY = 0.1
 """Part of a period after which a stage without a holder gets one."""
@@ -29,7 +28,7 @@ HURRY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class HostMove(Generic[Peer]):
-    """`peer` leaves stage `source` for stage `target`: it finishes its work, fetches that stage, and switches."""
+    """Move of `peer` from stage `source` to stage `target`, which it fetches after its present work."""
 
     peer: Peer
     source: int
@@ -39,10 +38,10 @@ class HostMove(Generic[Peer]):
 def move(
     queues: Sequence[Mapping[Peer, float]], able: Callable[[Peer, int], bool] = lambda peer, stage: True
 ) -> HostMove[Peer] | None:
-    """Return the move of a period, or None. `queues`: by stage, the micro-batches that wait at each peer; `able`:
-    whether a peer can hold a stage.
+    """Return the move of a period, or None.
 
-    Of the least loaded stages that can spare a peer, the peer with least work moves to the most loaded stage. A stage
+    `queues`: by stage, the micro-batches that wait at each peer; `able`: returns whether a peer can hold a stage. Of
+    the least loaded stages that can spare a peer, the peer with least work moves to the most loaded stage. A stage
     without members counts as the most loaded one, even if the other loads are balanced.
     """
     target = newcomer(queues)
@@ -59,9 +58,7 @@ def move(
 
 
 def newcomer(queues: Sequence[Mapping[Peer, float]]) -> int:
-    """Return the stage for a joiner: one without members, else the most loaded one, and of those the one with fewest
-    members.
-    """
+    """Return the stage for a joiner: without members, else most loaded; of those with fewest members."""
     return min(range(len(queues)), key=lambda s: (bool(queues[s]), -sum(queues[s].values()), len(queues[s]), s))
 
 
@@ -81,9 +78,9 @@ class Rebalancer:
         self._stays: set[tuple[PeerId, int]] = set()
 
     def due(self, holders: Mapping[int, Sequence[PeerId]]) -> HostMove[PeerId] | None:
-        """Return the move of this period if the period is over and a move is useful; earlier for a stage that has had
-        no holder for a while. `holders`: by stage, the reachable ones. Call it between two steps; the caller makes the
-        peer hold the stage.
+        """Return the useful move of this period when it is over; earlier for a stage without a holder.
+
+        `holders`: by stage, the reachable ones. Call it between two steps; the caller makes the peer hold the stage.
         """
         now, stages = self._now(), sorted(holders)
         empty = any(not holders[stage] for stage in stages)

@@ -1,4 +1,4 @@
-"""Assignment of stages to weak peers: the stage that the swarm lacks most, among those that fit into a peer's memory.
+"""Assignment of stages to weak peers: the most needed stage among those that fit into memory.
 
 All waiting peers compute the same assignment from the same records, so that they take different places.
 """
@@ -14,14 +14,14 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import PeerId
 
 PER_PARAMETER = 4 * 8
-"""Bytes per parameter: value, gradient, AdamW's two moments, outer value and momentum, data sent and received."""
+"""Bytes per parameter: value, gradient, two moments of AdamW, outer value and momentum, two buffers."""
 
 PER_COPY = 4 * 4
 """Bytes per parameter of a backup: outer parameters and momentum, and their replacements."""
 
 
 def parameters(config: ModelConfig, layers: int, *, ends: bool) -> int:
-    """Return the number of parameters of so many layers of a Transformer, and of the ends if `ends`."""
+    """Return the number of parameters of these layers of a Transformer, and of the ends if `ends`."""
     width, hidden = config.width, config.hidden
     block = 2 * width + 4 * width * width + 3 * width * hidden
     vocabulary = config.vocab * width * (1 if config.tied else 2)
@@ -29,8 +29,7 @@ def parameters(config: ModelConfig, layers: int, *, ends: bool) -> int:
 
 
 def memory(manifest: Manifest, vocab: int, stage: int | None) -> int:
-    """Return roughly the bytes that training a stage needs, with a backup of the next stage; for `stage` None, the
-    whole model.
+    """Return roughly the bytes for training a stage (None: the whole model), with the next one's backup.
 
     Activations of a layer are s·b·h·(34 + 5·a·s / h) values of two bytes (Korthikanti et al., arXiv 2205.05198, eq. 1),
     here of four; a stage holds those of as many micro-batches as are in progress.
@@ -57,7 +56,7 @@ def assign(seats: Seating, stages: int, holders: int = 1) -> Mapping[PeerId, Sea
     """Return a seat for every waiting peer, assigned one after the other in the order of their ids.
 
     First the missing stages, in the group that lacks fewest; then a stage with fewer than `holders` holders; then a
-    group of its own, if enough peers wait to fill one or hosts have lost their origin; else the stage with fewest
+    new group, if enough peers wait to fill one or hosts have lost their origin; else the stage with fewest
     holders.
     """
     groups = {origin: {stage: list(peers) for stage, peers in held.items()} for origin, held in seats.groups.items()}
@@ -95,7 +94,7 @@ def fitting(seats: Seating, stages: int, fits: Collection[int], me: PeerId, hold
     """Return the seat of `me`, which waits and can hold only the stages `fits`; None if there is none.
 
     If the assigned stage does not fit: a missing stage that fits, else the fitting stage with fewest holders, else a
-    group of its own.
+    new group.
     """
     seat = assign(seats, stages, holders).get(me)
     if seat is not None and seat.stage in fits:
@@ -110,7 +109,7 @@ def fitting(seats: Seating, stages: int, fits: Collection[int], me: PeerId, hold
 
 
 def gaps(seats: Seating, fits: Collection[int], me: PeerId) -> list[Seat]:
-    """Return vacant places that fit, first in the groups that lack fewest; for an origin, those before its own group."""
+    """Return fitting vacant places, fullest groups first; for an origin, those before its own group."""
     found = []
     for origin, held in sorted(seats.groups.items(), key=lambda one: (sum(not p for p in one[1].values()), one[0])):
         if origin == me:
@@ -120,9 +119,7 @@ def gaps(seats: Seating, fits: Collection[int], me: PeerId) -> list[Seat]:
 
 
 def home(seats: Seating, stage: int) -> PeerId | None:
-    """Return the group that a host of `stage` without an origin joins: one that lacks the stage, else the one with
-    fewest holders of it.
-    """
+    """Return the group for a host of `stage` without an origin: the one with fewest holders of it."""
     return min(seats.groups, key=lambda origin: (len(seats.groups[origin].get(stage, ())), origin), default=None)
 
 

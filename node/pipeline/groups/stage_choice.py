@@ -1,6 +1,4 @@
-"""Stage choice of a weak peer on joining: it announces that it waits, looks at the other waiting peers, and takes its
-assigned stage.
-"""
+"""Stage choice of a joining weak peer: it announces that it waits, and takes its assigned stage."""
 
 from __future__ import annotations
 
@@ -20,12 +18,11 @@ TRIES = 6
 """Attempts to find a place if several peers have taken the same one."""
 
 PATIENT = 2
-"""Number of first attempts in which an origin without hosts waits for the surplus hosts of other groups."""
+"""Number of first attempts in which an origin without hosts waits for surplus hosts."""
 
 
 async def seat(peer: Peer, manifest: Manifest, vocab: int, *, limit: float, stage: int | None = None) -> Seat | None:
-    """Take a place in the swarm with `limit` bytes for training; None if the whole model fits. `stage`: the wanted
-    stage.
+    """Take a place with `limit` bytes for training; None if the whole model fits. `stage`: the wanted one.
 
     The peer's record announces the place from then on. Raises ManifestError if nothing fits or the run has no stages,
     and NoSwarm if there is no group for `stage`. The memory of a custom model is unknown: it is assumed to fit.
@@ -39,7 +36,7 @@ async def seat(peer: Peer, manifest: Manifest, vocab: int, *, limit: float, stag
             "raise --memory; in a run with [pipeline] this peer could hold a stage of the model",
         )
     if not stages:
-        raise ManifestError("nobody holds a stage of this run's model", "the run has no [pipeline]; leave --stage out")
+        raise ManifestError("no peer holds a stage of this run's model", "the run has no [pipeline]; leave --stage out")
     if stage is not None:
         found = await _told(peer, stage, stages)
         peer.announce(found.code())
@@ -90,8 +87,9 @@ async def _found(peer: Peer, manifest: Manifest, fits: tuple[int, ...], limit: f
 
 
 def crowded(seats: Seating, taken: Seat, me: bytes, empty: Sequence[Seat]) -> bool:
-    """Return True if a peer should choose another of the places `empty`: it is not the first one at its own place, or
-    drives a group without hosts, or its origin is gone.
+    """Return True if a peer should choose another of the places `empty`.
+
+    It should if it is not the first one at its own place, drives a group without hosts, or has lost its origin.
     """
     held = seats.groups.get(taken.origin, {})
     if not taken.stage:

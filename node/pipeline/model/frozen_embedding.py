@@ -1,8 +1,9 @@
-"""Frozen part of a subspace embedding: the rows that every stage of a group adds to its input, token by token.
+"""Frozen part of a subspace embedding: rows that every stage of a group adds to its input.
 
-The rows are the part of the embedding outside of the subspace, so they change with every outer step of the embedding.
-The origin sends them to its hosts before the next inner step, with 8 bits a value and one scale for every 256 values.
-All stages compute with the decoded values and therefore add the same; the rounding error affects the group only.
+The rows belong to the tokens, and are the part of the embedding outside of the subspace, so they change with every
+outer step. The origin sends them to its hosts before the next inner step, with 8 bits a value and one scale for every
+256 values. All stages compute with the decoded values and therefore add the same; the rounding error affects the group
+only.
 """
 
 from __future__ import annotations

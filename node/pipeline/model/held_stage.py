@@ -1,6 +1,4 @@
-"""Stage that a weak peer holds, with the layout of the whole model, so that the peer can take part in the stage's
-rounds.
-"""
+"""Stage of a weak peer, with the layout of the whole model, so that it takes part in its rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from thinwire.swarm.manifest.manifest import Manifest
 
 
 class HeldStage:
-    """Stage `stage` of a manifest's model, with its first values. `vocab`: number of token ids of the tokenizer.
+    """Stage `stage` of a manifest's model, with its first values. `vocab`: token ids of the tokenizer.
 
     Vectors have the size of the whole layout, but only the stage's elements are ever touched: the operating system
     reserves addresses for the others, and no memory. With a subspace codec the section is confined to the subspace, see
@@ -71,7 +69,7 @@ class HeldStage:
             self.freeze(self._projection.frozen)
 
     def freeze(self, frozen: FrozenEmbedding) -> None:
-        """Add these rows to the stage's input from now on. Raises CodecError, with nothing changed, if they do not fit."""
+        """Add these rows to the stage's input from now on. Raises CodecError if they do not fit."""
         if frozen != self.frozen:
             self.boundary.freeze(frozen.rows(*self._table))
             self.frozen = frozen

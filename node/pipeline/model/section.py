@@ -25,7 +25,7 @@ def fragment_of(name: str) -> str:
 
 
 def fragments(module: nn.Module) -> dict[str, Layout]:
-    """Return the layout of every fragment in a whole model or in a section: blocks in order, the ends last."""
+    """Return the layout of each fragment, in a model or a section: blocks in order, the ends last."""
     names = {fragment_of(name) for name, parameter in module.named_parameters() if parameter.requires_grad}
 
     def layout(fragment: str) -> Layout:
@@ -39,8 +39,9 @@ def _place(fragment: str) -> tuple[bool, int]:
 
 
 def cut(layers: int, shares: Sequence[int]) -> tuple[range, ...]:
-    """Return consecutive runs of layers of the given lengths. Raises ValueError unless they cover all layers; only
-    stage 0, which has the ends, may be empty.
+    """Return consecutive runs of layers of these lengths. Only stage 0, with the ends, may be empty.
+
+    Raises ValueError unless they cover all layers.
     """
     if sum(shares) != layers or not shares or shares[0] < 0 or any(share < 1 for share in shares[1:]):
         raise ValueError(f"stages of {', '.join(map(str, shares))} layers are not a model of {layers}")
@@ -90,8 +91,6 @@ class Section(nn.Module):
 
 
 def section(config: ModelConfig, seed: int, layers: range, ends: bool) -> Section:
-    """Create a section with the same first values as in the whole model of that seed, using memory for the section
-    only.
-    """
+    """Create a section, in its own memory, with the values that it has in the whole model of that seed."""
     held = {f"blocks.{layer}" for layer in layers} | ({ENDS} if ends else set())
     return Section(Transformer(config, seed, lambda name: fragment_of(name) in held), layers, ends)

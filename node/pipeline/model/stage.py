@@ -1,4 +1,4 @@
-"""Forward and backward passes of micro-batches through consecutive layers, in pure torch, without a network."""
+"""Forward and backward passes of micro-batches through layers, in pure torch, without a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Held:
 
 
 class Stage:
-    """Forward and backward of `run`, which takes the micro-batch's x first. Gradients add up in the parameters' `grad`.
+    """Forward and backward of `run`, which takes the micro-batch's x first. `grad` adds up gradients.
 
     A micro-batch's gradient is added at most once between two calls of `clear`, however often it is retried
     (`counted`). `recompute`: retain only the input of each micro-batch, and run the forward pass twice.
@@ -35,9 +35,7 @@ class Stage:
         return len(self._held)
 
     def forward(self, micro: int, x: Tensor, *others: Tensor) -> Tensor:
-        """Return the output for micro-batch `micro`, detached. A second call for the same micro-batch replaces the
-        retained data.
-        """
+        """Return the detached output for micro-batch `micro`; a second call replaces the retained data."""
         self._held.pop(micro, None)
         x = x.detach()
         if x.is_floating_point():
@@ -52,10 +50,10 @@ class Stage:
         return output.detach()
 
     def backward(self, micro: int, gradient: Tensor, *, count: bool = True) -> Tensor | None:
-        """Return the gradient of x for a gradient of the output, or None if x are token ids. Raises KeyError without a
-        forward pass.
+        """Return the gradient of x for a gradient of the output, or None if x are token ids.
 
-        The parameters' gradients are added unless they were added before, or `count` is False.
+        The parameters' gradients are added unless they were added before, or `count` is False. Raises KeyError without
+        a forward pass.
         """
         held = self._held.pop(micro)
         x, output = held.inputs[0], held.output

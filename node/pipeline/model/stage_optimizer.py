@@ -1,4 +1,4 @@
-"""Inner optimizer step of a section, from the gradients that a step's micro-batches have left in its parameters."""
+"""Inner optimizer step of a section, with the gradients of a step's micro-batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StageOptimizer:
         return total
 
     def apply(self, step: int, divisor: float, factor: float, tokens: int) -> None:
-        """Make inner step `step` with gradient / divisor · factor, and clear the gradient. `tokens` went into it."""
+        """Make inner step `step` on `tokens` with gradient / divisor · factor, and clear the gradient."""
         for parameter in self._module.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(divisor)

@@ -1,5 +1,4 @@
-"""Models whose residual stream stays in a fixed subspace, so that a boundary between stages loses no more than the bits
-of bf16.
+"""Models whose residual stream stays in a fixed subspace: boundaries lose only the bits of bf16.
 
 Every layer that writes into the residual stream does so through U (width × k, orthonormal columns, equal on all peers):
 out = Z·Uᵀ with trained Z; the embedding is a row of a frozen table plus Z's row times Uᵀ. Source: arXiv 2506.01260; see

@@ -1,5 +1,4 @@
-"""View of a subspace section as part of the whole model: weak peers train in a subspace, other peers train the whole
-model.
+"""View of a subspace section as part of the whole model, which other peers train.
 
 The swarm exchanges and stores the full parameter W of a fragment. A confined stage trains Z instead: after W was set, Z
 is its projection UᵀW, and the remainder of W is not part of this stage's model. For other peers W becomes W + U·(Z −
@@ -23,7 +22,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class _Lift:
-    """Confined parameter. `whole`: the value that was set, [rows, columns]; `start`: the weight at that time."""
+    """Confined parameter. `whole`: value that was set, [rows, columns]; `start`: weight at that time."""
 
     module: SubspaceModel | SubspaceEmbedding
     whole: Tensor
@@ -61,7 +60,7 @@ class _Lift:
 
 
 class SubspaceProjection:
-    """`section` confined to the subspace of `k` and the run's seed. `layout` is that of the unconfined model.
+    """`section` confined to the subspace of `k` and the run's seed. `layout`: of the unconfined model.
 
     Raises ValueError unless 1 ≤ k ≤ width.
     """
@@ -82,9 +81,7 @@ class SubspaceProjection:
         return next((lift.frozen for lift in self._lifts.values() if lift.frozen.tag), FrozenEmbedding())
 
     def read(self, start: int, stop: int, out: Floats) -> None:
-        """Copy parameters [start, stop) of the whole model, which must be the section's. Before a step they are the
-        values that were set.
-        """
+        """Copy the section's parameters [start, stop) of the whole model; before a step, the set values."""
         for piece, inner, outer in self._layout.touched(start, stop):
             lift = self._lifts.get(piece.name)
             if lift is None:
@@ -96,7 +93,7 @@ class SubspaceProjection:
             torch.from_numpy(out[outer]).copy_(values)
 
     def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
-        """Set parameters [start, start + theta.size) of the whole model, which must be the section's; see Learner."""
+        """Set the section's parameters [start, start + theta.size) of the whole model; see Learner."""
         for piece, inner, outer in self._layout.touched(start, start + theta.size):
             lift = self._lifts.get(piece.name)
             if lift is None:

@@ -18,8 +18,7 @@ MOVES = 5
 
 @kernel
 def keeps_rules(paths: NDArray[np.int64], row: int, stage: NDArray[np.int64], swaps: int) -> bool:
-    """Return True if a path starts at stage 0, visits no stage twice, and jumps and swaps no more than allowed (CC1 to
-    CC3).
+    """Return True if a path starts at stage 0, visits no stage twice, and keeps rules CC1 to CC3.
 
     `paths` (n, length): peers; row `row` is checked; `stage` (peers,): stage of each peer, -1 for none; `swaps`: visits
     behind the frontier.
@@ -98,8 +97,7 @@ def anneal(
     tries: int,
     seed: int,
 ) -> float:
-    """Change `paths` (n, length) in place into the best ones that `tries` random moves find; return the makespan in
-    seconds.
+    """Improve `paths` (n, length) in place with `tries` random moves; return the makespan in seconds.
 
     Input and output keep the rules and the loads (`memory` limits the paths that share a peer, except in stage 0).
     `hot`: first temperature in seconds; it falls to zero.

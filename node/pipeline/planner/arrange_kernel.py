@@ -1,4 +1,4 @@
-"""Cost of an arrangement of peers in stages, compiled: the objective of DT-FM (Yuan et al. 2022, arXiv 2206.01288)."""
+"""Cost of an arrangement of peers in stages, compiled: objective of DT-FM (arXiv 2206.01288)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def match(
     b: int,
     partner: NDArray[np.int64],
 ) -> float:
-    """Pair every peer of stage `a` with another one of stage `b` such that the longest delay is minimal; return that
-    delay.
+    """Pair each peer of stage `a` with one of stage `b`; minimize and return the longest delay.
 
     `peers` (n,): stage s has those from `ends[s]` to below `ends[s + 1]`, `b` at least as many as `a`; `partner` (as
     many as `b` has) is filled with places in `a`, -1 for none. The matching grows by one peer at a time, along the path
@@ -65,8 +64,9 @@ def match(
 
 @kernel
 def way(costs: NDArray[np.float64], order: NDArray[np.int64]) -> float:
-    """Write the shortest path over all stages from stage 0 into `order` (stages,); return its length. `costs`: (stages,
-    stages).
+    """Write the shortest path over all stages from stage 0 into `order` (stages,); return its length.
+
+    `costs`: (stages, stages).
     """
     stages = costs.shape[0]
     order[0] = 0
@@ -183,11 +183,11 @@ def arrange(
     tries: int,
     seed: int,
 ) -> float:
-    """Change the order of `peers` in place by annealing. Return the cost: `sync` times the longest delay inside a
-    stage, plus twice the shortest path over the stages; the distance of two stages is the longest hop of their best
-    matching.
+    """Change the order of `peers` in place by annealing; return the cost.
 
-    `peers` (n,): stage s has those from `ends[s]` to below `ends[s + 1]`; peers after the last stage are in none.
+    The cost is `sync` times the longest delay inside a stage, plus twice the shortest path over the stages; the
+    distance of two stages is the longest hop of their best matching. `peers` (n,): stage s has those from `ends[s]` to
+    below `ends[s + 1]`; peers after the last stage are in none.
     """
     stages, count = ends.shape[0] - 1, peers.shape[0]
     state = np.empty(1, np.uint64)

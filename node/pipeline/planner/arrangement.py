@@ -26,7 +26,7 @@ class Arrangement:
 def arrange(
     delays: NDArray[np.float64], sizes: Sequence[int], *, sync: float = 1.0, seed: int = 0, tries: int = TRIES
 ) -> Arrangement:
-    """Assign peers to stages such that exchanges inside stages and transfers between stages take least time.
+    """Assign peers to stages so that exchanges inside and transfers between stages take least time.
 
     `delays` (peers, peers): seconds of a boundary's activations; `sync`: ratio of the exchange of a stage's fragment to
     that. Stage 0 has `sizes[0]` peers; the other sizes may change places. Peers that do not fit are in no stage. The

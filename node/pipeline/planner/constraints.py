@@ -16,9 +16,7 @@ Paths: TypeAlias = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Violation of `rule` (CC1, CC2, CC3 or TC1); `name` is the violated part; `path` is None if several paths violate
-    it together.
-    """
+    """Violation of `rule` (CC1, CC2, CC3 or TC1) by `name`; `path`: None if several paths do it together."""
 
     rule: str
     name: str

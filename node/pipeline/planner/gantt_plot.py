@@ -11,9 +11,7 @@ from thinwire.node.runtime.plotting import check
 
 
 def draw(path: Path, instance: Problem, timeline: Timeline, outlook: PlanSummary) -> None:
-    """Write a PNG: forwards pale, backwards full, losses black. Raises NoPlots without matplotlib, OSError if it cannot
-    be written.
-    """
+    """Write a PNG: forwards pale, backwards full, losses black. Raises NoPlots, OSError."""
     check()
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -31,8 +31,9 @@ def letter(path: int) -> str:
 
 
 def lanes(instance: Problem, timeline: Timeline, outlook: PlanSummary, width: int) -> list[str]:
-    """Return one line per peer, by stage: its longest activity in each slice of time. Small letters are forwards,
-    capitals backwards.
+    """Return one line per peer, by stage, with the longest activity in each slice of time.
+
+    Small letters are forwards, capitals backwards.
     """
     names = {peer: instance.label(peer) for stage in instance.stages for peer in stage}
     margin = max(len(name) for name in names.values())

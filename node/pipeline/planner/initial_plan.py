@@ -69,7 +69,7 @@ def _repaired(instance: Problem, origins: tuple[int, ...]) -> Paths | None:
 
 
 def _over(instance: Problem, paths: list[tuple[int, ...]]) -> Iterator[int]:
-    """Yield the most overloaded stage, repeatedly until none is overloaded; the caller changes `paths` in between."""
+    """Yield the most overloaded stage until none is; the caller changes `paths` in between."""
     while True:
         over = [0] * len(instance.stages)
         for path in paths:
@@ -82,9 +82,7 @@ def _over(instance: Problem, paths: list[tuple[int, ...]]) -> Iterator[int]:
 
 
 def _relieved(instance: Problem, paths: list[tuple[int, ...]], costs: list[float]) -> list[tuple[int, ...]]:
-    """Relieve overloaded peers: their fastest visitors move to the nearest other peers of the stage, which has room for
-    them.
-    """
+    """Relieve overloaded peers: their fastest visitors move to near peers of the stage with room."""
     both = instance.delays + instance.delays.T
     loads = np.zeros(instance.peers, np.int64)
     for path in paths:
@@ -107,7 +105,7 @@ def _relieved(instance: Problem, paths: list[tuple[int, ...]], costs: list[float
 
 
 def _balanced(instance: Problem, origins: tuple[int, ...]) -> Paths | None:
-    """Build one path after the other through the stages with most room: finds paths even if there are hardly any."""
+    """Build one path after the other through the stages with most room: works even if few exist."""
     paths: list[tuple[int, ...]] = []
     allowed = hops(instance)
     dear = 1e3 * (1 + float(instance.delays.max()) + float(instance.work.max())) * instance.length

@@ -49,9 +49,7 @@ def _starts(instance: Problem, paths: Sequence[Sequence[int]]) -> tuple[float, N
 
 
 def makespan(instance: Problem, paths: Sequence[Sequence[int]]) -> float:
-    """Return the seconds of one step; infinite if micro-batches wait for each other's slots for ever. All paths have
-    one length.
-    """
+    """Return the seconds of a step, infinite in a deadlock. All paths have one length."""
     return _starts(instance, paths)[0] if len(paths) else 0.0
 
 

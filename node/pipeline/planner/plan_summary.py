@@ -1,4 +1,4 @@
-"""Summary of a pipeline plan for people and programs: seconds, comparison with the full pipeline, and the schedule."""
+"""Summary of a pipeline plan: seconds, comparison with the full pipeline, and the schedule."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from thinwire.node.pipeline.planner.search import TRIES, plan
 from thinwire.node.pipeline.planner.simulate_kernel import BACKWARD, LOSS
 
 STRANGE = 20.0
-"""A link that is this many times slower than the median is reported: it is broken, or a figure is mistyped."""
+"""Ratio to the median delay above which a link is reported: it is broken, or a figure is mistyped."""
 
 
 class PlanSummary(msgspec.Struct, frozen=True):
-    """`makespan`: seconds of a step with the plan; `full`: with the pipeline that skips nothing and has as many
-    micro-batches; `factor`: ratio of the two; `way`: median seconds of one micro-batch alone, of which `links` between
-    peers; `working` (peers,): fraction of the step in which each peer works.
+    """Figures of a plan.
+
+    `makespan`: seconds of a step; `full`: with the pipeline that skips nothing and has as many micro-batches; `factor`:
+    ratio of the two; `way`: median seconds of one micro-batch alone, of which `links` between peers; `working` (peers,):
+    fraction of the step in which each peer works.
     """
 
     name: str

@@ -27,7 +27,7 @@ class ProblemError(HintedError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Peers and stages are numbered from 0; stage 0 has the origins, where every micro-batch starts and ends.
+    """Planning problem. Peers and stages count from 0; stage 0 has the origins, where paths start and end.
 
     `delays` (peers, peers): seconds of a micro-batch's activations from row to column; `work` (peers,): seconds of one
     forward; `memory` (peers,): micro-batches that a peer holds at once; `length`: stages that each micro-batch visits;
@@ -104,7 +104,7 @@ def _check(instance: Problem) -> None:
     members = [peer for stage in instance.stages for peer in stage]
     _need(all(0 <= peer < count for peer in members), "a stage has a peer that is not there", f"there are {count}")
     _need(len(set(members)) == len(members), "a peer is in two stages", "name every peer once")
-    _need(bool(instance.stages) and bool(instance.stages[0]), "nobody is in stage 0", "micro-batches begin there")
+    _need(bool(instance.stages) and bool(instance.stages[0]), "stage 0 has no peers", "micro-batches begin there")
     most = len(instance.stages)
     _need(2 <= instance.length <= most, f"paths visit {instance.length} of {most} stages", f"from 2 to {most} can be")
     _need(1 <= instance.per_start <= 1024, "an origin has no path, or too many", "per_start is from 1 to 1024")
@@ -122,7 +122,7 @@ def _need(sound: bool, message: str, hint: str) -> None:
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """File format. The names are those of the published instances, except `sizes`, `sync`, `rounds` and `gap`."""
+    """File format, with the names of the published instances; sizes, sync, rounds and gap are ours."""
 
     delays: list[list[float]]
     wm: float | list[float]
@@ -149,14 +149,16 @@ class UnarrangedProblem:
 
 
 def load(data: bytes) -> Problem | UnarrangedProblem:
-    """Read JSON: delays, wm (seconds of a forward, one value or one for each peer), memory (likewise), path_len,
-    per_start, and either partitions (peers of each stage) or sizes. Raises ProblemError.
+    """Read a problem from JSON. Raises ProblemError.
+
+    Keys: delays, wm (seconds of a forward, one value or one for each peer), memory (likewise), path_len, per_start, and
+    either partitions (peers of each stage) or sizes.
     """
     _need(len(data) <= MOST_BYTES, f"the file has {len(data)} bytes", f"{MOST_BYTES} are enough for {MOST_PEERS} peers")
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProblemError(f"no instance of a pipeline: {error}", "docs/pipelines.md says what the file has") from None
+        raise ProblemError(f"no instance of a pipeline: {error}", "docs/pipelines.md describes the file") from None
     count = len(file.delays)
     _need(all(len(row) == count for row in file.delays), "delays are not square", "one row and one column per peer")
     work = file.wm if isinstance(file.wm, list) else [file.wm] * count

@@ -1,4 +1,4 @@
-"""Search for the paths of a replica's micro-batches: build a plan, improve it, and mend it after peers died.
+"""Search for the paths of a replica's micro-batches: build, improve, and mend a plan.
 
 Constraints and score are those of SkipPipe (arXiv 2502.19913). The search is ours: annealing on the simulated makespan
 itself instead of conflicts. Equal problem, seed and number of tries give equal plans.
@@ -39,8 +39,7 @@ class Plan:
 
 
 def search(instance: Problem, *, seed: int = 0, tries: int = TRIES, restarts: int = RESTARTS) -> Plan:
-    """Return the best plan of several restarts, one of them from a coarse plan in which an origin's micro-batches stay
-    together.
+    """Return the best plan of several restarts, one from a plan that keeps an origin's paths together.
 
     Raises ProblemError if no paths keep the rules.
     """
@@ -57,8 +56,10 @@ def search(instance: Problem, *, seed: int = 0, tries: int = TRIES, restarts: in
 
 
 def plan(asked: Problem | UnarrangedProblem, *, seed: int = 0, tries: int = TRIES) -> tuple[Problem, Plan]:
-    """Assign peers to stages if necessary, and search. Several arrangements are tried, because the objective of an
-    arrangement ignores the distance of micro-batches to their origin. Raises ProblemError.
+    """Assign peers to stages if necessary, and search. Raises ProblemError.
+
+    Several arrangements are tried, because the objective of an arrangement ignores the distance of micro-batches to
+    their origin.
     """
     if isinstance(asked, Problem):
         return asked, search(asked, seed=seed, tries=tries)
@@ -95,15 +96,17 @@ def improve(instance: Problem, paths: Sequence[Sequence[int]], *, seed: int = 0,
 
 
 def without(instance: Problem, dead: Collection[int]) -> Problem:
-    """Return the same peers with the same numbers, dead ones in no stage. Raises ProblemError if no origin is left."""
+    """Return the same peers, dead ones in no stage. Raises ProblemError if no origin is left."""
     return replace(instance, stages=tuple(tuple(p for p in stage if p not in dead) for stage in instance.stages))
 
 
 def mend(
     instance: Problem, paths: Sequence[Sequence[int]], dead: Collection[int], *, seed: int = 0, tries: int = MENDING
 ) -> tuple[Problem, Plan]:
-    """Return a plan for the remaining peers. Paths through dead peers are removed; their origins get new ones if there
-    is room, so there may be fewer than before. Raises ProblemError if no origin or no path is left.
+    """Return a plan for the remaining peers. Raises ProblemError if no origin or no path is left.
+
+    Paths through dead peers are removed; their origins get new ones if there is room, so there may be fewer than
+    before.
     """
     left = without(instance, dead)
     whole = tuple(tuple(path) for path in paths if not set(dead).intersection(path))

@@ -14,7 +14,8 @@ from thinwire.node.pipeline.planner.simulate_kernel import BACKWARD, LOSS
 Floats: TypeAlias = NDArray[np.float64]
 
 NEW, SEEN, BEHIND = 0, 1, 2
-"""Position of a path: at its frontier with the stage before it left out, or visited; or in that stage, one behind.
+"""Position of a path: at its frontier with the stage before it left out, or visited; or one behind.
+
 Other visited stages do not affect the possible next visits.
 """
 FLAGS = 3
@@ -22,8 +23,9 @@ FLAGS = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphEdge:
-    """Kind of hop: positions before and after, number of visits behind that it adds, and `cost` (peers, peers) there
-    and back, infinite if there is no such hop.
+    """Kind of hop: positions before and after, visits behind that it adds, `cost` (peers, peers).
+
+    `cost`: seconds there and back, infinite if there is no such hop.
     """
 
     before: int
@@ -55,10 +57,9 @@ def hops(instance: Problem) -> tuple[GraphEdge, ...]:
 def cheapest(
     instance: Problem, allowed: tuple[GraphEdge, ...], origin: int, price: Floats
 ) -> tuple[tuple[int, ...] | None, float]:
-    """Return the path and its seconds: forward, loss and backward. `price` (peers,) is added to visits; infinite prices
-    forbid them.
+    """Return the path and its seconds (forward, loss and backward); None and infinity if there is none.
 
-    Returns None and infinity if no path is allowed.
+    `price` (peers,) is added to visits; infinite prices forbid them.
     """
     visit = (1 + BACKWARD) * instance.work + price
     swaps = instance.swaps + 1

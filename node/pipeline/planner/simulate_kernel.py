@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from thinwire.compression.kernels.base import kernel
 
 LOSS, BACKWARD = 0.25, 1.5
-"""Seconds of a loss and of a backward in units of a forward (measured by SkipPipe's reference implementation)."""
+"""Seconds of a loss and of a backward, in forwards (measured in SkipPipe's reference code)."""
 
 
 @kernel
@@ -32,8 +32,7 @@ def simulate(
     limit: float,
     starts: NDArray[np.float64],
 ) -> float:
-    """Return the seconds until the last micro-batch is back; infinite if it never is, or if that would be after
-    `limit`.
+    """Return the seconds until the last micro-batch is back; infinite if later than `limit`, or never.
 
     `paths` (n, length): peers of each path; `delays` (peers, peers) seconds; `work` (peers,) seconds of a forward;
     `memory` (peers,) slots; every path is used `rounds` times, the next time after it came back; `gap`: seconds after

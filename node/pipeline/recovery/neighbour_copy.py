@@ -18,9 +18,7 @@ FEW = 2
 
 
 class NeighbourBackup:
-    """Backup that one peer stores. `stage`: its own stage; `every`: rounds of that stage between two copies; `make`:
-    creates an empty copy.
-    """
+    """Backup that a peer of stage `stage` stores every `every` rounds; `make` creates an empty copy."""
 
     def __init__(
         self, peer: Peer, stage: int, stages: int, every: int, make: Callable[[int], StandbyCopy], work: Work
@@ -31,7 +29,7 @@ class NeighbourBackup:
 
     @property
     def held(self) -> bool:
-        """Whether there is a copy."""
+        """True if there is a copy."""
         return self.copy is not None and self.copy.held
 
     async def run(self) -> None:

@@ -18,13 +18,14 @@ from thinwire.swarm.manifest.tables import Pipeline
 from thinwire.swarm.messages.registry import Bequest
 
 NEIGHBOUR_TRIES = 3
-"""Failed attempts to fetch a neighbour's state, plus one for each stage before ours, after which the neighbour counts
-as lost: of two lost neighbours the first one restarts, and the second is made from it.
+"""Failed fetches (plus one for each stage before ours) after which a neighbour counts as lost.
+
+Of two lost neighbours the first one restarts, and the second is made from it.
 """
 
 
 class StageRecovery:
-    """Recovery by one joiner. A call with a stage returns True when the stage's state is in the replica again.
+    """Recovery by one joiner; a call returns True when the stage's state is in the replica again.
 
     `brought` is called with the source of the state, and whether it was reconstructed. `make`: creates an empty copy of
     another stage.
@@ -126,6 +127,6 @@ class StageRecovery:
             "checkpoint": f"our checkpoint of round {own}",
             "old checkpoint": f"our old checkpoint of round {own}",
             "average": f"the mean of stages {' and '.join(map(str, choice.stages))}",
-            "nothing": "nothing, it begins anew",
+            "nothing": "nothing: it restarts from its first values",
         }
         return told[choice.source]

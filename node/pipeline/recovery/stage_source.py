@@ -1,4 +1,4 @@
-"""Sources of a stage without holders: where its parameters come from, and how they are reconstructed otherwise.
+"""Sources of a stage without holders, and its reconstruction.
 
 CheckFree (Blagoev et al. 2025, arXiv 2506.15461): a lost stage restarts from the mean of its neighbours, weighted by
 the norms of their last gradients, so that a neighbour that still learns counts more. CheckFree+: every other
@@ -33,14 +33,14 @@ _LAYER = re.compile(r"blocks\.([0-9]+)\.")
 
 @dataclass(frozen=True, slots=True)
 class StageSource:
-    """`source` of the lost stage, and the stages that it is made from: its twin, or the two that are averaged."""
+    """Source of the lost stage, and the stages that it is made from: its twin, or two for their mean."""
 
     source: Source
     stages: tuple[int, ...] = ()
 
     @property
     def anew(self) -> bool:
-        """Whether the parameters are reconstructed, with a new optimizer and a learning rate `FASTER` times as high."""
+        """True if parameters are reconstructed, with a new optimizer and learning rate times `FASTER`."""
         return self.source in ("twin", "average", "nothing")
 
 
@@ -55,12 +55,12 @@ def rescue(
     recent: int,
     swapped: bool = False,
 ) -> StageSource:
-    """Return the best source. In this order: another holder; the newer of copy and checkpoint if at most `recent`
-    rounds old; a reconstruction; the newer of the two at any age; "nothing": the stage restarts from its first values.
+    """Return the best source of a lost stage.
 
-    `lost`: all stages without a holder, including this one; `holders`: peers that train it, including full replicas;
-    `copy` and `checkpoint`: ages of the newest ones in rounds, None for none; `swapped`: every other micro-batch used
-    the order of `plus`.
+    In this order: another holder; the newer of copy and checkpoint if at most `recent` rounds old; a reconstruction;
+    the newer of the two at any age; "nothing": the stage restarts from its first values. `lost`: all stages without a
+    holder, including this one; `holders`: peers that train it, including full replicas; `copy` and `checkpoint`: ages
+    of the newest ones in rounds, None for none; `swapped`: every other micro-batch used the order of `plus`.
     """
     if not 0 <= stage < stages:
         raise ValueError(f"stage {stage} of {stages}")
@@ -87,8 +87,9 @@ def _twin(stage: int, stages: int) -> int | None:
 
 
 def plus(stages: int) -> tuple[int, ...]:
-    """Return the order of odd micro-batches with CheckFree+: 0, 2, 1, 3, …, S - 1, S - 2. With fewer than five stages
-    only the first pair is swapped; none with a single stage after the origin.
+    """Return the order of odd micro-batches with CheckFree+: 0, 2, 1, 3, …, S - 1, S - 2.
+
+    With fewer than five stages only the first pair is swapped; none with a single stage after the origin.
     """
     order = list(range(stages))
     if stages > 2:
@@ -118,8 +119,7 @@ def average(
 def between(
     layout: Layout, before: tuple[Layout, Floats], after: tuple[Layout, Floats], before_norm: float, after_norm: float
 ) -> Floats:
-    """Return the parameters of a stage with this layout as the `average` of its neighbours, each given as layout and
-    vector.
+    """Return a stage's parameters as the `average` of its neighbours, each given as layout and vector.
 
     Layer by layer: layer i of n is made from layer floor(i·m/n) of each neighbour's m layers. Raises ValueError if a
     neighbour has no layers, or different ones.
@@ -141,9 +141,7 @@ def between(
 
 
 def _layers(layout: Layout) -> list[dict[str, Piece]]:
-    """Return a stage's layers in order, as parameters by their names within a layer; parameters of no layer are left
-    out.
-    """
+    """Return a stage's layers in order, with names inside a layer; parameters of no layer are left out."""
     found: dict[int, dict[str, Piece]] = {}
     for piece in layout.pieces:
         match = _LAYER.match(piece.name)

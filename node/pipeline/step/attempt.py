@@ -1,4 +1,4 @@
-"""Attempt of a micro-batch on its way through the stages, from the origin's point of view."""
+"""Attempt of a micro-batch to pass through the stages, from the origin's point of view."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Attempt:
         self._news.set()
 
     def heard(self, peer: PeerId, message: Passed, now: float) -> bool:
-        """A stage has passed it on, or will not. False where that says nothing new."""
+        """A stage has passed it on, or will not. False if that is known already."""
         if peer not in self.peers or message.attempt != self.attempt:
             return False
         at = self.peers.index(peer)
@@ -78,12 +78,12 @@ class Attempt:
         return True
 
     def _suspects(self, peer: PeerId, reason: str) -> Sequence[PeerId]:
-        """Whose fault it may be that a peer has refused."""
+        """Peers that may be at fault after a peer's refusal."""
         path = [hop.peer for hop in self.path]
         at = path.index(peer)
         if reason in (NO_WAY_ON, NO_WAY_BACK):
             return path[at + 1 : at + 2] if reason == NO_WAY_ON else path[max(0, at - 1) : at]
-        if reason == "payload":  # spoiled by who is at fault: who says so, or who it came from
+        if reason == "payload":  # spoiled by the peer that reports it, or by the one before it
             at = self.peers.index(peer)
             return self.peers[max(0, at - 1) : at + 1]
         return (peer,)

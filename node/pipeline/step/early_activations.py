@@ -1,4 +1,4 @@
-"""Activations that arrive before their route: routes come from the origin, activations from the stage before."""
+"""Activations that arrive before their route, because routes come from the origin."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Activation, PeerId
 
 BYTES = 32 << 20
-"""Largest number of waiting bytes of one peer; the oldest are dropped, and their micro-batch is retried."""
+"""Maximum waiting bytes of one peer; the oldest are dropped, and their micro-batch is retried."""
 
 FRAMES = 4096
 """Largest number of waiting frames of one peer."""
 
 TOTAL = 4 * BYTES
-"""Largest number of waiting bytes of all peers; the oldest ones of the peer with most bytes are dropped."""
+"""Maximum waiting bytes of all peers; the oldest ones of the peer with most bytes are dropped."""
 
 
 class EarlyActivations:

@@ -77,9 +77,7 @@ class GradientLedger:
         self._paths[micro, attempt] = path
 
     def passed(self, peer: PeerId, message: Passed) -> None:
-        """Record that a peer has passed a micro-batch on; a gradient that it passed on is counted there, in whichever
-        attempt.
-        """
+        """Record that a peer has passed a micro-batch on; a gradient counts there, in whichever attempt."""
         if message.reason:
             return
         self.computed[peer] = self.computed.get(peer, 0.0) + max(0.0, message.seconds)
@@ -90,9 +88,7 @@ class GradientLedger:
                 self._count(message.micro, hop)
 
     def finish(self, micro: int, attempt: int) -> None:
-        """Record that a micro-batch's gradient is back: all peers on its path have passed it on, even if their messages
-        are still in transit.
-        """
+        """Record that a gradient is back: its whole path has passed it on, even if messages are in transit."""
         self.finished.add(micro)
         for hop in self._paths[micro, attempt]:
             if hop.counts:
@@ -108,9 +104,7 @@ class GradientLedger:
         self._lost.setdefault(peer, (stage, set(), self._gone[peer]))[1].update(micros)
 
     def turned(self, micro: int, attempt: int) -> None:
-        """Record that a micro-batch goes back: peers on its path may count it from now on, and their messages may
-        arrive late.
-        """
+        """Record that a micro-batch goes back: its path may count it from now on, and report that late."""
         for hop in self._paths[micro, attempt]:
             if hop.counts:
                 self._claimed.setdefault(hop.stage, {})[micro] = hop.peer
@@ -128,8 +122,9 @@ class GradientLedger:
         return 0, frozenset()
 
     def give_up(self, peer: PeerId, reason: str) -> None:
-        """Give up what a peer has counted or will count, so that other peers may count it; no effect after the peer was
-        told to apply it.
+        """Give up what a peer has counted or will count, so that others may count it.
+
+        No effect after the peer was told to apply it.
         """
         if self._settled:
             return
@@ -148,8 +143,7 @@ class GradientLedger:
         self._settled = True
 
     def divisor(self, peer: PeerId, *, by_visits: bool) -> float:
-        """Return the divisor of a peer's gradient: the number of all micro-batches, or of those of its stage; 0 if none
-        of the peer's counts.
+        """Return the divisor of a peer's gradient: all micro-batches, or those of its stage; 0 if none counts.
 
         Peers of one stage make separate steps, each with its share of the stage's micro-batches, all of one size.
         """

@@ -118,9 +118,7 @@ class Host:
         return self._orders[0].step if self._orders else self.step
 
     def abandon(self) -> None:
-        """Give up the unapplied part of the step in progress, because the parameters change and its gradients belong to
-        the old ones.
-        """
+        """Give up the unapplied part of the step in progress: its gradients belong to old parameters."""
         for way in list(self._ways.values()):
             self._refuse(way, way.forwarded, "away")
         if self.layers.counted or self._tokens:
@@ -190,7 +188,7 @@ class Host:
             self._piece(peer, frame.message, frame)
 
     async def _close(self, message: Close) -> None:
-        """Fix the micro-batches of the gradient. If it has others in it, it is useless: they cannot be removed."""
+        """Fix the micro-batches of the gradient; it is void if it has others, which cannot be removed."""
         if message.step < self.step:
             return
         expected, counted = set(message.micros), self.layers.counted

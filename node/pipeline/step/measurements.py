@@ -44,9 +44,7 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """Times at which a peer started and the origin learned that it was done, in seconds; `idle`: it had nothing to do
-    before.
-    """
+    """Times in seconds at which a peer started and the origin learned its end; `idle`: it had waited."""
 
     began: float
     heard: float
@@ -67,8 +65,9 @@ class Measurements:
     # Input
 
     def own(self, part: str, asked: float) -> None:
-        """Record that the origin has just computed `part` ("begin", "turn" or "finish") of a micro-batch that was ready
-        at `asked`.
+        """Record that the origin has computed `part` ("begin", "turn" or "finish") of a micro-batch.
+
+        `asked`: time at which that was ready.
         """
         now = self.now()
         self._add(ME, part, now - max(asked, self._done.get(ME, asked)))
@@ -106,8 +105,7 @@ class Measurements:
         self._words.clear()
 
     def waited(self) -> dict[PeerId, float]:
-        """Return by peer how long micro-batches waited or were computed there since the last call, summed up, in
-        seconds.
+        """Return the seconds that micro-batches waited or were computed at each peer since the last call.
 
         Divided by the elapsed seconds this is the mean number of micro-batches there.
         """
@@ -121,9 +119,7 @@ class Measurements:
     # Output
 
     def work(self, peer: PeerId) -> float | None:
-        """Return the seconds of a forward pass, scaled so that a plan's forward and backward (and the origin's loss)
-        take their real time.
-        """
+        """Return the seconds of a forward pass, scaled so that a plan's passes take their real time."""
         parts = ("begin", "turn", "finish") if peer == ME else ("forward", "backward")
         known = [median(self._computed[peer, part]) for part in parts if (peer, part) in self._computed]
         if len(known) < len(parts):
@@ -138,8 +134,7 @@ class Measurements:
     def instance(
         self, stages: Sequence[Sequence[PeerId]], *, length: int, paths: int, rounds: int, room: int, swaps: int
     ) -> Problem:
-        """Return the input of a planner. `stages`: the peers of stage 1 and up; the origin is peer 0, the others follow
-        in order.
+        """Return the input of a planner: the origin as peer 0, then those of `stages` (1 and up) in order.
 
         An unmeasured peer counts as fast as the median. An unused link counts as fast as the fastest known link of
         either end, whichever is slower: so plans try links that may be better, and measure them.

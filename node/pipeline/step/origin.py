@@ -1,4 +1,4 @@
-"""Origin of a replica in stages: holds data, embedding, the first layers, head and loss, and drives all hosts.
+"""Origin of a replica in stages: has data, embedding, first layers, head and loss; drives all hosts.
 
 In a step every micro-batch travels origin → stages → origin, and its gradient travels back. Then the origin asks all
 hosts to close the step with the micro-batches that count, and all make their inner step. Messages:
@@ -13,7 +13,7 @@ hosts to close the step with the micro-batches that count, and all make their in
 The origin retains what it sent until a micro-batch is done. After any failure the micro-batch is retried from the
 start, with another peer of the stage in question, or skipping the stage. A peer that has counted it does not count it
 twice, and while a reachable peer may have counted it no other peer of the stage does: at worst a stage misses the
-gradient of a micro-batch that failed on its way back. Gradients that a dead peer had accumulated are lost, and the
+gradient of a micro-batch that failed while it returned. Gradients that a dead peer had accumulated are lost, and the
 step's outcome reports this.
 """
 
@@ -152,7 +152,7 @@ class Origin:
     # Steps
 
     async def step(self, batches: Sequence[Batch], visits: Sequence[Visits] | None = None) -> StepOutcome:
-        """Make one inner step on these micro-batches, all of one shape [B, T]. `visits`: the planned route of each.
+        """Make one inner step on these micro-batches, all of shape [B, T]. `visits`: planned route of each.
 
         Raises ValueError for invalid micro-batches, Diverged if the origin's own part is not finite.
         """
@@ -288,7 +288,7 @@ class Origin:
     # End of a step
 
     def catch_up(self, peer: PeerId) -> None:
-        """Send a peer that may have missed the end of steps the last values to apply, and the number of the next step."""
+        """Send the last values to apply, and the next step, to a peer that may have missed the end of steps."""
         if peer in self._applies:
             self._send_queue.control(peer, self._applies[peer])
         if self.next_step:

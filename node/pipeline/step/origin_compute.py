@@ -1,4 +1,4 @@
-"""Computation of the origin itself: the beginning and the end of each micro-batch. Everything here runs in the worker."""
+"""Computation of the origin itself, in the worker: the beginning and the end of each micro-batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_FINITE = "lower inner.lr, or raise inner.warmup"
 
 
 class OriginCompute:
-    """Embedding and first blocks, last norm, head and loss. Each counts a micro-batch's gradient once per step."""
+    """Embedding and first blocks, last norm, head and loss; counts each micro-batch once per step."""
 
     def __init__(self, section: Section, boundary: Boundary, *, recompute: bool) -> None:
         self._front, self._tail = Stage(section.front, recompute=recompute), Stage(section.loss)
@@ -29,9 +29,7 @@ class OriginCompute:
             raise Diverged("the origin's activations are not finite", NOT_FINITE) from None
 
     def turn(self, micro: int, batch: Batch, payload: bytes) -> tuple[float, bytes]:
-        """Return the loss of the output of the last stage, and the gradient payload. Raises CodecError if a value is
-        not finite.
-        """
+        """Return the loss of the last stage's output, and the gradient payload. Raises CodecError."""
         tokens, targets = batch
         x, _ = self._boundary.unpack(payload, *tokens.shape, backward=False)
         loss = self._tail.forward(micro, x, targets)
@@ -43,7 +41,7 @@ class OriginCompute:
         return float(loss), self._boundary.pack(gradient, backward=True)
 
     def finish(self, micro: int, batch: Batch, payload: bytes) -> None:
-        """Take the gradient that came back. Raises CodecError, with nothing counted, if the payload is invalid."""
+        """Take the gradient that came back. Raises CodecError, with nothing counted, if it is invalid."""
         gradient, _ = self._boundary.unpack(payload, *batch[0].shape, backward=True)
         self._front.backward(micro, gradient)
 

@@ -1,4 +1,4 @@
-"""Routes of the micro-batches of each step: planned from the origin's measurements, and again when those have changed."""
+"""Routes of the micro-batches of each step, planned from the origin's measurements."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ WEIGHT = 0.02
 """… if it has also changed by more than this fraction of a step."""
 
 SHARE = 20
-"""A new plan for changed measurements waits this many times as long as planning took; only arriving or departing peers
-call for one sooner, because measurements never rest.
+"""Multiple of the planning time before a new plan for changed measurements, which never rest.
+
+Only arriving or departing peers call for a plan sooner.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StepRoutes:
-    """Routes of a step's micro-batches. `lanes`: micro-batches that follow each other, each starting when the one
-    before is back; `seconds`: expected duration of the step.
+    """Routes of a step's micro-batches. `seconds`: expected duration of the step.
+
+    `lanes`: micro-batches that follow each other, each starting when the one before is back.
     """
 
     visits: tuple[Visits, ...]
@@ -87,8 +89,7 @@ class Replanner:
         return len(self._planned.paths) if self._planned is not None else 0
 
     async def course(self, micros: int, stage_holders: StageHolders, work: Work, step: int) -> StepRoutes | None:
-        """Return the routes of `micros` micro-batches over the hosts that can be asked in step `step`; None if there is
-        no choice.
+        """Return the routes of `micros` micro-batches over the available hosts; None without a choice.
 
         Planning runs in `work`, and only if the hosts or the measurements have changed, or after `every` steps.
         """
@@ -174,9 +175,7 @@ class Replanner:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """Plan, its question (micro-batches, length, stages), the peers, which of them were present, and the measurements
-    at that time.
-    """
+    """Plan with its question (micro-batches, length, stages), peers, present peers, and measurements."""
 
     asked: tuple[int, int, tuple[int, ...]]
     stages: Stages

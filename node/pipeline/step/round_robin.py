@@ -1,4 +1,4 @@
-"""Choice of the peer of a stage for the next micro-batch without a plan: interleaved weighted round robin.
+"""Choice of a stage's peer for the next micro-batch without a plan: weighted round robin.
 
 SWARM (Ryabinin et al. 2023, arXiv 2301.11913, section 3.2): the peer with the least assigned time is next; assigned
 time is counted in seconds at the peer's own measured speed, so load follows speed.
@@ -18,7 +18,7 @@ BACKWARD = 2.5
 """Cost of a backward pass in forward passes, including what is recomputed for it."""
 
 UNKNOWN = 1.0
-"""Samples per second of all peers before any is measured; later an unmeasured peer has the mean of the others."""
+"""Samples per second of unmeasured peers; once a peer is measured, they have the mean."""
 
 
 class SpeedEstimate:
@@ -42,7 +42,7 @@ class SpeedEstimate:
 
 
 class RoundRobin(Generic[Peer]):
-    """Peers of one stage as one sender sees them. There is no clock: callers pass seconds, and turns are virtual time."""
+    """Peers of one stage as one sender sees them. Callers pass seconds; turns are virtual time."""
 
     def __init__(self) -> None:
         self._turn: dict[Peer, tuple[float, int]] = {}
@@ -78,9 +78,7 @@ class RoundRobin(Generic[Peer]):
             self._enter(peer, self._turn[peer][0])
 
     def choose(self, size: float, *, backward: bool = False, but: Collection[Peer] = ()) -> Peer | None:
-        """Return the peer for `size` samples; None if no peer is allowed. `but`: peers on which this micro-batch has
-        failed.
-        """
+        """Return the peer for `size` samples, not one of `but`, where it has failed; None if there is none."""
         able = [peer for peer in self._turn if peer not in self._banned and peer not in but]
         if not able:
             return None

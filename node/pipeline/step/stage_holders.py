@@ -18,7 +18,7 @@ Visits = Sequence[tuple[int, PeerId | None]]
 
 
 class StageHolders:
-    """`holders`: the peers of every stage except the origin's; it may change between two steps, also by joiners."""
+    """Holders of every stage except the origin's; they may change between two steps, also by joiners."""
 
     def __init__(self, holders: Mapping[int, Sequence[PeerId]]) -> None:
         self.holders = {stage: list(peers) for stage, peers in holders.items()}
@@ -39,9 +39,7 @@ class StageHolders:
         return any(peer in peers for peers in self.holders.values())
 
     def rest(self, peer: PeerId, step: int) -> None:
-        """Exclude a stalled peer from the rest of this step; after a second stall in a row also from the next 2, then
-        4, … steps.
-        """
+        """Exclude a stalled peer from the rest of this step; after a second stall also from 2, 4, … steps."""
         if self._until.get(peer, -1) < step or self._since.get(peer) != step:
             self._strikes[peer] = min(LONGEST, self._strikes.get(peer, -1) + 1)
             self._since[peer], self._until[peer] = step, step + 2 ** self._strikes[peer] - 1

@@ -28,7 +28,7 @@ SHAPES = (("a.bias", (5,)), ("a.weight", (70, 65)), ("b.zero", (9, 8)), ("c.kern
 
 
 def payloads() -> dict[str, tuple[bytes, bytes]]:
-    """By file name: the payload, and what it decodes to as little-endian float32."""
+    """Return by file name the payload and its decoded values as little-endian float32."""
     made: dict[str, tuple[bytes, bytes]] = {}
     x = _values("dense", 1000)
     for spec in DENSE:

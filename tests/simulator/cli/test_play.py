@@ -1,4 +1,4 @@
-"""The command `thinwire sim`, with a level that plays a handwritten journal."""
+"""Command `thinwire sim`, with a level that plays a handwritten journal."""
 
 import json
 import signal
@@ -34,7 +34,7 @@ def journal():
 
 @pytest.fixture
 def in_place(tmp_path, monkeypatch):
-    """A scenario's file in an empty working directory, and a level that plays the journal above."""
+    """Write a scenario into an empty working directory; return it and a level that plays the journal above."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text('duration = 40\n[[peers]]\ncount = 4\nname = "home"\n')
     return tmp_path

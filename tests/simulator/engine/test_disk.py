@@ -1,4 +1,4 @@
-"""The checkpoint store on a simulated disk that crashes, tears writes, rots and fills up."""
+"""The checkpoint store on a simulated disk that crashes, tears writes, flips bits and fills up."""
 
 from __future__ import annotations
 

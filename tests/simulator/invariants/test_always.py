@@ -20,7 +20,7 @@ from thinwire.sims.trials import trial
 from thinwire.swarm.identity.errors import HintedError
 
 ONE = 3
-"""The peer that something is wrong with."""
+"""Index of the faulty peer."""
 
 
 def _play(peers, **changes):
@@ -95,7 +95,7 @@ def test_error_of_unawaited_task_is_a_violation(monkeypatch):
 
 
 def test_joiner_that_faults_keep_out_may_give_up():
-    """It says why, and tries again; the others go on."""
+    """It reports the reason and tries again; the others continue."""
     away = trial.trial(3, 6).with_(faults=(), duration=100.0)
     isolated = simulate(
         away.with_(faults=(Fault(0.2, "isolate", (5,), 75.0),)), preset=trial.PACE, stall=trial.STALL, first=True
@@ -113,7 +113,7 @@ def test_peer_that_is_down_at_its_leave_time_stays_away():
 
 
 def test_peer_that_restarts_with_its_old_round_makes_no_progress():
-    """However often: as little as who fetches a state."""
+    """Restarts are no progress, nor is a fetched state."""
     told, others = [], SimpleNamespace(frontier=6, together=False, turns=1)
     clocks = SimpleNamespace(wall=lambda: EPOCH, now=lambda: 0.0)
     machines = [

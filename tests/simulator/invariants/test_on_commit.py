@@ -20,7 +20,7 @@ def oracles(honest, toml='[exchange]\ncodec = "fp32"\nmax_weight = 1000\n'):
 
 
 def test_agreement_invariant_covers_peers_far_behind():
-    """A lineage of its own, told of when the others are long past it."""
+    """A separate history, reported when the others are far ahead."""
     judge, told = oracles(3)
     state = np.zeros(4, np.float32)
     for index in range(3):

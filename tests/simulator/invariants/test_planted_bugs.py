@@ -12,7 +12,7 @@ from thinwire.sims.trials.trial import PACE, STALL, trial
 
 PEERS = 8
 PIECES = tuple(Fault(12.0, "partition", pair, 34.0) for pair in ((0, 1), (2, 3), (4, 5)))
-"""Nobody has a quorum for longer than a round is tried."""
+"""Partition without a quorum for longer than a round is tried."""
 
 HALVES = (Fault(5.2, "partition", (0, 2, 4), 8.0),)
 KILLS = tuple(Fault(3.1 + 0.37 * turn, "kill", (2 + turn,)) for turn in range(5))
@@ -21,9 +21,9 @@ BACK = (
     Fault(3.0, "liar", (3,), 25.0, 0.0, "silent"),
     *(Fault(5.0 + at, "clock-jump", (peer,), 0.0, -30.0) for at in range(4) for peer in range(8) if peer != 3),
 )
-"""While everybody waits for one that says nothing more, clocks are set back."""
+"""While all peers wait for a silent one, clocks are set back."""
 
-# What is planted; the seed; the faults (None: the seed's own); seconds; the oracles that may catch it.
+# Planted bug; seed; faults (None: the seed's); seconds; invariants that may find it.
 CASES = {
     "apply_before_commit": (20, None, 25.0, {"agreement"}),
     "residual_not_rolled_back": (2, PIECES, 62.0, {"weight"}),
@@ -39,13 +39,13 @@ CASES = {
 
 
 TRIES = 12
-"""Seeds that are tried: a mistake shows only when its moment comes."""
+"""Maximum number of seeds: a bug shows only under certain conditions."""
 
 
 def _play(name: str, later: int = 0):
     seed, faults, seconds, _ = CASES[name]
     scenario = trial(seed + later, PEERS).with_(duration=seconds, faults=faults)
-    if name in ("lost_wake_up", "clock_jump"):  # rounds that are mostly exchange, so that a fault falls into one
+    if name in ("lost_wake_up", "clock_jump"):  # rounds that are mostly exchange, so that a fault hits one
         scenario = replace(scenario, peers=tuple(replace(peer, step_seconds=0.02, join=0.0) for peer in scenario.peers))
     return simulate(scenario, preset=PACE, stall=STALL, first=True)
 
@@ -65,7 +65,7 @@ def test_simulation_without_planted_bug_finds_nothing(name):
 
 SHIPPED = 100
 ELSEWHERE = {"residual_not_rolled_back"}
-"""A round that is given up takes longer than the trial; the case above has the time."""
+"""Bugs that the trial does not find: a round is given up only after its end. The test above has the time."""
 
 
 @pytest.mark.soak

@@ -28,7 +28,7 @@ def _welcome(record: PeerRecord) -> Welcome:
 
 
 def _swarm(net: SimNet, count: int) -> list[SimTransport]:
-    """Peers that know each other's records."""
+    """Return peers that know each other's records."""
     peers, records = [], []
     for i in range(count):
         identity = Identity.generate(bytes([i]) * 32)
@@ -51,7 +51,7 @@ def _gossip(mark: int = 0) -> Frame:
 
 
 async def _ring(net: SimNet, peers: Sequence[SimTransport], total: int) -> float:
-    """2(N-1) steps, each one shard of `total`/N bytes in frames of 1 MiB; a step begins when the one before is whole."""
+    """Send 2(N-1) shards of `total`/N bytes in frames of 1 MiB; a step begins when the one before is whole."""
     count = len(peers)
     frames = total // count // MIB
 
@@ -113,7 +113,7 @@ def test_uplink_is_shared_fairly_and_control_overtakes_bulk() -> None:
         pulls = [asyncio.create_task(pull(b, 30)), asyncio.create_task(pull(c, 10))]
         await asyncio.sleep(1.0)
         await a.send(b.peer_id, _gossip())
-        assert await pulls[1] == pytest.approx(2.0, abs=0.25)  # whoever comes first has some in the queue already
+        assert await pulls[1] == pytest.approx(2.0, abs=0.25)  # the first one has frames in the queue already
         assert await pulls[0] == pytest.approx(4.0, rel=0.01)
         await asyncio.gather(*pushes)
         assert seen == [pytest.approx(1.01, abs=0.001)]
@@ -141,7 +141,7 @@ def test_downlink_limits_the_rate() -> None:
 
 
 def test_site_line_limits_traffic_between_sites_only() -> None:
-    """Two send out through one gateway, each to another site; what stays inside goes at the speed of their own links."""
+    """Two send through one gateway to different sites; traffic inside a site has the speed of its links."""
 
     async def main() -> tuple[float, float, int]:
         net = SimNet(1, latency=0.01, bandwidth=100e6)
@@ -165,7 +165,7 @@ def test_site_line_limits_traffic_between_sites_only() -> None:
 
     inside, outside, nbytes = virtual_loop.run(main(), seed=1)
     assert inside == pytest.approx(0.01 + 0.01, rel=0.01)
-    # Half a second of the line for one, then a second for the other, whose site takes in half as much in that time.
+    # Half a second of the line for one, then a second for the other, whose site receives half as much in that time.
     assert outside == pytest.approx(0.5 + 0.01 + 2.0, rel=0.01)
     assert nbytes == pytest.approx(1_500_000, rel=0.01)
 
@@ -277,7 +277,7 @@ def test_partition_stalls_links_until_healed_or_broken() -> None:
         assert await b.recv() == Arrival(a.peer_id, None, "timed out")
         assert await a.recv() == Arrival(b.peer_id, None, "timed out")
         assert net.loop.time() - start == pytest.approx(30, abs=0.2)
-        assert await a.send(b.peer_id, _gossip()) is False  # nor can a new one be opened
+        assert await a.send(b.peer_id, _gossip()) is False  # a new link cannot be opened either
         net.heal()
         assert await a.send(b.peer_id, _gossip())
 
@@ -402,7 +402,7 @@ def test_network_traces_are_equal_for_any_hash_seed() -> None:
 
 
 def test_loss_fault_affects_only_its_peers_and_ends_on_time() -> None:
-    """A retransmission after the end gets through: time-outs do not double for ever because of what is long over."""
+    """A retransmission after the fault succeeds: time-outs do not keep doubling because of an old fault."""
 
     async def main() -> tuple[list[float], list[float], list[float]]:
         net = SimNet(5)
@@ -416,13 +416,13 @@ def test_loss_fault_affects_only_its_peers_and_ends_on_time() -> None:
         return named, others, [net.delay(a, b) for _ in range(100)]
 
     named, others, after = virtual_loop.run(main(), seed=1)
-    assert 2.0 < max(named) < 4.0  # the time-out that is running at the end is waited for
+    assert 2.0 < max(named) < 4.0  # the time-out in progress at the end still counts
     assert sum(delay > 0.1 for delay in named) > 500
     assert max(others) == max(after) == min(named)
 
 
 def test_lost_packet_delivers_no_bytes_until_retransmitted() -> None:
-    """What waits for a time-out is no progress: neither the packet that was lost nor what is behind it."""
+    """Bytes behind a lost packet wait with it: they are no progress."""
 
     async def main() -> tuple[list[int], list[int]]:
         net = SimNet(5)

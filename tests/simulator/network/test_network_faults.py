@@ -91,7 +91,7 @@ def test_overlapping_cuts_end_separately() -> None:
         await asyncio.sleep(1)
         assert not reader.done()
         net.mend(a.peer_id, b.peer_id, one_way=True)
-        net.mend(a.peer_id, b.peer_id, one_way=True)  # one too many does nothing
+        net.mend(a.peer_id, b.peer_id, one_way=True)  # a surplus mend has no effect
         assert _index(await reader) == 1
 
     virtual_loop.run(main(), seed=1)

@@ -1,4 +1,4 @@
-"""Closed-form costs against known figures, the simulated network and published tables of gossip latency."""
+"""Closed-form costs against known figures, the simulated network and published gossip latencies."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from thinwire.swarm.messages.registry import Chunk, Welcome
 
 RUN = bytes(32)
 SCALE = 100
-"""The ring below has a hundredth of the bytes on a hundredth of the bandwidth: the same seconds, fewer copies."""
+"""The ring below has 1 % of the bytes and of the bandwidth: the same seconds with fewer copies."""
 
 RINGS = [(4, 60.30), (16, 76.50), (64, 85.05)]
 
@@ -104,12 +104,12 @@ def transports(net, count):
 
 
 def shard(index, nbytes):
-    """A frame that takes `nbytes` on the wire, give or take a few."""
+    """Return a frame that takes about `nbytes` on the wire."""
     return Frame(Chunk(1, 0, 0, index), bytes(nbytes - HEADER_BYTES - 5))
 
 
 async def turns(ring, i, nbytes):
-    """Send a shard to the right as soon as the one before has come from the left, 2(N-1) times, in frames of 1 MB at most."""
+    """Send a shard to the right after each one from the left, 2(N-1) times, in frames of at most 1 MB."""
     parts = -(-nbytes // 1_000_000)
     for _ in range(2 * (len(ring) - 1)):
         for index in range(parts):
@@ -142,7 +142,7 @@ TREE = {
 
 @pytest.mark.parametrize("spread", TREE)
 def test_tree_latency_over_pair_latency_matches_published_table(spread):
-    """Within 3 %, 6 % for the widest spread, whose mean hangs on a few samples."""
+    """Within 3 %, 6 % for the widest spread, whose mean depends on a few samples."""
     rng = np.random.default_rng(3)
     found = [tree_over_pair(peers, spread, rng, 800_000 // peers) for peers in (4, 16, 64, 256, 1024)]
     assert found == pytest.approx(TREE[spread], rel=0.06 if spread == 2.0 else 0.03)
@@ -152,7 +152,7 @@ def test_tree_latency_over_pair_latency_matches_published_table(spread):
     ("peers", "few", "many"), [(16, 1.32, 1.07), (64, 1.55, 1.12), (256, 1.77, 1.15), (1024, 2.13, 1.20)]
 )
 def test_barrier_idle_time_formula_matches_published_table(peers, few, many):
-    """Total time of waiting for all over waiting for one, 5 and 100 inner steps, within 4 %."""
+    """Ratio of the times to wait for all and for one, with 5 and 100 inner steps, within 4 %."""
     rng = np.random.default_rng(4)
     assert barrier_over_pairs(peers, 5, rng) == pytest.approx(few, rel=0.04)
     assert barrier_over_pairs(peers, 100, rng, 100 if peers > 100 else 250) == pytest.approx(many, rel=0.04)

@@ -46,7 +46,7 @@ def test_planned_memory_matches_measured_daemons():
 
 
 def test_planned_round_matches_real_peers_on_wide_area_links():
-    """docs/benchmarks.md: 40 MB as int8, 4 peers, 100 Mbit/s, 80 ms: 1.07 times what the links alone need."""
+    """docs/benchmarks.md: 40 MB as int8, 4 peers, 100 Mbit/s, 80 ms: 1.07 times the time of the links."""
     now = rounds(asked(parameters="10M", links=["4x100/100"], rtt=80.0), 1)
     alone = 2 * 3 / 4 * 1e7 * 8.0625 / 8 / 12.5e6 + 2 * 0.08
     assert now.exchange == pytest.approx(1.07 * alone, rel=0.1)
@@ -56,7 +56,7 @@ def test_methods_with_fewer_bytes_compute_a_larger_part_of_the_time():
     found = {method.name: method.busy(50) for method in methods(asked())}
     assert list(found) == NAMES
     assert found["data parallel, fp32"] < found["DiLoCo"] < found["streaming, overlapped"]
-    # Two vectors to one peer are more than 7/8 of two; but the slow weights travel while the steps are made.
+    # Two vectors to one peer are more than 7/8 of two, but the slow weights travel during the steps.
     assert found["DiLoCo"] < found["gossip"] < found["sparse"]
     exact = {method.name: method.busy(50) for method in methods(asked(codec="fp32"))}
     assert exact["DiLoCo"] < exact["gossip"]
@@ -86,7 +86,7 @@ def test_sparse_plan_uses_allgather_while_cheaper():
 
 
 def test_gossip_plan_waits_for_mean_over_all_pairs():
-    """Mean over all pairs, done the long way."""
+    """Mean over all pairs, computed pair by pair."""
     own = asked(links=["3x50/10@1.0", "2x300/300@2.0"], every=20)
     peers = [machine for machine in own.machines for _ in range(machine.count)]
     expected = []
@@ -99,7 +99,7 @@ def test_gossip_plan_waits_for_mean_over_all_pairs():
 
 
 def test_pair_plan_counts_codec_bytes_and_memory():
-    """One vector where γ = β and nothing is lost, otherwise two; the residual of what is lost is kept in memory."""
+    """One vector if γ = β and the codec is lossless, otherwise two; the residual needs memory."""
     lossy, exact = (named(methods(asked(codec=codec)), "gossip") for codec in ("int8(block=256)", "fp32"))
     assert lossy.moved == pytest.approx(2 * 1e8 * 8.0625 / 8, rel=1e-3)
     assert exact.moved == pytest.approx(1e8 * 4, rel=1e-3)
@@ -190,7 +190,7 @@ class TestAdvice:
                 assert f"none of them fits into {memory} GiB" in best.why
 
     def test_plan_for_one_peer_is_refused(self):
-        with pytest.raises(PlanError, match="nobody"):
+        with pytest.raises(PlanError, match="no partner"):
             plan(asked(links=["1x50/10"]))
 
 
@@ -202,7 +202,7 @@ class TestPipeline:
         assert found.boundaries[0].utilisation == pytest.approx(1 - found.bubble, abs=1e-3)
 
     def test_subspace_boundary_moves_a_hundredth_of_the_bytes(self):
-        """d = 4096, k = 40: 82 bytes instead of 8192 each way (as published)."""
+        """d = 4096, k = 40: 82 bytes instead of 8192 in each direction (as published)."""
         exact, *_, subspace = pipeline(asked(width=4096), 1.0).boundaries
         assert exact.per_token / subspace.per_token == pytest.approx(99.9, rel=0.001)
 

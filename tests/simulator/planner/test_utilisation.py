@@ -52,7 +52,7 @@ def place(gbits):
 
 
 def steps_off(found, published):
-    """Distance on the grid, cell by cell; a target that is never reached is off by the whole grid."""
+    """Return the mean distance in grid steps; a target out of reach counts as the whole grid."""
     return [len(GRID) if f is None else place(f) - place(p) for f, p in zip(found, published, strict=True)]
 
 
@@ -68,7 +68,7 @@ def test_utilisation_matches_three_published_models_with_one_constant():
 
 
 def test_utilisation_with_another_constant_does_not_match():
-    """The score would be worth nothing if any constant reached it."""
+    """The score would mean nothing if any constant reached it."""
     for bits in (10.0, 16.0):
         off = [
             steps
@@ -91,7 +91,7 @@ def test_utilisation_matches_scaling_law_table():
 
 @pytest.mark.parametrize("every", [1, 7, 100])
 def test_utilisation_of_one_layer_has_closed_form(every):
-    """Nothing overlaps: S·H computing (less the activations' gradients, that one layer never needs), then the transfer."""
+    """Without overlap: S·H computing (less unneeded activation gradients), then the transfer."""
     work, transfer = Workload(1e6, 1, 0.6), np.array([0.0, 0.1, 3.0])
     computing = 0.4 * every
     found = utilisation(work, Schedule(every), transfer, latency=0.05)
@@ -99,7 +99,7 @@ def test_utilisation_of_one_layer_has_closed_form(every):
 
 
 def test_slow_network_bounds_utilisation_at_any_overlap():
-    """H·S can not be shorter than what the network needs for all layers."""
+    """H·S cannot be shorter than the network's time for all layers."""
     work, transfer = Workload(1e6, 12, 1.0), np.array([40.0])
     for schedule in (Schedule(30), Schedule(30, True), Schedule(30, True, 5)):
         found = utilisation(work, schedule, transfer)[0]

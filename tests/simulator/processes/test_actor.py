@@ -10,7 +10,7 @@ from thinwire.sims.processes.actor import PacedLearner
 
 
 class Quick:
-    """A learner whose steps take `seconds` and lose 1 each."""
+    """Learner whose steps take `seconds` and lower the loss by 1 each."""
 
     def __init__(self, seconds):
         self.seconds, self.made = seconds, 0

@@ -85,7 +85,7 @@ def test_injector_plays_and_undoes_or_refuses_every_fault_kind(stage, kind):
     assert ground.held or ground.said or ground.loss or ground.spoilt or processes.done
     faults.end(fault)
     assert not ground.cut and not ground.loss and not any(ground.spoilt.values())
-    # Who was killed to come back comes back, who was stopped goes on.
+    # Killed peers return, and stopped peers continue.
     if processes.done and kind != "kill":
         assert processes.done[-1] in (("revive", 2), (signal.SIGCONT, 2))
 
@@ -94,7 +94,7 @@ def test_partitions_cut_the_right_pairs(stage):
     ground, _, _, faults = stage
     faults.begin(Fault(0.0, "partition", (1, 3), 5.0))
     assert ground.cut == {(1, 0), (0, 1), (1, 2), (2, 1), (3, 0), (0, 3), (3, 2), (2, 3)}
-    # Two cuts of one way: it is open again when both are over.
+    # Two cuts of one link: it opens when both are over.
     faults.begin(Fault(0.0, "one-way", (1, 0), 5.0))
     faults.end(Fault(0.0, "partition", (1, 3), 5.0))
     assert ground.cut == {(1, 0)}
@@ -122,7 +122,7 @@ def packet(target, text):
 
 
 def switched(scene, ways=None):
-    """Run scene(ends, switch, ways): what is written to ends[i] comes from peer i, what is read there has reached it."""
+    """Run scene(ends, switch, ways): bytes written to ends[i] come from peer i; peer i receives bytes read there."""
 
     async def main():
         addresses = ["10.77.0.1", "10.77.0.2", "10.77.0.3"]

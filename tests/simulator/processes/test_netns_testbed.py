@@ -61,7 +61,7 @@ async def heard(process, seconds=60):
 
 
 def namespaces_of_children():
-    """Network namespaces other than ours that any process here is in."""
+    """Return the network namespaces, other than ours, of all processes on this machine."""
     found = set()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -93,7 +93,7 @@ def test_namespaces_have_round_trip_times_and_cuts_and_are_removed(kind):
             client.stdin.write("ping\n")
             client.stdin.flush()
             assert float(await heard(client)) >= 0.079
-            # One direction is enough to stop a conversation; afterwards TCP goes on where it was.
+            # One direction suffices to stop a conversation; afterwards TCP continues.
             ground.hold(0, 1)
             client.stdin.write("still there?\n")
             client.stdin.flush()
@@ -131,7 +131,7 @@ def test_namespace_link_carries_at_most_its_rate():
             await heard(processes[1])
             processes[1].stdin.write("x" * 2_000_000 + "\n")
             processes[1].stdin.flush()
-            # 2 MB at 50 Mbit/s, less what the buckets let through.
+            # 2 MB at 50 Mbit/s, less the burst of the token buckets.
             assert float(await heard(processes[1])) >= 0.9 * 2e6 / (50e6 / 8)
         finally:
             for process in processes:

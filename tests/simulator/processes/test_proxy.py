@@ -18,12 +18,12 @@ def test_proxy_link_keeps_its_rate_for_any_number_of_connections():
 
         await asyncio.gather(connection(10), connection(10), connection(20))
         assert loop.time() == pytest.approx(0.4, abs=BURST + 1e-9)
-        # By turns: those with half as much are through when three times theirs has been carried.
+        # In turn: connections with half as much are through when three times theirs was carried.
         assert done[0] == pytest.approx(0.3, abs=0.02) and wire.carried == 400_000
         await asyncio.sleep(5)
         began = loop.time()
         await wire.carry(100_000)
-        # What was not used while it was idle is not made up for later.
+        # Unused time is not made up for later.
         assert loop.time() - began == pytest.approx(0.1, abs=BURST + 1e-9)
 
     virtual_loop.run(main(), seed=1)
@@ -52,7 +52,7 @@ def test_proxy_delivers_bytes_in_order_and_passes_on_eof():
         assert heard == [data] and len(data) > PIECE
         carried = (hosts[0].up, hosts[1].down, hosts[1].up, hosts[0].down)
         assert [wire.carried for wire in carried] == [len(data)] * 4
-        # Nobody listens there any more: the dialler is told so by the end of its connection.
+        # No process listens there any more: the connection of the dialler ends.
         reader, writer = await asyncio.open_connection("127.1.1.2", port)
         with pytest.raises(ConnectionError):
             writer.write(b"hello")

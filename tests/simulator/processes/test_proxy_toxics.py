@@ -14,7 +14,7 @@ HELLO = bytes(range(256)) * 300
 
 
 def played(scene):
-    """Run scene(world, dial): host 0 dials host 1, who sends back what it hears until the end, then closes."""
+    """Run scene(world, dial): host 0 dials host 1, which returns all bytes until the end, then closes."""
 
     async def limited():
         async with asyncio.timeout(60):
@@ -170,7 +170,7 @@ def test_limit_data_toxic_ends_connection():
         got = 0
         while isinstance(data := await told.get(), bytes):
             got += len(data)
-        # At the latest with the piece that reached the limit, and that is not the end of what was sent.
+        # At the latest with the piece that reached the limit, which is not the end of the sent bytes.
         assert got <= 2 * PIECE
 
     played(scene)

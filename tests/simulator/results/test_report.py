@@ -40,7 +40,7 @@ def round_event(journal, at, peer, number, loss):
 
 
 def journal():
-    """Four peers: two from the start, one late, one liar that is killed at 20."""
+    """Journal of four peers: two from the start, one late, one liar that is killed at 20."""
     result = Journal(tuple(peer.name for peer in SCENARIO.peers))
     for peer in (0, 1, 3):
         result.event(0.0, peer, "up")
@@ -77,10 +77,10 @@ def test_summary_matches_journal():
     assert (summary["loss_first"], summary["loss_last"]) == (4.5, 2.5)
     assert summary["round_seconds"] == {"median": 10.0, "p95": 11.0}
     assert summary["sync_seconds"] == {"median": 1.0, "p95": 1.5}
-    # Two have sent something; home-2 has had two lives.
+    # Two have sent bytes; home-2 had two processes.
     assert summary["bytes_up"] == {"mean": 450, "most": 600, "total": 900}
     assert summary["bytes_down"] == {"mean": 110, "most": 140, "total": 220}
-    # Of home-1 26 of 40 s; of home-2 10 of 20, and in its other life 14 of 15.
+    # home-1 computed 26 of 40 s; home-2 10 of 20, and 14 of 15 in its second process.
     assert summary["utilisation"] == pytest.approx((26 + 10 + 14) / (40 + 20 + 15), abs=1e-4)
     assert summary["membership"][-1] == {"at": 39.0, "peer": "late", "change": "down", "reason": "left"}
     assert [one["change"] for one in summary["membership"]] == ["up", "up", "up", "up", "down", "down"]

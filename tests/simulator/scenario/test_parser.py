@@ -1,4 +1,4 @@
-"""The scenario parser: what it reads, and its errors for files that cannot be played."""
+"""Scenario parser: its results, and its errors for files that cannot be played."""
 
 import json
 import tomllib
@@ -128,7 +128,7 @@ def test_changed_number_of_peers_keeps_proportions():
         ("step = 0.5", "step = nan", 10, "nan is not a finite number", ""),
         ("step = 0.5", 'step = "fast"', 10, "'fast' is not a number of seconds from 0.001", ""),
         ("count = 3", "count = 0", 7, "peers.count: 0 is not a number of peers from 1 to 10000", ""),
-        ("down_mbit = 16", 'access = "dsl"', 14, "a kind or rates of its own, not both", ""),
+        ("down_mbit = 16", 'access = "dsl"', 14, "a kind or rates, not both", ""),
         ("down_mbit = 16", "", 13, "both up_mbit and down_mbit", "add the other"),
         ("leave = 50", "leave = 5", 16, "leaves after it has joined", "join is 5"),
         ("leave = 50", 'liar = "hugh"', 16, "'hugh' is no way to lie", "did you mean 'huge'?"),
@@ -166,7 +166,7 @@ def test_changed_number_of_peers_keeps_proportions():
         ("[[faults]]", "[faults]", None, "", ""),
         ("at = 10", "", 17, "faults.at is missing", ""),
         ("at = 10", "at = 61", 18, "it comes after the end", "duration is 60"),
-        ('["home"]', '["home", "late"]', 20, "partition needs somebody on the other side", "leave out"),
+        ('["home"]', '["home", "late"]', 20, "partition needs a peer on the other side", "leave out"),
         ('"partition"', '"reset"', 20, "reset concerns 2 peers, 3 are named", "the link between two"),
         ("seconds = 4", "seconds = 4\namount = 2", 22, "partition has none", "remove it"),
         ('"partition"', '"loss"\namount = 7.5', 20, "7.5 is not from 0 to 1", "is lost"),
@@ -185,7 +185,7 @@ def test_changed_number_of_peers_keeps_proportions():
             "duration = 60",
             'duration = 60\ncompute = "torch"\n[manifest.model]\nkind = "custom"',
             5,
-            "of one's own",
+            "a custom model",
             "stub",
         ),
         ("duration = 60", "duration = 60\nparameters = 1_000_000_000\n[links]\n", 3, "this machine has", "lower"),
@@ -213,7 +213,7 @@ def test_fault_of_a_group_becomes_one_fault_per_peer():
 def test_inline_list_of_peers_is_refused_with_the_right_syntax():
     with pytest.raises(ScenarioError) as caught:
         parse("duration = 5\npeers = [3, {count = 1}]\n")
-    assert "write [[peers]] on a line" in caught.value.hint
+    assert "write [[peers]] on a separate line" in caught.value.hint
 
 
 def test_missing_scenario_file_is_an_error(tmp_path):

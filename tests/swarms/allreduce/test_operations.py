@@ -1,4 +1,4 @@
-"""Averages outside of training rounds, in virtual time: several peers, their links, deaths and late callers."""
+"""Averages outside of training rounds, in virtual time: peers, links, deaths and late callers."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ RUN = bytes(range(32))
 
 
 class Member:
-    """A peer with links and a roster, that trains nothing."""
+    """Peer with links and a roster, without training."""
 
     def __init__(self, net, index, life=0, address=""):
         self.identity = Identity.generate(bytes([index]) * 32)
@@ -93,7 +93,7 @@ class Member:
 
 
 def enrol(group, known):
-    """One more member, which those with these places know, and it them."""
+    """Add a member that the members at these indices know, and that knows them."""
     newcomer = Member(group.net, len(group))
     for index in known:
         for one, other in ((group[index], newcomer), (newcomer, group[index])):
@@ -212,7 +212,7 @@ def test_bfloat16_result_is_rounded_once():
     def bits(value):
         return narrowed(np.array([value], np.float64), "bfloat16").tolist()[0]
 
-    # Of float32 these are halfway between two bfloat16 already, which says nothing about which one is nearer.
+    # In float32 these values are halfway between two bfloat16 already, so the nearer one is undefined.
     assert [bits(1 + 2.0**-8 + 2.0**-40), bits(-1 - 2.0**-8 - 2.0**-40)] == [0x3F81, 0xBF81]
     assert [bits(1 + 3 * 2.0**-8 - 2.0**-40), bits(1 + 2.0**-8), bits(1 + 3 * 2.0**-8)] == [0x3F81, 0x3F80, 0x3F82]
     assert [bits(1e300), bits(-1e300), bits(np.inf), bits(1e-300), bits(-0.0)] == [0x7F80, 0xFF80, 0x7F80, 0, 0x8000]
@@ -303,7 +303,7 @@ def test_caller_with_different_signature_is_told_at_once_and_left_out(other, say
             assert re.search(says, ended.missing[group[1].id])
         for i in range(4):
             np.testing.assert_array_equal(arrays[i], np.full((3, 4), float(i)))
-        results = await together(group, arrays)  # and the next one is right again
+        results = await together(group, arrays)  # the next call is correct again
         assert all(len(ended.outcome.contributors) == 4 for ended, _ in results)
 
     play(scene)
@@ -343,7 +343,7 @@ def test_invented_signature_of_one_liar_fails_nobody(early):
 
 
 def check_survivors(results, victim):
-    """2**index each: the sum names who is in it; whoever names the same has the same, and here all do."""
+    """Inputs are 2**index, so a sum shows its contributors; equal contributors give equal sums, as here."""
     for ended, out in results:
         assert not ended.failure
         inside = set(ended.outcome.contributors)
@@ -488,7 +488,7 @@ def test_newcomer_learns_operation_number_after_results_expired():
         group = Group(6)
         for _ in range(5):
             await together(group[:2], [np.ones(2)] * 2, name="loss", grace=0.5)
-        await asyncio.sleep(40.0)  # nobody keeps a result
+        await asyncio.sleep(40.0)  # all results have expired
         calls = [asyncio.ensure_future(group[2].average(np.full(2, 4.0), name="loss", grace=20.0))]
         await asyncio.sleep(3.0)
         calls += [asyncio.ensure_future(m.average(np.full(2, 1.0), name="loss", grace=4.0)) for m in group[:2]]
@@ -680,10 +680,10 @@ def test_stored_calls_are_bounded_and_results_expire():
 
 
 async def fail(member, times, least):
-    """So many calls that come to nothing: each counts, and nobody else has it."""
+    """Make this number of calls that fail: each uses a number that no other peer has."""
     for _ in range(times):
         operation, _ = member.begin(np.ones(2), op="sum", least=least, grace=0.2)
-        await asyncio.sleep(0.1 if least == 1 else 0.3)  # alone it would be enough
+        await asyncio.sleep(0.1 if least == 1 else 0.3)  # a single caller would be enough
         operation.withdraw()
         assert operation.ended.result().failure
 
@@ -711,7 +711,7 @@ def test_peers_with_different_failure_counts_meet_in_one_operation(failed, least
 @pytest.mark.parametrize("many", [1, AT_ONCE])
 @pytest.mark.parametrize("pause", [0.0, 0.004, 0.008])
 def test_caller_that_cancels_while_others_begin_meets_them_next_time(pause, many):
-    """They have named it in their group already, and least is all: alone they could not end it."""
+    """The others have it in their group already, and need the minimum: they cannot finish alone."""
 
     async def scene():
         group = Group(3)
@@ -773,7 +773,7 @@ def test_withdrawn_operations_are_not_retained():
 
 @pytest.mark.parametrize("pause", [-1.0, 0.0, 0.005, 0.011, 0.021, 0.031, 3.0])
 def test_caller_that_gave_up_many_operations_is_found_in_the_next(pause):
-    """Whatever is on its way meanwhile."""
+    """In spite of messages in transit."""
 
     async def scene():
         group, calls = Group(3), []
@@ -786,7 +786,7 @@ def test_caller_that_gave_up_many_operations_is_found_in_the_next(pause):
         call(group[1])
         if pause < 0:
             call(group[0])
-        await asyncio.sleep(0.015)  # these two have heard each other's first call
+        await asyncio.sleep(0.015)  # these two have each other's first call
         for operation in given_up:
             operation.withdraw()
         if pause >= 0:
@@ -840,7 +840,7 @@ def test_peers_meet_after_partition_with_separate_numbering(sides, counts, wait)
         await asyncio.sleep(10.0 + wait)
 
         async def loop(member, value):
-            for _ in range(1 + max(counts)):  # who is behind may be given what the others have averaged meanwhile
+            for _ in range(1 + max(counts)):  # a late peer may get averages that the others made before
                 ended, out = await member.average(np.full(2, value), op="sum", grace=5.0)
                 assert not ended.failure
                 if len(ended.outcome.contributors) == len(group):
@@ -900,11 +900,12 @@ def test_withdrawn_operation_counts_contributions_it_holds():
     play(scene)
 
 
-# --- what befalls others' collectives (docs/scenarios.md has the list): a contribution of 2^rank shows who is in every sum
+# --- faults of other libraries' collectives (docs/scenarios.md has the list); inputs 2^rank show the contributors of
+# each sum
 
 
 def is_sum_of_those_named(members, ended, out):
-    """Whether the value is that of the contributors, all of them in it or missing."""
+    """Return True if the value is the sum of the named contributors, or lacks only missing ones."""
     inside = set(ended.outcome.contributors)
     assert not ended.failure and not inside & ended.missing.keys()
     assert out[0] == sum(2.0**i for i, member in enumerate(members) if member.id in inside)
@@ -917,7 +918,7 @@ SMALL = (0, 1, 2, 3, 41, 1009)
 @pytest.mark.parametrize("sizes", [SMALL, pytest.param((4096, 203_530), marks=pytest.mark.trial)])
 @pytest.mark.parametrize("element", ["float64", "float32", "float16", "bfloat16", "int64", "int8", "bool"])
 def test_every_size_type_and_op_gives_exact_result(element, sizes):
-    """Fewer elements than peers, a prime, none: all at once, each by a name of its own."""
+    """Fewer elements than peers, a prime, and none: all at once, each with a separate name."""
     ops = ["min", "max"] if element == "bool" else ["sum", "min", "max"] + ["mean"] * (element not in ("int64", "int8"))
 
     async def scene():
@@ -1013,10 +1014,10 @@ def test_peer_stopped_for_a_minute_delays_nobody(delay):
                 assert is_sum_of_those_named(group, ended, out) == others
         await asyncio.sleep(max(0.0, began + 60.0 - virtual_loop.current().time()))
         group.net.resume(group[3].id)
-        ended, out = await calls[3]  # what it gets is right, or an error
+        ended, out = await calls[3]  # its result is correct, or an error
         assert ended.failure or is_sum_of_those_named(group, ended, out)
         await asyncio.sleep(5.0)
-        for _ in range(4):  # it may be given what it has missed before
+        for _ in range(4):  # it may first get results that it has missed
             results = await together(group, [np.full(2, 2.0**i) for i in range(4)], op="sum", grace=5.0)
             inside = [is_sum_of_those_named(group, ended, out) for ended, out in results]
         assert all(len(names) == 4 for names in inside)
@@ -1043,7 +1044,7 @@ def test_straggler_of_five_seconds_is_in_only_with_enough_grace(grace, waits):
 
 @pytest.mark.parametrize("count", [3, 5])
 def test_two_peers_without_link_both_contribute(count):
-    """Unless one of the two leads, whom the other then cannot tell: it is left out, and has the result all the same."""
+    """If one of the two leads, the other cannot reach it: it is excluded, and gets the result nevertheless."""
 
     async def scene():
         group = Group(count)
@@ -1063,7 +1064,7 @@ def test_two_peers_without_link_both_contribute(count):
                 operation._share.elements.decode(ended.outcome.results[0], out[slice(*operation._share.grid.span(0))])
                 is_sum_of_those_named(group, ended, out)
         assert whole
-        assert all(set(member.roster.view.peers) == everybody for member in group)  # nobody is put out of the swarm
+        assert all(set(member.roster.view.peers) == everybody for member in group)  # no peer is excluded from the swarm
 
     play(scene)
 
@@ -1086,7 +1087,7 @@ def test_two_peers_behind_one_address_both_contribute():
 
 @pytest.mark.parametrize("deaths", [6, pytest.param(60, marks=LATER)])
 def test_newcomers_killed_while_joining_disturb_nobody(deaths):
-    """At 0 to 250 ms of their lives, while the others average without a pause."""
+    """Killed 0 to 250 ms after their start, while the others average without a pause."""
 
     async def scene():
         group = Group(3)
@@ -1120,7 +1121,7 @@ def test_newcomers_killed_while_joining_disturb_nobody(deaths):
     [pytest.param(60.0, marks=LATER), pytest.param(3600.0, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
 )
 def test_sums_are_right_while_swarm_halves_and_doubles(seconds):
-    """Somebody dies or comes every half to two seconds; every sum that anybody gets is that of those it names."""
+    """A peer dies or joins every 0.5 to 2 s; each sum is that of its named contributors."""
 
     async def scene():
         rng, group, loops, met = random.Random(7), Group(6), {}, []
@@ -1161,11 +1162,11 @@ def test_sums_are_right_while_swarm_halves_and_doubles(seconds):
 
 SEEDS = [0, pytest.param(1, marks=LATER)]
 SEEDS += [pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 200)]
-"""Of each of the scenes below, in which nothing but the seed says who, when, how many and how large."""
+"""Seeds of each of the scenes below, where the seed draws peers, times, counts and sizes."""
 
 
 async def rejoin(group, tries=60):
-    """Each averages until it is in one with all; who was away is first given, at once, what the others have made meanwhile."""
+    """Let each peer call until a result has all; a peer that was away first gets the results that it missed."""
 
     async def loop(member, value):
         for _ in range(tries):
@@ -1179,7 +1180,7 @@ async def rejoin(group, tries=60):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sums_are_equal_under_random_kills(seed):
-    """Some die, each at its own moment, with several averages in flight: what survivors get is equal, and has all of them."""
+    """Peers die at random times during several averages: survivors get equal results with all survivors."""
     rng = random.Random(f"kill/{seed}")
 
     async def scene():
@@ -1211,7 +1212,7 @@ def test_sums_are_equal_under_random_kills(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sums_are_right_under_random_cuts(seed):
-    """Some are cut off from others for a while, all at once or pair by pair: what anybody gets is the sum of those it names."""
+    """Peers are cut off for a while, at once or by pairs: each result is the sum of its named contributors."""
     rng = random.Random(f"cut/{seed}")
 
     async def scene():
@@ -1245,9 +1246,9 @@ def test_sums_are_right_under_random_cuts(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_stragglers_are_in_if_and_only_if_within_grace(seed):
-    """Who comes well before the others' patience is at an end is in it, who comes well after is not, and has an average too.
+    """A caller is in the average if it comes well before the end of the grace, and out if well after.
 
-    Everybody's patience begins with its own call, so that of all ends when that of the last punctual one does.
+    Late callers get an average too. The grace of each peer begins with its call, so that the last punctual one decides.
     """
     rng = random.Random(f"straggler/{seed}")
 
@@ -1274,7 +1275,7 @@ def test_stragglers_are_in_if_and_only_if_within_grace(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sums_are_right_when_half_the_swarm_is_replaced(seed):
-    """Half of them die within a moment, then as many come: at any time somebody gets averages, all right."""
+    """Half of the peers die at once, then as many join: there are always averages, all correct."""
     rng = random.Random(f"halves/{seed}")
 
     async def scene():

@@ -10,12 +10,14 @@ from thinwire.sims.engine import virtual_loop
 
 SEEDS = 20
 SOAK = 400
-"""Seeds with `make soak`, besides the first ones."""
+"""Number of seeds with `make soak`, besides the first ones."""
 
 
 def _bearable(s, up, paused, dead, victim):
-    """Whether one history can be left: somebody has the newest state, for there are no disks to have it from; and who is paused
-    will find somebody of those that it knows.
+    """Return True if a history can be left.
+
+    A live peer must have the newest state, because there are no disks, and paused peers must find a peer that they
+    know.
     """
     newest = max(node.replica.round for node in s.nodes.values())
     lost = {s.nodes[i].id for i in (*dead, victim)}

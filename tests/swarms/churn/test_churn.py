@@ -41,9 +41,10 @@ TRIAL = pytest.mark.trial
 
 @dataclass(frozen=True)
 class Scripted:
-    """A swarm under scripted churn. `rounds`: more than so many must be made; `alive`: how many peers follow to the end;
-    `behind`: by how many rounds they may be behind the newest; `learns`: the loss is less than half of what it was at first;
-    `check`: what else must hold.
+    """A swarm under scripted churn.
+
+    `rounds`: minimum of rounds; `alive`: peers that follow to the end; `behind`: rounds that they may be behind the
+    newest; `learns`: the loss falls below half of its first value; `check`: other conditions.
     """
 
     scenario: Scenario
@@ -55,7 +56,7 @@ class Scripted:
 
 
 def everybody_contributes(run: Run) -> None:
-    """Most rounds of an asynchronous method are of some peers; each has work in some of them, the fast in most."""
+    """Check the contributions of an asynchronous method: each peer has some, fast ones in most rounds."""
     rounds = events_of(run, "round")
     assert min(event.fields["contributors"] for event in rounds if not event.peer) < 4
     given = {peer: sum(event.peer == peer and event.fields["tokens"] > 0 for event in rounds) for peer in range(6)}
@@ -99,7 +100,7 @@ SCRIPTED = {
 
 @pytest.mark.parametrize("case", [pytest.param(one, id=name, marks=marks) for name, (one, *marks) in SCRIPTED.items()])
 def test_swarm_under_scripted_churn_follows_one_state_to_the_end(case: Scripted) -> None:
-    """All but the peer that was killed for good."""
+    """All peers but the one that is killed for good."""
     run = play(case.scenario)
     found = one_state(rounds_of(run))
     last = last_round(found)
@@ -175,10 +176,10 @@ RANDOM: dict[str, tuple[Callable[[int], Scenario], int, int, int]] = {
     "planned-groups": (_random_planned_groups, 0, 2, 60),
     "projected": (_random_projected, 0, 2, 200),
 }
-"""Name -> the scenario of a seed, and below which seeds it is played by default, with `make trial` and with `make soak`."""
+"""Name -> scenario of a seed, and numbers of seeds by default, with `make trial`, and with `make soak`."""
 
 HELD_IN_PARTS = ("groups", "planned-groups", "projected")
-"""Whose peers hold a part of the model each: the digests of each part are compared once more."""
+"""Scenarios in which peers hold parts of the model: the digests of each part are compared."""
 
 
 def _seeds() -> Iterator[Any]:

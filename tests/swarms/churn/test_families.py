@@ -1,4 +1,4 @@
-"""Every outer method and every collective with churn from seeds violates no invariant (sims/trials/families.py).
+"""Every outer method and collective with churn violates no invariant (sims/trials/families.py).
 
 The invariant "agreement" compares all digests of a round, for all methods except noloco, whose replicas differ.
 """
@@ -19,13 +19,13 @@ from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.methods import registry
 
 TRIAL, SOAK = 2, 200
-"""Seeds of each family with `make trial` and with `make soak`, the first ones included."""
+"""Seeds of each family with `make trial` and with `make soak`, including the first ones."""
 
 TOGETHER = 20
 """Seeds in one test of the soak."""
 
 OFTEN = ("merge", "powersgd")
-"""Families with a seed in the default suite: those that no other test there plays with so much at once."""
+"""Families with a seed in the default suite, because no other test there has as many faults."""
 
 
 def _portions(name: str) -> list[Any]:
@@ -40,7 +40,7 @@ def _portions(name: str) -> list[Any]:
     ]
 
 
-@pytest.mark.timeout(900)  # a seed that fails is shrunk
+@pytest.mark.timeout(900)  # a failing seed is shrunk
 @pytest.mark.parametrize(("name", "numbers"), [one for name in FAMILIES for one in _portions(name)])
 def test_every_family_under_random_churn_violates_no_invariant(name: str, numbers: range) -> None:
     failed = [found.text for seed in numbers if (found := trial.check_family(seed, name)) is not None]
@@ -48,20 +48,21 @@ def test_every_family_under_random_churn_violates_no_invariant(name: str, number
 
 
 def test_adopted_result_with_coarse_rounding_is_no_violation() -> None:
-    """Of a ring with 4 bits whose ballot adopts another's results: what each rounding takes is more than of other codecs."""
+    """Ring with 4 bits in which a ballot adopts another's results: rounding errors are larger than usual."""
     assert trial.check_family(58, "diloco") is None
 
 
 @pytest.mark.trial
 @pytest.mark.parametrize(("name", "seed"), [("streaming", 20), ("sparse-chains", 417)])
 def test_survivors_may_repeat_a_round_that_only_dead_peers_knew(name: str, seed: int) -> None:
-    """They go on from what they have, and that is progress, though they are not yet where the dead were."""
+    """They continue from their own state. This is progress, although dead peers were further."""
     assert trial.check_family(seed, name) is None
 
 
 def test_member_without_state_does_not_block_catch_up() -> None:
-    """Of two members one comes back without a state, from a damaged disk; the other has gone on alone, and who is between
-    waited for the first one's word for ever, while that one found no two that agreed.
+    """A member restarts without a state, while the other has continued alone.
+
+    A peer in between waited for the claim of the first forever, and the first found no two peers that agree.
     """
     assert trial.check_family(17, "delayed-nesterov") is None
 
@@ -77,7 +78,7 @@ def test_founder_with_damaged_disk_does_not_restart_run_beside_the_others() -> N
 
 
 def test_families_cover_every_method_collective_and_topology() -> None:
-    """By the manifests of the first seeds, and all of them have each kind of churn and somebody who comes late."""
+    """Checked with the manifests of the first seeds; each has all kinds of churn and a late peer."""
     seen: dict[str, set[object]] = {"method": set(), "collective": set(), "topology": set(), "chained": set()}
     for name in FAMILIES:
         for seed in range(20):
@@ -96,7 +97,7 @@ def test_families_cover_every_method_collective_and_topology() -> None:
 
 
 def test_agreement_invariant_finds_diverging_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seeds are not deaf: the family whose steps the oracles cannot compute has its digests held against each other."""
+    """Digests are compared in the family whose steps the invariants cannot compute."""
     commit, replicas = PowerSGDReplica.commit, list[PowerSGDReplica]()
 
     def leaking(self: PowerSGDReplica, *given: Any, **rest: Any) -> Any:
@@ -116,15 +117,17 @@ def test_agreement_invariant_finds_diverging_replica(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("name", "at", "away", "until", "ready"),
     [
-        ("diloco", 0.25, 3.0, 12.0, range(1)),  # nobody that has come has got its state: it founds the run once more
-        ("diloco", 1.5, 16.0, 26.0, range(2, 20)),  # they have gone on without it
-        pytest.param("merge", 8.0, 3.0, 64.0, range(1, 2), marks=pytest.mark.trial),  # it has had a round alone
+        ("diloco", 0.25, 3.0, 12.0, range(1)),  # no present peer has the state yet: the founder founds the run again
+        ("diloco", 1.5, 16.0, 26.0, range(2, 20)),  # they continued without it
+        pytest.param(
+            "merge", 8.0, 3.0, 64.0, range(1, 2), marks=pytest.mark.trial
+        ),  # the founder has had a round alone
     ],
 )
 def test_founder_restart_before_first_shared_round_keeps_one_run(
     name: str, at: float, away: float, until: float, ready: range
 ) -> None:
-    """There is one run: whoever came meanwhile is in it, whether it had the founder's state or not."""
+    """All peers that joined meanwhile are in the one run, with or without the founder's state."""
     scenario = families.scenario(name, 0)
     peers = tuple(replace(peer, join=0.05 * bool(peer.index)) for peer in scenario.peers)
     scenario = replace(scenario, peers=peers, faults=(Fault(at, "restart", (0,), away),), duration=until)

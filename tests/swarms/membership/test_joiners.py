@@ -18,7 +18,7 @@ JOINS = {4: 12.0, 5: 15.5}
 
 
 def announced(method, monkeypatch):
-    """Play a swarm. Return the violated invariants, and peer -> [(round, length of its announced Δ, inner steps in it)]."""
+    """Play a swarm. Return violations, and peer -> [(round, norm of its announced Δ, inner steps in it)]."""
     found = {}
     encoded = SimWorld._encoded
 
@@ -46,7 +46,7 @@ def announced(method, monkeypatch):
 
 
 def ratios(found):
-    """Of each joiner: its first Δ by the median of the others' at that time, whole, and by inner step."""
+    """Return for each joiner its first Δ divided by the others' median, whole and per inner step."""
     for joiner in JOINS:
         number, length, steps = found[joiner][0]
         others = [one for peer in found if peer not in JOINS for one in found[peer] if abs(one[0] - number) <= 3]
@@ -59,9 +59,10 @@ def ratios(found):
 
 @pytest.mark.parametrize("method", OUTERS)
 def test_first_pseudo_gradient_of_joiner_is_within_twice_the_median(method, monkeypatch):
-    """Who comes between two rounds of a part has made fewer steps when it is announced: shorter, and as long by step.
+    """A peer that joins in the middle of a round has made fewer steps, so its Δ is shorter, but not per step.
 
-    Measured: 1.0 and 0.9 (diloco), 0.5 and 0.3 (streaming, after 7 and 4 of 12 steps; by step 0.8 and 1.0), 1.0 (sparseloco).
+    Measured: 1.0 and 0.9 (diloco), 0.5 and 0.3 (streaming, after 7 and 4 of 12 steps; per step 0.8 and 1.0), 1.0
+    (sparseloco).
     """
     violations, found = announced(method, monkeypatch)
     assert not violations
@@ -73,7 +74,7 @@ def test_first_pseudo_gradient_of_joiner_is_within_twice_the_median(method, monk
     "method", ["diloco", *(pytest.param(method, marks=pytest.mark.trial) for method in ("streaming", "sparseloco"))]
 )
 def test_joiner_that_trains_from_another_start_sends_long_pseudo_gradient(method, monkeypatch):
-    """A joiner that takes over the outer reference, and leaves its model as it was at the beginning of the run."""
+    """The joiner takes over the outer parameters, but leaves its model at the run's initial values."""
     read, write = StubLearner.read, StubLearner.write
 
     def reading(self, start, stop, out):

@@ -1,4 +1,4 @@
-"""Complete peers in virtual time: join, state, rounds, checkpoint, departure; only inner steps are made up."""
+"""Complete peers in virtual time: join, state, rounds, checkpoint, departure; inner steps are artificial."""
 
 import asyncio
 import random
@@ -40,7 +40,7 @@ AUTHOR = Identity.generate(bytes(32))
 
 
 class Drift:
-    """A learner that moves its parameters by chance of its own, `pace` virtual seconds a step."""
+    """Learner with random steps of `pace` virtual seconds."""
 
     layout, device = LAYOUT, HOST
 
@@ -88,7 +88,7 @@ class Drift:
 
 
 class One:
-    """A life with its doors. `life` numbers the lives of one key."""
+    """Process of a peer with its environment. `life`: number of this process among those of one key."""
 
     def __init__(self, world, index, *, invite=None, life=0, pace=0.25, work=at_once, **options):
         self.world, self.index = world, index
@@ -151,7 +151,7 @@ class World:
         self.run_id = self.signed.verify().run_id(AUTHOR.public_key)
 
     async def swarm(self, count, **options):
-        """A founder and the joiners that it waits for."""
+        """Start a founder and joiners that it waits for."""
         founder = One(self, 0, wait_for=count, **options)
         await founder.until(lambda: founder.invites)
         return [founder, *(One(self, index, invite=founder.invites[0], **options) for index in range(1, count))]
@@ -302,7 +302,7 @@ def test_second_peer_with_same_key_ends_the_older_one(tmp_path):
         await ones[0].reach(2)
         double = One(world, 1, invite=ones[0].invites[0], life=1)
         with pytest.raises(DuplicateKey):
-            async with asyncio.timeout(2.0):  # before the newer one has the state, or both would vote as one member
+            async with asyncio.timeout(2.0):  # the newer process must not vote yet, or both would vote as one member
                 await ones[1].task
         reached = ones[0].peer.replica.round
         await double.reach(reached + 2)
@@ -404,7 +404,7 @@ def test_receive_error_ends_peer(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_joiner_whose_only_contact_dies_gives_up(tmp_path, count):
-    """Who is let in and then left alone gives up: there is no swarm. Others in the same place are none either."""
+    """An admitted joiner whose contact dies gives up: there is no swarm, and other joiners are none either."""
 
     async def scene(world):
         founder = One(world, 0)
@@ -439,10 +439,10 @@ def test_lifecycle_trace_is_equal_for_equal_seeds(tmp_path):
 
 
 class Beside:
-    """Makes digests beside the inner steps, `seconds` after it was asked to; `spoil(replica)` comes before."""
+    """Worker that computes digests beside the inner steps after `seconds`; `spoil(replica)` runs first."""
 
     waiting: list[Replica]
-    """Whose digest is not made yet."""
+    """Replicas whose digest is not computed yet."""
 
     def __init__(self, seconds, spoil=lambda replica: None):
         self.seconds, self.spoil = seconds, spoil
@@ -458,7 +458,7 @@ class Beside:
 
 @pytest.fixture
 def told(monkeypatch):
-    """What is begun, offered and kept of states: (what, round, whether the digest is that of the state as it is)."""
+    """Events about begun, offered and stored states: (event, round, True if the digest is current)."""
     told = []
     monkeypatch.setattr(Beside, "waiting", [], raising=False)
 
@@ -494,7 +494,7 @@ def told(monkeypatch):
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_state_is_not_announced_before_its_digest_is_ready(saves, tmp_path, told, monkeypatch):
-    """Steps go on meanwhile. Of the second peer it takes longer than all of them, of the first one as long as two."""
+    """Steps continue meanwhile. The second peer's digest takes longer than all of them, the first's two."""
     if saves:
         monkeypatch.setattr(peer_services, "SAVE_SECONDS", 0.0)
     bases = []
@@ -526,7 +526,7 @@ def test_state_is_not_announced_before_its_digest_is_ready(saves, tmp_path, told
 
 
 def test_inner_steps_do_not_wait_for_the_digest(tmp_path, told):
-    """A second of four steps, and 0.9 s for the digest beside them: a round a second, and not one in two."""
+    """One second for four steps, and 0.9 s for the digest beside them: one round takes one second, not two."""
 
     async def scene(world):
         one = One(world, 0, beside=Beside(0.9))
@@ -555,7 +555,7 @@ def test_state_is_offered_only_with_its_digest(tmp_path, told):
 
 
 def test_replica_with_flipped_bit_notices_before_contributing(tmp_path, told):
-    """One bit of a state flips after the step, while the digest is being made."""
+    """One bit of the state flips after the step, while its digest is computed."""
 
     def spoil(replica):
         if replica.round == 3:

@@ -19,7 +19,7 @@ RUN = b"r" * 32
 
 
 class Peer:
-    """The least a daemon does for its roster: a reader, a timer, and sends that never hold up either."""
+    """Minimal daemon around a roster: a reader, a timer, and sends that do not block."""
 
     def __init__(self, net: SimNet, index: int, life: int = 1) -> None:
         self.net, self.index = net, index
@@ -114,7 +114,7 @@ async def _story() -> str:
 
     victim = peers.pop(2)
     victim.kill()
-    assert 1.0 < await _until(peers, 2.5)  # all are told by the reset, and doubt for the shortest time
+    assert 1.0 < await _until(peers, 2.5)  # all learn it from the reset, and suspect for the shortest time
 
     net.pause(peers[2].name)
     others = peers[:2] + peers[3:]

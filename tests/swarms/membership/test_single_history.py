@@ -1,4 +1,4 @@
-"""A swarm has one history: peers that were cut off or wrong return to it, and no stranger replaces it."""
+"""A swarm has one history: cut-off or wrong peers return to it, and no stranger replaces it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def synced(node):
 
 @pytest.mark.parametrize("seconds", [6, 12])
 def test_cut_off_peers_follow_last_survivor_that_has_proofs(swarm, seconds):
-    """Of the three that went on two die. The third has the votes that prove it; its word alone would be no majority."""
+    """Two of the three that continued die. The third has the votes as proof; its claim alone is no majority."""
 
     async def main():
         s = swarm(5, rounds=40, size=20_000)
@@ -87,7 +87,7 @@ def test_peer_that_asks_about_an_old_round_gets_its_verdict(swarm):
 
 
 def test_lone_founder_keeps_its_model_against_a_stranger(swarm):
-    """Nobody but the stranger is here to contradict it, and inner steps take many patiences."""
+    """Only the stranger is present, and inner steps take many patiences."""
 
     async def main():
         s = swarm(1, rounds=300, size=20_000)
@@ -138,7 +138,7 @@ def test_lone_founder_keeps_its_model_against_a_stranger(swarm):
 
 
 def test_peer_that_fetched_previous_state_does_not_vote_in_its_old_round(swarm):
-    """It does not remember what it promised there; and its next announcement is a later one, or nobody would take it."""
+    """It has forgotten its promises, and its next announcement is a later one, so that peers accept it."""
 
     async def main():
         s = swarm(4, rounds=8, size=20_000)

@@ -38,15 +38,15 @@ FAR = {"region": ("Oregon", "Australia", "London")}
 """Peers far from each other, by turns."""
 
 HELD = (None, None, (0,), (0, 2), (1,), (1, 2), (2,))
-"""The fragments that each peer holds; None: all."""
+"""Fragments that each peer holds; None: all."""
 
 
 @pytest.mark.parametrize("codec", [INT8, pytest.param(TOPK, marks=pytest.mark.trial)])
 def test_peers_with_some_fragments_join_only_their_rounds(codec):
-    """Beside two that hold all; who comes late, or back, fetches what it holds and nothing else."""
+    """Two peers hold all; late and returning peers fetch only what they hold."""
     run = play(streaming(3, 8, peers=7, faults=CHURN[:4], spread={"held": HELD}, codec=codec))
     for peer, digests in one_state(rounds_of(run, "round")).items():
-        # Every third turn is of one fragment.
+        # Each fragment has every third turn.
         had = {(turn - 1) % 3 for turn in digests}
         assert had == set(HELD[peer] or range(3)) or (peer == 3 and had < {0, 2})  # which was killed early
     synced = events_of(run, "synced")
@@ -62,7 +62,7 @@ def test_peers_with_some_fragments_join_only_their_rounds(codec):
 
 
 def test_more_overlap_hides_round_time_of_distant_peers():
-    """Peers far from each other, with inner steps that are short against the way: rounds last longer than a turn."""
+    """Distant peers with short inner steps: rounds last longer than a turn."""
     busy = {}
     for overlap in (5, 12):
         step = [0.05 * (1 + 0.02 * part) for part in range(4)]
@@ -85,7 +85,7 @@ def test_peer_late_by_part_of_a_turn_is_on_time_after_two_turns(monkeypatch, ove
 
 
 def _late_rounds(monkeypatch, overlap, lag, name):
-    """Play a run in which peer 2 loses `lag` seconds once; return the number of rounds from its first to its last absence."""
+    """Return the number of rounds from the first to the last absence of peer 2, which loses `lag` seconds."""
     held, steps = [], StubLearner.steps
 
     async def held_up(self, n, stop):
@@ -109,8 +109,9 @@ def _late_rounds(monkeypatch, overlap, lag, name):
 
 @pytest.mark.parametrize(("fragments", "overlap"), [(6, 5), pytest.param(24, 2, marks=pytest.mark.soak)])
 def test_swarm_restarted_at_once_resumes_every_fragment(monkeypatch, fragments, overlap):
-    """Nobody has a state to give but what each has kept: that is found out of all fragments side by side. Then nobody remembers
-    what it had promised, in any of them.
+    """No peer has a state but from its checkpoint; the entry finds this out for all fragments in parallel.
+
+    Afterwards no peer remembers its promises in any of them.
     """
     monkeypatch.setattr(peer_services, "SAVE_SECONDS", 2.0)
     faults = tuple(Fault(12.0, "restart", (index,), seconds=1.0) for index in range(4))
@@ -128,7 +129,7 @@ def test_swarm_restarted_at_once_resumes_every_fragment(monkeypatch, fragments, 
     "topology", ["butterfly", *(pytest.param(name, marks=pytest.mark.trial) for name in ("ring", "hierarchy"))]
 )
 def test_one_chunk_fragments_have_different_owners(monkeypatch, topology):
-    """Each is one chunk; the peers are as many as the fragments."""
+    """As many peers as fragments, each of one chunk."""
     owned, settle = {}, ShardedReduce.settle
 
     def booked(self):
@@ -143,7 +144,7 @@ def test_one_chunk_fragments_have_different_owners(monkeypatch, topology):
 
 
 SAID = {"hash": ("hash",), "nan": ("not finite", "encoding"), "huge": ("norm",)}
-"""What the others say of a contribution that is put out."""
+"""Reasons that the others report for an excluded contribution."""
 
 RUNS = [(kind, codec) for codec in (TOPK, INT8) for kind in sorted(LIES)]
 OFTEN = {("flip", TOPK): (), ("huge", TOPK): pytest.mark.trial, ("equivocate", TOPK): pytest.mark.trial}
@@ -155,7 +156,7 @@ OFTEN = {("flip", TOPK): (), ("huge", TOPK): pytest.mark.trial, ("equivocate", T
 def test_liar_in_every_fragment_violates_only_allowed_invariants(kind, codec):
     scenario = streaming(3, 6, peers=6, seconds=32.0, codec=codec, faults=(Fault(4.0, "liar", (3,), 20.0, 0.0, kind),))
     run = simulate(scenario, preset=PACE, stall=STALL)
-    # What a liar makes of its own contribution where it owns the only chunk, nobody computes again.
+    # If a liar owns the only chunk, no other peer computes its contribution again.
     assert {violation.oracle for violation in run.violations} <= ({"bound"} if kind in SAID else set())
     liar = identity_of(3).peer_id.hex()[:8]
     rounds = [event for event in events_of(run, "round") if 5.0 < event.at < 24.0]
@@ -166,7 +167,7 @@ def test_liar_in_every_fragment_violates_only_allowed_invariants(kind, codec):
 
 
 def _other_momentum(patch):
-    """One element is another than that of the formula."""
+    """Change one element of the momentum."""
     commit = Replica.commit
 
     def sloppy(self, *given, **told):
@@ -179,7 +180,7 @@ def _other_momentum(patch):
 
 
 def _counted_twice(patch):
-    """What went into a fragment counts again after it was sent."""
+    """Count tokens again that were sent already."""
     land = TurnScheduler._land
 
     def forgetful(self, flight, **told):
@@ -217,7 +218,7 @@ def test_concurrent_fragments_rerun_has_the_same_trace():
 
 
 def test_early_frames_of_one_peer_are_bounded_over_all_fragments(monkeypatch):
-    """Frames for the next round of each of 12 chains, from one that floods them all."""
+    """One peer sends frames for the next round of each of 12 fragments."""
     kept, ticked = [], FragmentSessions.on_tick
 
     def flood(self):

@@ -37,7 +37,7 @@ def first():
 
 
 def moved(theta, index, number):
-    """What a node has trained in a round."""
+    """Return the training of a node in a round."""
     local = theta.copy()
     local -= (np.random.default_rng((index, number)).standard_normal(SIZE) * 0.01).astype(np.float32)
     return theta - local
@@ -120,7 +120,7 @@ def mean(vectors):
     ],
 )
 def test_powersgd_death_between_averages_aborts_both(factors, number, phase, aborted):
-    """The parameters after rounds 3 and 4 are those before, or those of a whole step: never something in between."""
+    """Parameters after rounds 3 and 4 are the old ones or those of a whole step."""
 
     async def main():
         s = factors(4, rounds=10)
@@ -153,7 +153,7 @@ def test_powersgd_death_between_averages_aborts_both(factors, number, phase, abo
 
 
 def test_powersgd_aborted_step_keeps_trained_values(factors):
-    """Two of three go on: what they had trained before the abort is in the next step."""
+    """Two of three continue: their training before the abort is in the next step."""
 
     async def main():
         s = factors(3, rounds=6, outer="lr = 1.0\nmomentum = 0.0\nnesterov = false\n")

@@ -8,7 +8,7 @@ from thinwire.node.methods.asynchronous.fedbuff import FedBuffReplica
 
 
 def test_peer_beyond_staleness_bound_restarts_from_swarm_state():
-    """The last one makes a round of four steps while the others make twenty rounds: nothing of it is as young as it must be."""
+    """The last peer makes a round of four steps while the others make twenty rounds: its work is too old."""
     step = (0.25, 0.25, 0.25, 1.5)
     run = play(asynchronous("buffered-async", peers=4, outer="staleness = 2", step=step, seconds=24.0))
     assert len(events_of(run, "unsent", 3)) > 1 and not events_of(run, "unsent", 0, 1, 2)

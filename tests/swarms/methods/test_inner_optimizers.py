@@ -81,7 +81,7 @@ step = 1.6
 
 
 def pace(work: str) -> tuple[int, float, float]:
-    """Rounds, how busy the first peer was, and the part of all tokens that is the slow one's; once all know their speed."""
+    """Return rounds, utilisation of the first peer, and the slow peer's share of tokens, in steady state."""
     run = sound(simulate(scenario(WORK.format(work=work), UNEQUAL, duration=150)))
     late = [event for event in run.journal.events if event.name == "round" and event.at > 60]
     first, last = (next(s for s in samples if s.at > 60) for samples in (run.journal.samples, run.journal.samples[-1:]))
@@ -94,9 +94,9 @@ def pace(work: str) -> tuple[int, float, float]:
 
 def test_steps_by_power_let_unequal_peers_finish_together() -> None:
     equal, by_power = pace("equal"), pace("by-speed")
-    assert by_power[0] > 3 * equal[0]  # the round no longer lasts as long as the slow one's H steps
-    assert equal[1] < 0.35 and by_power[1] > 0.9  # nobody idles
-    # 1 of 13 steps are the slow one's; each round still has its contribution.
+    assert by_power[0] > 3 * equal[0]  # the round is no longer as long as H steps of the slow peer
+    assert equal[1] < 0.35 and by_power[1] > 0.9  # all peers are busy
+    # The slow peer makes 1 of 13 steps, and still contributes to each round.
     assert abs(by_power[2] - 1 / 13) < 0.01 and abs(equal[2] - 1 / 4) < 0.01
 
 
@@ -147,7 +147,7 @@ MIX = {
 
 
 def churn(seed: int, batch: int = 0, method: str = "diloco") -> Run:
-    """Peers join, die, come back, stop and part for half a minute, from the sixth second on; then all is quiet."""
+    """Peers join, die, return, stop and part from the sixth second on, for half a minute; then all is quiet."""
     codec = "topk(k=16,chunk=256)|2bit|rice" if method == "sparseloco" else CODECS[seed % len(CODECS)]
     toml = ONCE.format(batch=batch, codec=codec, method=method)
     faults = tuple(msgspec.structs.replace(fault, at=fault.at + 6.0) for fault in draw(seed, MIX, 8, 30.0 / QUIET))
@@ -158,7 +158,7 @@ def churn(seed: int, batch: int = 0, method: str = "diloco") -> Run:
 
 
 DATA = {"once", "weight", "aggregate", "twice", "crash"}
-"""What is promised of the data whatever happens; that the swarm gets on, other tests look at."""
+"""Invariants of the data that must hold under all faults; other tests check progress."""
 
 
 def unkept(run: Run) -> list[object]:
@@ -227,12 +227,12 @@ def test_global_batch_stays_constant_as_peers_come_and_go() -> None:
         if event.name == "round":
             rounds.setdefault(event.fields["round"], []).append(event.fields["tokens"])
     full = {number: tokens for number, tokens in rounds.items() if sum(tokens) == 4 * 11 * 4}
-    assert len(rounds) > 20 and len(full) >= len(rounds) - 2  # all but one that somebody left, and one that is not over
+    assert len(rounds) > 20 and len(full) >= len(rounds) - 2  # all but one that a peer left, and one that is not over
     assert {len([n for n in tokens if n]) for tokens in full.values()} == {1, 3, 4}
 
 
 def test_newcomers_without_leases_train_after_founder_dies() -> None:
-    """The founder dies before the first round: nobody who is left has a lease."""
+    """The founder dies before the first round, so no live peer has a lease."""
     peers = '[[peers]]\nregion = "home"\ncount = 3\nstep = 2.0\n[[faults]]\nat = 7\nkind = "kill"\npeers = [0]\n'
     toml = SHARED[: SHARED.index("[[peers]]")]
     run = simulate(scenario(toml, peers, duration=90, seed=1), preset=PACE)
@@ -262,14 +262,14 @@ step = 0.5
 
 @pytest.mark.parametrize("codec", ["fp32", "int8(block=256)"])
 def test_merge_averages_all_peers_once_at_the_end(codec: str) -> None:
-    """The oracles compute the average; here it counts that everybody is in it, and that nothing was sent before."""
+    """Invariants check the average; this test checks that all are in it, and that nothing was sent before."""
     toml = MERGE.format(codec=codec)
     run = sound(simulate(scenario(toml, "", duration=60)))
     rounds = [event for event in run.journal.events if event.name == "round"]
     first, last = ([event for event in rounds if event.fields["round"] == number] for number in (1, 2))
     assert len(rounds) == 8 and all(event.fields["steps"] == 0 and event.fields["contributors"] == 4 for event in first)
     assert all(event.fields["steps"] == 60 and event.fields["contributors"] == 4 for event in last)
-    assert last[0].at > 30  # the slow ones were waited for
+    assert last[0].at > 30  # the round waited for the slow peers
     assert len({event.fields["digest"] for event in last}) == 1
 
 

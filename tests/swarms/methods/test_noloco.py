@@ -28,7 +28,7 @@ NOLOCO = 'method = "noloco"\n'
 
 
 def met(node) -> Counter[int]:
-    """How many of its rounds had a partner: {1: alone, 2: a pair}."""
+    """Return the number of rounds by group size: {1: alone, 2: a pair}."""
     return Counter(len(found) for found in node.contributors.values())
 
 
@@ -59,7 +59,7 @@ def test_mean_of_noloco_replicas_makes_the_diloco_step(swarm, codec, group):
             delta = outer.momentum * delta + outer.lr * np.mean(steps, axis=0, dtype=np.float64)
             phi = phi + delta
         found = np.mean([node.replica.theta.astype(np.float64) for node in s.nodes.values()], axis=0)
-        # What a codec left out is at most half a step of it, of the last round.
+        # The codec loses at most half a step, of the last round.
         assert np.abs(found - phi).max() < (1e-6 if codec == "fp32" else 1e-3)
         states = {node.replica.digest for node in s.nodes.values()}
         assert len(states) == 8
@@ -70,7 +70,7 @@ def test_mean_of_noloco_replicas_makes_the_diloco_step(swarm, codec, group):
 
 
 def test_noloco_group_of_all_peers_equals_diloco(swarm):
-    """As long as nobody is missing all have the same, bit for bit: that of the outer step with heavy-ball momentum."""
+    """While all are present, the outer step with heavy-ball momentum is equal bit for bit on all peers."""
 
     async def main():
         s = swarm(5, codec="int8(block=256)", outer=NOLOCO, rounds=6, size=20_000, group=8)
@@ -143,7 +143,7 @@ def late(patch):
 
 
 def test_slow_weights_travel_during_inner_steps(swarm, monkeypatch):
-    """A round is then shorter by what they take."""
+    """Rounds are shorter by their transfer time."""
 
     async def main():
         s = swarm(4, rounds=6, **HOME)
@@ -166,14 +166,14 @@ def test_slow_weights_travel_during_inner_steps(swarm, monkeypatch):
     "what", ["kill", *(pytest.param(one, marks=pytest.mark.trial) for one in ("pause", "cut", "leave"))]
 )
 def test_partner_lost_during_inner_steps_costs_no_extra_time(swarm, what, monkeypatch):
-    """Slow weights were sent in vain, or only half of them: whoever is left goes on with whom it would have gone on with."""
+    """Slow weights were sent in vain, or half of them: the others continue with the same partners."""
 
     async def main():
         s = swarm(6, rounds=8, **HOME)
         for node in s.nodes.values():
             node.pace = 1.5
         s.start()
-        await asyncio.sleep(0.5 + 1.5 + 1.0 + 1.5 + 0.6)  # a good two rounds: in the third one's steps
+        await asyncio.sleep(0.5 + 1.5 + 1.0 + 1.5 + 0.6)  # two rounds and some time: during the third one's steps
         lost = s.nodes[5]
         assert lost.session.current.ours is None and lost.session.current.round == 3
         if what == "kill":
@@ -257,7 +257,7 @@ def test_bad_contribution_of_partner_is_refused_with_reason(swarm, lie, reason, 
         del named[None]
         assert set(named) == {reason} and named[reason] >= 3
         honest = [node for node in s.nodes.values() if node is not liar]
-        # Who lies in a group of four leaves three that go on as if it were not there.
+        # A liar in a group of four leaves three that continue without it.
         assert all(met(node)[2 if group == 2 else 3] >= 3 and np.abs(node.replica.theta).max() < 100 for node in honest)
         assert all(liar.id not in found for node in honest for found in node.contributors.values())
 
@@ -269,7 +269,7 @@ def test_bad_contribution_of_partner_is_refused_with_reason(swarm, lie, reason, 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["founders", "with a momentum"])
 def test_untrained_newcomer_refuses_absurd_contribution(swarm, moved):
-    """Newcomers end their first steps early, often before the first; they have nothing of their own to measure others by."""
+    """Newcomers end their first steps early, often at once, so they have no own length to compare with."""
 
     async def main():
         s = swarm(4, codec="fp32", outer=NOLOCO, rounds=6, size=20_000)
@@ -295,7 +295,7 @@ def test_untrained_newcomer_refuses_absurd_contribution(swarm, moved):
 
 @pytest.mark.parametrize("codec", ["fp32", "int8(block=256)"])
 def test_frames_from_non_partners_change_nothing(swarm, codec):
-    """What somebody says who is not the partner: it is told so, and no more."""
+    """Frames of a peer that is not the partner are declined and have no other effect."""
 
     async def main():
         s = swarm(4, codec=codec, outer=NOLOCO, rounds=8, size=20_000)
@@ -334,7 +334,7 @@ def test_frames_from_non_partners_change_nothing(swarm, codec):
 
 
 def pairs(codec, gamma=0.7, *, faults=(), peers=8, seed=3, seconds=25.0, group=2):
-    """A run of pairs, or groups, with a codec and faults of one's own."""
+    """Run of pairs or groups with these codec and faults."""
     manifest = trial_gossip._MANIFEST.format(codec=codec, gamma=gamma, group=group)
     return replace(trial_gossip.trial_of_pairs(seed, peers), manifest=manifest).with_(faults=faults, duration=seconds)
 
@@ -368,7 +368,7 @@ def judges(monkeypatch):
 )
 @pytest.mark.timeout(900)
 def test_noloco_swarm_under_random_faults_violates_no_invariant(numbers, judges):
-    """Every oracle looks on, and nobody has anything to say."""
+    """No invariant finds a violation."""
     found = [failure.text for seed in numbers if (failure := trial_gossip.check(seed)) is not None]
     assert not found, "\n".join(found)
     assert all(judge.met > 40 for judge in judges), "nothing was judged"
@@ -394,12 +394,12 @@ def test_invariants_find_planted_noloco_bug(plant, codec, group, monkeypatch):
     run = simulate(pairs(codec, 0.4, group=group), preset=PACE, stall=STALL)
     told = Counter(violation.oracle for violation in run.violations)
     assert told["aggregate"] and set(told) <= {"aggregate", "mean"}
-    # What both sides do alike to each other, the mean of the two does not notice.
+    # A change that both partners make alike is invisible in their mean.
     alike = plant in (planted.partner_counted_twice, planted.pull_left_out)
     assert bool(told["mean"]) != alike
 
 
-# What partners say of the kind, apart from being late; the others go unnoticed, within the bound.
+# Reasons that partners report, except late; other lies stay unnoticed, within the bound.
 SAID = {
     "hash": "hash", "nan": "not finite", "huge": "norm", "boast": "announcement", "base": "plan", "behind": "ahead",
     "silent": "stalled", "equivocate": "stalled", "blame": "declined: a liar",
@@ -427,7 +427,7 @@ def test_noloco_liar_is_noticed_and_violates_no_invariant(kind, codec, group):
     "kind, gamma, codec", [("zero", 0.7, "fp32"), ("flip", 0.7, "fp32"), ("flip", 0.4, "fp32"), ("zero", 0.4, "int8(block=64)")]
 )  # fmt: skip
 def test_noloco_liar_changes_the_update_not_the_parameters(kind, gamma, codec, monkeypatch):
-    """And not the parameters, where these are what travels. At first all go the same way: to the optimum."""
+    """Only the update travels. At first all replicas move in one direction, to the optimum."""
     sent, average = {}, GossipSession.average
 
     async def watched(self, source, **rest):
@@ -453,7 +453,7 @@ def test_noloco_liar_changes_the_update_not_the_parameters(kind, gamma, codec, m
 
 
 def test_error_inside_a_lie_is_a_crash_violation(monkeypatch):
-    """Lies are our own code: one that fails does not go for one that is told."""
+    """Lies are our code: an error in one is not a lie."""
     monkeypatch.setattr(byzantine, "_blame_book", lambda session: session.nothing)
     monkeypatch.setitem(byzantine.IMPLEMENTED, "blame", lambda process: byzantine._cry(process, byzantine._blame_book))
     monkeypatch.setitem(

@@ -24,7 +24,7 @@ def factors(swarm):
 
 
 def steps_of(node):
-    """Round -> whether it made a step, filled in as the node commits."""
+    """Round -> True if it made a step; filled in as the node commits."""
     found, commit = {}, node.replica.commit
 
     def noted(*given, **rest):
@@ -37,7 +37,7 @@ def steps_of(node):
 
 
 def change(node, how):
-    """Let `how` change what a node announces for the second round of a step: (source, weight) -> (source, weight)."""
+    """Let `how` change a node's announcement for the second round of a step: (source, weight) -> the same."""
     average = node.session.average
 
     async def changed(source, *, weight, hashes=None, **rest):
@@ -57,7 +57,7 @@ def test_peer_silent_in_second_rounds_stops_nobody(factors):
         await s.finish([0, 1, 2])
         s.check([0, 1, 2])
         made = [made[number] for number in range(2, 21, 2)]
-        # It rests for 1, 2, 4, … steps, and spoils the one after.
+        # It rests for 1, 2, 4, … steps, and spoils the next one.
         assert made == [False, True, False, True, True, False, True, True, True, True]
 
     virtual_loop.run(main(), seed=1)
@@ -103,7 +103,7 @@ def test_peer_missing_in_first_round_is_not_in_second(factors):
 
 
 def test_abandoned_second_round_resumes_with_first_round_contributions(factors):
-    """Two of three: what they train while the second round cannot be had is no part of the step, and not lost."""
+    """Two of three: their training while the second round is missing is not in the step, and not lost."""
 
     async def main():
         s = factors(3, rounds=6, outer=PLAIN, grace=20.0)
@@ -125,7 +125,7 @@ def test_abandoned_second_round_resumes_with_first_round_contributions(factors):
         node.session.average, node.session.advance = left, noted
         slow = s.nodes[1].session.average
 
-        async def waits(source, **rest):  # so that the round is not over before node 0 comes back
+        async def waits(source, **rest):  # the round must not end before node 0 is back
             if s.nodes[1].session.current.round == 2:
                 await asyncio.sleep(4.0)
             return await slow(source, **rest)
@@ -136,7 +136,7 @@ def test_abandoned_second_round_resumes_with_first_round_contributions(factors):
         s.check()
         assert [number for number, _ in weights].count(2) == 2, weights
         assert made == {1: False, 2: True, 3: False, 4: True, 5: False, 6: True}
-        # Node 0 trained for round 2 as well, after what it had sent for round 1: that is in the step of rounds 3 and 4.
+        # Node 0 trained for round 2 too, after its contribution to round 1: that is in the step of rounds 3 and 4.
         assert dict(weights)[3] == 200
         power, chunks = PowerSGD(4), chunks_of(s.layout)
         order = [n.index for n in sorted(s.nodes.values(), key=lambda n: n.id)]
@@ -163,7 +163,7 @@ def mean(vectors, tokens):
 
 
 def test_second_round_without_first_round_contributors_ends_empty(factors):
-    """As when all come back from a checkpoint between the two: what they had sent first is gone."""
+    """If all restart from a checkpoint between the two rounds, the first contributions are lost."""
 
     async def main():
         s = factors(2, rounds=8)

@@ -7,7 +7,7 @@ from thinwire.sims.simulation.world import simulate
 from thinwire.sims.trials.trial import PACE
 
 ALPHA = "local_mix = 0.5"
-"""A line of [outer]: what a peer has trained meanwhile counts half."""
+"""Line of [outer]: local progress during the exchange counts half."""
 
 
 def test_streaming_trains_a_real_model():

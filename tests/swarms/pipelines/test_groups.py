@@ -12,7 +12,7 @@ KILL = Fault(9.0, "kill", (4,))
 
 
 def test_group_contributes_like_one_more_replica():
-    """Three that hold a stage each are one replica more: every round has two full ones and the group's stage."""
+    """Three hosts of a stage each: every round has two full replicas and the group's stage."""
     run = play(scenario(seconds=14.0))
     found = agreed(run)
     assert min(map(max, found.values())) >= 10
@@ -25,7 +25,7 @@ def test_group_contributes_like_one_more_replica():
 
 
 def test_newcomer_takes_stage_of_killed_host():
-    """The full replicas go on meanwhile, and the rest of the group does when somebody comes."""
+    """Full replicas continue, and the group resumes when a peer joins."""
     late = host(5, 2, join=14.0)
     run = play(scenario((*FULL, *GROUP, late), faults=(KILL,)))
     found = agreed(run)
@@ -33,12 +33,14 @@ def test_newcomer_takes_stage_of_killed_host():
     assert max(found[4]) == 6 and {(turn - 1) % 3 for turn in found[5]} == {2} and len(found[5]) >= 2
     assert all(contributors(run, turn) == {3} for turn in range(14, 18))
     waits = [event.fields["sync_seconds"] for event in events_of(run, "round", 0, 1)]
-    assert sum(wait > 0.5 for wait in waits) == 2  # for the one that is dead, and nobody for a group that lacks a stage
+    assert (
+        sum(wait > 0.5 for wait in waits) == 2
+    )  # both wait for the dead one, and never for a group that lacks a stage
 
 
 @pytest.mark.parametrize("killed", [2, pytest.param(4, marks=pytest.mark.trial)])
 def test_weak_peers_choose_missing_stages(killed):
-    """Three that are too small, and one more when one was killed: it takes what is missing, be it the origin's place."""
+    """Three peers are too small; a fourth takes the missing place after a kill, also that of the origin."""
     several = [weak(index) for index in (2, 3, 4)]
     late = weak(5, join=18.0)
     faults = (Fault(14.0, "kill", (killed,)),)
@@ -48,12 +50,12 @@ def test_weak_peers_choose_missing_stages(killed):
     assert held == {4: {0}, 2: {1}, 3: {2}, 5: held[killed]}
     last = max(map(max, found.values()))
     assert last > 18 and all(contributors(run, turn) == {3} for turn in range(last - 4, last))
-    assert len(events_of(run, "group")) == (2 if killed == 4 else 0)  # hosts that go over to the newcomer's group
+    assert len(events_of(run, "group")) == (2 if killed == 4 else 0)  # hosts change to the newcomer's group
 
 
 @pytest.mark.trial
 def test_newcomer_just_after_a_kill_takes_the_stage():
-    """The dead one is a member yet, and out of the newcomer's reach."""
+    """The dead peer is still a member, and the newcomer cannot reach it."""
     several = [weak(index) for index in (2, 3, 4)]
     late = weak(5, join=15.0)
     faults = (Fault(14.0, "kill", (2,)),)
@@ -64,7 +66,7 @@ def test_newcomer_just_after_a_kill_takes_the_stage():
 
 @pytest.mark.trial
 def test_incomplete_group_with_overlap_delays_nobody_and_resumes():
-    """Training on while a round is under way is over at once when there can be none."""
+    """Training during a round ends at once if the group cannot continue."""
     late, kill = host(5, 2, join=8.0), Fault(5.0, "kill", (4,))
     run = play(scenario((*FULL, *GROUP, late), outer="overlap = 1\n", seconds=18.0, faults=(kill,)))
     agreed(run)
@@ -74,7 +76,7 @@ def test_incomplete_group_with_overlap_delays_nobody_and_resumes():
 
 @pytest.mark.trial
 def test_hosts_follow_origin_that_restarts_in_another_group():
-    """It takes what another group lacks; after a while its own hosts follow it there."""
+    """The origin takes a missing place of another group; after a while its own hosts follow it."""
     driver = weak(2)
     others = (host(5, 0, origin=5, join=5.0), host(6, 2, origin=5, join=5.0))
     restart = Fault(8.0, "restart", (2,), seconds=1.0)

@@ -1,4 +1,4 @@
-"""Stages that lost their last holder: where they are restored from, and that they have one history."""
+"""Stages that lost their last holder: sources of their state, and their single history."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from thinwire.node.peer import peer_services
 from thinwire.sims.scenario.faults import Fault
 
 LOST = 13.0
-"""When the last holder is killed, in virtual seconds. The peer that held the whole model has left by then."""
+"""Virtual second at which the last holder is killed. The peer with the whole model has left before."""
 
 
 def lose(*, killed=(), comes=(), stages=3, buddy=2, seconds=25.0, faults=(), recent=50):
-    """A founder who leaves; peers 1, 2, … of stages 0, 1, …, of which some are killed; then others of the stages in `comes`."""
+    """Return a scenario: a founder that leaves; peers 1, 2, … of stages 0, 1, …, some of them killed.
+
+    Then peers of the stages in `comes` join.
+    """
     founder = peer(0, step=0.2, origin=0, leave=3.0)
     group = (host(1 + stage, stage, origin=1) for stage in range(stages))
     late = (
@@ -27,12 +30,12 @@ def lose(*, killed=(), comes=(), stages=3, buddy=2, seconds=25.0, faults=(), rec
 
 
 def brought(run):
-    """Who brought which stage back, from where."""
+    """Return the peers that recovered a stage, with stage and source."""
     return [(event.peer, event.fields["stage"], event.fields["source"]) for event in events_of(run, "brought back")]
 
 
 def one_history(run, stages=3):
-    """After each round of a fragment all who had it have one state, also those who come back; numbers only grow. By peer."""
+    """Check that each round of a fragment has one state on all its peers, and numbers grow. Returns it by peer."""
     digests, last = {}, {}
     for event in events_of(run, "round"):
         turn = event.fields["round"]
@@ -46,7 +49,7 @@ def one_history(run, stages=3):
 
 
 def goes_on(run, who, since=LOST + 5.0, rounds=2):
-    """These have had rounds since, in which somebody trained."""
+    """Check that these peers have had later rounds with training."""
     found = one_history(run)
     for one in who:
         assert sum(event.at > since and event.fields["tokens"] > 0 for event in found[one]) >= rounds, one
@@ -58,7 +61,7 @@ def losses(run, peer=1):
 
 
 def test_lost_stage_is_restored_from_copy_of_previous_peer():
-    """The host of a middle stage is killed. Nobody trains until another comes, who has it of the origin, as the origin says."""
+    """The host of a middle stage is killed. Training stops until a newcomer gets its copy from the origin."""
     run = lose(killed=(2,), comes=(1,))
     assert brought(run) == [(4, 1, "copy")]
     found = goes_on(run, (1, 3, 4))
@@ -68,13 +71,13 @@ def test_lost_stage_is_restored_from_copy_of_previous_peer():
     told = [event.fields["detail"] for event in events_of(run, "host") if event.peer == 1]
     assert told[-1].startswith("stage 1, from: a copy of round ")
     between = [event for event in events_of(run, "round") if LOST + 0.5 < event.at < LOST + 4.0]
-    assert between == []  # time stands still without it, so that no turn is lost
+    assert between == []  # turns do not pass without it
     assert losses(run)[-1] < losses(run)[1]
 
 
 @pytest.mark.trial
 def test_lost_stage_without_copy_is_averaged_from_neighbours():
-    """Nobody kept a copy: the stage between two others is made of them."""
+    """There is no copy: the stage is made from its two neighbours."""
     run = lose(killed=(2,), comes=(1,), buddy=0)
     assert brought(run) == [(4, 1, "average")]
     goes_on(run, (1, 3, 4))
@@ -90,7 +93,7 @@ def test_lost_last_stage_without_copy_restarts_from_scratch():
 
 @pytest.mark.trial
 def test_lost_origin_is_restored_from_copy_of_last_stage():
-    """The host of the last stage has a copy of the first one; the others go over to the newcomer."""
+    """The host of the last stage has a copy of the first one; the others change to the newcomer's group."""
     run = lose(killed=(1,), comes=(0,))
     assert brought(run) == [(4, 0, "copy")]
     goes_on(run, (2, 3, 4))
@@ -99,21 +102,21 @@ def test_lost_origin_is_restored_from_copy_of_last_stage():
 
 @pytest.mark.trial
 def test_two_lost_neighbours_are_restored_in_turn():
-    """The copy of one of them is lost with the other: it is made of its neighbours, one of which has just come back itself."""
+    """The copy of one was lost with the other: it is made from its neighbours, one of them just recovered."""
     run = lose(killed=(2, 3), comes=(2, 1), stages=4, seconds=32.0)
     assert sorted(brought(run)) == [(5, 2, "average"), (6, 1, "copy")]
     goes_on(run, (1, 4, 5, 6), since=LOST + 7.0)
 
 
 def test_two_newcomers_restore_one_state():
-    """Both find nobody who has it. One is told to bring it back, the other waits for that."""
+    """Both find no holder. One gets permission to recover the stage, the other waits for it."""
     run = lose(killed=(2,), comes=(1, 1), buddy=0, seconds=26.0)
     assert len(brought(run)) == 1
     goes_on(run, (1, 3, 4, 5))
 
 
 def test_unreachable_holder_adopts_state_of_its_successor():
-    """It was taken for dead, and another has its stage by now: it takes that one's state, its own goes nowhere."""
+    """It was taken for dead, and a newcomer has its stage: it takes over that state."""
     run = lose(comes=(1,), faults=(Fault(LOST, "pause", (2,), 8.0),), seconds=28.0)
     assert brought(run) == [(4, 1, "copy")]
     assert [event.peer for event in events_of(run, "outdated")] == [2]
@@ -124,7 +127,7 @@ def test_unreachable_holder_adopts_state_of_its_successor():
 
 @pytest.mark.trial
 def test_restarted_holder_restores_stage_from_its_checkpoint(monkeypatch):
-    """The holder is killed and comes back with what it has on its disk, which no other has."""
+    """The holder is killed and restarts with its checkpoint, which only it has."""
     monkeypatch.setattr(peer_services, "SAVE_SECONDS", 2.0)
     run = lose(faults=(Fault(LOST, "restart", (2,), 5.0),), buddy=0, seconds=28.0)
     assert brought(run) == [(2, 1, "checkpoint")]
@@ -133,7 +136,7 @@ def test_restarted_holder_restores_stage_from_its_checkpoint(monkeypatch):
 
 @pytest.mark.trial
 def test_restarted_holder_with_old_checkpoint_follows_new_state(monkeypatch):
-    """Another has brought the stage back meanwhile: what the old holder has on its disk is of an earlier round."""
+    """A newcomer has recovered the stage meanwhile, and the old holder's checkpoint is older."""
     monkeypatch.setattr(peer_services, "SAVE_SECONDS", 2.0)
     run = lose(comes=(1,), faults=(Fault(LOST, "restart", (2,), 7.0),), seconds=34.0)
     assert brought(run) == [(4, 1, "copy")]

@@ -47,8 +47,9 @@ def batches(count=MICROS, seed=5, size=2):
 
 @cache
 def gradients(ways=()):
-    """Of every micro-batch alone, in one process: its loss, and the gradient of every parameter. `ways`: pairs of micro-batch
-    and the stages, a layer each, that it goes through behind the origin's, where not through all in order.
+    """Return loss and gradients of each micro-batch alone, in one process.
+
+    `ways`: pairs of micro-batch and visited stages behind the origin's, of one layer each; by default all in order.
     """
     found = []
     for micro, (tokens, targets) in enumerate(batches()):
@@ -64,7 +65,7 @@ def gradients(ways=()):
 
 
 class Peer:
-    """One process: a transport, what is fed from it, and work that takes virtual time."""
+    """One process: a transport, the consumer of its frames, and a worker in virtual time."""
 
     def __init__(self, replica, index):
         self.replica, self.index, self.alive = replica, index, True
@@ -104,7 +105,7 @@ class Peer:
                 self.runs.on_frame(arrival.peer, arrival.frame)
 
     async def probe(self):
-        """What a roster does: dial again whoever was lost."""
+        """Dial lost peers again, as a roster does."""
         while True:
             await asyncio.sleep(1.0)
             for peer in sorted(self.runs.stage_holders.lost):
@@ -124,7 +125,7 @@ class Peer:
 
 
 class Replica:
-    """An origin and hosts of stages 1, 2, 3, `twins` of each. `scripts`: (host, event, nth) -> what happens then."""
+    """Origin and `twins` hosts for each of stages 1, 2, 3. `scripts`: (host, event, nth) -> action."""
 
     def __init__(
         self, seed, *, twins=2, spec="fp32", inner=PLAIN, bandwidth=None, scripts=None, clip=0.0, window=4, **options
@@ -180,7 +181,7 @@ class Replica:
         return await self.origin.runs.step(batches(seed=seed), **options)
 
     async def settled(self):
-        """All that is alive has applied what it was told to."""
+        """Wait until all live peers have applied the last step."""
         await asyncio.sleep(5)
 
 
@@ -194,13 +195,13 @@ def first_values():
 
 
 def moved(section_):
-    """How far every parameter of a section went from its first value, in learning rates."""
+    """Return the distance of each parameter of a section from its first value, in learning rates."""
     first = first_values()
     return {name: (first[name] - parameter).detach() / LR for name, parameter in section_.named_parameters()}
 
 
 def check(replica, outcome, ways=()):
-    """Every peer's parameters made just the step that the outcome says, and no micro-batch counts twice at a stage."""
+    """Check that each peer made the step of the outcome, and each micro-batch counts once per stage."""
     reference = gradients(ways)
     computed = len(outcome.losses)
     for micro, loss in outcome.losses.items():
@@ -439,7 +440,7 @@ def test_pipeline_equals_full_replica_step_for_step(confined):
 
 
 def test_messages_from_other_members_change_nothing():
-    """A member that holds no stage, and a host that speaks of what is not its: both are not heard."""
+    """Messages of a member without a stage, and of a host about other stages, are ignored."""
 
     async def main():
         replica = Replica(1)
@@ -455,7 +456,7 @@ def test_messages_from_other_members_change_nothing():
                     origin.on_frame(stranger, Frame(Passed(0, micro, 0, backward, 0.0, "full")))
             origin.on_frame(stranger, Frame(Tally(0, 1e30, 5, "")))
 
-        liar.runs._room = 0  # else it would have a say in what goes through it
+        liar.runs._room = 0  # otherwise it would be on the route
         replica.scripts[3, "forward", 1] = lie
         replica.scripts[5, "backward", 2] = lie
         outcome = await replica.step()
@@ -468,7 +469,7 @@ def test_messages_from_other_members_change_nothing():
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(2, 20))])
 def test_hosts_apply_step_outcomes_under_random_faults(seed):
-    """Over five steps: a kill per stage at most, peers that stand still, links that break or are cut for a while."""
+    """Five steps with at most one kill per stage, paused peers, and links that break or are cut for a while."""
 
     async def main():
         rng, replica = random.Random(seed), Replica(seed, window=1 + seed % MICROS, scripts={})
@@ -513,7 +514,7 @@ def test_hosts_apply_step_outcomes_under_random_faults(seed):
         stop.set()
         await fate
         net.heal()
-        await asyncio.sleep(30)  # until all that are there are found again
+        await asyncio.sleep(30)  # until all live peers are connected again
         for number in (90, 91, 92):
             last = await replica.step(seed=number)
             for peers in last.counted.values():
@@ -531,7 +532,7 @@ def test_hosts_apply_step_outcomes_under_random_faults(seed):
 
 @pytest.mark.parametrize("by_visits", [False, True])
 def test_skipping_steps_equal_those_of_the_benchmark(by_visits):
-    """benchmarks/skipping.py makes the same steps in one process: AdamW, clipping, either way to divide a gradient."""
+    """benchmarks/skipping.py makes the same steps in one process: AdamW, clipping, both divisors."""
     spec = importlib.util.spec_from_file_location("benchmarks_skipping", BENCHMARKS / "skipping.py")
     sys.path.insert(0, str(BENCHMARKS))
     try:

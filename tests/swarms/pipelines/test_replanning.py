@@ -17,7 +17,7 @@ TOKENS = 8
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What steps of origins came to, what they said then, and the weights of rounds: (fragment, round) -> {peer: tokens}."""
+    """Return outcomes of steps, plans, and weights of rounds: (fragment, round) -> {peer: tokens}."""
     steps, said, weights = [], [], defaultdict(dict)
     see, committed = OriginLearner._see, SimWorld.committed
 
@@ -37,7 +37,7 @@ def seen(monkeypatch):
 
 
 def test_planned_group_skips_stages_and_replans_after_a_kill(seen):
-    """Five hosts in two stages, of which each micro-batch visits one; one is killed, and the plan mended."""
+    """Five hosts in two stages, each micro-batch visits one; one is killed, and the plan is mended."""
     steps, said, weights = seen
     hosts = [host(index, 1 + index % 2, origin=1) for index in range(2, 7)]
     peers = (peer(0), host(1, 0, origin=1), *hosts)
@@ -51,7 +51,7 @@ def test_planned_group_skips_stages_and_replans_after_a_kill(seen):
     for outcome in steps:
         assert outcome.finished == set(range(4)) and not outcome.lost and not outcome.skipped
         visits = [micro for peers in outcome.counted.values() for micros in peers.values() for micro in micros]
-        assert sorted(visits) == [0, 1, 2, 3]  # one of the two stages, each
+        assert sorted(visits) == [0, 1, 2, 3]  # each visits one of the two stages
         if outcome.planned < 1:  # something is known
             assert outcome.flown == pytest.approx(outcome.planned, rel=0.1)
     checked = 0
@@ -69,7 +69,7 @@ def test_planned_group_skips_stages_and_replans_after_a_kill(seen):
 
 @pytest.mark.trial
 def test_planned_group_continues_without_a_lost_stage(seen):
-    """Stage 1 loses its only holder: every micro-batch visits stage 2 now, and the others need not wait for the group."""
+    """Stage 1 loses its only holder: all micro-batches visit stage 2, and rounds do not wait for the group."""
     steps, _, _ = seen
     hosts = [host(index, index - 1, origin=1) for index in (2, 3)]
     peers = (peer(0, step=0.2), host(1, 0, origin=1), *hosts)
@@ -83,7 +83,7 @@ def test_planned_group_continues_without_a_lost_stage(seen):
 
 
 def test_host_moves_to_the_slowest_stage(seen):
-    """Peer 2 is slow, and alone in its stage; of the two in the other stage the one with less to do comes over."""
+    """Peer 2 is slow, and alone in its stage; the less busy host of the other stage moves there."""
     steps, _, _ = seen
     peers = (peer(0), weak(1, join=9.0), weak(2, step=1.0), weak(3), weak(4))
     run = play(scenario(peers, pipeline="rebalance = 8.0\nbackup_every = 0\n", seconds=36.0))
@@ -94,7 +94,7 @@ def test_host_moves_to_the_slowest_stage(seen):
     held = [(turn - 1) % 3 for turn in sorted(found[1])]
     assert held == [2] * held.count(2) + [1] * held.count(1) and held.count(2) and held.count(1) >= 2
     assert {(turn - 1) % 3 for turn in found[3]} == {2} and max(found[3]) > max(found[1]) - 3
-    # Of two micro-batches the slow host computes one instead of both; links take the same time as before.
+    # The slow host computes one of two micro-batches instead of both; links take the same time as before.
     assert steps[-1].flown < 2 / 3 * steps[0].flown
     assert not events_of(run, "stage without holder")[1:]  # but for the first moment
 
@@ -116,7 +116,7 @@ def test_spare_host_moves_to_empty_stage():
 
 @pytest.mark.trial
 def test_host_with_assigned_stage_does_not_move():
-    """Its origin asks it once, and then nobody."""
+    """Its origin asks it once, and no other peer does."""
     hosts = (host(1, 0, origin=1), host(2, 1, origin=1, step=1.0), host(3, 2, origin=1), host(4, 2, origin=1))
     run = play(scenario((peer(0), *hosts), pipeline="rebalance = 4.0\n", seconds=24.0))
     asked = [event.fields["peer"] for event in events_of(run, "move")]

@@ -42,7 +42,7 @@ def cities(bench):
 
 
 def executed(replica):
-    """The peers that each micro-batch went forward over, by when they began; and the most that each host held at once."""
+    """Return the peers that each micro-batch visited, by start time, and each host's maximum load."""
     ways, held, most = defaultdict(list), defaultdict(set), Counter()
     for _, peer, name, fields in sorted(replica.events, key=lambda event: event[0]):
         micro = fields.get("micro")
@@ -56,7 +56,7 @@ def executed(replica):
 
 
 def check(replica, length):
-    """What went on kept CC1 to CC3 and TC1."""
+    """Check that the run kept CC1 to CC3 and TC1."""
     ways, most = executed(replica)
     assert set(ways) == set(range(replica.micros))
     ruled = replace(replica.instance, length=length, per_start=replica.micros, rounds=1)
@@ -151,7 +151,7 @@ def test_load_follows_changing_speed_without_a_plan(bench):
 
 
 def test_hosts_move_to_slow_stage_without_emptying_another(bench):
-    """Stage 1 has one slow host, stage 2 has four: two of them come over, one in a period."""
+    """Stage 1 has one slow host, stage 2 has four: two of them move, one in each period."""
 
     async def main():
         instance = even([0.01, 1.0, 0.25, 0.25, 0.25, 0.25], stages=((0,), (1,), (2, 3, 4, 5)))
@@ -161,7 +161,7 @@ def test_hosts_move_to_slow_stage_without_emptying_another(bench):
         flown, moves, sizes = [], [], []
 
         async def move(peer, source, target):
-            """Between two steps, as a host that ends its life and begins another."""
+            """Between two steps, like a host that ends its process and starts another."""
             stage_holders.holders[source].remove(peer)
             await asyncio.sleep(3.0)
             host, own = next(host for host in replica.hosts if host.me == peer), bench.Hollow()

@@ -1,4 +1,4 @@
-"""Peers that are behind follow round by round, starting from the state they have read."""
+"""Late peers follow round by round, starting from a state that they have read."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_peer_unreachable_for_leader_follows_without_fetching_state(swarm):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_joiner_is_not_delayed_by_a_simultaneous_death(swarm, seed):
-    """The state's way from when it is asked for, at most what is left of a round, and the round that the joiner is in."""
+    """Transfer of the state, at most the rest of one round, and the first round of the joiner."""
 
     async def main():
         s = swarm(6, rounds=9, size=100_000, seed=seed, bandwidth=5e6)
@@ -81,7 +81,7 @@ def test_joiner_is_not_delayed_by_a_simultaneous_death(swarm, seed):
 
 
 def test_restarted_members_do_not_follow_one_survivor(swarm):
-    """They look for the state, but each has its own from a checkpoint: it keeps its say in which is the right one."""
+    """They look for a state, but each has a checkpoint, so they still count in the majority."""
 
     async def main():
         s = swarm(5, rounds=3)

@@ -25,7 +25,7 @@ SPECS = [
 
 
 def through(codec, x):
-    """What x becomes on its way, by the reference alone."""
+    """Return x after encoding and decoding by the reference."""
     if isinstance(codec, Half):
         return reference.halves_decode(reference.halves_encode(x, codec.brain), codec.brain)
     if isinstance(codec, E3M0):
@@ -36,7 +36,7 @@ def through(codec, x):
 
 
 def expected(node, peers):
-    """The parameters after all rounds: float64 means of decoded contributions, quantized once more, then the outer step."""
+    """Return the final parameters: float64 means of decoded values, encoded again, then the outer step."""
     s, outer = node.swarm, node.swarm.manifest.outer
     codec, cut = node.session.codec, node.session.grid
     theta = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)

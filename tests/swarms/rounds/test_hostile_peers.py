@@ -27,7 +27,7 @@ from thinwire.swarm.messages.registry import (
 
 
 async def _with_stranger(swarm, say, *, rounds=6, seed=0):
-    """Three members; a fourth peer that is linked to all of them does nothing but `say` things to each, every 50 ms."""
+    """Three members, and a peer with links to all of them that only calls `say` for each, every 50 ms."""
     s = swarm(3, seed=seed, rounds=rounds)
     s.start()
     liar = s.join(9)
@@ -83,7 +83,7 @@ def test_stranger_cannot_stop_rounds_or_replace_state(swarm, say):
 
 
 def test_undecodable_result_is_never_applied(swarm):
-    """An owner signs for a result with a NaN in it: nobody votes for it, the round goes on without that owner."""
+    """An owner signs a result with a NaN: no peer votes for it, and the round continues without that owner."""
 
     async def main():
         s = swarm(4, codec="fp32", rounds=4)
@@ -108,7 +108,7 @@ def test_undecodable_result_is_never_applied(swarm):
 
 
 def test_unread_answers_to_one_peer_are_bounded(swarm):
-    """Two thousand requests for results and for the state from a peer whose link takes nothing: one answer's worth waits."""
+    """Two thousand requests from a peer whose link takes no data: only one answer's worth waits."""
 
     async def main():
         s = swarm(3, rounds=40, size=400_000)
@@ -141,7 +141,7 @@ def _zeros(session, index):
 
 
 def _miserly(session):
-    """Keeps its chunks to itself."""
+    """Send no chunks."""
     bulk = session.presence.send_queue.bulk
     session.presence.send_queue.bulk = lambda to, frame, **more: (
         None if isinstance(frame.message, Chunk) else bulk(to, frame, **more)
@@ -149,7 +149,7 @@ def _miserly(session):
 
 
 def _announces_anew(s, liar):
-    """It sends no chunk, and announces again whenever somebody prepares a ballot."""
+    """Send no chunk, and announce again at every ballot."""
     session = liar.session
     _miserly(session)
     routed = session.on_frame
@@ -164,7 +164,7 @@ def _announces_anew(s, liar):
 
 
 def _trickles(s, liar):
-    """It sends no chunk that it owes; but twice a second one of an announcement that nobody waits for."""
+    """Send no chunk of the present announcement, but twice a second one of an old announcement."""
     session = liar.session
     _miserly(session)
     payload = _zeros(session, 0)
@@ -185,7 +185,7 @@ def _trickles(s, liar):
 
 
 def _asks_for_ever(s, liar):
-    """It asks everybody for promises with higher and higher ballots, three times a second, and leads nothing."""
+    """Ask all peers for promises with growing ballots, three times a second, and lead nothing."""
 
     async def talk():
         while True:
@@ -199,7 +199,7 @@ def _asks_for_ever(s, liar):
 
 
 def _equivocates(s, liar):
-    """It tells every other peer other results of its chunks, signs them both, and does not vote."""
+    """Send different signed results of its chunks to half of the peers, and do not vote."""
     session, box = liar.session, liar.presence.send_queue
     bulk, control = box.bulk, box.control
     half = {s.nodes[0].id, s.nodes[2].id}
@@ -232,7 +232,7 @@ def test_one_liar_among_five_does_not_stop_rounds(swarm, lie):
 
 
 def test_early_chunks_of_strangers_do_not_displace_honest_ones(swarm):
-    """Two strangers announce and send all they have to everybody before the round opens; nobody else is left out for it."""
+    """Two strangers send all they have to all peers before the round opens; no other peer is excluded for it."""
 
     async def main():
         s = swarm(6, rounds=8, latency=0.15)
@@ -273,7 +273,7 @@ def test_early_chunks_of_strangers_do_not_displace_honest_ones(swarm):
 
 
 def test_peer_that_only_announces_delays_few_rounds(swarm):
-    """It is let in, takes part without a contribution, owns chunks and sends nothing: soon it is given none."""
+    """It is admitted, does not contribute, owns chunks and sends nothing: soon it owns no chunk."""
 
     async def main():
         s = swarm(4, rounds=20, patience=1.0)

@@ -35,7 +35,7 @@ def test_butterfly_survives_kill_of_one_of_six_at_any_phase(swarm, phase, victim
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(4, 12))])
 def test_butterfly_survives_kill_of_two_of_six_at_any_phase(swarm, seed):
-    """Any two, at any phases of one round, alike or in a row."""
+    """Any two peers, at any phases of one round, equal or consecutive."""
     first, second = seed % 6, (seed + 1 + seed // 6) % 6
 
     async def main():
@@ -48,8 +48,9 @@ def test_butterfly_survives_kill_of_two_of_six_at_any_phase(swarm, seed):
 
 
 def test_slow_links_are_not_mistaken_for_stalled_peers(swarm):
-    """What eight peers owe each other shares their uplinks: for three patiences no chunk is whole. In the first round it is not
-    known yet how long one takes.
+    """Chunks of eight peers share their uplinks: for three patiences no chunk is whole.
+
+    In the first round the time of a chunk is not known yet.
     """
 
     async def main():
@@ -66,7 +67,7 @@ def test_slow_links_are_not_mistaken_for_stalled_peers(swarm):
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_newcomer_without_state_does_not_delay_ballot(swarm, phase):
-    """One of four dies while a newcomer loads: who begins a ballot asks that one too, and hears that it knows of nothing."""
+    """One of four dies while a newcomer loads: the proposer asks the newcomer too, which declines."""
 
     async def main():
         s = swarm(4, patience=5.0)
@@ -105,7 +106,7 @@ def test_joiner_during_a_round_takes_part_in_the_next(swarm, phase):
 
 @pytest.mark.parametrize("seed", [0, 8, *range(12, 20)])
 def test_joiner_delays_nobody(swarm, seed):
-    """It has missed what the others announced before it had their state, and asks them for it."""
+    """It has missed the others' announcements before it had their state, and asks for them."""
 
     async def main():
         s = swarm(3, seed=seed, rounds=10)
@@ -135,7 +136,7 @@ def test_killed_peer_rejoins_butterfly(swarm, phase, life):
 
 
 def test_last_survivor_continues(swarm):
-    """A reset says that a process is gone, so a crash of all others does not stop the last."""
+    """A reset shows that a process is dead, so a crash of all others does not stop the last one."""
 
     async def main():
         await scenes.lose(swarm(4), dict.fromkeys((1, 2, 3), "open"))
@@ -144,7 +145,7 @@ def test_last_survivor_continues(swarm):
 
 
 def test_peer_paused_for_a_minute_is_left_out_and_catches_up(swarm):
-    """SIGSTOP for a minute: the round goes on without it, and it is brought up to date."""
+    """SIGSTOP for a minute: the round continues without it, and it catches up."""
 
     async def main():
         s = swarm(5, rounds=60)
@@ -184,7 +185,7 @@ def test_bad_butterfly_payload_is_excluded_with_reason(swarm, change, reason, li
 
 @pytest.mark.parametrize("wrong", [0, 2])
 def test_replica_with_other_base_is_excluded_and_fetches_state(swarm, wrong):
-    """A replica that differs finds out, fetches only the chunks that differ, and says so."""
+    """A replica that differs notices it, fetches only the differing chunks, and reports it."""
 
     async def main():
         s = swarm(4, size=1_000_000, rounds=7)
@@ -248,7 +249,7 @@ def test_minority_stops_during_partition_and_catches_up(swarm):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_even_partition_continues_on_one_side_and_heals(swarm, seed):
-    """One half goes on, the one with the distinguished member, and many rounds; the other half has no majority against it."""
+    """The half with the distinguished member continues; the other half has no majority against it."""
 
     async def main():
         await scenes.part(swarm(8, rounds=16, seed=seed), [[0, 1, 3, 6], [2, 4, 5, 7]], 20.0)
@@ -272,7 +273,7 @@ def test_butterfly_trace_is_equal_for_equal_seeds(swarm):
 
 
 def test_error_in_background_digest_is_raised_at_once(swarm):
-    """Nobody waits for the hash of a state before the next round is due, which may be hours later."""
+    """No caller waits for the hash of a state before the next round, which may begin hours later."""
 
     async def main():
         s = swarm(3)

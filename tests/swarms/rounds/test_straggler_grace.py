@@ -1,4 +1,4 @@
-"""Swarms with computed grace: slightly late peers contribute, and nobody is waited for in vain."""
+"""Swarms with computed grace: slightly late peers contribute, and no wait is in vain."""
 
 from dataclasses import replace
 
@@ -11,11 +11,11 @@ from thinwire.swarm.membership.presets import LAN
 REGION = next(iter(REGIONS))
 STEPS = 20
 FAST, LATE, SLOW = 0.25, 0.36, 1.0
-"""Seconds of a step: a quorum trains for 5 s, one comes 2.2 s later, one 15 s later."""
+"""Seconds of a step: a quorum trains for 5 s, one peer is 2.2 s later, one 15 s."""
 
 
 def commits(monkeypatch, grace, *, seed=1, speeds=(FAST, FAST, FAST, LATE, SLOW), duration=60.0):
-    """Of every round that committed: when peers learned it first, and whose contributions are in it."""
+    """Return for each committed round the first time at which peers learned it, and its contributors."""
     seen, committed = {}, SimWorld.committed
 
     def note(self, machine, outcome):
@@ -35,13 +35,13 @@ def commits(monkeypatch, grace, *, seed=1, speeds=(FAST, FAST, FAST, LATE, SLOW)
 
 
 def part(seen, index):
-    """Of the rounds after the first three, the part that has this peer's contribution."""
+    """Return the share of rounds after the first three with a contribution of this peer."""
     rounds = [peers for round, (_, peers) in seen.items() if round > 3]
     return sum(identity_of(index).peer_id in peers for peers in rounds) / len(rounds)
 
 
 def pace(seen):
-    """Seconds from one commit to the next, after the first three."""
+    """Return the seconds from one commit to the next, after the first three."""
     times = [at for round, (at, _) in sorted(seen.items()) if round > 3]
     return (times[-1] - times[0]) / (len(times) - 1)
 

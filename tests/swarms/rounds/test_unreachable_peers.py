@@ -1,4 +1,4 @@
-"""Peers without a link between them: rounds take other routes, and nobody is excluded."""
+"""Peers without a link between them: rounds take other routes, and no peer is excluded."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_liar_that_blames_everybody_excludes_nobody(swarm, count, reason):
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("one_way", [True, False])
 def test_group_of_two_or_three_survives_a_cut(swarm, count, one_way):
-    """Of three, two go on; of two, the rounds go on when the cut has healed at the latest."""
+    """Of three peers, two continue; of two, rounds continue at the end of the cut at the latest."""
 
     async def main():
         s = swarm(count, rounds=12)

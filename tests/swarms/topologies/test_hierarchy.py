@@ -56,7 +56,7 @@ def test_hierarchy_works_for_any_size_and_number_of_peers(swarm, size, count):
 
 
 def test_hierarchy_averages_powersgd_factors(swarm):
-    """Two rounds a step: what a site's relay encodes anew is what the second one is bound to."""
+    """Two rounds a step: the second one depends on what the relay of a site has encoded again."""
 
     async def main():
         s = two_sites(swarm, outer='method = "powersgd"', codec="powersgd(rank=4)", rounds=4, size=12_000)
@@ -69,7 +69,7 @@ def test_hierarchy_averages_powersgd_factors(swarm):
 
 
 def test_hierarchy_sums_have_each_contribution_once_after_a_death(swarm):
-    """Each peer contributes 2 to its own power, one dies: exact, and the same on all, whoever relayed what."""
+    """Each peer contributes 2 to the power of its index, one dies: sums are exact and equal, with any relays."""
 
     async def main():
         s = two_sites(swarm, codec="fp32", rounds=4, size=40_000, outer="lr = 1.0\nmomentum = 0.0\nnesterov = false")
@@ -180,7 +180,7 @@ LONE = ("attic", "barn", "barn", "barn", "barn", "barn")
     ],
 )
 def test_bad_hierarchy_payload_is_excluded_with_reason(swarm, change, reason, liar, sites):
-    """The relay of its site sees it, or, of a lone one, the chunk's owner."""
+    """The relay of its site finds it, or the chunk's owner for a peer without a site."""
 
     async def main():
         s = two_sites(swarm, codec="fp32", sites=sites, rounds=4)
@@ -228,7 +228,7 @@ def _silent(to, frame):
 
 @pytest.mark.parametrize(("change", "liar"), [(_spoiled, 3), (_long, 0), (_long, 3), (_silent, 0)])
 def test_relay_that_lies_about_its_site_loses_its_chunks(swarm, change, liar):
-    """All contributions still count: of its site's, another relay tells."""
+    """All contributions of its site still count: another relay forwards them."""
 
     async def main():
         s = two_sites(swarm, codec="fp32", rounds=4)
@@ -245,7 +245,7 @@ def test_relay_that_lies_about_its_site_loses_its_chunks(swarm, change, liar):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_silent_peer_makes_few_relays_lose_their_chunks(swarm, monkeypatch, seed):
-    """Relays that wait for it are waited for themselves, and are not to blame."""
+    """Relays that wait for it are not to blame for the wait of others."""
     idle = []
     real = Hierarchy.open
 
@@ -277,7 +277,7 @@ def test_relay_that_forwards_nothing_delays_only_its_site(swarm):
 
 
 def test_hierarchy_ignores_late_frames_of_aborted_ballot(swarm):
-    """What a dead ballot's relay had on its way comes in the middle of the next one, and in the round after."""
+    """Frames of a dead ballot's relay arrive in the middle of the next ballot, and in the next round."""
 
     async def main():
         s = two_sites(swarm, rounds=5)
@@ -312,7 +312,7 @@ def test_hierarchy_ignores_late_frames_of_aborted_ballot(swarm):
 
 
 def test_hierarchy_without_shared_sites_equals_butterfly(swarm):
-    """Where nobody shares a site the states are the butterfly's, bit for bit."""
+    """If no peers share a site, the states are those of the butterfly, bit for bit."""
 
     def digests(topology):
         async def main():
@@ -328,7 +328,7 @@ def test_hierarchy_without_shared_sites_equals_butterfly(swarm):
 
 
 def crossing(swarm, topology, *, sites, count, size=196_608, rate=None, rounds=2):
-    """Bulk bytes that left each site in a round, and seconds from the last announcement to the commits."""
+    """Return bulk bytes that left each site in a round, and seconds from the last announcement to the commits."""
 
     async def main():
         s = swarm(

@@ -1,4 +1,4 @@
-"""The planner's round times against whole swarms with the same peers, links, codec and steps, within 10 %."""
+"""The planner's round times against swarms with the same peers, links, codec and steps, within 10 %."""
 
 from dataclasses import dataclass
 from statistics import mean
@@ -18,7 +18,10 @@ JITTER = 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """links: bytes/s (down, up), taken by turns; latency: one way; computing: of the first peer, each next `slower` more."""
+    """links: bytes/s (down, up) in turn; latency: one way, seconds.
+
+    computing: seconds of the first peer's steps; each further peer takes `slower` more.
+    """
 
     peers: int
     size: int
@@ -49,7 +52,10 @@ CASES = {
 
 
 async def lived(swarm, case):
-    """Mean seconds from commit to commit, from the slowest announcement to the commits, and bytes sent per peer and round."""
+    """Return mean seconds between commits and from the last announcement to the commits, and bytes sent.
+
+    Bytes are per peer and round.
+    """
     world = swarm(
         case.peers, rounds=ROUNDS, size=case.size, codec=case.codec, grace=GRACE, patience=5.0, latency=case.latency,
         topology=case.topology,
@@ -94,7 +100,7 @@ PAIRS = {
 
 
 async def lived_pairs(swarm, case, gamma, group):
-    """Mean seconds from step to step of one peer, and bytes sent per peer and round."""
+    """Return mean seconds from step to step of one peer, and bytes sent per peer and round."""
     world = swarm(
         case.peers, rounds=ROUNDS, size=case.size, codec=case.codec, patience=5.0, latency=case.latency,
         outer=f'method = "noloco"\ngamma = {gamma}\n', group=group,

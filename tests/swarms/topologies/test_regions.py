@@ -22,7 +22,7 @@ PACE = 6.0
 
 
 def rtt(one, other):
-    """Seconds between two nodes, by index; two of one region are a few milliseconds apart."""
+    """Return seconds between two nodes by index; a few milliseconds inside a region."""
     return PATHS[REGIONS[one % 10], REGIONS[other % 10]].rtt
 
 
@@ -31,7 +31,7 @@ def latency(sender, receiver):
 
 
 def opened(s):
-    """Round -> its ballot, as it was committed."""
+    """Return round -> its committed ballot."""
     found = {}
     for node in s.nodes.values():
         settle = node.round_factory._settle
@@ -67,7 +67,7 @@ def ring(opened):
 
 
 def length(order):
-    """Seconds once round a ring of indices, one way."""
+    """Return seconds around a ring of indices, one way."""
     return sum(rtt(a, b) for a, b in pairwise([*order, order[0]])) / 2
 
 
@@ -99,7 +99,7 @@ def test_ring_order_from_measured_links_equals_true_order(swarm):
 
 
 def test_ring_order_from_measured_links_makes_rounds_faster(swarm):
-    """Beside rings that know nothing of links, and are in another order in every round."""
+    """Compared with rings in another random order in every round."""
     s, _ = played(swarm, 10, topology="ring")
 
     def blind(s):
@@ -113,7 +113,7 @@ def test_ring_order_from_measured_links_makes_rounds_faster(swarm):
 
 
 def test_nearby_peers_form_sites_without_site_names(swarm):
-    """Three regions by turns, a hierarchy without a name: contributions come together in each region first."""
+    """Three regions and a hierarchy without site names: contributions are combined in each region first."""
 
     def three(sender, receiver):
         return rtt(IDS.index(sender) % 3 * 4, IDS.index(receiver) % 3 * 4) / 2

@@ -9,14 +9,14 @@ from thinwire.swarm.messages.registry import Result
 
 TOPK = "topk(k=1024,chunk=4096)|2bit|rice"
 FAST, SLOW, PEERS, WEAK = 100_000.0, 10_000.0, 8, 3
-"""Bytes/s up, and who of how many is the slow one."""
+"""Uplink rates in bytes/s, number of peers, and index of the slow one."""
 
 PIECE = 1250
 
 
 @pytest.fixture
 def uneven(swarm):
-    """Peers that know what their uplinks carry, as they do after some rounds."""
+    """Return peers that know the capacity of their uplinks, as after some rounds."""
 
     def make(*, slow=SLOW, rounds=3):
         s = swarm(
@@ -52,7 +52,7 @@ def payload(s, number):
 
 
 def seconds(s, number, but=None):
-    """From the first peer in whom a round opened to the last that committed it, one of them left out."""
+    """Return the time from the first opening of a round to its last commit, without the peer `but`."""
     opened = [at for node in s.nodes.values() for at, name, fields in node.log if is_open(name, fields, number)]
     ended = [
         node.committed_at[number] for node in s.nodes.values() if number in node.committed_at and node.index != but
@@ -65,7 +65,7 @@ def is_open(name, fields, number):
 
 
 def level(nbytes, slow=SLOW):
-    """The least time that uplinks allow: of the weak one's payload, and of all copies over all uplinks."""
+    """Return the least time that uplinks allow: for the weak payload, and for all copies over all uplinks."""
     return max(nbytes / slow, PEERS * (PEERS - 1) * nbytes / ((PEERS - 1) * FAST + slow))
 
 
@@ -86,7 +86,7 @@ def test_weak_uplink_sends_its_payload_about_once(uneven, slow):
 
 
 def resting(s, number):
-    """Whom each of the living has found to be no help."""
+    """Return the peers that each live peer has found to be no helper."""
     return [node.round_factory._owner_backoff.resting(number) for node in s.nodes.values() if node.transport.alive]
 
 
@@ -182,7 +182,7 @@ def test_contributor_without_link_to_helper_still_contributes(uneven):
         s.check()
         for node in s.nodes.values():
             assert len(node.contributors[2]) == PEERS
-        # It has not heard what the other announced, so it learns that from the verdict.
+        # It lacks the other's announcement, so it learns about it from the commit.
         assert seconds(s, 2, but=WEAK) < 2 * level(payload(s, 2)) + s.patience / 2
 
     virtual_loop.run(main(), seed=3)

@@ -20,7 +20,7 @@ def more(values):
 
 
 def tapped(s, seen=lambda node, to, message: None):
-    """Bulk frames that leave any peer from now on: (sender, receiver, message, bytes). `seen` is called before each."""
+    """Record bulk frames of all peers from now on: (sender, receiver, message, bytes). `seen` runs before each."""
     sent = []
     for node in s.nodes.values():
         send_queue = node.presence.send_queue
@@ -37,7 +37,7 @@ def tapped(s, seen=lambda node, to, message: None):
 
 
 def ballots(s):
-    """Round -> the ballot with which it was committed, of each peer of the swarm as it is now."""
+    """Return round -> the committed ballot, for each present peer."""
     found = {}
     for node in s.nodes.values():
         settle = node.round_factory._settle
@@ -51,7 +51,7 @@ def ballots(s):
 
 
 def powers(s):
-    """Every peer contributes 2 to the power of its index, everywhere. Round -> [(values of results × contributors, who)]."""
+    """Let each peer contribute 2 to the power of its index. Round -> [(results × contributors, contributors)]."""
     sums = {}
     for node in s.nodes.values():
         node.spoil = lambda round, delta, node=node: np.full_like(delta, 2.0**node.index)
@@ -70,7 +70,7 @@ def powers(s):
 
 
 def whole(s, sums):
-    """Every committed result is the sum of those who are said to be in it, no more and no less."""
+    """Check that each committed result is the sum of its recorded contributors."""
     power = {node.id: 2.0**node.index for node in s.nodes.values()}
     for found in sums.values():
         for total, contributors in found:
@@ -94,7 +94,7 @@ def test_ring_replicas_stay_identical(swarm, codec):
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("victim", [0, *more(range(1, 6))])
 def test_ring_survives_kill_of_one_of_six(swarm, phase, victim):
-    """The next ballot goes round those that are left, at once, and everybody's contribution is in it once."""
+    """The next ballot has a ring of the remaining peers at once, with each contribution once."""
 
     async def main():
         s = swarm(6, seed=victim, codec="fp32", size=30_000, topology="ring")
@@ -108,12 +108,12 @@ def test_ring_survives_kill_of_one_of_six(swarm, phase, victim):
 
 
 LAST = 9
-"""Of ten: with a chunk for each of six peers, one sends on five sums and then five results."""
+"""Index of the last of ten peers: with a chunk for each of six, a peer forwards five sums and five results."""
 
 
 @pytest.mark.parametrize("step", [0, 5, LAST, *more(set(range(LAST)) - {0, 5})])
 def test_ring_death_in_transit_loses_no_other_contribution(swarm, step):
-    """Killed before any of the frames that it passes on, in the last step too: what others have is theirs, or the result's."""
+    """Killed before any frame that it forwards: contributions of the others are in the sums or results."""
 
     async def main():
         s = swarm(6, seed=step, codec="fp32", size=6 * 4096, rounds=5, topology="ring")
@@ -157,7 +157,7 @@ def test_ring_survives_kill_of_two_of_six(swarm, seed):
 
 
 def test_stalled_peer_interrupts_the_ring_for_two_rounds(swarm):
-    """SIGSTOP for 9 s: a patience, then a ballot without a ring, in which it shows; after two rounds there is a ring again."""
+    """SIGSTOP for 9 s: one patience, then a ballot without a ring that shows it; after two rounds a ring again."""
 
     async def main():
         s = swarm(5, rounds=20, size=30_000, codec="fp32", topology="ring")
@@ -211,7 +211,7 @@ def test_ring_neighbours_without_link_cost_a_ring_but_no_contribution(swarm):
 
 
 def test_peer_that_corrupts_partial_sums_suspends_the_ring(swarm):
-    """What it makes of them cannot be seen as long as it is a number; what is none is not taken, and rings rest."""
+    """Changed sums that are numbers stay unnoticed; other values are refused, and rings pause."""
 
     async def main():
         s = swarm(4, rounds=8, size=30_000, codec="fp32", topology="ring")
@@ -253,7 +253,7 @@ def test_bad_ring_payload_is_excluded_with_reason(swarm, change, reason, liar):
 
 
 def test_ring_uses_only_the_links_of_its_order(swarm):
-    """Links of one ring are fast, others slow: bytes go over these n links only, as many as a ring has, and no others."""
+    """Links of one ring are fast, others slow: bytes use only the n links of the ring."""
 
     async def main():
         s = swarm(6, rounds=3, size=6 * 8192, codec="fp32", topology="ring")
@@ -298,7 +298,7 @@ def test_newcomer_is_outside_the_ring_in_its_first_round(swarm):
 
 
 def test_peer_without_chunks_contributes_from_outside_the_ring(swarm):
-    """What it sends goes to where chunks begin, and to nobody else, and it gets the results from their owners."""
+    """It sends only to the peers at which chunks begin, and gets the results from their owners."""
 
     async def main():
         s = swarm(5, rounds=4, codec="fp32", size=5 * 4096, topology="ring")

@@ -30,7 +30,7 @@ def sparse(swarm):
 
 
 def expected(s, rounds, *, denominator="contributor_mean"):
-    """What the rounds of a swarm without faults come to, from the codec and the rule alone; and each peer's residual."""
+    """Return the outcome of rounds without faults by codec and rule alone, and each peer's residual."""
     codec = s.nodes[0].replica.codec.codec
     chunks = chunks_of(s.layout, codec.chunk)
     theta = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
@@ -207,7 +207,7 @@ def test_peer_that_announces_without_sending_is_excluded(sparse, liar):
 
 @pytest.mark.parametrize("told", [1, 2])
 def test_equivocating_announcements_do_not_split_the_swarm(sparse, told):
-    """Two peers of five are told and sent something else; whatever is committed is the same everywhere."""
+    """Two of five peers get other announcements and chunks; all commits are equal."""
 
     async def main():
         s = sparse(5, rounds=6)
@@ -260,7 +260,7 @@ def test_excluded_contribution_follows_on_exclusion_policy(sparse, policy):
     async def main():
         s = sparse(4, outer=f'on_exclusion = "{policy}"\n', rounds=3)
         out = s.nodes[1]
-        out.forge(3, _short)  # announced like this, so that nobody counts it
+        out.forge(3, _short)  # with this announcement, so that it is excluded
         seen = {}
         prepare = out.replica.feedback.prepare
 
@@ -284,7 +284,7 @@ def test_excluded_contribution_follows_on_exclusion_policy(sparse, policy):
 
 
 def test_allgather_round_without_verdict_changes_nothing(sparse):
-    """A minority alone: what was trained stays in the model, what was left out before stays as it is."""
+    """A minority alone: training stays in the model, and residuals are unchanged."""
 
     async def main():
         s = sparse(3, rounds=8)
@@ -303,7 +303,7 @@ def test_allgather_round_without_verdict_changes_nothing(sparse):
 
 
 def test_allgather_peers_without_link_both_contribute(sparse):
-    """What one cannot send to the other, others bring; nobody waits long."""
+    """Other peers relay between the two, without a long wait."""
 
     async def main():
         s = sparse(5, rounds=6)

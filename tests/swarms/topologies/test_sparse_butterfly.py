@@ -34,7 +34,7 @@ def sieve(swarm):
 
 
 def kept(s, indices=None):
-    """What all owners together have kept."""
+    """Return the sum of the residuals of all owners."""
     whole = np.zeros(s.size)
     for index in s.nodes if indices is None else indices:
         for chunk, rest in rests(s.nodes[index]).items():
@@ -43,19 +43,19 @@ def kept(s, indices=None):
 
 
 def rests(node):
-    """What one owner has kept, by chunk."""
+    """Return the residuals of one owner by chunk."""
     return {chunk: rest.copy() for chunk, rest in node.replica.kept.all().items()}
 
 
 def holders(s, indices):
-    """Who of these has kept something, of each chunk."""
+    """Return for each chunk the owners with a residual."""
     indices = list(indices)
     count = len(s.nodes[indices[0]].session.grid)
     return [[i for i in indices if s.nodes[i].replica.kept.of(chunk) is not None] for chunk in range(count)]
 
 
 def expected(s, rounds):
-    """What rounds without faults come to, by codecs and rule alone on the whole vector: θ, the rest, the sum of the means."""
+    """Return θ, residual and sum of means after rounds without faults, computed on the whole vector."""
     portions, cut, outer = s.nodes[0].replica.codec.portions, s.nodes[0].session.grid, s.manifest.outer
     keep = np.float32(s.manifest.exchange.owner_residual_decay)
     chunks = layout(s.size, cut.chunk, portions.codec.chunk)
@@ -97,7 +97,7 @@ def test_applied_and_retained_values_sum_to_the_means(sieve, outer, keep):
         if keep == 1.0:
             first = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
             np.testing.assert_allclose((first - theta) / 0.9 + kept(s), means, atol=2e-6)
-            assert np.linalg.norm(rest) > 0.1 * np.linalg.norm(means)  # and something was kept
+            assert np.linalg.norm(rest) > 0.1 * np.linalg.norm(means)  # residuals are not empty
 
     virtual_loop.run(main(), seed=1)
 
@@ -111,7 +111,7 @@ def test_sparse_butterfly_survives_kill_of_one_of_six(sieve, phase, victim, monk
         s = sieve(6, seed=victim)
         rest = await scenes.lose(s, {victim: phase})
         scenes.soon(s, rest)
-        # Every chunk has one owner that keeps something of it, and what the dead one owned others begin anew.
+        # Each chunk has one owner with a residual; new owners of the dead peer's chunks start without one.
         assert [len(found) for found in holders(s, rest)] == [1] * len(s.nodes[rest[0]].session.grid)
 
     virtual_loop.run(main(), seed=victim)
@@ -166,7 +166,7 @@ def test_killed_peer_rejoins_sparse_butterfly(sieve, phase):
 
 
 def test_sparse_butterfly_round_without_verdict_changes_nothing(sieve):
-    """A minority alone: what was left of contributions and of sums stays as it is."""
+    """A minority alone: residuals of contributions and of sums are unchanged."""
 
     async def main():
         s = sieve(3, rounds=8)
@@ -186,7 +186,7 @@ def test_sparse_butterfly_round_without_verdict_changes_nothing(sieve):
 
 
 def test_adopted_results_commit_with_owner_residuals(sieve):
-    """The leader dies before it can tell the verdict: the next ballot adopts the results, and owners commit what they kept."""
+    """The leader dies before it sends the commit: the next ballot adopts the results and residuals."""
 
     async def main():
         s = sieve(5, rounds=3)
@@ -226,7 +226,7 @@ def test_adopted_results_commit_with_owner_residuals(sieve):
         await s.finish(rest)
         s.check(rest)
         assert any(adopted[index] is not None for index in rest)
-        # What they had kept went into the sums of round 3, so none of it is kept on.
+        # The residuals went into the sums of round 3, so they are empty.
         compared = 0
         for index in rest:
             after = rests(s.nodes[index])
@@ -294,7 +294,7 @@ def test_equivocating_owner_does_not_split_the_swarm(sieve):
 
 
 def test_leader_that_owns_all_chunks_makes_nobody_lose_residuals(sieve):
-    """What was sent and what is kept is all that there was, though chunks went to the liar and came back."""
+    """Sent values and residuals together are complete, although chunks went to the liar and back."""
 
     async def main():
         s = sieve(5, rounds=8, outer='lr = 0.9\ndenominator = "mean"\n', keep=1.0)
@@ -323,7 +323,7 @@ def test_leader_that_owns_all_chunks_makes_nobody_lose_residuals(sieve):
 
 
 def test_sums_computed_in_executor_block_nothing_and_match(sieve, monkeypatch):
-    """Though each takes a while, in which an owner dies and chunks move: results are those of who computes at once."""
+    """Each takes a while, in which an owner dies and chunks move: results equal those of immediate sums."""
     thin, depth = Portions.thin, []
 
     def watched(self, *rest):
@@ -359,7 +359,7 @@ def test_sums_computed_in_executor_block_nothing_and_match(sieve, monkeypatch):
 
 
 def test_pending_sum_of_abandoned_round_does_not_vote(sieve):
-    """Who begins a round anew has promised nothing in it: what it was making must not end in a vote."""
+    """A peer that begins a round again has promised nothing: a pending sum must not lead to a vote."""
     seen = {}
 
     async def slowly(function):
@@ -402,7 +402,7 @@ def test_failed_sum_is_raised_as_own_error(sieve, monkeypatch):
 
 @pytest.mark.parametrize("missed", [False, True])
 def test_restarted_owner_restores_residual_if_state_is_unchanged(sieve, missed):
-    """From its checkpoint; and says what is lost, where others have gone on."""
+    """From its checkpoint; it reports the loss if the others have continued."""
 
     async def main():
         s = sieve(3, rounds=9)
@@ -443,8 +443,9 @@ def test_restarted_owner_restores_residual_if_state_is_unchanged(sieve, missed):
 
 
 def test_restarted_owner_does_not_resend_committed_residual(sieve):
-    """All sums of a round are there, and nobody but the leader has heard that it is over: then an owner comes back from its
-    checkpoint of the round before, and applies the round like all others.
+    """All sums of a round are there, and only the leader knows of its end; then an owner restarts.
+
+    It starts from the checkpoint of the previous round, and applies the round like all others.
     """
 
     async def main():
@@ -496,7 +497,7 @@ def test_owner_that_fetches_state_drops_its_residuals(sieve):
 @pytest.mark.trial
 @pytest.mark.timeout(600)
 def test_sparse_butterfly_bytes_do_not_grow_with_peers(swarm):
-    """Payloads of a round, without the announcements: with gather they grow with the peers, here they do not."""
+    """Payloads of a round without announcements: they grow with the peers in an all-gather, but not here."""
 
     def moved(collective, peers):
         async def main():

@@ -13,7 +13,7 @@ ROUNDS, SIZE = 6, 400_000
 
 
 def played(swarm, rates, *, shards="bandwidth", change=lambda s: None, seed=3):
-    """A swarm with these links that has made its rounds."""
+    """Return a swarm with these links after its rounds."""
 
     async def main():
         s = swarm(len(rates), rounds=ROUNDS, size=SIZE, shards=shards, patience=2.0, seed=seed)
@@ -43,7 +43,7 @@ def seconds(s, first=4):
 
 
 def owned(s):
-    """Of how many chunks each node was the owner in the last round, as each of them saw it."""
+    """Return the chunks that each node owned in the last round, by the view of each."""
     found = [Counter(node.session.history.get(ROUNDS).exchange.owners) for node in s.nodes.values()]
     assert all(one == found[0] for one in found)
     return [found[0][node.id] for node in s.nodes.values()]
@@ -68,7 +68,7 @@ def test_equal_links_own_equal_shares(swarm):
 
 
 def test_shares_follow_changing_links(swarm):
-    """The second peer's link becomes slow in the middle, the last one's fast."""
+    """The second peer's link becomes slow during the run, and the last one's fast."""
 
     def change(s):
         def swap(node):
@@ -84,7 +84,7 @@ def test_shares_follow_changing_links(swarm):
 
 
 def test_liar_about_its_link_owns_at_most_the_bound_and_soon_nothing(swarm):
-    """It says that its link is the fastest, and it is the slowest: nobody loses patience, all lose time."""
+    """It announces the fastest link and has the slowest: patience is not exceeded, but all lose time."""
     shares = []
 
     def change(s):
@@ -103,7 +103,7 @@ def test_liar_about_its_link_owns_at_most_the_bound_and_soon_nothing(swarm):
 
 
 class Watched(list):
-    """A log that notes the ballots that open."""
+    """Log that records opened ballots."""
 
     def __init__(self, node, shares):
         super().__init__(node.log)

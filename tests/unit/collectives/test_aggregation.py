@@ -93,7 +93,7 @@ def test_mean_is_weighted_by_tokens_and_skips_zero_weight(codec: Codec) -> None:
 
 
 def test_common_change_of_scale_excludes_nobody():
-    """Data or learning rate change, and every contribution is far beyond what was usual: the round goes on."""
+    """Data or learning rate change, and every contribution far exceeds the usual norm: the round continues."""
     far, usual = outliers({b"a": 5000.0, b"b": 5000.0}, usual=1.0)
     assert far == (b"a", b"b")
     assert outliers({b"a": 5000.0, b"b": 5000.0}, usual)[0] == ()
@@ -115,7 +115,7 @@ def test_rda_averages_direction_and_length_separately(codec: Codec) -> None:
     assert np.linalg.norm(out) == pytest.approx(length, rel=1e-5)
     plain = np.empty(N, np.float32)
     mean(codec, [encode(codec, vector) for vector in vectors], weights, plain)
-    assert np.linalg.norm(plain) < 0.9 * length  # vectors that differ cancel each other's length
+    assert np.linalg.norm(plain) < 0.9 * length  # different vectors cancel in part
 
 
 def test_rda_of_equal_vectors_is_that_vector() -> None:

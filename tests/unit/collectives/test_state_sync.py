@@ -35,7 +35,7 @@ def fetch(sources, have, **more):
             receive_queue.put_nowait((peer, sources[peer].answer(message)))
 
         hashes = [blake3.blake3(have).digest()]
-        # Everybody answers at once, so the patience is never waited for.
+        # All answer at once, so the patience is never used up.
         return await fetch_state(
             sources, send, receive_queue, layout=LAYOUT, have=hashes, nbytes=len(have), patience=60.0, **more
         )
@@ -77,7 +77,7 @@ def test_offer_that_does_not_match_its_digest_is_ignored():
 
 
 def test_unanswered_or_outdated_sources_are_asked_again():
-    """A link breaks with the first question to one, and the other's answer is about a round that is soon over."""
+    """A link breaks at the first request, and the other answer names a round that is soon over."""
 
     async def main():
         loop, receive_queue, lost = asyncio.get_running_loop(), asyncio.Queue(), {SECOND}
@@ -109,7 +109,7 @@ def test_unanswered_or_outdated_sources_are_asked_again():
 
 @pytest.mark.parametrize("when", [0.0, 2.1])
 def test_lost_peer_is_no_source(when):
-    """Its offer counts, and what it was asked for is asked of another at once: not after five patiences."""
+    """Its offer counts, and its requests move to another peer at once, not after five patiences."""
 
     async def main():
         loop, receive_queue = asyncio.get_running_loop(), asyncio.Queue()
@@ -148,7 +148,7 @@ def test_new_peers_are_asked_and_lost_peers_are_not_waited_for():
 
 
 def test_peers_that_appear_after_all_answers_are_not_waited_for():
-    """Those who start together see each other one by one: each has the founder's word, and newcomers have none to give."""
+    """Peers that start together see each other gradually: all have the founder's offer, newcomers have none."""
 
     async def main():
         loop, receive_queue, peers = asyncio.get_running_loop(), asyncio.Queue(), {FOUNDER}
@@ -168,7 +168,7 @@ def test_peers_that_appear_after_all_answers_are_not_waited_for():
 
 
 def test_newest_copy_wins():
-    """Copies are of different rounds, which is no dissent; one of a round that there cannot be is believed by nobody."""
+    """Copies of different rounds are no contradiction; a copy of an impossible round is ignored."""
     sources = {
         FOUNDER: Source(b"old.", round=3, members=(THIRD,)),
         SECOND: Source(b"new!", round=7, members=(THIRD,)),
@@ -204,7 +204,7 @@ def test_state_request_does_not_ask_for_copies():
 
 
 class Crowd:
-    """Peers that answer at once what `says` gives (None: nothing); those of `gone` turn out to be no more."""
+    """Peers that answer at once with `says` (None: nothing); those in `gone` turn out to be dead."""
 
     def __init__(self, peers, says, gone=()):
         self.peers, self.says, self.gone, self.asked, self.receive_queue = set(peers), says, set(gone), [], None
@@ -218,7 +218,7 @@ class Crowd:
             self.receive_queue.put_nowait((peer, source.answer(message)))
 
     def fetch(self, **more):
-        """What was fetched, and the virtual seconds that took."""
+        """Return the fetched state and the virtual seconds that it took."""
 
         async def main():
             self.receive_queue = asyncio.Queue()
@@ -264,7 +264,7 @@ def test_agreeing_minority_is_not_enough_while_others_may_contradict():
 
 
 def test_swarm_between_two_rounds_is_asked_again_at_once():
-    """Some have made a step that the others are about to make: that is no contradiction to wait over."""
+    """Some have made a step that the others are about to make: not a contradiction that needs a wait."""
     old, new = Source(b"old.", round=3, members=SIX), Source(b"new!", round=4, members=SIX)
     asked = Counter()
 
@@ -287,7 +287,7 @@ def test_search_ends_when_all_sources_are_gone():
 
 
 def test_only_source_is_not_waited_for_when_gone():
-    """Where replicas differ one peer is asked after the other, and who is asked does not change meanwhile."""
+    """If replicas differ, peers are asked one after the other, and the order stays."""
 
     async def main():
         receive_queue = asyncio.Queue()
@@ -321,7 +321,7 @@ def test_chunk_of_dead_source_is_asked_elsewhere_at_once():
 
 @pytest.mark.parametrize("honest, liars", [(3, 2), (1, 1)])
 def test_early_minority_answers_are_not_accepted_before_the_deadline(honest, liars):
-    """They have another round each time, so that all are asked again at once: that is no time given to those who are silent."""
+    """They report another round each time, so that all are asked again; silent peers need time nevertheless."""
     peers = SIX[: honest + liars]
     held, evil = Source(b"new!", round=3, members=SIX), Source(b"evil", round=9, members=SIX)
     crowd, asked = Crowd(peers, lambda peer: None), Counter()

@@ -19,7 +19,7 @@ PATIENCE = 2.0
 
 
 def state(seed, *, like=None, change=()):
-    """SIZE bytes; those of `like` but for the chunks to change."""
+    """Return SIZE random bytes, equal to those of `like` except for these chunks."""
     raw = bytearray(like or np.random.default_rng(seed).bytes(SIZE))
     for index in change:
         raw[index * CHUNK_BYTES] ^= 1
@@ -31,7 +31,7 @@ def hashes(raw):
 
 
 class Source:
-    """Answers after `delay` seconds; `spoil(index, chunk)` says what it sends, None for nothing."""
+    """Source that answers after `delay` seconds; `spoil(index, chunk)` changes chunks, None: no answer."""
 
     def __init__(self, raw, *, round=3, delay=0.01, mute=False, spoil=lambda index, chunk: chunk):
         self.raw, self.delay, self.mute, self.spoil = raw, delay, mute, spoil
@@ -53,7 +53,7 @@ class Source:
 
 
 def fetch(sources, have, **more):
-    """What comes of it, and how many seconds it took."""
+    """Return the outcome and the seconds that it took."""
     named = dict(zip(PEERS, sources, strict=False))
 
     async def main():
@@ -77,7 +77,7 @@ def fetch(sources, have, **more):
 
 
 def whole(fetched, have):
-    """The state that comes of installing it."""
+    """Return the state after installation."""
     raw = bytearray(have)
     for index, chunk in fetched.chunks.items():
         raw[index * CHUNK_BYTES : index * CHUNK_BYTES + len(chunk)] = chunk
@@ -97,7 +97,7 @@ def test_every_source_serves_a_part():
 
 
 def test_fetch_after_waiting_its_turn_uses_current_offers():
-    """Of several states only some are fetched at a time; rounds go on meanwhile."""
+    """Only some of several states are fetched at a time, while rounds continue."""
     source, later = Source(OLD, round=3), Source(NEW, round=4)
 
     async def main():
@@ -120,7 +120,7 @@ def test_fetch_after_waiting_its_turn_uses_current_offers():
 
 
 def test_frames_during_the_wait_for_a_turn_do_not_accumulate():
-    """Whoever sends chunks that nobody asked for, for as long as another state takes, must not fill the memory."""
+    """Unrequested chunks that arrive while another state is fetched must not fill the memory."""
     source, most = Source(NEW, round=3), []
 
     async def main():
@@ -213,7 +213,7 @@ def test_slow_source_does_not_delay_a_fast_one():
 
 
 def test_disagreement_of_two_or_three_offers_gives_no_state():
-    """With two or three offers nobody can tell who is right."""
+    """Two or three different offers have no majority."""
     other = state(1, change=(0,))
     assert fetch([Source(NEW), Source(other)], OLD)[0] is None
     assert fetch([Source(NEW), Source(NEW), Source(other)], OLD)[0] is None
@@ -247,7 +247,7 @@ def test_tampered_offer_is_ignored():
 
 
 def test_next_attempt_resumes_partial_fetch():
-    """The only source falls silent after four chunks; another one has the rest, of the same round or of the next."""
+    """The only source stops after four chunks; another one has the rest, of this round or the next."""
     partial = PartialState()
     first = Source(NEW, spoil=lambda index, chunk: chunk if index < 4 else None)
     assert fetch([first], OLD, partial=partial)[0] is None
@@ -295,7 +295,7 @@ def most(*voices):
 
 @pytest.mark.parametrize("believed", [None, most(*PEERS[:3])])
 def test_first_answer_does_not_decide_alone(believed):
-    """The honest ones apply a round, and answer when they are done with it; the liar has nothing to wait for."""
+    """Honest peers apply a round first and answer later; the liar answers at once."""
     liar = Source(state(5), round=900)
     sources = [Source(NEW, delay=2.5 * PATIENCE), Source(NEW, delay=2.7 * PATIENCE), liar]
     fetched, _ = fetch(sources, OLD, believed=believed)
@@ -305,7 +305,7 @@ def test_first_answer_does_not_decide_alone(believed):
     if believed is not None:
         assert fetched is None and not liar.asked and seconds <= STALL * PATIENCE + 0.1
     else:
-        # A newcomer cannot know whether those who are mute have a state; they must not keep it out for ever.
+        # A newcomer cannot know whether silent peers have a state; they must not block it forever.
         assert fetched is not None and seconds >= STALL * PATIENCE
 
 
@@ -333,7 +333,7 @@ def test_strangers_and_older_rounds_are_no_dissent():
 
 
 def test_offer_of_absurdly_late_round_is_refused():
-    """From there a member would never come back: everything the others say would be of the past."""
+    """A member could never return from there: all messages of the others would be of past rounds."""
     for round, good in ((3 + LEAP, False), (2 + LEAP, True)):
         sources = [Source(NEW, round=round), Source(NEW, round=round)]
         assert (fetch(sources, OLD, believed=most(*PEERS[:2]), newer_than=3)[0] is not None) == good

@@ -23,7 +23,7 @@ def mean(rows: list[np.ndarray], weights: list[float]) -> np.ndarray:
 
 
 def play(peers: list[LowRank], deltas: list[np.ndarray], weights: list[float]) -> list[np.ndarray]:
-    """One round of all peers: each one's result."""
+    """Play one round of all peers; return the result of each."""
     first = mean([peer.prepare(delta) for peer, delta in zip(peers, deltas, strict=True)], weights)
     second = mean([peer.turn(first) for peer in peers], weights)
     return [peer.commit(second) for peer in peers]

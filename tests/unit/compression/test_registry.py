@@ -47,7 +47,7 @@ def test_invalid_codec_spec_is_answered_with_valid_choices(spec: str, said: str)
 
 
 class Staged:
-    """A codec of another kind, as an entry of the registry may make it."""
+    """Codec of another kind, as an entry of the registry may make it."""
 
     def __init__(self, k: int = 64, values: str = "2bit", indices: str = "rice") -> None:
         if not 1 <= k <= 4096:

@@ -96,7 +96,7 @@ def read(wire, payload=b"", public_key=ME.public_key, run_id=RUN):
 
 
 def wire_of(kind, body, payload=b"", identity=ME, run_id=RUN):
-    """What a liar sends: any body under an honest header, rightly signed."""
+    """Return a frame of a liar: any body under an honest header, correctly signed."""
     head = HEADER.pack(MAGIC, VERSION, NUMBERS[kind], 0, len(body), len(payload))
     parts = run_id, NUMBERS[kind].to_bytes(2, "big"), body, blake3(payload).digest()
     return head + body + (identity.sign("message", *parts) if kind.signed else b"")

@@ -33,7 +33,7 @@ def test_acceptor_without_a_promise_has_no_leader_and_no_vote():
 
 @pytest.mark.parametrize("later", [2, 3, 4, 7, 40])
 def test_promise_after_any_number_of_terms_carries_the_last_vote(later):
-    """A promise that leaves out an old vote would let a new leader choose another value for a committed round."""
+    """Without the old vote in a promise, a new leader could choose another value for a committed round."""
     acceptor = Acceptor(terms())
     assert acceptor.vote(opened(1), DIGEST)
     for term in range(2, later + 1):

@@ -21,7 +21,7 @@ def opened(alive, *, term=1, idle=(), adopted=None):
 
 
 class Bench:
-    """The leader's complaints in a group, all of it members."""
+    """Blame book of the leader in a group of members."""
 
     def __init__(self, count, **more):
         self.blame_book, self.opened = BlameBook(), opened(IDS[:count], **more)
@@ -32,7 +32,7 @@ class Bench:
         return self.blame_book.on_message(accuser, blame, self.opened, lambda peers: enough(peers, alive, ()))
 
     def next(self):
-        """The next ballot, as the complaints want it."""
+        """Return the next ballot that the blame book asks for."""
         self.opened = opened(
             self.opened.alive, term=self.opened.ballot.term + 1, idle=self.blame_book.idle & set(self.opened.alive)
         )
@@ -95,7 +95,7 @@ def test_blames_do_not_carry_over_to_new_contribution():
 
 
 def test_peer_is_forgiven_only_once():
-    """Who announces before every ballot and never sends what it announced is out for good."""
+    """A peer that announces before every ballot and never sends its data is excluded for good."""
     bench = Bench(4)
     for reason in ("chunk missing", "hash"):
         bench.say(LEADER, BEN, reason)
@@ -143,7 +143,7 @@ def test_missing_results_count_only_if_they_prevent_the_quorum():
 
 @pytest.mark.parametrize(("count", "accuser", "about"), [(2, LEADER, ANN), (3, ANN, BEN)])
 def test_blame_in_small_groups_never_blocks_the_round(count, accuser, about):
-    """Of two, one word is all there can be."""
+    """In a group of two, a single blame has to suffice."""
     bench = Bench(count)
     moved = bench.say(accuser, about, "result missing")
     if count == 3:
@@ -166,7 +166,7 @@ WORDS = st.lists(st.tuples(st.sampled_from(IDS[:5]), st.sampled_from(IDS[:5]), R
 
 @given(WORDS, st.sampled_from(IDS[1:5]))
 def test_repeated_blames_of_one_peer_exclude_nobody(words, liar):
-    """Whatever one peer says, in whatever order, with new ballots between: alone it only takes chunks away."""
+    """One peer alone, with any blames over several ballots, only takes chunks away."""
     bench = Bench(5)
     for at, (_, about, reason) in enumerate(words):
         if about != liar and bench.say(liar, about, reason) and at % 2:
@@ -176,10 +176,48 @@ def test_repeated_blames_of_one_peer_exclude_nobody(words, liar):
 
 @given(WORDS)
 def test_blames_cause_a_bounded_number_of_ballots(words):
-    """A complaint calls for a new ballot only if that is another one: fewer than twice the group, whoever says what."""
+    """A blame causes a new ballot only if that differs: fewer ballots than twice the group, for any blames."""
     bench, ballots = Bench(5), 0
     for accuser, about, reason in words * 3:
         if bench.say(accuser, about, reason):
             ballots += 1
             bench.next()
     assert ballots <= 2 * 5
+
+
+def test_first_blame_of_owner_below_the_leader_in_peer_order_only_takes_chunks():
+    bench = Bench(5)
+    bench.opened = msgspec.structs.replace(bench.opened, ballot=Ballot(1, CAT))
+    assert bench.say(ANN, BEN) and not bench.blame_book.rejected
+    assert bench.blame_book.idle == {ANN, BEN}
+    assert bench.say(CAT, DAN) and bench.blame_book.rejected == {DAN: "hash"}
+
+
+@pytest.mark.parametrize("reason", ["subtotal", "subtotal missing"])
+def test_blame_of_relay_takes_chunks_of_both_and_excludes_nobody(reason):
+    bench = Bench(4)
+    assert bench.say(ANN, BEN, reason)
+    assert bench.blame_book.idle == {ANN, BEN} and not bench.blame_book.rejected
+    assert not bench.say(CAT, BEN, reason), "BEN owns no chunks already"
+    assert not bench.say(ANN, CAT, reason), "ANN owns no chunks any more"
+    assert bench.blame_book.idle == {ANN, BEN}
+
+
+def test_blame_of_relay_by_the_leader_takes_only_the_chunks_of_the_relay():
+    bench = Bench(4)
+    assert bench.say(LEADER, BEN, "subtotal") and bench.blame_book.idle == {BEN}
+
+
+def test_blame_of_relay_that_is_last_owner_leaves_it_its_chunks():
+    bench = Bench(3)
+    bench.blame_book.idle |= {CAT, LEADER}
+    assert bench.say(ANN, BEN, "subtotal") and ANN in bench.blame_book.idle and BEN not in bench.blame_book.idle
+
+
+@pytest.mark.parametrize(
+    ("accuser", "about", "idle"),
+    [(ANN, EVE, ()), (EVE, ANN, ()), (ANN, ANN, ()), (ANN, BEN, (BEN,)), (BEN, ANN, (BEN,))],
+)
+def test_blame_of_relay_among_other_peers_than_two_owners_is_ignored(accuser, about, idle):
+    bench = Bench(4, idle=idle)
+    assert not bench.say(accuser, about, "subtotal") and not bench.blame_book.idle

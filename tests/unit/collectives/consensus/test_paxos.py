@@ -1,7 +1,8 @@
 """The agreement as a pure state machine, under random faults of the network and its peers.
 
-The network here is a bag of messages: any may be lost, repeated or overtaken. Processes crash and restart without memory.
-One assumption is taken from the real transport: a process is reported as gone only when none of its messages is in transit.
+The network here is a bag of messages: any may be lost, repeated or overtaken. Processes crash and restart without
+memory. One assumption is taken from the real transport: a process is reported as gone only when none of its messages is
+in transit.
 """
 
 from __future__ import annotations
@@ -67,8 +68,10 @@ def agreement(me, members, live, *, witness=True, **more):
 
 
 class World:
-    """Peers 0..n-1, but for the last `guests` all members; what each says lies in `bag` until it is delivered, repeated or
-    lost. At least one member lives: what becomes of a swarm without members is decided otherwise.
+    """Peers 0..n-1, all members except the last `guests`.
+
+    `bag` has their messages until they are delivered, repeated or lost. At least one member lives, because other code
+    handles a swarm without members.
     """
 
     def __init__(self, n, rng, guests=0):
@@ -78,9 +81,9 @@ class World:
         self.peers = {}
         self.bag = []
         self.notices = []
-        """(whom, about whom): a death that is not known there yet."""
+        """(peer, dead peer): deaths that the first does not know yet."""
         self.attempts = dict.fromkeys(self.ids, 0)
-        # Each world has troubles of its own: with all of them in every one, few would get far.
+        # Each world has its own kinds of faults: with all kinds in every world, few would get far.
         self.weights = [weight * rng.choice([0.2, 1, 1, 5]) for weight in [60, 3, 3, 6, 12, 6, 1, 6, 1, 3, 1, 2]]
         for me in self.ids:
             self.begin(me, witness=True)
@@ -120,7 +123,7 @@ class World:
             self.collect(me)
 
     def crash(self, me):
-        """Some of what it has said gets out, and then it is known that it is gone, here sooner and there later."""
+        """Kill a peer: some of its messages are still sent; other peers learn of its death at different times."""
         del self.peers[me]
         self.bag = [entry for entry in self.bag if entry[1] != me and (entry[0] != me or self.rng.random() < 0.5)]
         self.notices += [(peer, me) for peer in self.peers]
@@ -130,7 +133,7 @@ class World:
         return {peer for peer in self.order if peer in self.peers and self.peers[peer].witness}
 
     def restart(self, me):
-        """It comes back, knows that it may have voted, and takes part anew; who has not noticed hears it from itself."""
+        """Restart a peer, which knows that it may have voted. Others learn of the restart from its messages."""
         self.bag = [entry for entry in self.bag if entry[0] != me]
         while any(gone == me for _, gone in self.notices):
             self.notify(next(at for at, (_, gone) in enumerate(self.notices) if gone == me))
@@ -198,7 +201,7 @@ class World:
             self.collect(me)
 
     def heal(self):
-        """Everything arrives at once from now on, and everyone goes on doing what it should."""
+        """Deliver everything at once from now on, until all peers have acted."""
         for a in self.ids:
             for b in self.ids:
                 if a < b:
@@ -219,7 +222,7 @@ class World:
         return {me: peer.commit for me, peer in self.peers.items() if peer.commit is not None}
 
     def check(self):
-        """Members agree. A guest may know a verdict whose members have all died: then its state is the one that differs."""
+        """Check that members agree. A guest may know a commit whose members are all dead; its state is then wrong."""
         committed = self.committed()
         told = [me for me in self.order if me in committed] or list(committed)
         assert len({(committed[me].opened.contributors, committed[me].opened.members) for me in told}) <= 1
@@ -228,13 +231,13 @@ class World:
 
 
 @settings(max_examples=400)
-@example(seed=24528, n=2, guests=1)  # the only one who contributes is put out twice
-@example(seed=1003525, n=2, guests=1)  # and there is another, who was not of the group
-@example(seed=2001385, n=2, guests=1)  # and the other does not answer
-@example(seed=1002016, n=3, guests=1)  # a guest alone has heard the verdict of one who died
+@example(seed=24528, n=2, guests=1)  # the only contributor is excluded twice
+@example(seed=1003525, n=2, guests=1)  # another one was not in the group
+@example(seed=2001385, n=2, guests=1)  # the other does not answer
+@example(seed=1002016, n=3, guests=1)  # only a guest knows the commit of a dead peer
 @given(seed=st.integers(0, 2**48), n=st.integers(2, 6), guests=st.integers(0, 2))
 def test_paxos_reaches_one_verdict_under_random_faults(seed, n, guests):
-    """Among those that live there are never two verdicts, and when the trouble is over all have the same one."""
+    """Live peers never have two commits, and when the faults are over all have the same one."""
     _misfortune(seed, n, guests)
 
 
@@ -246,7 +249,7 @@ def test_paxos_reaches_one_verdict_under_many_random_faults(seed, n, guests):
 
 
 def _misfortune(seed, n, guests):
-    """Nobody is given up here: one who goes on without a silent member may find that it knew better (see FORSAKEN)."""
+    """No peer is given up here, because a silent member may have known another commit (see FORSAKEN)."""
     rng = random.Random(seed)
     world = World(n, rng, min(guests, n - 1))
     crashes = rng.randrange(n)
@@ -261,7 +264,7 @@ def _misfortune(seed, n, guests):
 
 
 class Script(World):
-    """A world without chance: everyone is ready, the first leads, and messages go only among those who are not `silent`."""
+    """World without chance: all are ready, peer 0 leads, and messages of `silent` peers are not delivered."""
 
     def __init__(self, n):
         super().__init__(n, random.Random(0))
@@ -277,7 +280,7 @@ class Script(World):
         assert all(peer.opened.ballot == Ballot(1, self.ids[0]) for peer in self.peers.values())
 
     def flow(self, wanted=lambda sender, to, message: True):
-        """Deliver until nothing is left but what the silent would say or hear, and what is not `wanted`."""
+        """Deliver all messages except those of or to silent peers, and those that are not `wanted`."""
         kept = []
         while self.bag:
             sender, to, message = self.bag[0]
@@ -289,7 +292,7 @@ class Script(World):
         self.bag = kept
 
     def kill(self, *victims):
-        """At once, with all that they were about to say; and everyone knows."""
+        """Kill these peers with their unsent messages; all others know it."""
         for me in victims:
             self.crash(me)
         self.bag = [entry for entry in self.bag if entry[0] not in victims]
@@ -307,7 +310,7 @@ class Script(World):
 
 
 def _orphaned_verdict():
-    """Six peers: 0, 1, 2 have voted, 0 has told the verdict only to 2; then 0 and 1 die, and 2 is silent."""
+    """Six peers: 0, 1, 2 have voted; 0 sent the commit only to 2; then 0 and 1 die, and 2 is silent."""
     world = Script(6)
     a, b, c, *_ = world.ids
     for me in (a, b, c):
@@ -321,7 +324,7 @@ def _orphaned_verdict():
 
 
 def test_verdict_known_to_silent_peer_is_not_overruled_early():
-    """Three of six go on without two dead ones and one silent only when that one has had its time to speak."""
+    """Three of six continue without two dead peers and a silent one only after that one's time is over."""
     world = _orphaned_verdict()
     world.go_on(12.0)
     assert set(world.committed()) == {world.ids[2]}
@@ -338,7 +341,7 @@ def test_silent_member_does_not_block_survivors_for_ever():
 
 
 def test_members_are_part_of_the_decided_value():
-    """A leader is paused with the votes that it needs; the others commit the same without it, and with the same members."""
+    """A leader is paused with enough votes; the others commit the same results with the same members."""
     world = Script(5)
     leader, *others = world.ids
     for me in (leader, *others[:2]):
@@ -361,7 +364,7 @@ def test_members_are_part_of_the_decided_value():
 
 @pytest.mark.parametrize("told", [1, 2])
 def test_verdict_of_leader_that_dies_while_sending_it_reaches_all(told):
-    """Whoever is next in line knows it and says it, or asks, hears it, and tells those whom it has asked."""
+    """The next proposer knows the commit and sends it, or asks for it and forwards it."""
     world = Script(5)
     leader = world.ids[0]
     for me in world.ids:
@@ -376,7 +379,7 @@ def test_verdict_of_leader_that_dies_while_sending_it_reaches_all(told):
 
 
 def _ballots(world, seconds, trouble):
-    """How many ballots begin in so many seconds of `trouble`, which is called ten times a second."""
+    """Return the ballots that begin in this many seconds of `trouble`, which is called ten times a second."""
     begun = set()
     for _ in range(int(10 * seconds)):
         world.tick(0.1)
@@ -391,7 +394,7 @@ def _ballots(world, seconds, trouble):
 
 
 def test_failing_ballots_become_rarer():
-    """Nobody ever completes: there are ballots again and again, and ever fewer."""
+    """No ballot completes: there are more and more rarely ballots, but always some."""
     world = Script(4)
     first, then = _ballots(world, 30.0, lambda: None), _ballots(world, 300.0, lambda: None)
     assert first >= 4 and 300 / 20 <= then <= 300 / 4
@@ -402,7 +405,7 @@ def test_failing_ballots_become_rarer():
 
 
 def test_million_ballots_of_one_round_do_not_grow_state():
-    """The minority of a partition goes on asking for days; numbers must not grow with it."""
+    """The minority of a partition proposes for days; its state must not grow with the ballots."""
     world = Script(3)
     world.silent = set(world.ids[1:])
     leader = world.peers[world.ids[0]]
@@ -427,7 +430,7 @@ def test_leader_limits_its_ballot_rate(trouble):
         world.join_up(leader, liar)
 
     def lie():
-        """Each time with a new announcement, so that each complaint is news."""
+        """Blame with a new announcement each time, so that each blame is new."""
         agreement = world.peers[liar]
         if agreement.opened is not None:
             world.attempts[liar] += 1
@@ -452,7 +455,7 @@ def test_endless_proposer_is_answered_no_more_often_than_an_honest_one():
 
 
 def test_endless_proposer_does_not_block_other_ballots():
-    """One member asks ten times a second, with higher and higher terms, and leads nothing: the other three commit."""
+    """One member proposes ten times a second with growing terms, and leads nothing: the other three commit."""
     world = Script(4)
     liar, honest = world.ids[3], world.ids[:3]
     world.silent = {liar}
@@ -473,7 +476,10 @@ def test_endless_proposer_does_not_block_other_ballots():
 
 
 def _split_votes(*votes):
-    """Peer 1 of five leads a second ballot, and the others (0, 2, 3, 4) promise with such digests of the first; none: None."""
+    """Let peer 1 of five lead a second ballot; the others promise with these digests of the first vote.
+
+    None: without a vote.
+    """
     peer, ids = _led(n=5)
     peer.on_message(ids[0], opened := _open(ids, ids[0]), b"", 0.0)
     begun = None
@@ -494,7 +500,7 @@ A, B = bytes([65]) * 32, bytes([66]) * 32
 
 
 def test_differing_votes_adopt_result_of_the_majority():
-    """No verdict is possible; a free choice would end as the last one did, for the owner that lies would do it again."""
+    """No commit is possible; with a free choice the lying owner would cause the same split again."""
     opened, ids = _split_votes(A, B, B, None)
     assert opened.ballot.leader == ids[1] and opened.adopted == B and opened.sources == (ids[2], ids[3])
 
@@ -521,7 +527,7 @@ def test_invented_later_vote_does_not_hide_possible_verdict():
 
 
 def test_ballot_terms_never_exceed_their_bound():
-    """However far somebody drives them up: the next candidate's still fits a message, or it does not begin."""
+    """However high a peer drives them, the next proposal fits into a message, or does not begin."""
     peer, ids = _led()
     for at in range(1, 600_000, 1000):
         for _ in range(3):
@@ -591,7 +597,7 @@ def test_open_of_leader_is_followed():
 @pytest.mark.parametrize(
     ("sender", "changes"),
     [
-        (2, {}),  # says that 0 leads, and is not 0
+        (2, {}),  # claims that 0 leads, without being 0
         (2, {"ballot": Ballot(1, name(2))}),  # leads without being the first, without a first phase
         (0, {"round": 4}),
         (0, {"fragment": 1}),
@@ -602,10 +608,10 @@ def test_open_of_leader_is_followed():
         (0, {"contributors": (Contribution(name(0), 1, 101),)}),  # more than the manifest allows
         (0, {"contributors": (Contribution(name(0), 1, 0),)}),
         (0, {"contributors": (Contribution(name(9), 1, 10),)}),  # takes no part
-        (0, {"sources": (name(1),)}),  # of what?
-        (0, {"adopted": bytes(32), "kept": (name(0), name(1), name(2), name(3))}),  # from whom?
+        (0, {"sources": (name(1),)}),  # without adopted results
+        (0, {"adopted": bytes(32), "kept": (name(0), name(1), name(2), name(3))}),  # without sources
         (0, {"adopted": bytes(32), "sources": (name(1),)}),  # with which members?
-        (0, {"kept": (name(0), name(1), name(2), name(3))}),  # of what?
+        (0, {"kept": (name(0), name(1), name(2), name(3))}),  # without adopted results
         (0, {"adopted": bytes(32), "sources": (name(1),), "kept": (name(0), name(1), name(3), name(2))}),  # not sorted
         (0, {"adopted": bytes(32), "sources": (name(1),), "kept": (name(0), name(1), name(2), name(2))}),
         (0, {"adopted": bytes(32), "sources": (name(1),), "kept": (name(0), name(1), name(2))}),  # 3 contributes
@@ -623,7 +629,7 @@ def test_ballot_below_promise_is_not_followed():
     peer.on_message(ids[2], Prepare(5, 0, Ballot(3, ids[2])), b"", 0.0)
     peer.on_message(ids[0], _open(ids, ids[0]), b"", 0.0)
     assert peer.opened is None
-    # Nor does it vote for what it had followed before.
+    # Nor does it vote for its earlier proposal.
     peer, ids = _led()
     opened = _open(ids, ids[0])
     peer.on_message(ids[0], opened, b"", 0.0)
@@ -660,7 +666,7 @@ def test_forged_commit_is_refused(case):
         "of strangers": _commit(opened, [name(7), name(8), name(9)]),
         "gone": _commit(
             _open(ids, ids[3], 2, excluded=tuple(Exclusion(peer, "gone") for peer in ids[:3])), ids[3:]
-        ),  # counts peers as gone that we can reach
+        ),  # counts reachable peers as gone
     }[case]
     peer.on_message(ids[3], forged, b"", 0.0)
     peer.tick(5.0)
@@ -668,7 +674,7 @@ def test_forged_commit_is_refused(case):
 
 
 def test_verdict_of_non_members_does_not_hide_the_real_one():
-    """Four who have no say here have decided something by the same number; then a verdict comes with three members' votes."""
+    """Four non-members commit with the same round number; then a commit with three members' votes arrives."""
     peer, ids = _led()
     strangers = [name(i) for i in (7, 8, 9, 10)]
     peer.on_message(strangers[0], _commit(_open(strangers, strangers[0]), strangers), b"", 0.0)
@@ -742,7 +748,7 @@ def test_restarted_peer_neither_votes_promises_nor_leads():
     peer.on_message(ids[1], opened := _open(ids, ids[1], 2), b"", 100.0)
     peer.complete(digest(opened.contributors), 100.0)
     assert not [message for _, message in peer.take() if isinstance(message, Promise | Vote | Open)]
-    # The others count it as gone: the two of them are all there are.
+    # The others count it as gone: these two are the whole group.
     other = agreement(ids[1], ids, ids)
     other.on_message(ids[0], ready(witness=False), b"", 0.0)
     assert other._electorate.enough({ids[1], ids[2]}) and ids[0] in other._electorate.gone
@@ -779,8 +785,10 @@ def test_newcomers_decide_after_all_members_are_gone():
 
 
 def test_swarm_restarted_at_once_commits_with_late_knowledge():
-    """All have forgotten what they promised. Who knows that of all of them votes after a while, and what it announces from then
-    on tells those who come late that it had forgotten, too: else they would wait for its verdict, and it for their promises.
+    """All have forgotten their promises. A peer that knows this of all others votes after a while.
+
+    Its next announcements show late peers that it has forgotten, too: otherwise they would wait for its commit, and it
+    for their promises.
     """
     ids = [name(1), name(2), name(3)]
     first = agreement(ids[0], ids, ids, witness=False)
@@ -802,7 +810,7 @@ def test_swarm_restarted_at_once_commits_with_late_knowledge():
 
 
 def test_group_below_quorum_is_not_kept_for_next_ballot():
-    """Only who takes part votes: a ballot that was opened while most were away must not shut them out of the next one."""
+    """Only the group votes: a ballot that opened while most were away must not exclude them from the next."""
     ids = [name(i) for i in range(3)]
     peer = agreement(ids[0], ids, ids)
     peer.on_message(ids[2], ready(), b"", 0.0)
@@ -825,7 +833,7 @@ def test_group_below_quorum_is_not_kept_for_next_ballot():
 
 @pytest.mark.parametrize("leads", [True, False])
 def test_follower_does_not_open_before_the_leader(leads):
-    """With a computed grace every peer has its own, and a newcomer's is short: it must not open before the leader would."""
+    """Each peer computes its own grace, a newcomer a short one: it must not open before the leader would."""
     members = [name(index) for index in range(4)]
     me, others = (members[0], members[1:3]) if leads else (members[1], [members[0], members[2]])
     agreement = Agreement(

@@ -1,4 +1,4 @@
-"""When a round opens whose members are present before they have a contribution (asynchronous methods)."""
+"""Opening of rounds whose members are present before they contribute (asynchronous methods)."""
 
 from __future__ import annotations
 

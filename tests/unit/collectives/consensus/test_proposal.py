@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from thinwire.collectives.consensus.proposal import AcceptedValue, RoundTerms, adopt, propose, sound
-from thinwire.swarm.messages.registry import Ballot, Open, Ready, Span
+from thinwire.collectives.consensus.proposal import AcceptedValue, RoundTerms, adopt, choices, fit, propose, sound
+from thinwire.swarm.messages.registry import MAX_GROUP, Ballot, Contribution, Open, Promise, Ready, Span
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))
 BASE, PLAN = bytes(32), bytes(32)
@@ -67,7 +67,7 @@ def test_adopted_ballot_keeps_shares_of_the_vote():
 
 
 def test_allgather_proposal_omits_uplinks_when_one_is_unknown():
-    """Nobody's uplink is 0: a ballot that said so would be refused by all, and nothing voted for could be adopted."""
+    """An uplink is never 0: all peers would refuse such a ballot, and no voted results could be adopted."""
     terms = replace(TERMS, chunks=0, hands=True)
     before = opened(said(100, 100, 100, 10), terms=terms)
     assert before.shares and sound(before, terms)
@@ -94,7 +94,7 @@ def test_absurd_announced_bandwidth_is_no_error():
 
 
 def near(*groups, rtt=20):
-    """Announcements in which those of a group say that they are near each other."""
+    """Return announcements in which the peers of each group report that they are near each other."""
     place = {index: group for group in groups for index in group}
     return {
         IDS[one]: msgspec.structs.replace(
@@ -118,3 +118,122 @@ def test_proposal_derives_sites_from_distances_and_later_ballot_keeps_them():
     named = near({0, 2}, {1, 3})
     named[IDS[2]] = msgspec.structs.replace(named[IDS[2]], site="attic")
     assert opened(named, terms=terms).sites == (0, 1, 2, 1), "who names a site is there"
+
+
+def test_proposal_without_bounds_of_its_terms_allows_every_weight_of_the_wire():
+    known = {peer: ready(100, 2**53 - 1) for peer in IDS[:4]}
+    assert {entry.weight for entry in opened(known).contributors} == {2**53 - 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 6},
+        {"fragment": 1},
+        {"idle": IDS[:4]},
+        {"idle": (IDS[5],)},
+        {"contributors": ()},
+        {"contributors": tuple(Contribution(peer, 1, 10) for peer in IDS[:5])},
+        {"contributors": (Contribution(IDS[0], 1, 0),)},
+        {"contributors": (Contribution(IDS[0], 1, 101),)},
+        {"alive": IDS[:5]},
+        {"alive": IDS[3::-1]},
+        {"adopted": bytes(32)},
+        {"sources": IDS[:1]},
+        {"kept": IDS[:1]},
+        {"order": (0, 1, 2, 3)},
+    ],
+)
+def test_proposal_with_an_invalid_field_is_refused(changes):
+    terms = replace(equal(), max_weight=100, room=4, min_peers=1)
+    found = opened(said(100, 100, 100, 100), terms=terms)
+    assert not sound(msgspec.structs.replace(found, **changes), terms)
+
+
+def test_proposal_with_as_many_contributors_as_allowed_is_accepted():
+    assert len(opened(said(100, 100, 100, 100), terms=replace(TERMS, room=4, min_peers=4)).contributors) == 4
+
+
+def test_proposal_with_other_weights_than_settled_is_refused():
+    terms = replace(equal(), weights=dict.fromkeys(IDS[:4], 7))
+    found = opened(said(100, 100, 100, 100), terms=terms)
+    assert {entry.weight for entry in found.contributors} == {7}
+    other = (*found.contributors[:3], Contribution(IDS[3], 1, 8))
+    assert not sound(msgspec.structs.replace(found, contributors=other), terms)
+
+
+def test_peer_without_announced_or_settled_weight_does_not_contribute():
+    terms = replace(equal(), weights=dict.fromkeys(IDS[1:4], 7))
+    known = said(100, 100, 100, 100) | {IDS[1]: ready(100, 0)}
+    assert [entry.peer for entry in opened(known, terms=terms).contributors] == [IDS[2], IDS[3]]
+
+
+def test_proposal_may_give_the_only_chunk_to_one_peer():
+    terms = replace(TERMS, chunks=1)
+    found = opened(said(100, 100, 100, 10), terms=terms)
+    assert sound(msgspec.structs.replace(found, shares=(0, 1, 0, 0)), terms)
+
+
+def test_uplinks_of_an_allgather_are_refused_unless_each_peer_has_one():
+    terms = replace(TERMS, chunks=0, hands=True)
+    found = opened(said(100, 100, 100, 10), terms=terms)
+    for shares in (found.shares[:3], (*found.shares, 1), (*found.shares[:3], 0)):
+        assert not sound(msgspec.structs.replace(found, shares=shares), terms)
+
+
+def test_ring_with_each_owner_once_is_accepted():
+    terms = replace(equal(), ring=lambda peers, rate, trip: peers[::-1])
+    found = opened(said(100, 100, 100, 100), terms=terms)
+    assert sorted(found.order) == [0, 1, 2, 3]
+    for order in ((0, 1, 2), (0, 1, 2, 2), (0, 1, 2, 4)):
+        assert not sound(msgspec.structs.replace(found, order=order), terms)
+    assert not sound(msgspec.structs.replace(found, idle=IDS[:1]), terms), "an idle peer is in the ring"
+    assert not sound(found, equal()), "the run has no rings"
+
+
+@pytest.mark.parametrize("plan", [b"a" * 32, b"c" * 32])
+def test_peer_with_another_plan_or_base_cannot_take_part(plan):
+    terms = RoundTerms(5, 0, IDS[:4], b"b" * 32, b"b" * 32)
+    known = {
+        IDS[0]: msgspec.structs.replace(ready(1), base=b"b" * 32, plan=b"b" * 32),
+        IDS[1]: msgspec.structs.replace(ready(1), base=b"b" * 32, plan=plan),
+        IDS[2]: msgspec.structs.replace(ready(1), base=plan, plan=b"b" * 32),
+    }
+    assert fit(terms, IDS, known) == ((IDS[0],), {IDS[1]: "plan", IDS[2]: "base digest"})
+
+
+def test_full_group_prefers_members():
+    peers = tuple(number.to_bytes(2, "big") * 16 for number in range(MAX_GROUP + 3))
+    terms = RoundTerms(5, 0, peers[-2:], BASE, PLAN)
+    able, excluded = fit(terms, peers, {peer: ready(1) for peer in peers})
+    assert able == (*peers[: MAX_GROUP - 2], *peers[-2:])
+    assert excluded == dict.fromkeys(peers[MAX_GROUP - 2 : -2], "group is full")
+
+
+@pytest.mark.parametrize(("rates", "contributors"), [((1, 1, 1, 1), 3), ((1, 1, 0, 1), 2), ((1, 0, 0, 1), 2)])
+def test_spare_peer_contributes_only_if_too_few_others_do(rates, contributors):
+    terms = replace(equal(), min_peers=2, spare=frozenset(IDS[3:4]))
+    known = {peer: ready(100, weight) for peer, weight in zip(IDS, rates, strict=False)}
+    found = opened(known, terms=terms)
+    spared = sum(rates[:3]) >= 2
+    assert len(found.contributors) == contributors
+    assert (IDS[3] in {entry.peer for entry in found.contributors}) == (not spared)
+    assert any((entry.peer, entry.reason) == (IDS[3], "spare") for entry in found.excluded) == spared
+
+
+def test_votes_count_only_with_ballot_and_digest():
+    before = opened(said(100, 100, 100, 100))
+    promises = {
+        IDS[0]: Promise(5, 0, SECOND, before, b"x" * 32),
+        IDS[1]: Promise(5, 0, SECOND, None, b"x" * 32),
+        IDS[2]: Promise(5, 0, SECOND, before, None),
+        IDS[3]: Promise(5, 0, SECOND, before, b"x" * 32),
+    }
+    assert choices(promises) == [AcceptedValue(before, b"x" * 32, (IDS[0], IDS[3]))]
+
+
+def test_gone_peers_are_listed_before_all_other_excluded_ones():
+    out = {number.to_bytes(2, "big") * 16: "late" for number in range(MAX_GROUP + 3)} | {b"z" * 32: "gone"}
+    found = propose(FIRST, TERMS, IDS[:4], said(1, 1, 1, 1), out, rejected={}, idle=(), before=None)
+    assert found is not None and len(found.excluded) == MAX_GROUP
+    assert any(entry.reason == "gone" for entry in found.excluded)

@@ -1,10 +1,13 @@
 """Peers that a proposer waits for before it opens a ballot."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.proposal import RoundTerms, name_of
 from thinwire.collectives.consensus.proposer import FORSAKEN, Proposer
-from thinwire.swarm.messages.registry import Ballot, Promise, Ready
+from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Open, Promise, Ready, Vote
 
 IDS = [bytes([n]) * 32 for n in range(5)]
 ME = IDS[3]
@@ -14,7 +17,7 @@ TERMS = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), patience=2.0)
 @pytest.mark.parametrize("linked", [True, False])
 @pytest.mark.parametrize("past", [True, False])
 def test_proposer_waits_for_third_of_five_only_if_present_and_ahead(linked, past):
-    """Two are dead, and may have voted; the third one that is left may know of it, and promises nothing."""
+    """Two are dead, and may have voted; the third may know of it, and promises nothing."""
     live = {ME, IDS[4]} | ({IDS[0]} if linked else set())
     ready = {peer: Ready(5, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0) for peer in (ME, IDS[4])}
     candidate = Proposer(Electorate(ME, TERMS, live, IDS[1:3]), ready)
@@ -36,7 +39,7 @@ def test_proposer_waits_for_third_of_five_only_if_present_and_ahead(linked, past
 
 
 def test_proposer_waits_for_peer_without_state_only_if_member():
-    """One of five is dead; a newcomer and a member have no state. What the member may have voted, in a life before, counts."""
+    """One of five is dead; a newcomer and a member have no state. Only the member may have voted before."""
     guest, alive = bytes([9]) * 32, [peer for peer in IDS if peer != IDS[0]]
     ready = {peer: Ready(5, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0) for peer in alive}
     candidate = Proposer(Electorate(ME, TERMS, {*alive, guest}, IDS[:1]), ready)
@@ -49,3 +52,160 @@ def test_proposer_waits_for_peer_without_state_only_if_member():
     assert candidate.propose(None, 0.1) is None
     candidate.hear_promise(IDS[4], promise, counts=True)
     assert candidate.propose(None, 0.2) is not None
+
+
+RESULTS, OTHER = b"r" * 32, b"o" * 32
+
+
+def opened(ballot, alive=tuple(IDS)):
+    return Open(5, 0, ballot, alive, alive, tuple(Contribution(peer, 1, 1) for peer in alive), (), None, ())
+
+
+def announced(weight=1):
+    return Ready(5, 0, 1, bytes(32), bytes(32), weight, b"", True, 0.0, 0.0)
+
+
+def proposer_of(terms=TERMS, live=IDS, gone=(), weights=(1, 1, 1, 1, 1)):
+    ready = {peer: announced(weight) for peer, weight in zip(IDS, weights, strict=True)}
+    return Proposer(Electorate(ME, terms, live, gone), ready)
+
+
+def promise(term, voted=None, digest=None):
+    return Promise(5, 0, Ballot(term, ME), voted, digest)
+
+
+def prepared(term=3, **options):
+    proposer = proposer_of(**options)
+    proposer.prepare(promise(term), 0.0)
+    return proposer
+
+
+def test_proposer_without_third_member_opens_after_exactly_ten_patiences():
+    proposer = Proposer(Electorate(ME, TERMS, {ME, IDS[4]}, IDS[1:3]), {peer: announced() for peer in (ME, IDS[4])})
+    for now, opens in ((0.0, False), (19.9, False), (20.0, True)):
+        proposer.prepare(promise(2), now)
+        proposer.hear_promise(IDS[4], promise(2), counts=True)
+        assert (proposer.propose(None, now) is not None) == opens
+
+
+def test_proposer_waits_longer_for_a_leader_after_four_ballots():
+    proposer, growth = proposer_of(), []
+    for _ in range(8):
+        proposer.seen()
+        growth.append(proposer.growth)
+    assert growth == [1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize(("promised", "term"), [(0, 2), (1, 2), (2, 3), (9, 10)])
+def test_next_ballot_is_above_the_first_and_the_promised_one(promised, term):
+    assert proposer_of().next(Ballot(promised, IDS[0]), 0.0) == Ballot(term, ME)
+
+
+def test_next_ballot_waits_for_the_pause_after_the_fifth():
+    proposer = proposer_of()
+    for _ in range(5):
+        proposer.prepare(promise(2), 10.0)
+    assert proposer.next(Ballot(2, ME), 10.4) is None
+    assert proposer.next(Ballot(2, ME), 10.5) == Ballot(3, ME)
+
+
+def test_proposer_opens_with_promises_of_a_quorum_for_its_ballot():
+    proposer = prepared(live={ME, *IDS[:2]})
+    proposer.hear_promise(IDS[0], promise(3), counts=True)
+    assert proposer.propose(None, 0.1) is None
+    proposer.hear_promise(IDS[1], promise(3), counts=True)
+    found = proposer.propose(None, 0.2)
+    assert found is not None and found.alive == (IDS[0], IDS[1], ME) and not proposer.preparing
+
+
+@pytest.mark.parametrize("term", [2, 4])
+def test_promise_for_another_ballot_is_ignored(term):
+    proposer = prepared(live={ME, *IDS[:2]})
+    proposer.hear_promise(IDS[0], promise(3), counts=True)
+    proposer.hear_promise(IDS[1], promise(term), counts=True)
+    assert proposer.propose(None, 0.1) is None
+
+
+@pytest.mark.parametrize(
+    ("voted", "digest"),
+    [
+        (opened(Ballot(3, ME)), RESULTS),
+        (opened(Ballot(4, IDS[0])), RESULTS),
+        (opened(Ballot(1, IDS[0])), None),
+        (None, RESULTS),
+        (msgspec.structs.replace(opened(Ballot(1, IDS[0])), contributors=()), RESULTS),
+    ],
+)
+def test_promise_with_an_invalid_vote_is_ignored(voted, digest):
+    proposer = prepared(live={ME, *IDS[:2]})
+    proposer.hear_promise(IDS[0], promise(3), counts=True)
+    proposer.hear_promise(IDS[1], promise(3, voted, digest), counts=True)
+    assert proposer.propose(None, 0.1) is None
+
+
+def test_promise_with_a_lower_vote_is_adopted():
+    proposer, voted = prepared(live={ME, *IDS[:2]}), opened(Ballot(1, IDS[0]))
+    proposer.hear_promise(IDS[0], promise(3), counts=True)
+    proposer.hear_promise(IDS[1], promise(3, voted, RESULTS), counts=True)
+    found = proposer.propose(None, 0.1)
+    assert found is not None and found.adopted == RESULTS and found.sources == (IDS[1],)
+
+
+def test_proposer_without_a_quorum_steps_back_after_a_patience():
+    proposer = prepared()
+    proposer.hear_promise(IDS[0], promise(3), counts=True)
+    assert proposer.propose(None, 1.9) is None and proposer.preparing
+    assert proposer.propose(None, 2.0) is None and not proposer.preparing and proposer.ballot is None
+
+
+def test_votes_of_a_quorum_for_one_digest_commit():
+    proposer, ballot = prepared(), Ballot(3, ME)
+    proposal = opened(ballot)
+    vote, other = (Vote(5, 0, ballot, name_of(proposal), digest) for digest in (RESULTS, OTHER))
+    assert proposer.hear_vote(IDS[0], vote, b"0" * 64, proposal) == (True, None)
+    assert proposer.hear_vote(IDS[0], vote, b"0" * 64, proposal) == (False, None)
+    assert proposer.hear_vote(IDS[1], other, b"1" * 64, proposal) == (True, None)
+    assert proposer.hear_vote(IDS[4], vote, b"4" * 64, proposal) == (True, None)
+    news, commit = proposer.hear_vote(ME, vote, b"3" * 64, proposal)
+    assert news and commit is not None and commit.digest == RESULTS
+    assert [(proof.peer, proof.signature[:1]) for proof in commit.votes] == [(IDS[0], b"0"), (ME, b"3"), (IDS[4], b"4")]
+
+
+@pytest.mark.parametrize("case", ["ballot", "opened ballot", "not alive", "name"])
+def test_vote_for_another_proposal_or_of_another_peer_is_ignored(case):
+    proposer, ballot = prepared(), Ballot(3, ME)
+    proposal = opened(Ballot(2, ME) if case == "opened ballot" else ballot, tuple(IDS[1:]))
+    voted = Ballot(2, ME) if case == "ballot" else ballot
+    name = OTHER if case == "name" else name_of(proposal)
+    sender = IDS[0] if case == "not alive" else IDS[1]
+    assert proposer.hear_vote(sender, Vote(5, 0, voted, name, RESULTS), b"s" * 64, proposal) == (False, None)
+
+
+def test_blame_of_our_ballot_calls_for_a_new_one():
+    proposer, ballot = prepared(), Ballot(3, ME)
+    proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot))
+    assert proposer.urged and proposer.blame_book.idle == {IDS[0], IDS[1]}
+
+
+@pytest.mark.parametrize(
+    ("blamed", "led"),
+    [(Ballot(2, ME), Ballot(3, ME)), *[(Ballot(3, IDS[index]), Ballot(3, IDS[index])) for index in (0, 4)]],
+)
+def test_blame_of_another_ballot_is_ignored(blamed, led):
+    proposer = prepared()
+    proposer.hear_blame(IDS[0], Blame(5, 0, blamed, IDS[1], "hash"), opened(led))
+    assert not proposer.urged and not proposer.blame_book.idle
+
+
+def test_new_contribution_is_forgiven_alone_while_enough_contributors_are_left():
+    proposer = proposer_of(replace(TERMS, min_peers=2), weights=(1, 1, 1, 0, 1))
+    proposer.blame_book.rejected.update({IDS[2]: "hash", IDS[4]: "hash"})
+    proposer.hear_again(IDS[4])
+    assert proposer.blame_book.rejected == {IDS[2]: "hash"}
+
+
+def test_new_contribution_pardons_all_while_too_few_contributors_are_left():
+    proposer = proposer_of(replace(TERMS, min_peers=2), weights=(1, 0, 1, 0, 1))
+    proposer.blame_book.rejected.update({IDS[2]: "hash", IDS[4]: "hash"})
+    proposer.hear_again(IDS[4])
+    assert not proposer.blame_book.rejected

@@ -1,4 +1,4 @@
-"""A gossip group: how long a partner that never completes its data is waited for."""
+"""Gossip group: time to wait for a partner that never completes its data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAN, PATIENCE, SIZE = bytes(32), 2.0, 1000
 
 
 class Table:
-    """A circle of eight, or so many, whose others say what the test lets them say; in so many `chunks`."""
+    """Group of eight (or `size`) with scripted partners and this number of `chunks`."""
 
     def __init__(self, size=8, chunks=1, total=SIZE):
         self.now = 1.0
@@ -60,7 +60,7 @@ def test_partner_that_announces_repeatedly_is_given_up(present):
 
 
 def test_partner_slower_than_all_others_is_given_up():
-    """Each chunk in time, and never all of them: nobody knows how many are to come but by what the others took."""
+    """Each chunk is in time, but never all of them; the other partners show how long that should take."""
     table = Table()
     for peer in OTHERS[:-1]:
         table.announces(peer)
@@ -76,7 +76,7 @@ def test_partner_slower_than_all_others_is_given_up():
 
 @pytest.mark.parametrize("seconds", [4.0, 9.0])
 def test_partner_that_trickles_chunks_is_given_up(seconds):
-    """Each chunk in time, a thousand of them: with nobody else to compare with, it is given up for what comes in a patience."""
+    """A thousand chunks, each in time; without other partners it is given up for its rate per patience."""
     table = Table(size=2, chunks=1000)
     table.announces(OTHERS[0])
     for index in range(1000):

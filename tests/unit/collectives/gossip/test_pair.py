@@ -28,7 +28,7 @@ def vector(codec, value, count=COUNT):
 
 
 class Bench:
-    """A pair, and what it says. `partner` is the other side's vectors: of the steps, then of slow weights."""
+    """Pair with its sent messages. `partner`: vectors of the other side, first of the steps, then slow weights."""
 
     def __init__(self, count=COUNT):
         self.now, self.words, self.sent, self.withdrawn, self.count = 1.0, [], [], [], count
@@ -38,7 +38,7 @@ class Bench:
         self.partner_step, self.partner_slow = vector(CODEC.fast, 3.0, count), vector(CODEC.slow, 4.0, count)
         self.pair = Pair(PARTNER, self.terms, lambda: None)
 
-    # --- what the pair does
+    # --- inputs of the pair
 
     def control(self, to, message):
         self.words.append(message)
@@ -50,12 +50,12 @@ class Bench:
         self.withdrawn.append(peer)
 
     def asked(self):
-        """The chunks that were asked for since the last time."""
+        """Return the chunks that were requested since the last call."""
         found = [number for word in self.words if isinstance(word, Fetch) for number in word.indices]
         self.words = [word for word in self.words if not isinstance(word, Fetch)]
         return found
 
-    # --- what both sides say
+    # --- messages of both sides
 
     def post(self):
         self.pair.post(Base(1, 0, 0, PLAN, self.slow[1]), self.slow[0])
@@ -123,7 +123,7 @@ def test_pair_does_not_finish_without_partner_slow_weights(order):
 
 
 def test_pair_uses_slow_weights_named_in_ready():
-    """Of an earlier life of the partner, or a lie: they are left out, and those that it names are taken when they come."""
+    """Slow weights of an earlier process, or of a lie, are ignored; those that the Ready names are used."""
     bench = Bench()
     bench.post()
     other = vector(CODEC.slow, 9.0)
@@ -152,7 +152,7 @@ def test_own_slow_weights_are_served_once_before_ready():
     bench.on_message(ask)
     assert [frame.message.index for frame in bench.sent] == [4, 5]
     bench.announce()
-    assert [type(word) for word in bench.words] == [Base, Ready]  # it has asked: it knows them
+    assert [type(word) for word in bench.words] == [Base, Ready]  # its Fetch shows that it knows them
     bench.pair.on_link_down()
     bench.pair.reach()
     assert [type(word) for word in bench.words[2:]] == [Base, Ready]
@@ -206,7 +206,7 @@ def test_decline_of_slow_weights_does_not_end_the_pair():
 
 @pytest.mark.parametrize("early", [False, True], ids=["slow weights trickle", "then the steps"])
 def test_partner_that_trickles_is_given_up_despite_early_slow_weights(early):
-    """However much of its slow weights came in good time: that buys no time afterwards."""
+    """Slow weights that came early give no extra time later."""
     bench = Bench(count=1000)
     bench.post()
     bench.its_base()
@@ -240,7 +240,7 @@ def test_changed_partner_gets_slow_weights_and_the_former_is_withdrawn():
 
 
 def test_partner_that_repeats_its_base_is_told_ours_once():
-    """It has chosen another partner and us once more, and cannot ask for what it does not know of."""
+    """It has drawn another partner and then us again, and cannot ask for unknown slow weights."""
     bench = Bench()
     bench.post()
     bench.its_base()

@@ -6,7 +6,7 @@ PEERS = [bytes([i]) * 32 for i in range(4)]
 
 
 def rounds(diagnosis, count, *, first=1, speed=lambda peer, at: 100.0, gap=lambda peer, at: 0.01):
-    """So many rounds, each with four chunks of 10 kB of everybody."""
+    """Play rounds with four chunks of 10 kB from each peer."""
     for at in range(first, first + count):
         for peer in PEERS:
             diagnosis.ready(peer, at, speed(peer, at))

@@ -11,11 +11,11 @@ PEERS = [bytes([i]) * 32 for i in range(5)]
 def meetings(
     diagnosis, count, *, seed=0, rate=lambda peer, at: 1e6, speed=lambda peer, at: 100.0, stall=lambda peer, at: 0
 ):
-    """So many rounds of pairs, each with eight chunks of 20 kB of one partner."""
+    """Play rounds of pairs with eight chunks of 20 kB from one partner each."""
     rng, own = random.Random(seed), dict.fromkeys(PEERS, 0)
     for at in range(count):
         peer = rng.choice(PEERS)
-        own[peer] += rng.randrange(1, 4)  # everybody counts its own rounds
+        own[peer] += rng.randrange(1, 4)  # round numbers of peers are independent
         diagnosis.ready(peer, own[peer], speed(peer, at))
         now = 100.0 * at
         for index in range(8):
@@ -24,7 +24,7 @@ def meetings(
 
 
 def gathered(diagnosis, count, *, first=0, delay=lambda peer, at: 0.02, trip=0.0):
-    """So many rounds, each with one piece of 50 kB of everybody."""
+    """Play rounds with one piece of 50 kB from each peer."""
     for at in range(first, first + count):
         for peer in PEERS:
             diagnosis.ready(peer, at, 100.0)
@@ -100,7 +100,9 @@ def test_pieces_that_are_sometimes_late_mean_a_lossy_link(seed):
     rng, diagnosis = random.Random(seed), Diagnosis()
     gathered(diagnosis, 200, delay=lambda peer, at: 0.02 + 0.4 * (rng.random() < (0.25 if peer == PEERS[3] else 0.01)))
     assert {peer: found.cause for peer, found in diagnosis.findings.items()} == {PEERS[3]: "lossy link"}
-    assert "what comes within 20 ms of the round's beginning came after 0.4 s" in diagnosis.findings[PEERS[3]].evidence
+    assert (
+        "chunks that usually arrive within 20 ms of the round came after 0.4 s" in diagnosis.findings[PEERS[3]].evidence
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -10,7 +10,7 @@ FIRST = 10.0
 
 
 def play(lateness, times, *, first=1, start=0.0, until=200.0):
-    """Rounds that each begin when the one before is over; `times`: what each peer trains in each, None: it is not in time."""
+    """Play rounds without pauses; `times`: training seconds of each peer in each, None: too late."""
     now = start
     for at, took in enumerate(times, start=first):
         lateness.begin(at, PEERS[: len(took)], now)

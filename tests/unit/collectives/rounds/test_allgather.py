@@ -44,7 +44,7 @@ PAYLOADS = {LEADER: b"leader" * 4, ME: b"me", OTHER: b"x" * 30}
 
 
 class Honest:
-    """Any payload that does not say so is one, and as long as its first byte says."""
+    """Codec of any bytes that do not begin with "bad"; the first byte is the norm."""
 
     def check(self, payload, n):
         raw = bytes(payload)
@@ -201,7 +201,7 @@ def test_missing_payload_is_fetched_from_others_then_blamed():
     assert not blamed(harness)
     harness.tick(3.2)
     assert blamed(harness) == [(OTHER, "chunk missing")]
-    # We serve what we have ourselves.
+    # Peers serve what they have.
     harness.on_message(OTHER, Fetch(1, 0, key, (0, 7, 8)))
     served = {(to, message.index) for to, message, _ in harness.sent(Result)}
     assert served == {(OTHER, 0), (OTHER, 7)}
@@ -232,7 +232,7 @@ def commit_of(opened, digest):
 
 
 def test_committed_payload_is_fetched_from_voters_despite_other_announcement():
-    """OTHER has told us of another payload than the rest: what they hold counts."""
+    """OTHER has announced another payload to us than to the rest: the payload of the voters counts."""
     harness = Harness(tell=(LEADER,))
     harness.announce(OTHER, hashes_of([b"a lie"]))
     harness.send(LEADER)
@@ -245,7 +245,7 @@ def test_committed_payload_is_fetched_from_voters_despite_other_announcement():
     wrong = Record(1, 0, FIRST, everything, hashes_of(slots(b"1", b"2", b"3")))
     harness.on_message(LEADER, wrong)
     pieces = slots(*(PAYLOADS[peer] for peer in IDS))
-    harness.on_message(LEADER, Result(1, 0, FIRST, 8), pieces[8])  # it may come before the word of what it is
+    harness.on_message(LEADER, Result(1, 0, FIRST, 8), pieces[8])  # it may arrive before its hashes
     harness.on_message(LEADER, Record(1, 0, FIRST, everything, hashes_of(pieces)))
     for index in (6, 7):
         harness.on_message(LEADER, Result(1, 0, FIRST, index), pieces[index])
@@ -277,7 +277,7 @@ def test_contributors_are_limited_to_what_fits_in_a_round():
 
 @pytest.mark.parametrize("told", [hashes_of([b"x" * 10, b"y" * 10]), b""], ids=["more", "nothing"])
 def test_adopted_payload_overrides_equivocating_announcement(told):
-    """It announced one payload to the others and another, or none at all, to us."""
+    """It announced one payload to the others and another, or none, to us."""
     paid = {**PAYLOADS, OTHER: b"x" * 10}
     whole = slots(*(paid[peer] for peer in IDS))
     harness = Harness(tell=(LEADER,))

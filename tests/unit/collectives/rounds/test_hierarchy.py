@@ -75,7 +75,7 @@ class Harness(DenseHarness):
         return mean(sites, [20.0, 20.0, 10.0])
 
     def owned(self):
-        """Deliver all that chunk 3 is made of."""
+        """Deliver all contributions to chunk 3."""
         self.chunk(LEADER, 3)
         self.subtotal(FURTHER, 3)
         self.chunk(ALONE, 3)
@@ -238,7 +238,7 @@ def test_reinstated_relay_resends_dropped_site_mean(harness):
 
 
 def test_site_mean_of_replaced_relay_is_not_used(harness):
-    """It may have lied to us as well; another says what the site's value is."""
+    """The old relay may have lied to us as well; another one reports the site's value."""
     harness.chunk(LEADER, 3)
     harness.subtotal(FURTHER, 3, np.ones(GRID.size(3), np.float32).tobytes())
     harness.open(ballot=SECOND, idle=(FURTHER,))
@@ -249,7 +249,7 @@ def test_site_mean_of_replaced_relay_is_not_used(harness):
 
 
 def test_two_very_different_site_means_are_both_used():
-    """Of two there is no middle: a site whose part of the model hardly moves must not make the other one absurd."""
+    """Two values have no median: a site that hardly changes the model must not make the other one an outlier."""
     norms = {FAR: 1.0, FURTHER: 900.0}
     usual = 0.0
     for _ in range(50):
@@ -271,7 +271,7 @@ def test_site_without_working_relay_sends_to_owner(harness):
 
 
 def test_site_mean_of_other_contributors_is_not_used(harness):
-    """The site's old value is late: FAR is out since, and it must not count."""
+    """The site's old value is late: FAR has been excluded since, and must not count."""
     left = tuple(Contribution(peer, 1, 10) for peer in IDS if peer != FAR)
     opened = harness.open(ballot=SECOND, contributors=left)
     harness.chunk(LEADER, 3)

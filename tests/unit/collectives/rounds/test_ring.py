@@ -45,11 +45,11 @@ from thinwire.swarm.messages.registry import (
 IDS = PEERS[:4]
 OTHER, NEW = IDS[2:]
 MINE, PASSING, BEGUN = (2, 3), (4, 5), (0, 1)
-"""Chunks that ME owns, that it stands in the middle of, and that begin with it: the ring is LEADER, ME, OTHER."""
+"""Chunks that ME owns, forwards in the middle, and begins: the ring is LEADER, ME, OTHER."""
 
 
 class Harness(DenseHarness):
-    """Peer ME of three in a ring, all of which contribute; NEW stands outside it where it takes part."""
+    """Peer ME of three contributors in a ring; NEW is outside of the ring."""
 
     def __init__(self, peers=3):
         super().__init__(Ring, peers=IDS[:peers], terms=RoundTerms(1, 0, IDS[:3], BASE, PLAN, ring=tuple))
@@ -59,7 +59,7 @@ class Harness(DenseHarness):
         return opening(self.peers, **({"idle": self.peers[3:], "order": (0, 1, 2)} | changes))
 
     def partial_mean(self, index, *peers):
-        """Return what a chunk is after it was at these peers."""
+        """Return the partial mean of a chunk after these peers."""
         so_far = self.sources[peers[0]][index]
         for count, peer in enumerate(peers[1:], 1):
             out = np.empty(GRID.size(index), np.float32)
@@ -144,7 +144,7 @@ def _nan(right):
 @pytest.mark.parametrize("spoil", [_nan, lambda right: right[:-4], lambda right: b""])
 @pytest.mark.parametrize("index", [*PASSING, *MINE])
 def test_invalid_partial_breaks_the_ring(harness, spoil, index):
-    """Nobody is put out for it: who of those before it was can only be seen without a ring."""
+    """No peer is excluded for it: only a ballot without a ring shows which predecessor is at fault."""
     harness.sent(Partial)
     harness.partial(index, payload=spoil(harness.partial_mean(index, LEADER)))
     assert harness.blamed() == [(LEADER, "ring")]
@@ -210,7 +210,7 @@ def test_peer_blames_the_ring_after_a_patience(harness):
 
 
 def test_frames_of_another_ring_order_are_ignored(harness):
-    """Late ones of a ballot that came to nothing; in between the ring has turned round."""
+    """Late frames of a failed ballot; the order of the ring has changed since."""
     harness.partial(4)
     harness.open(ballot=SECOND, order=(0, 2, 1))
     assert harness.queue.recalled == 1
@@ -300,7 +300,7 @@ def test_ballot_without_ring_order_is_a_butterfly(harness):
 
 
 def _settled(harness):
-    """Vote in a ring; then another ballot, in which nothing comes of it."""
+    """Vote in a ring; then open another ballot, which fails."""
     harness.finish()
     ((_, vote, _),) = harness.sent(Vote)
     made = [bytes(chunk) for chunk in harness.round.results]
@@ -308,7 +308,7 @@ def _settled(harness):
 
 
 def test_voted_ring_results_can_be_adopted_by_later_ballot(harness):
-    """A ballot without a ring has other bits; but who adopts those of the ring finds them with those who voted."""
+    """A ballot without a ring has other bits, but an adopting one fetches those of the ring from its voters."""
     digest, made = _settled(harness)
     harness.open(ballot=SECOND, order=())
     assert list(harness.round.results) == [None] * 6
@@ -326,7 +326,7 @@ def test_adopted_ring_results_are_fetched(harness):
     harness.queue.sent.clear()
     harness.open(ballot=SECOND, order=(), adopted=digest, sources=(OTHER,), kept=tuple(IDS[:3]))
     assert harness.sent(Chunk) == [] and {to for to, _, _ in harness.sent(Fetch)} == {OTHER}
-    for peer in (LEADER, OTHER):  # contributions, and results of an owner of before, say nothing about it
+    for peer in (LEADER, OTHER):  # contributions and results of old owners are no evidence
         for index in range(6):
             harness.on_message(peer, Chunk(1, 0, 1, index), harness.sources[peer][index])
             harness.on_message(peer, Result(1, 0, SECOND, index), harness.sources[peer][index])
@@ -402,7 +402,7 @@ def test_peer_does_not_vote_for_ring_below_its_promise(harness):
 
 
 def test_message_of_another_data_plane_is_ignored():
-    """One of a hierarchy is well-formed, so anybody can send it in any run."""
+    """A message of a hierarchy is well-formed, so a peer may send it in any run."""
     harness = Harness()
     harness.on_message(IDS[1], Subtotal(1, 0, bytes(32), 0), b"x")
     opened = harness.open()

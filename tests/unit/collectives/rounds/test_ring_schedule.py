@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.rounds.ring_schedule import RingPosition, ring, ways
+from thinwire.collectives.rounds.ring_schedule import RingPosition, joined, ring, ways
 from thinwire.swarm.messages.registry import Ballot, Contribution, Open
 
 IDS = [bytes([i]) * 32 for i in range(9)]
@@ -12,7 +12,7 @@ IDS = [bytes([i]) * 32 for i in range(9)]
 
 @st.composite
 def opens(draw):
-    """Ballots with a ring: some peers are outside it, some contribute nothing."""
+    """Ballots with a ring, with some peers outside it and some without a contribution."""
     alive = sorted(draw(st.sets(st.sampled_from(IDS), min_size=2)))
     places = list(range(len(alive)))
     inside = draw(st.permutations(places).flatmap(lambda p: st.integers(1, len(p)).map(lambda n: p[:n])))
@@ -59,3 +59,20 @@ def test_neighbours_agree_on_source_and_target_of_each_chunk(opened, count):
             assert (place == 0) == (lap.takers[index] == peer)
     if count >= len(peers):
         assert set(laps[peers[0]].owners) == set(peers)
+
+
+class Sum:
+    """Reducer that returns its arguments."""
+
+    def result(self, payloads, weights, size):
+        return [*payloads, *weights, size]
+
+
+def test_single_payload_of_a_station_stays_as_it_is():
+    assert joined(Sum(), None, 0.0, [b"own"], [3.0], 4) == b"own"
+    assert joined(Sum(), b"sum", 5.0, [], [], 4) == b"sum"
+
+
+def test_station_joins_the_received_mean_with_its_weight():
+    assert joined(Sum(), b"sum", 5.0, [b"own"], [3.0], 4) == [b"sum", b"own", 5.0, 3.0, 4]
+    assert joined(Sum(), None, 0.0, [b"own", b"leaf"], [3.0, 2.0], 4) == [b"own", b"leaf", 3.0, 2.0, 4]

@@ -26,7 +26,7 @@ def equal(count, loads):
 
 
 def divisions(count, loads):
-    """All ways to deal the chunks out among those who may own some, within the bound."""
+    """Yield all divisions of the chunks among possible owners within the bound."""
     ranges = [range(min(count, most(count, loads)) + 1) if load.owns else (0,) for load in loads]
     return [counts for counts in product(*ranges) if sum(counts) == count]
 
@@ -101,7 +101,7 @@ def test_unknown_bandwidth_counts_as_usual():
 def test_liar_gets_at_most_the_bound():
     links = [PeerLoad(100, 100)] * 3
     assert allot(96, [*links, PeerLoad(2**40, 2**40)]) == (8, 8, 8, 72)
-    # A link as slow as it is makes that twice as bad as equal parts, and no worse.
+    # A link that slow makes this twice as bad as equal parts, and no worse.
     truth = [*links, PeerLoad(10, 10)]
     assert max(seconds(truth, (8, 8, 8, 72))) <= (1 + MOST) / 2 * max(seconds(truth, [24] * 4))
 
@@ -111,7 +111,7 @@ def test_lies_lengthen_a_round_only_within_the_bound(count, links):
     owned = allot(count, [PeerLoad(up, down) for up, down, _ in links])
     truth = [PeerLoad(rate, rate) for *_, rate in links]
     usual = max(seconds(truth, equal(count, truth)))
-    rounding = len(links) / min(rate for *_, rate in links)  # one chunk more than MOST parts, to all
+    rounding = len(links) / min(rate for *_, rate in links)  # one chunk more than MOST shares, to all
     assert not owned or max(seconds(truth, owned)) <= (1 + MOST) / 2 * usual + rounding
 
 
@@ -128,7 +128,7 @@ def test_idle_peer_owns_no_chunks():
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_small_fragments_are_spread_over_equal_peers(count):
-    """One link is slow, so that parts are dealt out by bandwidth where it would own one; nobody is preferred for its place."""
+    """One link is slow, so shares follow bandwidth; no peer is preferred for its place."""
     loads = [PeerLoad(100, 100), *[PeerLoad(1000, 1000)] * 4]
     owned = [allot(count, loads, fragment) or shards.equal(count, 5, fragment) for fragment in range(20)]
     totals = [sum(counts) for counts in zip(*owned, strict=True)]

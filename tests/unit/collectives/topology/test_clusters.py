@@ -52,7 +52,7 @@ def test_only_canonical_cluster_numbers_are_sound(names):
 
 @given(SITES, st.sets(st.integers(0, 11)))
 def test_later_ballot_keeps_clusters_and_newcomers_are_alone(names, gone):
-    """Whoever is new is alone, whatever it says: the results of the same contributions must be the same."""
+    """A new peer is alone, with any announced site: equal contributions must give equal results."""
     before = [p for i, p in enumerate(PEERS[: len(names)]) if i not in gone]
     numbers = clusters(before, dict(zip(PEERS, names, strict=False)))
     after = kept(before, numbers, PEERS)
@@ -119,7 +119,7 @@ def test_departure_changes_no_other_duties(names, gone, count):
 @settings(max_examples=40)
 @given(SITES, st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)))
 def test_results_depend_only_on_contributors(names, silent, absent):
-    """Peers that contribute nothing, or are not even here, change neither the values nor their order."""
+    """Peers without contributions, and absent ones, change neither values nor their order."""
     giving = [i for i in range(len(names)) if i not in silent]
     if not giving:
         return
@@ -131,7 +131,7 @@ def test_results_depend_only_on_contributors(names, silent, absent):
 
 
 def test_site_mean_name_identifies_its_contributors():
-    """Whoever is out changes the names of its own site only."""
+    """An excluded peer changes only the names of its own site."""
     whole, less = (
         Routes(ballot(["a", "a", "b", "b"]), 4, b"s"),
         Routes(ballot(["a", "a", "b", "b"], silent={3}), 4, b"s"),
@@ -157,7 +157,7 @@ def test_nearby_peers_are_clustered():
 
 
 def test_chain_of_neighbours_is_not_one_cluster():
-    """Each is near the next, the first far from the last: those that are nearest find each other."""
+    """Each is near the next, but the first is far from the last: the nearest pairs are clusters."""
     at = dict(zip(PEERS, (0.0, 4e-3, 7e-3, 11e-3), strict=False))
     assert near(PEERS[:4], lambda one, other: abs(at[one] - at[other])) == {PEERS[1]: PEERS[1], PEERS[2]: PEERS[1]}
 

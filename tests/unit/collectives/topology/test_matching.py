@@ -17,7 +17,7 @@ def people(count, start=0):
 
 
 def knock_out(view, round, size=2):
-    """The full groups of a round from its labels, as a tournament: another way to the same. And who is left over."""
+    """Return the full groups of a round by a tournament of labels, another algorithm, and the rest."""
     found = []
 
     def play(players, bit):
@@ -35,7 +35,7 @@ def knock_out(view, round, size=2):
 
 
 def groups(view, round, size):
-    """The partition as the peers find it, each by itself."""
+    """Return the groups as each peer computes them."""
     return {tuple(sorted((peer, *others(RUN, round, view, peer, size)))) for peer in view}
 
 
@@ -65,7 +65,7 @@ def test_group_lookup_of_one_peer_matches_full_grouping(count, round, size):
     assert sorted(peer for group in found for peer in group) == list(view)
     lengths = sorted(map(len, found))
     if size > 2 and len(left) == 1 and count > 1:
-        # Nobody is alone: it and a full group have become two.
+        # No peer is alone: it and a full group have become two groups.
         assert len(found - set(full)) == 2 and lengths[0] >= 2 and len(set(full) - found) == 1
     else:
         assert found == {*full, *([tuple(sorted(left))] if left else [])}

@@ -19,7 +19,7 @@ def opened(round, *, alive=IDS, idle=()):
 
 
 def live(standing, rounds, fails):
-    """Rounds in which `fails` says who of those that own chunks would lose them; the rounds that cost a patience."""
+    """Play rounds in which `fails` returns the owners that fail; return the rounds that cost a patience."""
     costly = []
     for round in rounds:
         resting = standing.resting(round)
@@ -57,7 +57,7 @@ def test_back_off_is_bounded(story):
 
 LINKS = [PeerLoad(10, 10), PeerLoad(10, 10), PeerLoad(10, 10), PeerLoad(1000, 1000)]
 SHARED = msgspec.structs.replace(opened(1), shares=(2, 2, 2, 18))
-PLANNED = (24 + 2 * 2) / 10  # of one of the first three, chunks of one byte
+PLANNED = (24 + 2 * 2) / 10  # one of the first three, chunks of one byte
 
 
 def test_slow_owner_with_many_chunks_is_overdue():

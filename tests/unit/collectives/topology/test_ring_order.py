@@ -12,7 +12,7 @@ from thinwire.collectives.topology.ring_order import EXACT, best, score
 
 
 def matrices(low, high, *values):
-    """Square matrices of a few figures, so that ties are common."""
+    """Square matrices with few different values, so that ties are common."""
     figures = st.sampled_from(values) if values else st.floats(1.0, 1e9)
     return st.integers(low, high).flatmap(
         lambda n: st.lists(figures, min_size=n * n, max_size=n * n).map(lambda f: np.array(f).reshape(n, n))
@@ -33,7 +33,7 @@ def test_ring_order_maximizes_slowest_link_then_sum(rates):
 
 
 def test_ring_order_is_exact_up_to_twelve_peers():
-    """A ring of fast links among slow ones is found, though slower links that lead away from it have larger sums."""
+    """A ring of fast links among slow ones is found, although slower links away from it have larger sums."""
     rng = np.random.default_rng(5)
     planted = [0, *(rng.permutation(EXACT - 1) + 1).tolist()]
     rates = np.where(rng.random((EXACT, EXACT)) < 0.5, 1.0, 100.0)
@@ -55,7 +55,7 @@ def test_ring_order_of_many_peers_is_no_worse_than_given_order(rates):
 
 @pytest.mark.parametrize("regions", [2, 4])
 def test_ring_order_enters_each_region_once(regions):
-    """Peers of one place follow each other, in whatever order they were given."""
+    """Peers of one region follow each other, for any order of the input."""
     rng = np.random.default_rng(7)
     place = rng.permutation(np.arange(8 * regions) % regions)
     rates = np.where(place[:, None] == place[None, :], 100.0, 1.0)

@@ -42,7 +42,7 @@ def test_shares_are_equal_runs(count, n):
     group = PEERS[:n]
     owned = shares(count, group)
     assert len(owned) == count
-    # Runs: nobody's chunks are torn apart, and they follow the order of the group.
+    # Chunks of a peer are consecutive, in the order of the group.
     assert list(owned) == sorted(owned, key=group.index)
     lengths = [Counter(owned)[peer] for peer in group]
     assert max(lengths) - min(lengths) <= 1 and lengths == sorted(lengths, reverse=True)
@@ -58,7 +58,7 @@ def test_only_chunks_of_departed_owners_move(count, n, seed, data):
     for old, new in zip(before, after, strict=True):
         assert new in alive
         assert new == old or old not in alive
-    # One more that leaves moves only its own.
+    # Another departure moves only that peer's chunks.
     if len(alive) > 1:
         fewer = alive - {sorted(alive)[0]}
         again = owners(count, group, sorted(fewer), seed)
@@ -90,7 +90,7 @@ def test_owners_get_the_given_numbers_of_chunks(counts, seed, data):
     owned = owners(count, group, group, seed, counts)
     assert [Counter(owned)[peer] for peer in group] == counts or not any(counts)
     assert list(owned) == sorted(owned, key=group.index)
-    # Of those who leave the chunks go to others, to such as own none only when nobody else is left.
+    # Chunks of departed peers go to other owners, and to peers without chunks only if there are none.
     alive = data.draw(st.sets(st.sampled_from(group), min_size=1))
     after = owners(count, group, sorted(alive), seed, counts)
     able = {peer for peer, own in zip(group, counts, strict=True) if own and peer in alive} or alive
@@ -101,3 +101,14 @@ def test_owners_get_the_given_numbers_of_chunks(counts, seed, data):
 def test_last_chunk_may_be_shorter():
     assert [Grid(10, 4).size(index) for index in range(3)] == [4, 4, 2]
     assert len(Grid(8, 4)) == 2
+
+
+class Tiny:
+    """Codec whose payloads have one byte."""
+
+    def nbytes(self, n):
+        return 1
+
+
+def test_chunks_have_at_most_half_a_million_elements_with_any_codec():
+    assert grid(1 << 28, Tiny()).chunk == 1 << 19

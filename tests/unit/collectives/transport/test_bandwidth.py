@@ -138,7 +138,7 @@ def test_densest_stretch_gives_the_bandwidth(steps, first):
     if total < LEAST or not every or fast:
         assert found == 0
     else:
-        # The shortest stretches that have enough end at every look; none of them is missed.
+        # The shortest sufficient intervals end at every sample; none is missed.
         assert 0 < found <= max(every) * (1 + 1e-9)
         shortest = max((moved[j] - moved[i]) / (times[j] - times[i]) for i, j in pairs if (i + 1, j) not in pairs)
         assert found == pytest.approx(shortest)

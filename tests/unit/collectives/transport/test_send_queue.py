@@ -1,4 +1,4 @@
-"""The send queue: a slow peer delays nobody else, urgent frames go first, broken links leave nothing behind."""
+"""Send queue: a slow peer delays no other, urgent frames go first, broken links leave nothing behind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_urgent_frames_go_first_in_order():
         wire.seconds[A] = 1.0
         for index in range(3):
             send_queue.bulk(A, chunk(index), later=True)
-        await asyncio.sleep(0.5)  # the first is on its way
+        await asyncio.sleep(0.5)  # the first one is being sent
         for index in range(10, 13):
             send_queue.bulk(A, chunk(index))
         await asyncio.sleep(10)
@@ -171,7 +171,7 @@ def test_recall_of_failed_ring_keeps_other_frames():
         gone = [Partial(2, 0, ballot, 1), Result(2, 0, ballot, 1)]
         send_queue.bulk(A, chunk(0))
         send_queue.bulk(A, Frame(kept[3], b"x"), later=True)
-        await asyncio.sleep(0.5)  # the first is on its way
+        await asyncio.sleep(0.5)  # the first one is being sent
         for message in (*kept[:3], *gone):
             send_queue.bulk(A, Frame(message, b"x"))
         send_queue.recall(2, 0)
@@ -186,12 +186,12 @@ def state(index):
 
 
 def kinds(wire, since=0.0):
-    """S for a frame of state, R for one of a round, as they left."""
+    """Return the sent frames in order: S for state, R for rounds."""
     return "".join("S" if type(message) is StateChunk else "R" for at, _, message in wire.sent if at >= since)
 
 
 class Uplink(Wire):
-    """One frame at a time leaves, each takes a second, whoever it is for."""
+    """Transport that sends one frame a second, for all peers together."""
 
     def __init__(self):
         super().__init__()
@@ -302,7 +302,7 @@ def test_nothing_is_sent_after_close():
 
 
 def test_lane_exists_only_while_frames_wait():
-    """Peers come and go; what was used to reach them must not stay. Order holds from one lane to the next."""
+    """Peers come and go, and lanes must not accumulate. Frames stay in order from one lane to the next."""
 
     async def work():
         wire = Wire()

@@ -16,7 +16,7 @@ WIDTH, K, VOCABULARY, LAYERS = 32, 8, 40, 3
 
 
 class Stages:
-    """A small pre-norm transformer in float64 whose weights, when reparametrised, write into span(U) alone."""
+    """Small pre-norm transformer in float64 whose reparametrised weights write only into span(U)."""
 
     def __init__(self, reparametrised: bool) -> None:
         g = torch.Generator().manual_seed(1)
@@ -62,7 +62,7 @@ class Stages:
 
 
 def difference(reparametrised: bool) -> tuple[float, float]:
-    """Of loss, and the largest relative one of a parameter's gradient, with the boundaries against without them."""
+    """Return the differences of loss and (relative, maximum) gradients, with and without boundaries."""
     model = Stages(reparametrised)
     tokens = torch.randint(0, VOCABULARY, (4, 12), generator=torch.Generator().manual_seed(2))
     plain, expected = model.gradients(tokens, False)

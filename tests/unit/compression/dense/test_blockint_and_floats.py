@@ -56,7 +56,7 @@ def test_dense_codecs_write_golden_bytes() -> None:
 
 
 def expected(codec: Codec, x: np.ndarray) -> bytes:
-    """What the reference encodes."""
+    """Return the encoding by the reference."""
     if isinstance(codec, Integers):
         return reference.integers_encode(x, codec.bits, codec.block, codec.asymmetric, codec.stochastic, SEED)
     if isinstance(codec, E3M0):
@@ -65,7 +65,7 @@ def expected(codec: Codec, x: np.ndarray) -> bytes:
 
 
 def restored(codec: Codec, payload: bytes, n: int) -> np.ndarray:
-    """What the reference decodes."""
+    """Return the decoding by the reference."""
     if isinstance(codec, Integers):
         return reference.integers_decode(payload, n, codec.bits, codec.block, codec.asymmetric)
     if isinstance(codec, E3M0):
@@ -97,7 +97,8 @@ def test_dense_codecs_equal_the_reference_on_many_scales(codec: Codec) -> None:
 
 def test_packed_codes_have_golden_bytes() -> None:
     x = np.arange(-7, 8, dtype=np.float32)
-    # Scale 1; codes −7…7 and one zero behind them, in halves of 8: the low halves of the bytes are −7…0, the high ones 1…7, 0.
+    # Scale 1; codes −7…7 and one zero behind them, in halves of 8: the low halves of the bytes are −7…0, the high ones
+    # 1…7, 0.
     assert encode(Int4(16), x).hex() == "003c" + "192a3b4c5d6e7f00"
     # Offset −7, scale 14/15 rounded up: 0x3b78 is 0.93359375.
     assert encode(Int4(16, asymmetric=True), x).hex() == "783b" + "00c7" + "90a1b2c3d4e5f607"
@@ -106,7 +107,7 @@ def test_packed_codes_have_golden_bytes() -> None:
 
 def test_three_bit_codes_are_packed_in_groups_of_eight() -> None:
     x = np.array([3, -3, 2, -2, 1, -1, 0, 3] + [0] * 8 + [-3], np.float32)
-    # Two groups: codes 0, 2, 4 … of the block in one, 1, 3, 5 … in the other; then a group of its own for the last value.
+    # Two groups: codes 0, 2, 4 … of the block in one, 1, 3, 5 … in the other; then a separate group for the last value.
     even, odd = (3, 2, 1, 0, 0, 0, 0, 0), (-3, -2, -1, 3, 0, 0, 0, 0)
     words = [sum((code & 7) << 3 * k for k, code in enumerate(codes)) for codes in (even, odd)]
     planes = b"".join(bytes(word >> 8 * k & 255 for word in words) for k in range(3))
@@ -126,7 +127,8 @@ def test_stochastic_rounding_is_unbiased_and_seeded(codec: Integers) -> None:
     step = np.repeat(np.frombuffer(out, np.float16, -(-x.size // codec.block)).astype(np.float64), codec.block)[
         : x.size
     ]
-    # A step's error has a standard deviation of at most half a step; 400 draws make that a fortieth, and 6 of those are far.
+    # A step's error has a standard deviation of at most half a step; 400 draws make that a fortieth, and 6 of those are
+    # far.
     assert (np.abs(total / 400 - x) < 6 * step / 40).all() and len(seen) > 350
     codec.encode(x, out, 399 << 20)
     codec.decode(out.data, back)
@@ -165,7 +167,7 @@ def test_int8_error_is_at_most_half_a_step(x: np.ndarray) -> None:
     back = decode(codec, payload, x.size)
     step = np.repeat(np.frombuffer(payload, np.float16, -(-x.size // 256)).astype(np.float64), 256)[: x.size]
     assert (np.abs(back.astype(np.float64) - x) <= step * 0.5000001).all()
-    # Quantizing what was quantized changes nothing, below the range of subnormal scales.
+    # Quantization is idempotent, below the range of subnormal scales.
     if ((step == 0) | (step >= 2.0**-14)).all():
         assert encode(codec, back) == payload
 
@@ -223,7 +225,7 @@ def test_blockint_refuses_invalid_scales(scale: int, bits: int, asymmetric: bool
 
 
 def honest(payload: bytes, n: int, codec: Integers) -> bool:
-    """Whether the rules allow a payload, in other words than the kernels'."""
+    """Return True if the format allows a payload; written independently of the kernels."""
     blocks = -(-n // codec.block)
     scales = np.frombuffer(payload, "<f2", blocks)
     heads = 4 * blocks if codec.asymmetric else 2 * blocks

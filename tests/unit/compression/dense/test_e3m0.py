@@ -58,7 +58,7 @@ def test_e3m0_error_is_bounded(x: np.ndarray, codec: E3M0, factor: float) -> Non
     back, s = decode(codec, payload, x.size), scales(codec, payload, x.size)
     error = np.abs(back.astype(np.float64) - x)
     assert (error <= np.maximum(np.abs(x.astype(np.float64)) / 3, s / 128)).all()
-    # No other of the fifteen is nearer, and the sign is kept.
+    # No other of the fifteen values is nearer, and the sign is preserved.
     levels = np.array([0.0, *(2.0**-k for k in range(7))])
     assert (error <= np.abs(np.abs(x.astype(np.float64))[:, None] - s[:, None] * levels).min(axis=1)).all()
     assert (back.astype(np.float64) * x >= 0).all() and not np.signbit(back[back == 0]).any()
@@ -96,7 +96,7 @@ def test_e3m0_refuses_non_finite_values(bad: float, at: int) -> None:
 
 
 def honest(payload: bytes, n: int, block: int) -> bool:
-    """Whether the rules allow a payload, in other words than the kernels'."""
+    """Return True if the format allows a payload; written independently of the kernels."""
     blocks = -(-n // block)
     heads = np.frombuffer(payload, "<f2", blocks)
     if not np.isfinite(heads).all() or np.signbit(heads).any():

@@ -47,7 +47,7 @@ def test_dct_inverts() -> None:
 
 
 def test_dct_bits_are_portable() -> None:
-    # Small integers by a rule, so that the input itself depends on no generator.
+    # Small integers by a rule, so that the input depends on no generator.
     x = ((np.arange(2 * 64 * 64) * 7919 % 2003 - 1001) / np.float32(64)).astype(np.float32).reshape(2, 64, 64)
     there, back = forward(x), inverse(x)
     digests = [hashlib.sha256(array.astype("<f4").tobytes()).hexdigest()[:16] for array in (there, back)]

@@ -62,8 +62,8 @@ def test_demo_sends_largest_coefficients_of_each_block() -> None:
 
 
 def test_demo_with_all_coefficients_averages_the_momenta_exactly() -> None:
-    # Coefficients are multiples of 1/16 below 2**7, which the dense mode's fp16 holds: only the transforms round, in float32.
-    # That takes whole blocks; padding would make other coefficients of them.
+    # Coefficients are multiples of 1/16 below 2**7, which the dense mode's fp16 holds exactly, so only the transforms
+    # round, in float32. This needs whole blocks; padding would change their coefficients.
     chunks, rng, codec = Chunks((("m", (64, 128)), ("v", (4096,)))), np.random.default_rng(3), Demo(k=4096)
     momenta, contributions = [], []
     for _ in range(3):

@@ -175,7 +175,7 @@ def test_error_feedback_refuses_invalid_settings() -> None:
 
 
 def test_error_feedback_sends_everything_in_the_end() -> None:
-    # A constant Δ: without feedback the small values would never be sent; with it what was sent approaches their sum.
+    # A constant Δ: without feedback the small values are never sent; with it the sent values approach their sum.
     delta, sent = draw(0), np.zeros(CHUNKS.total, np.float32)
     codec, feedback = Sparse(), ErrorFeedback(Sparse(), CHUNKS, beta=1.0)
     for _ in range(400):

@@ -105,10 +105,10 @@ def test_sparse_mean_clips_outliers_to_the_lower_median_norm() -> None:
     assert sparsemean.clipping(norms)[3] == pytest.approx(sorted(norms)[1] / norms[3])
     size = 130 * 70
     assert np.linalg.norm(mean[:size]) < 4 * max(norms[:3])
-    # Of two nobody is clipped.
+    # With two contributors, none is clipped.
     assert np.linalg.norm(sparsemean.mean([calm[0], loud], [1.0] * 2, CHUNKS)[:size]) > 0.5 * norms[3]
     assert sparsemean.clipping([1.0, 5.0]) == [1.0, 1.0]
-    # Who has nothing there is no measure of those who have.
+    # A contributor without values is not in the median.
     assert sparsemean.clipping([0.0, 0.0, 7.0]) == sparsemean.clipping([0.0, 0.0, 0.0]) == [1.0, 1.0, 1.0]
     assert sparsemean.clipping([0.0, 0.0, 0.0, 2.0, 2.0, 8.0])[3:] == pytest.approx([1.0, 1.0, 0.25])
 

@@ -42,7 +42,7 @@ def test_sharded_payload_is_concatenation_of_runs(total, run, seed):
 @pytest.mark.parametrize("denominator", ["contributor_mean", "mean"])
 @pytest.mark.parametrize("beta", [1.0, 0.8])
 def test_sharded_sum_and_residual_conserve_the_mean(beta, denominator):
-    """β kept + mean = sent + kept', round after round; with β = 1 nothing is ever lost."""
+    """β kept + mean = sent + kept', in every round; with β = 1 nothing is ever lost."""
     n, portions = 900, Portions(NARROW, BROAD, beta, denominator)
     chunks, kept, sums, sent = layout(n, n, 256), None, np.zeros(n), np.zeros(n)
     for round in range(6):
@@ -63,7 +63,7 @@ def test_sharded_sum_and_residual_conserve_the_mean(beta, denominator):
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("beta", [0.5, 0.8])
 def test_sharded_residual_is_bounded_by_the_means(beta, alike):
-    """By β / (1 − β) of the longest one: so much is lost with an owner."""
+    """By β / (1 − β) times the longest mean: at most this is lost with an owner."""
     n, portions = 900, Portions(NARROW, BROAD, beta)
     chunks, kept, longest = layout(n, n, 256), None, 0.0
     for round in range(20):

@@ -127,8 +127,9 @@ def test_topk_writes_golden_bytes() -> None:
     a[[3, 40, 41, 255, 256]] = [1.0, -4.0, 1.5, -4.0, 0.5]
     a[7] = 0.25
     payload = Sparse(4, 256).encode(Sparse(4, 256).select(a, chunks))
-    # Levels 1.25 and 4, codes +lo −hi +lo −hi. Gaps 3, 36, 0, 213: b = 5 and b = 6 make 31 bits, the others more, so it is 5:
-    # 0, 10, 0, 1111110 from the right, and 3, 4, 0, 21 in five bits each. The vector keeps the one element it has: dense.
+    # Levels 1.25 and 4, codes +lo −hi +lo −hi. Gaps 3, 36, 0, 213: b = 5 and b = 6 make 31 bits, the others more, so it
+    # is 5: 0, 10, 0, 1111110 from the right, and 3, 4, 0, 21 in five bits each. The vector's only element is selected:
+    # dense.
     unary = (0b10 | 0b111111 << 4).to_bytes(2, "little")
     low = 3 | 4 << 5 | 0 << 10 | 21 << 15
     head = struct.pack("<BBHHI", 1, 5, 0x3D00, 0x4400, 11)
@@ -156,7 +157,7 @@ def test_topk_bits_per_parameter_and_error_match_design(k: int, bits: float) -> 
 
 
 def best_two_levels(values: np.ndarray) -> float:
-    """The least relative squared error that any two levels of magnitude can have."""
+    """Return the least relative squared error of any two levels of magnitude."""
     m = np.sort(np.abs(values).astype(np.float64))
     sums, i = np.cumsum(m), np.arange(1, m.size)
     explained = sums[:-1] ** 2 / i + (sums[-1] - sums[:-1]) ** 2 / (m.size - i)
@@ -168,7 +169,8 @@ def best_two_levels(values: np.ndarray) -> float:
     [("gaussian", 1024, 0.0045), ("laplace", 1024, 0.014), ("t3", 256, 0.115), ("t3", 1024, 0.2)],
 )
 def test_topk_quantization_error_matches_design(kind: str, side: int, most: float) -> None:
-    # Of t3 the square of the largest value decides: with it both the error and the best possible grow with the sample, to .134.
+    # For t3 the square of the largest value decides: with it both the error and the best possible one grow with the
+    # sample, to .134.
     chunks, errors, ratios = Chunks((("w", (side, side)),)), [], []
     for seed in range(15 if side < 1024 else 2):
         a, out = draw(kind, chunks.total, seed), np.zeros(chunks.total, np.float32)
@@ -186,7 +188,7 @@ def test_topk_ties_take_lower_index_and_skip_padding() -> None:
     for a in (np.full(chunks.total, -2.0, np.float32), np.zeros(chunks.total, np.float32)):
         a[69 * 65 + 64] = 5.0
         (part,) = Sparse(64).select(a, chunks).parts
-        # Chunks of 64×64, 64×1, 6×64 and 6×1 elements keep 64, 1, 6 and 1.
+        # Chunks of 64×64, 64×1, 6×64 and 6×1 elements select 64, 1, 6 and 1.
         assert part.indices.tolist() == [*range(64), 0, *range(6), 5 * 64]
 
 

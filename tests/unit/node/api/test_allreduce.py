@@ -39,7 +39,7 @@ def trio(tmp_path_factory):
             thinwire.join(first.invite, home=home / "3", host="127.0.0.1") as third,
         ):
             swarms = (first, second, third)
-            # Whoever has not heard of all others yet would find together with fewer of them.
+            # A peer that does not know all others yet would form a smaller group.
             run(swarms, [0.0] * 3, least=3, name="met")
             yield swarms
 
@@ -157,7 +157,7 @@ def test_interrupted_average_withdraws(trio, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             trio[0].average(1.0, name="interrupted", least=3, grace=60)
     background_peer = trio[0]._background_peer
-    for _ in range(1000):  # the loop's thread ends it a moment later; without that it would go on for a minute
+    for _ in range(1000):  # the loop's thread ends it a moment later; otherwise it would run for a minute
         if not background_peer.ask(lambda: background_peer._operations._running()):
             break
         time.sleep(0.01)
@@ -181,7 +181,7 @@ def test_average_above_the_limit_is_refused_at_once(trio):
 
 
 def test_average_cancelled_before_start_never_begins():
-    """It would be counted, until the loop comes to cancel it, against what is called next."""
+    """Otherwise it would count, until the loop cancels it, against the next call."""
     begun, works = [], []
 
     class Held:

@@ -14,7 +14,7 @@ COMMIT = SimpleNamespace(opened=SimpleNamespace(contributors=()))
 
 @pytest.mark.parametrize("overlap", [0, 2])
 def test_speed_counts_weight_without_round_once(overlap):
-    """The loop gives it again with what it has trained since; the speed is that of the steps since."""
+    """The loop passes the weight again with later training; the speed is that of the later steps."""
     clock, speeds = SimpleNamespace(now=0.0), []
     replica = SimpleNamespace(newest=(0, b""), round=0)
     outcomes = iter([None, None, COMMIT, None, "adopted", None])

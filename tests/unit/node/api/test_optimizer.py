@@ -11,7 +11,7 @@ from torch import nn
 
 
 class Counting:
-    """What a SwarmOptimizer needs of a Swarm."""
+    """Stub of a Swarm that counts calls of a SwarmOptimizer."""
 
     def __init__(self, steps, adopted=True):
         self.steps, self.adopted, self.done, self.overtaken, self.calls = steps, adopted, False, False, []
@@ -123,7 +123,7 @@ def test_scheduler_changes_the_inner_learning_rate(make_scheduler):
     ours, theirs = make_scheduler(optimizer), make_scheduler(alone)
     rates = []
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # "lr_scheduler.step() before optimizer.step()" would be one
+        warnings.simplefilter("error")  # torch warns if lr_scheduler.step() comes first
         for _ in range(4):
             optimizer.step()
             alone.step()
@@ -171,7 +171,7 @@ def test_optimizer_hooks_run_once_per_step():
 
 
 def test_gradient_scaler_unscales_and_skips_steps():
-    """A fused optimizer would unscale by itself, from an attribute that the scaler sets: on the wrong object."""
+    """A fused optimizer would unscale by itself, with an attribute that the scaler sets on the wrong object."""
     torch.manual_seed(0)
     model, swarm = nn.Linear(4, 2), Counting(1)
     inner = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)

@@ -36,7 +36,7 @@ codec = "{codec}"
 
 @pytest.fixture
 def found(tmp_path):
-    """Writes a manifest and founds its run; calling it again comes back to it."""
+    """Write a manifest and found its run; a second call returns to the run."""
 
     def make(home="founder", *, rounds=0, steps=2, outer="", codec="fp32", exchange=""):
         path = tmp_path / "run.toml"
@@ -58,7 +58,7 @@ def net(seed=0, width=8):
 
 
 class Tied(nn.Module):
-    """A frozen part, a tied one, and elements of two types."""
+    """Model with a frozen part, a tied one, and elements of two types."""
 
     def __init__(self, seed=0):
         super().__init__()
@@ -92,7 +92,7 @@ def vector(model):
 
 
 def train(swarm, model, optimizer, seed, make_step=one_step):
-    """Until the run's end. What was true after each round: number -> (digest, parameters)."""
+    """Train until the run's end. Return the states after each round: number -> (digest, parameters)."""
     generator, seen, last = torch.Generator().manual_seed(seed), {}, swarm.round
     while not swarm.done:
         make_step(model, optimizer, generator)
@@ -315,7 +315,7 @@ def test_exception_in_loop_passes_and_restart_resumes(found, tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_swarm_supports_parameters_on_gpu(found, enter):
-    ours, theirs = net(1).cuda(), net(2)  # one on the GPU, its neighbour on the CPU
+    ours, theirs = net(1).cuda(), net(2)  # one model on the GPU, the other on the CPU
 
     def step(model, optimizer, generator):
         x, y = (tensor.to(next(model.parameters()).device) for tensor in batch(generator))
@@ -378,7 +378,7 @@ def test_merge_makes_first_round_before_training(found):
 
 def test_swarm_refuses_invalid_models_and_optimizers(found):
     class Compiled(nn.Module):
-        """What torch.compile gives has the module under this name, and other names for its parameters."""
+        """Like the result of torch.compile: the module under this name, and other parameter names."""
 
         def __init__(self, module):
             super().__init__()
@@ -499,7 +499,7 @@ def test_survivor_continues_when_the_other_peer_is_killed(found, tmp_path):
                 time.sleep(0.02)
             both = 0
             while both < 3 and time.monotonic() < until:
-                time.sleep(0.03)  # a step of a real model; who comes cannot overtake rounds of a millisecond
+                time.sleep(0.03)  # a step of a real model; a joiner cannot follow rounds of a millisecond
                 one_step(model, optimizer, generator)
                 digests[str(swarm.round)] = swarm.digest
                 both += swarm.last.contributors == 2

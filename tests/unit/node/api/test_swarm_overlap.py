@@ -93,12 +93,12 @@ def test_lone_overlapped_swarm_applies_results_after_overlap_steps(tmp_path, out
         assert at == expected
         apart = max(float((swarm.outer()[n] - p.detach()).abs().max()) for n, p in model.named_parameters())
         assert apart > 0
-        # Left in the middle of an exchange: it is finished, and what was committed is kept.
+        # Left during an exchange, which is finished and committed.
         while not swarm.under_way:
             optimizer.step()
         last = (
             5 if outer == CHAINS else swarm.last.round
-        )  # of chains all that is under way at the end of the run is waited for
+        )  # fragments: rounds in progress at the end of the run are finished
     assert swarm.last.round == last + 1 and swarm.last.committed
     again = thinwire.join(path, home=tmp_path / "a", host="127.0.0.1")
     try:

@@ -110,7 +110,7 @@ def test_status_and_invite_without_daemon_fail_with_hint(capsys, home):
     for command in ("status", "invite"):
         code, error, hint = refused(capsys, command, "--home", home)
         assert code == 4 and "no daemon is running here" in error and "thinwire start" in hint
-    running(home, process_started=0.0, round=7, run_name="toy")  # written by a process that is gone
+    running(home, process_started=0.0, round=7, run_name="toy")  # written by a dead process
     code, error, _ = refused(capsys, "status", "--home", home)
     assert code == 4 and "ended in round 7 of run toy" in error
     code, out, err = outcome(capsys, "status", "--json", "--home", home)
@@ -287,7 +287,7 @@ def test_cheap_commands_do_not_import_torch(home):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Function that installs a package, with one module and some entry points, for the time of a test."""
+    """Function that installs a package, with one module and some entry points, during a test."""
 
     def install(name, source, **commands):
         folder = tmp_path / name

@@ -27,7 +27,7 @@ def analysis(name, *events):
 
 
 def life(name, last, *, delay=0.0, end=True):
-    """A peer that commits a round every two seconds from second 1002 on."""
+    """Return the events of a peer that commits a round every two seconds from second 1002 on."""
     rounds = [committed(n, 1000.0 + 2 * n + delay, up=100 * n) for n in range(1, last + 1)]
     ends = [event("left", 1001.0 + 2 * last, round=last, digest=f"{last:064x}")] if end else []
     return analysis(name, event("start", 1000.0, peer="ab" * 32, run="cd" * 32), *rounds, *ends)

@@ -68,7 +68,7 @@ def test_chaos_plan_of_endless_run_is_early():
     assert plans.plan(1, 4, 0).join_round < plans.HORIZON
 
 
-# --- what is shown
+# --- output
 
 
 def rounds(name, count):
@@ -198,7 +198,7 @@ def test_missing_plot_library_gives_clear_message(monkeypatch):
     assert "thinwire[plots]" in caught.value.hint
 
 
-# --- one peer alone, and the sample
+# --- baseline and sample
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_baseline_trains_on_its_shard_for_the_same_steps(training):
     looks = [fields for kind, fields in said if kind == "held_out"]
     assert looks[0]["round"] == 0 and looks[-1]["round"] == 6 and looks[-1]["loss"] < looks[0]["loss"]
     assert training.trainer.step == 18 and len(seen) == 18
-    # Nothing but the shard of that peer.
+    # Only the shard of that peer.
     mine = set(shards_of(0, 256, group, group[2]))
     order = {int(sample): place for place, sample in enumerate(training.split.training)}
     shards = {order[int(sample)] * 256 // len(order) for samples in seen for sample in samples}
@@ -243,7 +243,7 @@ def test_sample_continues_held_out_text(training):
     prompt, sample = write_on(training, 5)
     first = training.split.batch(training.split.held_out[:1])[0][0].tolist()
     assert prompt == training.tokenizer.decode(first) and len(sample) > 100
-    torch.manual_seed(99)  # the sample has a generator of its own
+    torch.manual_seed(99)  # the sample has a separate generator
     assert write_on(training, 5) == (prompt, sample)
 
 
@@ -313,7 +313,7 @@ def test_child_ends_when_parent_closes_the_pipe():
 
 
 def test_failing_child_is_quoted(tmp_path, monkeypatch):
-    monkeypatch.setenv("THINWIRE_PORT", "not a port")  # our environment is none of its business
+    monkeypatch.setenv("THINWIRE_PORT", "not a port")  # our environment does not affect it
     child = Child("peer 1", tmp_path / "peer-1", ["join", "tw1-nonsense", "--home", str(tmp_path / "peer-1")], tmp_path)
     assert child.process.wait(60) == 2 and child.state == "failed" and not child.live
     assert "invite" in child.complaint() and "THINWIRE" not in child.complaint() and child.log.exists()

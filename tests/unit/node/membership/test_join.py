@@ -13,12 +13,13 @@ from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
 
 HERE, DEAD = Contact("10.0.0.1:7000", bytes(32)), Contact("10.0.0.2:7000", bytes(32))
 RIGHT = 12.0
-"""When the clock that is wrong is put right."""
+"""Time at which the wrong clock is corrected."""
 
 
 def _knock(contacts, ours=True, leaves=False):
-    """What comes of it, when, and who was asked. HERE believes only what is signed with a clock like its own; `ours`: ours is
-    the one that is wrong; `leaves`: it is no more when the clock is right.
+    """Return the result, its time, and the contacted peers. HERE accepts signatures of a similar clock only.
+
+    `ours`: our clock is wrong; `leaves`: HERE is gone when the clock is right.
     """
     asked = []
 
@@ -47,7 +48,7 @@ def _knock(contacts, ours=True, leaves=False):
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_gate_that_refused_a_wrong_clock_is_asked_again(ours):
-    """As long as there is somebody else who may let us in."""
+    """As long as another peer may admit us."""
     refusal, took, asked = _knock([HERE, DEAD], ours)
     assert refusal is None and RIGHT <= took <= RIGHT + 2.0 and DEAD in asked
 
@@ -58,6 +59,6 @@ def test_joiner_refused_by_all_fails_at_once():
 
 
 def test_withdrawn_refusal_is_not_the_reported_error():
-    """The clock is right in the end, and then the one that refused is gone: that is what the user should hear."""
+    """The clock is corrected, but the peer that refused is gone: the error reports that."""
     refusal, _, asked = _knock([HERE, DEAD], ours=False, leaves=True)
     assert isinstance(refusal, NoSwarm) and "nobody is there" in str(refusal) and asked.count(HERE) > 2

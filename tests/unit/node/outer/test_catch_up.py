@@ -1,4 +1,4 @@
-"""Which claims a peer follows when some members have lost their state."""
+"""Claims that a peer follows when some members have lost their state."""
 
 import asyncio
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ PATIENCE = 2.0
 
 
 class Here:
-    """A peer after round 3 of `members`, with those of `alive` within reach. `told`: what it sends; `asked`: how it fetches."""
+    """A peer after round 3 of `members`, with `alive` in reach. `told`: sent messages; `asked`: its fetches."""
 
     def __init__(self, members, alive, empty=(), fetched=()):
         self.now, self.told, self.asked = 100.0, [], []
@@ -45,7 +45,7 @@ class Here:
         return found
 
     def behind(self, *past):
-        """Whether it gives way to those who say that they are past its round."""
+        """Return True if the peer gives way to peers that claim to be past its round."""
         for peer in past:
             self.catch_up.progress_claims.claimed(peer, 4)
         for _ in range(5):
@@ -57,10 +57,10 @@ class Here:
 @pytest.mark.parametrize(
     ("members", "alive", "past", "empty", "behind"),
     [
-        ((BEN, ANN), (ANN, BEN), ANN, (), False),  # the first of two may go on alone
+        ((BEN, ANN), (ANN, BEN), ANN, (), False),  # the first of two may continue alone
         ((BEN, ANN), (ANN, BEN), ANN, (BEN,), True),
-        ((BEN,), (ANN, BEN), ANN, (BEN,), True),  # the past one is a stranger: nobody else has anything to go on from
-        ((ANN, BEN, CAT, DAN, EVE), (ANN, BEN), ANN, (BEN,), True),  # as when only the one were here
+        ((BEN,), (ANN, BEN), ANN, (BEN,), True),  # the peer ahead is a stranger, and no other peer can continue
+        ((ANN, BEN, CAT, DAN, EVE), (ANN, BEN), ANN, (BEN,), True),  # as if only one member were here
         ((ANN, BEN), (BEN,), BEN, (BEN,), True),  # it has got a state since
     ],
 )

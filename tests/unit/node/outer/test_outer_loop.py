@@ -19,14 +19,14 @@ EIGENVALUES = np.array([0.05, 0.3, 1.0, 4.0, 12.0])
 BASIS = np.linalg.qr(np.random.default_rng(1).standard_normal((5, 5)))[0]
 RATE, STEPS, LR, MOMENTUM = 0.1, 7, 0.7, 0.9
 TOKENS = (100, 100, 300)
-"""Of one inner step of each peer: what its pseudo-gradient counts."""
+"""Tokens of one inner step of each peer: the weight of its pseudo-gradient."""
 
 START = np.array([2.0, -1.0, 0.5, 3.0, -2.0])
 OPTIMA = np.random.default_rng(2).standard_normal((len(TOKENS), 5))
 
 
 class Quadratic(nn.Module):
-    """½ (θ − c)ᵀ A (θ − c), whatever the batch."""
+    """½ (θ − c)ᵀ A (θ − c), for any batch."""
 
     def __init__(self, optimum: np.ndarray) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def trainers(rate: float) -> list[Trainer]:
 
 
 def shrunk(steps: int) -> np.ndarray:
-    """What H steps of SGD leave of the distance to the optimum: (1 − ωA)^H."""
+    """Return the remaining distance to the optimum after H steps of SGD: (1 − ωA)^H."""
     return BASIS @ np.diag((1 - RATE * EIGENVALUES) ** steps) @ BASIS.T
 
 
@@ -59,8 +59,10 @@ def theta_of(trainer: Trainer) -> np.ndarray:
 
 
 def after(rounds: int) -> np.ndarray:
-    """θ̄ after some rounds. With κ = 1 − (1 − ωλ)^H and e the distance to the weighted mean of the optima, along each
-    eigenvector: b' = μb + κe, e' = e − η(κe + μb'), which is a matrix to the power of the rounds.
+    """Return θ̄ after some rounds.
+
+    With κ = 1 − (1 − ωλ)^H and e the distance to the weighted mean of the optima, along each eigenvector: b' = μb + κe,
+    e' = e − η(κe + μb'), which is a matrix to the power of the rounds.
     """
     mean = np.average(OPTIMA, axis=0, weights=TOKENS)
     away = BASIS.T @ (START - mean)
@@ -106,5 +108,5 @@ def test_diloco_rounds_match_closed_form(rounds: int) -> None:
 
 
 def test_diloco_rounds_with_other_learning_rate_differ() -> None:
-    """One per cent is a hundred times what rounding is."""
+    """One per cent is a hundred times the rounding error."""
     assert np.abs(play(1, 1.01 * RATE)[0] - after(1)).max() > 3e-3

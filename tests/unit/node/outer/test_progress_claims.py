@@ -91,7 +91,7 @@ def test_all_peers_are_asked_when_nothing_arrives(here):
 
 
 def test_few_claims_are_believed_when_the_rest_has_no_quorum(here):
-    """Half of the members that froze in a partition, or all but the last one of a quorum, would wait for ever."""
+    """Half of the members, frozen in a partition, or all but one of a quorum would wait endlessly."""
     here.ahead.claimed(ANN, 9)
     here.now += 10
     asked = []

@@ -1,4 +1,4 @@
-"""Which past rounds are stored, for whom, and for how long."""
+"""Past rounds: which are stored, for which peers, and for how long."""
 
 from types import SimpleNamespace
 

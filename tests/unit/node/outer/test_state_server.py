@@ -1,4 +1,4 @@
-"""Serving states to joiners, and the memory it costs."""
+"""Serving states to joiners, and its memory."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ ANN, BEN = b"a" * 32, b"b" * 32
 
 
 class Outbox:
-    """Keeps what is sent; `waiting` is how much is said to wait for a peer."""
+    """Stores sent frames; `waiting`: reported bytes that wait for a peer."""
 
     def __init__(self):
         self.sent, self.waiting = [], 0
@@ -32,7 +32,7 @@ class Outbox:
 
 
 class Server:
-    """A StateServer of a replica of a little more than one chunk, with a clock of its own."""
+    """StateServer of a replica of a little more than one chunk, with a separate clock."""
 
     def __init__(self):
         self.now = 0.0
@@ -64,7 +64,7 @@ class Server:
         self.replica.seal()
 
     def copies(self):
-        """Bytes that are held besides the replica."""
+        """Bytes that are stored besides the replica."""
         found = [one for one in (self.server._snapshot, self.server._older) if one is not None]
         return sum(one.raw.nbytes for one in found if not np.shares_memory(np.frombuffer(one.raw), self.replica.state))
 
@@ -91,7 +91,7 @@ def test_state_is_copied_only_when_it_changes_under_a_reader():
         kept, last = bytes(first), bytes(here.replica.chunk(1))
         here.step()
         assert here.copies() == here.replica.state.nbytes
-        # What was handed to the outbox, and what is asked for now, is still that round's.
+        # Frames that were sent, and new requests, still have that round's state.
         assert bytes(first) == kept and bytes(here.fetch(ANN, 0, 1)) == last != bytes(here.replica.chunk(1))
         here.server.done(ANN)
         assert here.copies() == 0 and bytes(here.fetch(ANN, 0)) == b""
@@ -201,7 +201,7 @@ def test_state_copy_is_made_in_the_executor():
 
 @pytest.mark.parametrize("hashes", [b"", bytes(64)])
 def test_offer_with_wrong_hashes_is_ignored(hashes):
-    """Whoever comes back finds a swarm where there is a state, not where somebody says so."""
+    """A peer that returns finds a swarm if there is a state, not if there is a claim."""
 
     async def main():
         here = Server()

@@ -11,7 +11,7 @@ from thinwire.node.training.learner import StepReport
 
 
 def test_tokens_missing_in_late_round_count_in_the_next():
-    """Nothing of the first two came to a round; the third call applies what the first announced."""
+    """The first two calls reach no round; the third one applies the announcement of the first."""
     weights, commit = [], SimpleNamespace()
     outcomes = iter([Outcome(), Outcome(), Outcome(commit=commit, kept=20), Outcome(commit=commit), Outcome()])
 

@@ -76,7 +76,7 @@ ADDRESSES = [Contact(f"10.0.0.{index}:7000", bytes(32)) for index in range(3)]
 @pytest.mark.parametrize(
     ("answers", "alone", "seconds", "found"),
     [
-        ((None, None, "refused"), False, 60.0, NoSwarm),  # they may go on somewhere
+        ((None, None, "refused"), False, 60.0, NoSwarm),  # they may continue elsewhere
         ((None, None, "refused"), True, 5.0, False),
         (("refused", "refused", "run"), False, 0.0, False),  # there are none any more
         (("refused", "refused", "version"), False, 0.0, Refused),
@@ -84,7 +84,7 @@ ADDRESSES = [Contact(f"10.0.0.{index}:7000", bytes(32)) for index in range(3)]
     ],
 )
 def test_restarted_founder_searches_for_its_swarm(tmp_path, answers, alone, seconds, found):
-    """What it finds at the three addresses that it knows; None: no answer within the second that a knock takes here."""
+    """Answers at the three addresses that it knows; None: no answer within the second of a contact here."""
     said, time = dict(zip(ADDRESSES, answers, strict=True)), [0.0]
 
     class Transport:
@@ -152,7 +152,7 @@ def working(outer, *, round=4, stats=(), members=(ME, OTHER), alive=()):
 
 def test_inner_steps_follow_the_manifest_and_speed():
     power = "[outer]\nsync_every = 12\nstep_balancing = 'by-speed'"
-    stats = [(1.0, 400.0, 4), (1.0, 400.0, 4), (1.0, 7.0, 1)]  # the last one has said nothing for too long
+    stats = [(1.0, 400.0, 4), (1.0, 400.0, 4), (1.0, 7.0, 1)]  # the last one has been silent for too long
     assert Peer.steps(working("[outer]\nsync_every = 12", stats=stats), 100.0) == 12
     assert Peer.steps(working(power, stats=stats), 100.0) == 3
     assert Peer.steps(working(power, stats=stats), 0.0) == 3  # not measured yet: a quarter

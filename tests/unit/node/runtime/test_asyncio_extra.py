@@ -57,7 +57,7 @@ def test_system_exit_passes_through_work(ending):
     async def main():
         task = asyncio.create_task(leaves())
         await asyncio.sleep(0)
-        # The loop stops with it at once; whoever waits gets to know when it goes on.
+        # The loop stops with it at once; a waiting caller learns it when the loop continues.
         with pytest.raises(ending):
             await cancelled(task)
         return "seen"

@@ -176,7 +176,7 @@ def test_config_show_has_every_setting_with_its_source(home):
     plain = config.as_json(settings)
     assert plain["ports"] == {"value": "7401-7499", "source": "environment THINWIRE_PORTS"}
     assert plain["home"]["value"] == str(home) and plain["data"]["value"] is None
-    # What is shown can be read again.
+    # The printed settings can be read again.
     again = {name: entry["value"] for name, entry in plain.items() if entry["value"] is not None}
     again["advertise"] = ",".join(again["advertise"])
     assert {k: v["value"] for k, v in config.as_json(load(again, {})).items()} == {

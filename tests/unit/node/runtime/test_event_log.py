@@ -56,7 +56,7 @@ def test_torn_last_line_is_cut_on_reopen(tmp_path_factory, cut, old):
     length = path.stat().st_size
     os.truncate(path, min(length, whole + cut))
     expected = [f"old{index}" for index in range(old)] + (["torn"] if whole + cut >= length else [])
-    assert kinds(path) == expected  # a reader meanwhile
+    assert kinds(path) == expected  # a concurrent reader
     log = EventLog(path)
     log.append("new", {}, at=10, wall=0)
     log.close()
@@ -148,7 +148,7 @@ def test_status_that_cannot_be_written_returns_false(tmp_path):
 
 def test_alive_is_true_only_for_the_recorded_process():
     assert alive(status())
-    assert not alive(status(process_started=status().process_started - 60))  # its number was given to another one
+    assert not alive(status(process_started=status().process_started - 60))  # its number belongs to another process now
     child = subprocess.Popen([sys.executable, "-c", ""])
     assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT) is not None
     import psutil

@@ -22,7 +22,7 @@ DAY = 86_400.0
 
 
 class Killed(BaseException):
-    """The process is gone: nothing after it happens, not even a clean-up."""
+    """Kill of the process: no later code runs, not even a clean-up."""
 
 
 class MemoryFile:
@@ -49,7 +49,7 @@ class Folder:
 
 
 class MemoryDisk:
-    """A disk with a write-back cache, so that a power cut shows every sync that is missing. Fails on order."""
+    """A disk with a write-back cache, so that a power cut shows every missing sync. Fails on request."""
 
     def __init__(self):
         self.root = Folder()
@@ -131,7 +131,7 @@ class MemoryDisk:
         del self._folder(path.parent).live[path.name]
 
     def after_power_cut(self, entries, content):
-        """What is left: `entries` and `content` are each "durable" (only what was synced) or "live" (all of it)."""
+        """Return the remaining disk; `entries`, `content`: "durable" (only synced ones) or "live" (all)."""
         after = MemoryDisk()
 
         def kept(node):
@@ -265,7 +265,7 @@ def test_kill_at_any_operation_leaves_old_or_new_checkpoint(rounds):
                 assert not [r for r in loaded.remarks if not r.startswith("LATEST")], loaded.remarks
                 assert after.read(HOME / "LATEST", 99).decode().strip() in after.names(HOME)
                 seen.add(newest)
-                # Life goes on, and what the kill left is swept up.
+                # Later saves remove the remains of the kill.
                 assert isinstance(store(after).save(snapshot(10), now=10.0, suffix="m"), Saved)
                 assert store(after).load(RUN).snapshot.round == 10
                 assert not [name for name in after.names(HOME) if ".tmp-" in name]
@@ -387,7 +387,7 @@ def test_all_damaged_checkpoints_report_every_reason():
 
 
 def replaced(files):
-    """A checkpoint whose shared file holds something else, properly hashed and signed: the content itself is judged."""
+    """Return a checkpoint whose shared file has other, correctly hashed and signed content."""
     disk = filled([1, 2])
     place = HOME / "step-00000002"
     body = checkpoint_manifest.unseal(disk.read(place / "manifest.json", 1 << 20), IDENTITY)
@@ -457,7 +457,7 @@ def test_checkpoints_accept_repeated_and_lower_rounds():
     for seed, round, name in ((1, 5, "step-00000005.1"), (2, 5, "step-00000005.2"), (3, 4, "step-00000004")):
         outcome = store(disk).save(snapshot(round, seed=seed), now=9.0, suffix=f"x{seed}")
         assert outcome.path == HOME / name
-        # What was saved last is the newest, whatever its round: a peer may have been set back by its swarm.
+        # The last saved state is the newest, with any round: the swarm may have set a peer back.
         assert same(store(disk).load(RUN).snapshot, snapshot(round, seed=seed))
 
 
@@ -489,7 +489,7 @@ def test_foreign_files_in_store_are_left_alone():
 
 
 def killed(times, tmp_path):
-    """Run the killer in a process of its own, which imports no torch: it forks writers and kills them at random moments."""
+    """Run the killer in a process without torch: it forks writers and kills them at random moments."""
     script = Path(__file__).parents[3] / "kit" / "kill_checkpoint.py"
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path), str(times)], capture_output=True, text=True, timeout=3000

@@ -82,7 +82,7 @@ def test_only_contributors_consume_their_leases() -> None:
     book, members = ledger(), [peer(1), peer(2)]
     first, second = (book.lease(members, who, 0, 4) for who in members)
     assert book.lease(members, peer(3), 0, 4).shards.size == 0 and not book.lease(members, peer(3), 0, 4)
-    # Seven samples and a part of one; a stranger to the leases, and a member that was left out.
+    # Seven samples and a part of one; a peer without a lease, and an excluded member.
     book.book([Contribution(peer(1), 1, 7 * CONTEXT + 2), Contribution(peer(9), 1, 99 * CONTEXT)], members, 0)
     assert book.used[first.shards].sum() == 7 and book.used[second.shards].sum() == 0
 
@@ -143,7 +143,7 @@ def test_more_shards_than_samples_are_refused() -> None:
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10_000))
 def test_samples_are_drawn_exactly_once_under_churn(seed: int) -> None:
-    """Rounds of a swarm whose members and contributors change by chance, each drawing for itself from what all know."""
+    """Members and contributors of rounds change randomly; each peer draws samples from the common ledger."""
     rng, book, batches = random.Random(seed), ledger(), text()
     size = batches.split.training.size
     used: list[int] = []
@@ -198,7 +198,7 @@ def test_ledger_is_part_of_state_and_checkpoints(tmp_path: Path) -> None:
     assert np.array_equal(replica.theta, np.ones(50)) and not replica.momentum.any() and replica.extra.size == 12
     replica.ledger.book([Contribution(peer(2), 1, 9 * CONTEXT)], replica.members, replica.round)
     replica.seal()
-    assert replica.digest != empty.digest  # who booked otherwise has another state
+    assert replica.digest != empty.digest  # another ledger is another state
     keep().save(replica, layout, None)
     asyncio.run(keep().restore(empty, layout, at_once))
     assert empty.digest == replica.digest and empty.ledger.used.tolist() == replica.ledger.used.tolist()

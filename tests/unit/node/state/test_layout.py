@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Odd(nn.Module):
-    """Everything at once: tied, frozen, transposed, strided, half, bfloat16, double, empty, scalar, nested, a buffer."""
+    """Model with tied, frozen, transposed, strided, half, bfloat16, double, empty, scalar, nested parts, a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def test_layout_names_are_sorted_and_ranges_adjacent() -> None:
     names = [piece.name for piece in layout.pieces]
     assert names == sorted(names)
     assert "frozen" not in names and not any("running" in name for name in names)
-    # The shared weight stands under one of its two names.
+    # The shared weight has one of its two names.
     assert len({"tied.weight", "zebra.weight"} & set(names)) == 1
     assert [piece.start for piece in layout.pieces] == [0, *(piece.stop for piece in layout.pieces[:-1])]
     assert layout.total == layout.pieces[-1].stop == 15 + 5 + 24 + 5 + 9 + 6 + 4 + 0 + 1 + 6 + 4

@@ -27,7 +27,7 @@ def replica(theta):
 
 
 def commit(target, deltas, weights, spec="fp32", *, lr=0.7, momentum=0.9, nesterov=True):
-    """One round as the owners and everybody do it: encode each peer's model, average, encode, decode, step."""
+    """Play one round as all peers do: encode each peer's model, average, encode, decode, step."""
     codec = target.codec = registry.parse(spec)
     cut = target.plan_grid = grid(target.theta.size, codec)
     target.outer = DiLoCo(lr=lr, momentum=momentum, nesterov=nesterov)
@@ -59,7 +59,7 @@ def test_outer_step_is_torch_sgd_on_the_mean_pseudo_gradient(nesterov):
     outer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=nesterov)
     for _ in range(5):
         deltas = [(rng.standard_normal(SIZE) * 0.01).astype(np.float32) for _ in range(4)]
-        # What a peer sends is the difference of its float32 parameters.
+        # A peer sends the difference of its float32 parameters.
         sent = [ours.theta - (ours.theta - delta) for delta in deltas]
         parameter.grad = torch.from_numpy(np.mean(np.stack(sent).astype(np.float64), 0).astype(np.float32))
         outer.step()
@@ -100,7 +100,7 @@ def test_outer_step_of_one_peer_and_one_step_is_the_inner_optimizer():
                 part = ours.theta[at : at + parameter.numel()].copy()
                 parameter.copy_(torch.from_numpy(part).view_as(parameter))
                 at += parameter.numel()
-        # θ − (θ − θ') is θ' but for the rounding of one subtraction.
+        # θ − (θ − θ') is θ' except for the rounding of one subtraction.
         np.testing.assert_allclose(ours.theta, flat(twin), rtol=0, atol=2e-6)
 
 

@@ -147,7 +147,7 @@ def test_after_a_loss_only_recent_samples_can_repeat() -> None:
     used = [s for _ in range(50) for walker in walkers.values() for s in walker.next_samples().tolist()]
     places = sorted(walker.cursor.position for walker in walkers.values())
     assert places[-1] - places[0] < 100
-    # The dead peer's shards go to the others, each of which goes on from its own place.
+    # The dead peer's shards go to the others, each of which continues from its place.
     del walkers[group[2]]
     rest = list(walkers)
     for m, walker in walkers.items():

@@ -19,7 +19,7 @@ TOML = '[run]\nname = "toy"\n[model]\nlayers = 2\nwidth = 32\nheads = 4\ncontext
 
 
 def trained(home, *, tied=True, run=RUN, round=3):
-    """A home with one checkpoint of a small model, in two fragments; returns the model."""
+    """Return the model of a home with one checkpoint in two fragments."""
     model = Transformer(ModelConfig(vocab=50, layers=2, width=32, heads=4, context=16, tied=tied), seed=round)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -59,7 +59,7 @@ def test_safetensors_export_has_every_parameter(tmp_path, capsys):
 
 
 def llama_logits(folder, tokens):
-    """What transformers' LlamaForCausalLM computes from such a folder, written out from the published architecture."""
+    """Compute LlamaForCausalLM of transformers from such a folder, by the published architecture."""
     config, w = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     heads, width, eps = config["num_attention_heads"], config["hidden_size"], config["rms_norm_eps"]
     size, length = width // heads, len(tokens)

@@ -42,7 +42,7 @@ def test_muon_update_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
     moved = (before - layer.weight.detach()) / max(1, shape[0] / shape[1]) ** 0.5
     values = torch.linalg.svdvals(moved)
     assert 0.4 < values.min() and values.max() < 1.4
-    along = torch.diagonal(u.T @ moved @ v.T)  # and it goes where the gradient goes, in every direction
+    along = torch.diagonal(u.T @ moved @ v.T)  # the update follows the gradient in every direction
     assert along.min() > 0.3
 
 
@@ -129,7 +129,7 @@ def test_torch_loads_muon_state() -> None:
 
 
 def test_muon_pseudo_gradient_survives_int4() -> None:
-    """The pseudo-gradient of MuLoCo through the codec: its direction is kept."""
+    """The pseudo-gradient of MuLoCo keeps its direction through the codec."""
     subject = trainer()
     before = torch.cat([p.detach().flatten().clone() for p in subject.model.parameters()])
     subject.run_steps(10)

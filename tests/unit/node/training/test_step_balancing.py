@@ -18,13 +18,13 @@ SPEEDS = st.lists(st.floats(1.0, 1e6), min_size=1, max_size=9)
         (100.0, [100.0, 100.0], 20),
         (25.0, [100.0, 100.0, 100.0], 5),
         (100.0, [25.0, 100.0, 100.0], 20),
-        (100.0, [25.0], 20),  # of two the faster one sets the time
+        (100.0, [25.0], 20),  # of two, the faster one sets the time
         (25.0, [100.0], 5),
         (200.0, [100.0, 100.0], 40),
         (1e9, [100.0, 100.0], 80),  # at most spread times H
-        (1.0, [1e9, 1e9], 1),  # and one at least
+        (1.0, [1e9, 1e9], 1),  # and at least one
         (100.0, [], 20),
-        (100.0, [0.0, math.nan, math.inf, -5.0], 20),  # these say nothing
+        (100.0, [0.0, math.nan, math.inf, -5.0], 20),  # these values are no evidence
         (0.0, [100.0, 100.0], 5),  # not measured yet
         (math.nan, [100.0], 5),
     ],

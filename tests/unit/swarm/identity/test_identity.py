@@ -152,7 +152,7 @@ def test_full_disk_leaves_no_partial_key_file(tmp_path, monkeypatch):
 
 
 def test_cached_signature_verifies_nothing_else():
-    """Verified twice, the second time from memory: bytes that are divided or bent otherwise are still refused."""
+    """The second verification uses the cache: other divisions of the bytes, or changed bytes, are still refused."""
     signature = ME.sign("vote", b"ab", b"c")
     for _ in range(2):
         assert verify(ME.public_key, "vote", signature, b"ab", b"c")

@@ -33,7 +33,7 @@ def test_stage_claims_are_read_from_records():
 
 
 def test_inconsistent_stage_claims_are_ignored():
-    """A stage that there is not, and an origin of somebody else's group."""
+    """A stage that does not exist, and an origin in another peer's group."""
     said = [record(0, Seat(3, IDS[0]).code()), record(1, Seat(0, IDS[2]).code()), record(2, 2**32 - 1)]
     assert seating(said, 3) == Seating()
 

@@ -425,7 +425,7 @@ def test_noloco_has_its_own_defaults_and_warning():
 
 def test_noloco_gamma_bound_for_pairs():
     assert gamma_limit(0.5) == pytest.approx(1.5) and gamma_limit(0.9) < 1
-    assert gamma_limit(0.5, 2) == pytest.approx(2 * 1.5)  # with two each pair is everybody: 2 (1 + α)
+    assert gamma_limit(0.5, 2) == pytest.approx(2 * 1.5)  # with two peers each pair has all of them: 2 (1 + α)
     assert gamma_limit(0.5, 64) == pytest.approx(1.5 / (1 - 0.5 / 63))
 
 
@@ -510,7 +510,7 @@ def _forged(toml):
         (_forged(b"#" * 40_000), "not signed"),
         (_forged(b"[run]\nfuture = 1"), "run.future: unknown key"),
         (_forged(b"\xff"), "not TOML"),
-        (_forged(b"[run]\nseed = 9"), "is of run .*, not 72727272"),
+        (_forged(b"[run]\nseed = 9"), "belongs to run .*, not 72727272"),
     ],
 )
 def test_unsigned_invalid_or_other_manifest_is_refused(signed, reason):

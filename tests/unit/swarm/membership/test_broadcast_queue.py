@@ -16,7 +16,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_broadcast_queue_orders_by_fewest_sends_then_newest(steps):
-    queue, model = Broadcast(), []  # of the model: [times told, age, subject, item]
+    queue, model = Broadcast(), []  # in the model: [transmissions, age, subject, item]
     for count, (what, number, size) in enumerate(steps):
         subject = ("record", bytes([number]), b"")
         if what != "take":

@@ -24,7 +24,7 @@ NAMES = [identity.peer_id for identity in IDENTITIES]
 
 
 def _alone(index: int = 0, preset: Preset = WAN, others: int = 0) -> Roster:
-    """A roster that knows `others` more peers, which only the test speaks for."""
+    """Return a roster that knows `others` more peers; the test sends their messages."""
     roster = Roster(
         IDENTITIES[index],
         record(index),
@@ -77,8 +77,10 @@ def test_joiners_through_one_seed_are_soon_known_to_all(count: int, limit: float
 def test_crashes_are_detected_as_fast_as_documented(
     count: int, crashed: int, seeds: int, first: float, last: float
 ) -> None:
-    """Medians, over seeds and victims, of the seconds to the first peer that knows and to 99 % of them, against the project's
-    earlier measurement: 1 % of messages lost, 20 to 140 ms on the way."""
+    """Medians over seeds and victims: seconds until the first peer knows, and until 99 % know.
+
+    Compared with the project's earlier measurement: 1 % of messages lost, 20 to 140 ms latency.
+    """
     firsts, lasts = [], []
     victims = range(3, 3 + 7 * crashed, 7)
     for seed in range(seeds):
@@ -179,7 +181,7 @@ def test_stall_of_20_s_causes_no_death() -> None:
         world.run(10.0)
         world.stall(5, 20.0)
         world.run(30.0)
-        # Longer than the shortest suspicion of 48 peers (16.8 s): that the others give up on it in time is their right.
+        # Longer than the shortest suspicion of 48 peers (16.8 s): the others may give up on it in time.
         assert {event.peer for _, _, event in world.events("dead")} <= {NAMES[5]}
         before = len(world.log)
         world.run(60.0)
@@ -254,7 +256,7 @@ def test_roster_runs_are_equal_for_any_hash_seed() -> None:
     assert outputs[0] == outputs[1]
 
 
-# --- one roster, spoken to by the test
+# --- one roster with scripted messages
 
 
 def test_own_suspicion_is_refuted_at_most_once_per_period() -> None:
@@ -293,7 +295,7 @@ def test_death_needs_k_accusers_or_own_evidence() -> None:
 
 
 def _until_dead(roster: Roster, index: int, *, answer: bool) -> float:
-    """When peer `index` is declared dead; everybody acknowledges all pings, peer `index` only with `answer`."""
+    """Return when peer `index` is declared dead; all acknowledge pings, peer `index` only with `answer`."""
     now = 0.1
     while now < 120.0:
         now = max(now, roster.next_deadline())
@@ -430,7 +432,7 @@ def test_suspicion_storm_is_limited_and_discredits_accuser() -> None:
         roster.learn(record(NAMES.index(peer), 2), 2.0)
     assert "suspect" not in roster.states().values()
     roster.handle(NAMES[1], Gossip((_accuse(1, 30),)), 2.1)
-    assert roster.states()[NAMES[30]] == "alive"  # it has used up its credit
+    assert roster.states()[NAMES[30]] == "alive"  # its credit is used up
     roster.handle(NAMES[2], Gossip((_accuse(2, 30),)), 2.1)
     assert roster.states()[NAMES[30]] == "suspect"
     roster.handle(NAMES[1], Gossip((_accuse(1, 31),)), 200.0)
@@ -471,12 +473,12 @@ def test_record_before_restart_is_superseded() -> None:
     earlier = record(0, 9, issued=EPOCH - 50)
     roster.handle(NAMES[1], Gossip((gossip_items.announce(earlier),)), 1.0)
     assert roster.record.sequence > earlier.sequence and _kinds(roster) == []
-    # That life had issued more, of which we have not heard, and others have: with our clock set back we began below them.
+    # The earlier process had issued later records, which others know and we do not, since our clock was set back.
     other = _alone(5, others=0)
     for mine in (*(record(0, sequence, issued=EPOCH - 50) for sequence in range(9, 30)), roster.record):
         other.handle(NAMES[2], Gossip((gossip_items.announce(mine),)), 1.0)
     assert other.states()[NAMES[0]] == "alive" and other.record_of(NAMES[0]) == roster.record
-    for sequence in (5000, 9000):  # but it comes again and again
+    for sequence in (5000, 9000):  # but the conflict repeats
         roster.handle(
             NAMES[1], Gossip((gossip_items.announce(record(0, sequence, issued=EPOCH - 50)),)), 5.0 + sequence
         )
@@ -499,7 +501,7 @@ def test_own_stall_is_not_held_against_others() -> None:
     [(_, ping)] = roster.on_link_down(NAMES[5], 0.1)
     roster.tick(0.2)
     score = roster.awareness.score
-    roster.tick(25.0)  # the timers first, then what was waiting: even so
+    roster.tick(25.0)  # even if timers run before the waiting messages
     assert roster.awareness.score == score + 1
     assert roster.states()[NAMES[1]] == "suspect" and roster.states()[NAMES[5]] == "alive"
     assert isinstance(ping, Ping)
@@ -562,7 +564,7 @@ def test_gossip_sends_newest_items_first_and_finitely() -> None:
     assert [item[0] for item in news.take(1000, 2, 2)] == [2, 1]
     assert [item[0] for item in news.take(1000, 8, 2)] == [0, 4, 3, 2, 1]
     assert len(news) == 1
-    news.add(("record", b"\x00", b""), b"newer")  # replaces the older one on the same subject
+    news.add(("record", b"\x00", b""), b"newer")  # replaces the older item on the same subject
     assert news.take(1000, 8, 1) == [b"newer"] and len(news) == 0
 
 
@@ -587,7 +589,7 @@ def test_stale_and_stray_answers_are_ignored() -> None:
     roster = _alone(others=5)
     [(_, ping)] = roster.on_link_down(NAMES[3], 0.0)
     assert isinstance(ping, Ping)
-    roster.handle(NAMES[4], Ack(ping.sequence, 0, ()), 0.1)  # not the one that was asked
+    roster.handle(NAMES[4], Ack(ping.sequence, 0, ()), 0.1)  # not from the peer that was asked
     roster.handle(NAMES[4], Nack(ping.sequence), 0.1)
     roster.handle(NAMES[3], Ack(ping.sequence + 1, 0, ()), 0.1)
     for now in (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0):
@@ -618,7 +620,7 @@ def test_messages_with_longest_records_stay_within_limits() -> None:
 
 
 def test_record_with_wrong_clock_is_replaced_after_correction() -> None:
-    """What is said about us names the record before it, which counts as refuted: nobody would ever ask for another."""
+    """Accusations name the earlier record, which counts as refuted: no peer would ever ask for another."""
     wall = [EPOCH]
     roster = Roster(
         IDENTITIES[0], record(0), run_id=RUN, preset=WAN, rng=random.Random(1), now=0.0, wall=lambda: wall[0]
@@ -632,7 +634,7 @@ def test_record_with_wrong_clock_is_replaced_after_correction() -> None:
     wall[0] -= 2000
     for second in range(2, 30):
         roster.tick(float(second))
-    assert roster.record.sequence == wrong.sequence + 1  # one is enough
+    assert roster.record.sequence == wrong.sequence + 1  # one later suffices
     assert PeerRecord.parse(roster.record.wire, run_id=RUN, now=EPOCH) == roster.record
 
 

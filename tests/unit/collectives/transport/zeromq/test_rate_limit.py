@@ -22,7 +22,7 @@ def test_rate_limit_sends_exactly_at_the_rate(rate, records):
         now += pause
         sent.append((now + rate_limit.reserve(nbytes, now), nbytes, now))
     for (left, nbytes, _), (catch_up, _, asked) in zip(sent, sent[1:], strict=False):
-        # Each waits for as long as the one before takes, and not longer.
+        # Each waits only for the one before.
         assert catch_up == pytest.approx(max(asked, left + nbytes / rate))
 
 
@@ -53,9 +53,9 @@ def test_bulk_over_sockets_stays_within_rate_limit(wire, loop):
         took = asyncio.get_running_loop().time() - began
         for index in range(6):
             assert (await second.recv()).frame.message.index == index
-        # Each but the first has to wait for the one before.
+        # All but the first wait for the one before.
         assert took >= 5 * SIZE / RATE
-        while first.transport.totals()[0] < before + 6 * SIZE:  # as soon as the other side's kernel has confirmed it
+        while first.transport.totals()[0] < before + 6 * SIZE:  # after confirmation by the other side's kernel
             await asyncio.sleep(0.01)
         assert first.transport.totals()[0] < before + 6 * SIZE + 5000
 
@@ -64,7 +64,7 @@ def test_bulk_over_sockets_stays_within_rate_limit(wire, loop):
 
 @pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
 def test_rate_limited_frames_wait_in_the_queue_not_in_the_kernel(wire, loop):
-    """Else frames are dealt to streams long before they leave, and round after round one of them ends last."""
+    """Otherwise frames are assigned to streams long before they leave, and one stream always ends last."""
 
     async def work():
         first, second = await wire.pair(up=RATE // 10)

@@ -32,7 +32,7 @@ from thinwire.swarm.messages.registry import (
 
 
 def sample(info):
-    """Some value of a type that msgspec describes."""
+    """Return a value of a type that msgspec describes."""
     match type(info).__name__:
         case "StructType":
             return info.cls(*(sample(field.type) for field in info.fields))
@@ -87,7 +87,7 @@ def test_welcome_has_manifest_and_token(wire):
         answer = await first.transport.meet(second.contact, hello)
         assert isinstance(answer, Welcome) and answer.manifest == b"the manifest"
         assert second.hellos == [hello]
-        # The link is up already: the one that was met can send without an address of the other.
+        # The link is up: the listener can send without an address of the other.
         assert await second.ping(first, 5)
         assert (await first.recv()).frame.message.sequence == 5
 
@@ -170,7 +170,7 @@ def test_simultaneous_dials_leave_one_link(wire, eventually):
             links = [peer.link(other) for peer, other in ((first, second), (second, first))]
             assert links[0].dialled != links[1].dialled
             assert links[0].session == links[1].session
-            # What came second is gone, and both sides can still use what is left.
+            # The second link is gone, and both sides can still use the first.
             await eventually(lambda p=first, q=second: not (p.offers or q.offers))
             assert await first.chunk(second, b"x" * 1000) and await second.chunk(first, b"y" * 1000)
             assert bytes((await second.recv()).frame.payload) == b"x" * 1000
@@ -265,7 +265,7 @@ def test_restarted_peer_replaces_its_old_link(wire):
         assert "replaced" in (await second.recv()).reason
         assert await second.ping(first, 4)
         assert (await again.recv()).frame.message.sequence == 4
-        # Should it be another process with one key, the older one must know at once, or it would fight for the link.
+        # If it is another process with the same key, the older one must know at once, or it would fight for the link.
         assert (await first.recv()).frame.message == Gossip((announce(again.record),))
         assert "replaced" in (await first.recv()).reason
 
@@ -341,7 +341,7 @@ def test_close_leaves_no_task_and_no_descriptor(wire):
                 await waiting
         await asyncio.sleep(0.01)
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        # The first time, the event loop keeps a descriptor in reserve for itself.
+        # The first time, the event loop reserves a descriptor for itself.
         assert open_files[2] == open_files[1] == process.num_fds()
 
     wire.run(work)
@@ -392,7 +392,7 @@ def test_control_messages_keep_order_while_their_stream_opens(wire, loop):
 
 @pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
 def test_excess_control_messages_wait_in_order(wire, loop, monkeypatch):
-    """They are held back by a reader that does not read, wait in order, and arrive."""
+    """A reader that does not read holds them back; they wait in order, and arrive."""
     monkeypatch.setattr(stream, "BACKLOG", 1 << 12)
 
     async def work():
@@ -431,7 +431,7 @@ def test_waiting_sender_learns_that_the_link_is_gone(wire, monkeypatch):
 
 
 def test_last_message_before_close_arrives(wire):
-    """A word that is on its way when the link is closed in order."""
+    """The message is in transit when the link is closed in order."""
 
     async def work():
         first, second = await wire.pair()

@@ -57,7 +57,7 @@ async def child(host, sequence=1, port=0):
 
 
 async def greeting(host):
-    """Take all that the child sends; its gate's port."""
+    """Read all output of the child; return its gate's port."""
     port, chunks = 0, 0
     while not port or chunks < 10:
         message = (await host.recv()).frame.message
@@ -82,7 +82,7 @@ def test_killed_process_is_detected_and_can_reconnect(wire):
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(host.transport.recv(), 0.1)
         await process.wait()
-        # Nobody listens there now, and that is told as well.
+        # No process listens there now, which is reported as well.
         assert not await host.ping(type("Gone", (), {"id": CHILD_ID}))
         assert (await host.recv()).gone
         again = await child(host, 2, port)
@@ -114,7 +114,7 @@ def test_process_killed_during_transfer_breaks_only_its_link(wire):
         assert not feeder.done()
         process.kill()
         assert (await host.recv()).peer == CHILD_ID
-        # Whoever waits for room is told: no frame is taken by a link that is gone.
+        # A waiting sender is informed: a lost link accepts no frame.
         assert await asyncio.wait_for(feeder, 10) < 200
         await process.wait()
 
@@ -144,7 +144,7 @@ def test_slow_reader_holds_bulk_sender_back(wire, eventually):
 
         feeder = asyncio.create_task(feed())
         await settled(first, second.id)
-        # The inbox, the kernel's buffers of two streams and a record on its way on each of them.
+        # The receive queue, the kernel's buffers of two streams, and one record in transit on each.
         assert sent < 100 and second.station.receive_queue.bulk.held < 8 << 20
         # Control still passes, though bulk is held back.
         assert await first.ping(second, 8)
@@ -265,7 +265,7 @@ def test_unresponsive_machine_times_out(wire):
 def test_flipped_bit_on_control_connection_closes_link(wire):
     async def work():
         first, second = await wire.pair()
-        await wire.settled(first, second)  # or it is the last word of the opening that is flipped
+        await wire.settled(first, second)  # otherwise the last message of the handshake is flipped
         tcp_relay = second.control_connection(first).tcp_relay
         carry = tcp_relay.carry
 
@@ -310,7 +310,7 @@ def test_drop_during_link_opening_leaves_it_reopenable(wire):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_every_pair_can_be_linked_again_after_random_faults(wire, seed):
-    """Sends, drops, meetings and restarts in random order; then all pairs agree on one link each."""
+    """Sends, drops, dials and restarts in random order; then all pairs agree on one link each."""
 
     async def work():
         rng = random.Random(seed)
@@ -375,7 +375,7 @@ def test_every_pair_can_be_linked_again_after_random_faults(wire, seed):
 
 
 def test_transport_without_descriptors_refuses_and_recovers(wire):
-    """A transport that cannot open another descriptor refuses, and goes on when there are some again."""
+    """A transport that cannot open another descriptor refuses, and recovers when some are free."""
 
     async def work():
         first, second, late = await wire.peer(1), await wire.peer(2), await wire.peer(3)
@@ -384,7 +384,7 @@ def test_transport_without_descriptors_refuses_and_recovers(wire):
         used = max(int(name) for name in os.listdir("/proc/self/fd"))
         filled = []
         try:
-            # Lower numbers that are free would be spare too, and which are is chance.
+            # Free lower numbers would be spare too, and depend on chance.
             while not filled or filled[-1] < used:
                 filled.append(os.open(os.devnull, os.O_RDONLY))
             for spare in range(16):

@@ -1,4 +1,4 @@
-"""The ZeroMQ transport against strangers and bad members, who can only lose their own connection."""
+"""The ZeroMQ transport against strangers and bad members, which can only lose their own connection."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ async def link_still_works(first, second):
 
 
 async def ends(reader):
-    """Read until the other side closes; all bytes it sent."""
+    """Read until the other side closes; return all bytes."""
     try:
         return await asyncio.wait_for(reader.read(), 10)
     except ConnectionError:
@@ -119,7 +119,7 @@ def test_banned_key_fails_the_handshake(wire):
 def test_unexpected_identity_at_the_gate_is_refused(wire):
     async def work():
         visitor, host = await wire.peer(1), await wire.peer(2)
-        # A record of somebody else that names the host's address and transport key.
+        # A record of another peer that names the host's address and transport key.
         host.record, honest = (await wire.peer(3)).record, host.record
         assert (await refusal(visitor, host)).code == "unreachable"
         host.record = honest
@@ -171,7 +171,7 @@ def test_unexpected_frame_at_the_gate_is_refused(wire, eventually, body):
 
 
 async def member_port(visitor, host):
-    """A port that `host` opens for `visitor`, which has not taken it yet."""
+    """Return a port that `host` has opened for `visitor`, which has not dialled it yet."""
     welcome, _ = await knock(visitor.station, host.contact, visitor.hello, lambda: int(time.time()))
     return welcome, port_of(welcome.endpoint)
 
@@ -232,7 +232,7 @@ def test_member_port_admits_only_its_peer(wire, eventually):
         for sock in sockets:
             sock.close(linger=0)
         context.destroy(linger=0)
-        # The port was open all the time: its own peer still gets in, and nobody after it.
+        # The port was open all the time: its own peer still gets in, and no peer after it.
         events = {"up": nothing, "lost": nothing, "gone": nothing}
         station, address = visitor.station, "127.0.0.1"
         link = await Link.take(station, host.record, welcome, address, 0, **events)
@@ -371,7 +371,7 @@ def test_invalid_message_on_control_stream_closes_link(wire, head):
 
 @pytest.mark.parametrize("run_id", [b"r" * 32, b"s" * 32])
 def test_bad_signature_on_control_stream_closes_link(wire, run_id):
-    """It is heeded, because the stream proves who says it; and it is the last one."""
+    """The frame is processed, because the stream proves its sender; it is the last one."""
 
     async def work():
         first, second = await wire.pair()
@@ -401,7 +401,7 @@ def test_endless_message_stops_at_the_window(wire):
 
 
 class Crooked:
-    """A bulk stream made by hand on a link that has none."""
+    """Hand-made bulk stream on a link without one."""
 
     async def open(self, wire, number=0, secret=None, limits=None):
         self.first, self.second = await wire.peer(1, streams=0), await wire.peer(2, limits=limits)
@@ -428,7 +428,7 @@ class Crooked:
         return lengths + b"".join(sealed)
 
     async def is_cut(self):
-        """The stream is closed, and the link with it, and said so."""
+        """Check that stream and link are closed, and that this is reported."""
         await ends(self.reader)
         arrival = await self.second.recv()
         assert arrival.peer == self.first.id and arrival.frame is None
@@ -467,7 +467,7 @@ def test_replayed_or_reordered_record_closes_link(wire):
         crooked = await Crooked().open(wire)
         crooked.writer.write(crooked.record() * 2)
         await ends(crooked.reader)
-        # The news of the loss overtakes what came before it.
+        # The report of the loss overtakes earlier frames.
         arrivals = [await crooked.second.recv() for _ in range(2)]
         assert arrivals[0].frame is None and "key" in arrivals[0].reason
         assert arrivals[1].frame.message == Chunk(1, 0, 1, 5)
@@ -533,7 +533,7 @@ def test_unauthenticated_streams_are_closed(wire, fault):
         else:
             await crooked.join(0 if fault == "used number" else 200, crooked.secret)
         assert await ends(crooked.reader) == b""
-        # Nobody else's link suffers from it.
+        # No other link is affected.
         await link_still_works(crooked.first, crooked.second)
 
     wire.run(work)

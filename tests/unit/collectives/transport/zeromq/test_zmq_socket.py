@@ -10,7 +10,7 @@ from thinwire.collectives.transport.zeromq.zmq_socket import ZmqSocket
 
 
 class Full:
-    """A socket that says there is room, and then has none: as libzmq does in the middle of a message of many parts."""
+    """Socket that reports room and then has none, like libzmq in the middle of a multipart message."""
 
     def __init__(self):
         self.ends, self.closed = socket.socketpair(), None

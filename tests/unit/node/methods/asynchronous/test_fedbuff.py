@@ -40,7 +40,7 @@ def vector(seed):
 
 
 def sent(mean):
-    """Results that say this."""
+    """Return results that decode to this."""
     return [mean[slice(*CUT.span(index))].tobytes() for index in range(len(CUT))]
 
 
@@ -57,7 +57,7 @@ def arrive(replica, mean, contributors=1):
 
 
 def test_delayed_momentum_does_not_add_up_over_arrivals():
-    """Four equal pseudo-gradients: 12.14 times their length with a step of Nesterov on each, 1.9 with one for all."""
+    """Four equal pseudo-gradients: 12.14 times their length with one Nesterov step each, 1.9 with one for all."""
     g = vector(1)
     naive = replica_of("buffered-async", "lr = 1.0\nmomentum = 0.9\nnesterov = true\nbuffer_size = 1")
     delayed = replica_of("delayed-nesterov", "lr = 1.0\nmomentum = 0.9\nbuffer_size = 4")
@@ -71,7 +71,7 @@ def test_delayed_momentum_does_not_add_up_over_arrivals():
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=8), st.sampled_from([0, 2, 3, 4, 7]))
 def test_delayed_nesterov_rounds_equal_single_arrivals(sizes, arrivals):
-    """Against the algorithm as it is published, which sees one arrival at a time."""
+    """Compared with the published algorithm, which has one arrival at a time."""
     replica = replica_of("delayed-nesterov", f"lr = 0.5\nmomentum = 0.8\nbuffer_size = {arrivals}")
     whole = arrivals or 4
     theta, m, waiting, count = np.zeros(SIZE), np.zeros(SIZE), np.zeros(SIZE), 0
@@ -139,7 +139,7 @@ def test_stale_contribution_counts_less():
         for count in (1, 3):  # steps are counted, not rounds
             arrive(replica, vector(age + 7), count)
         assert replica.age == age
-        # Measured from where it was begun, wherever all others are by now.
+        # Measured from its start, wherever the others are.
         np.testing.assert_allclose(contribution(), np.float32(share) * vector(1), rtol=1e-6)
     replica.reset()
     assert replica.age == 0 and np.array_equal(replica.start, replica.theta)
@@ -149,7 +149,7 @@ def test_stale_contribution_counts_less():
 
 
 class Rounds:
-    """A session whose rounds come to an end when the test says so."""
+    """Session whose rounds end on command of the test."""
 
     def __init__(self, method="buffered-async", outer="", run=""):
         manifest = parse(f'{run}[exchange]\ncodec = "fp32"\n[outer]\nmethod = "{method}"\n{outer}')
@@ -190,7 +190,7 @@ class Rounds:
         self.reports.append((name, detail))
 
     def commit(self, mean, *contributors, excluded=()):
-        """The next round is over, with these in it."""
+        """End the next round, with these contributors."""
         number = self.replica.round + len(self.verdicts) + 1
         self.verdicts.append(outcome_of(number, mean, contributors, excluded))
 
@@ -264,7 +264,7 @@ def test_contribution_beyond_staleness_is_dropped():
     async def main():
         table = Rounds(outer="staleness = 2")
         table.rounds.follow(lambda outcome: None)
-        for number in range(2 * len(PEERS) + 1):  # each is one of so many contributions to a step
+        for number in range(2 * len(PEERS) + 1):  # each is one of several contributions to a step
             table.commit(vector(number), PEERS[1])
         table.model -= vector(1)
         await settled()
@@ -278,7 +278,7 @@ def test_contribution_beyond_staleness_is_dropped():
 
 
 def test_contribution_after_each_other_peer_is_not_stale():
-    """Peers that arrive one by one have made one step in as many rounds as they are."""
+    """Peers that arrive one by one make one step in as many rounds as there are peers."""
 
     async def main():
         table = Rounds(outer="staleness = 1")

@@ -54,7 +54,7 @@ def streaming(fragments, overlap, alpha=0.5, steps=6):
 
 
 class Model:
-    """Parameters that go where chance takes them."""
+    """Parameters with random training steps."""
 
     def __init__(self, index):
         self.theta = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
@@ -75,7 +75,7 @@ class Model:
 
 
 def drive(text, rounds, *, count=3, codec="fp32", look=lambda table, models: None, change=lambda table: None):
-    """Turns of replicas that train by chance, in virtual time; a step is a token."""
+    """Play turns of replicas with random training, in virtual time; a step is a token."""
 
     async def main():
         models = [Model(index) for index in range(count)]
@@ -119,8 +119,9 @@ STATES = {
     ("int8(block=256)", 3, 1): "dea310319633d783",
     ("int8(block=256)", 2, 3): "489a5f499712c3e1",
 }
-"""Codec, fragments, overlap -> hash of outer parameters and models after seven turns, as they were in protocol version 1, where
-all fragments shared one sequence of rounds.
+"""Codec, fragments, overlap -> hash of outer parameters and models after seven turns.
+
+The values are those of protocol version 1, where all fragments shared one sequence of rounds.
 """
 
 
@@ -137,7 +138,7 @@ def test_with_one_fragment_under_way_the_states_are_those_of_one_sequence_of_rou
 
 @pytest.mark.parametrize("overlap", [3, 4, 5, 6])
 def test_concurrent_fragments_match_the_formulas(overlap):
-    """Each fragment follows so many steps after it was sent, however many turns that is."""
+    """The model follows a fragment this number of steps after it was sent, in any number of turns."""
     text, count, turns = streaming(3, overlap), 3, 9
     outer, twins = manifest(text).outer, [Model(index) for index in range(2)]
     assert manifest(text).lag == (overlap - 1) // 2 and manifest(text).chained
@@ -183,7 +184,7 @@ def test_turns_are_divided_among_fragments(count, turns):
 
 @pytest.mark.parametrize("overlap", [3, 5])
 def test_run_ends_when_every_fragment_had_its_rounds(overlap):
-    """And the model is what all have, whatever was trained since a fragment had its last one."""
+    """The model equals the outer parameters, in spite of training after a fragment's last round."""
     last = []
 
     def look(table, models):
@@ -196,7 +197,7 @@ def test_run_ends_when_every_fragment_had_its_rounds(overlap):
 
 @pytest.mark.parametrize("codec", ["fp32", "topk(k=64,chunk=4096)|2bit|rice"])
 def test_late_fragment_does_not_delay_others(codec):
-    """Its verdict comes when the others have had five more rounds; then the model follows, and it is sent again."""
+    """It commits when the others have had five more rounds; then the model follows, and it is sent again."""
     free, at = [], []
 
     def change(table):
@@ -222,14 +223,14 @@ def test_late_fragment_does_not_delay_others(codec):
     table, _ = drive(streaming(3, 4, None if codec[0] == "t" else 0.5), 24, codec=codec, look=look, change=change)
     held = [(rounds, time) for rounds, time in at if rounds[1] == 0]
     assert len(free) == 3 and max(rounds[0] for rounds, _ in held) == 6 and max(rounds[2] for rounds, _ in held) >= 5
-    # A patience, of a second, at most in each of its turns.
+    # At most one patience, of a second, in each of its turns.
     assert held[-1][1] < 10
     assert at[-1][0][1] >= 2 and at[-1][0][0] == 8
     assert len({seat.replica.digest for seat in table.seats}) == 1
 
 
 def test_fragment_with_missing_results_does_not_delay_others():
-    """Its results do not come: the turns of the others go on after a patience, of a second."""
+    """Its results are missing: the turns of the others continue after a patience, of a second."""
     at = []
 
     def change(table):
@@ -262,7 +263,7 @@ def test_error_in_a_fragment_is_raised():
 
 
 def test_fragment_weight_counts_steps_since_it_was_sent():
-    """A part counts the steps since it was sent last: H of them, and at first what it waited for its turn."""
+    """A fragment counts the steps since it was last sent: H, and at first those before its turn."""
     table, _ = drive(streaming(3, 4) + "\n[inner]\nbatch = 1\n[model]\ncontext = 100", 8)
     assert [weights[0] for weights in table.weights][:6] == [2, 4, 6, 6, 6, 6]
 
@@ -282,7 +283,7 @@ def test_model_is_changed_only_between_steps():
         assert not seen
         floor.leave()
         await asyncio.sleep(0.5)
-        await floor.take()  # waits for who is there
+        await floor.take()  # waits for visitors
         assert seen == ["in", "out"] and visit.done()
 
     virtual_loop.run(main(), seed=1)
@@ -340,7 +341,7 @@ def test_checkpoint_has_every_fragment_with_its_round(tmp_path, codec):
     some = fresh((1,))
     asyncio.run(keep().restore(some, LAYOUT, at_once))
     assert some.chains[1].replica.digest == replica.chains[1].replica.digest and set(some.chains) == {1}
-    # Of a peer that holds less there is no whole state.
+    # A peer with fewer fragments has no whole state.
     assert not hasattr(keep().save(some, LAYOUT, None), "reason")
     events.clear()
     untouched = fresh()

@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: parts in turn, inner steps meanwhile, nothing of a round that came to nothing is lost."""
+"""Streaming DiLoCo: parts in turn, steps during rounds, and no loss by failed rounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def manifest(text, codec="fp32"):
 
 
 class Model:
-    """Parameters that go where chance takes them."""
+    """Parameters with random training steps."""
 
     def __init__(self, index):
         self.theta = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
@@ -43,7 +43,7 @@ class Model:
 
 
 async def drive(text, rounds, *, count=3, codec="fp32", fail=(), look=lambda table, models: None):
-    """Rounds of replicas that train by chance; a step is a token."""
+    """Play rounds of replicas with random training; a step is a token."""
     models = [Model(index) for index in range(count)]
     table = RoundTable(manifest(text, codec), LAYOUT, [(one.theta.copy(), one.read, one.write) for one in models], fail)
 
@@ -61,14 +61,14 @@ STREAMING = 'method = "streaming"\nfragments = 2\nsync_every = 6\noverlap = 1\nl
 
 @pytest.mark.parametrize("overlap", [0, 1, 3])
 def test_streaming_round_moves_and_mixes_its_fragment(overlap):
-    """Against the formulas of the paper, with the reference kept as it was at the part's last round."""
+    """Compared with the formulas of the paper, with the outer parameters of the part's last round."""
     text = f'method = "streaming"\nfragments = 2\nsync_every = 6\noverlap = {overlap}\nlocal_mix = 0.5'
     outer, twins = manifest(text).outer, [Model(index) for index in range(3)]
     theta, momentum = twins[0].theta.astype(np.float64), np.zeros(SIZE)
     local = [twin.theta.astype(np.float64) for twin in twins]
     masks = [np.zeros(SIZE, bool), np.zeros(SIZE, bool)]
     masks[0][3_000:5_000] = masks[0][7_500:] = True  # layers 0 and 2
-    masks[1][:3_000] = masks[1][5_000:7_500] = True  # layer 1, and what belongs to no layer
+    masks[1][:3_000] = masks[1][5_000:7_500] = True  # layer 1, and the parameters of no layer
     number = 0
 
     def step(count):
@@ -97,7 +97,7 @@ def test_streaming_round_moves_and_mixes_its_fragment(overlap):
 
 
 def test_streaming_failed_round_keeps_delta_and_tokens():
-    """The same part is sent again, with what was trained in the meantime, and weighs as much."""
+    """The same part is sent again with the training since then, and weighs as much."""
     seen = []
 
     def look(table, models):
@@ -106,10 +106,11 @@ def test_streaming_failed_round_keeps_delta_and_tokens():
     table, _ = asyncio.run(drive(STREAMING, 6, fail=[2], look=look))
     assert [number for number, _, _ in seen] == [1, 2, 2, 2, 4, 4]
     assert seen[1][2].tobytes() == seen[2][2].tobytes()
-    # Rounds are 3 steps apart. The third turn fails; its fragment counts what was trained since its first round in the fifth.
+    # Rounds are 3 steps apart. The third turn fails; its fragment counts in the fifth turn all training since its first
+    # round.
     assert [weights[0] for weights in table.weights] == [3, 6, 6, 12, 6]
 
-    # Without an outer step in between, what is sent in the end is all that was trained.
+    # Without an outer step in between, all training is sent in the end.
     plain = (
         'method = "streaming"\nfragments = 1\nsync_every = 3\noverlap = 1\nlocal_mix = 0.0\nlr = 1.0\nmomentum = 0.0'
     )
@@ -119,7 +120,7 @@ def test_streaming_failed_round_keeps_delta_and_tokens():
         table, models = asyncio.run(drive(plain, rounds, count=1, fail=fail, look=lambda table, models: None))
         ends.append((table.seats[0].replica.theta.copy(), models[0].rng))
     once, twice = Model(0), Model(0)
-    for model, count in ((once, 3), (twice, 3 + 3)):  # the steps before each announcement, one of them made meanwhile
+    for model, count in ((once, 3), (twice, 3 + 3)):  # the steps before each announcement, one of them during the round
         for _ in range(count):
             model.step()
     np.testing.assert_allclose(ends[0][0], once.theta, rtol=0, atol=1e-5)
@@ -159,7 +160,7 @@ def test_streaming_has_defaults_and_run_ids():
     assert (run.pace, run.overlap, run.steps_after(7)) == (10, 1, 70)
     with pytest.raises(ManifestError, match="outer.fragments does not apply to this method"):
         manifest("fragments = 2")
-    # The id of a run that is older than these keys, and of one that has them.
+    # Run ids before and after these keys were added.
     plain = parse('[outer]\nmethod = "diloco"')
     assert b"fragments" not in plain.canonical() and b"fragments" in run.canonical()
     assert plain.run_id(bytes(32)) != run.run_id(bytes(32))
@@ -188,7 +189,10 @@ EAGER = 'method = "eager"\nsync_every = 3'
 
 
 async def late(text):
-    """One replica whose first round is given up and commits before the next call, 3 tokens before each; what was announced."""
+    """Return the announcements of a replica whose first round is given up and commits before the next call.
+
+    Each call has 3 tokens.
+    """
     model, announced, now = Model(0), [], asyncio.Event()
     table = RoundTable(manifest(text), LAYOUT, [(model.theta.copy(), model.read, model.write)])
     (seat,) = table.seats
@@ -216,7 +220,7 @@ async def late(text):
 
 @pytest.mark.parametrize(("text", "weights"), [(EAGER, [3, 6, 3])])
 def test_streaming_steps_after_announcement_count_in_next_round(text, weights):
-    """The round was given up and is applied by the next call: it has nothing of the steps between the two."""
+    """The next call applies the given-up round, which has none of the later steps."""
     announced, reports = asyncio.run(late(text))
     assert reports == [(False, 0), (True, 3), (True, 0), (True, 0)]
     assert announced == weights
@@ -224,7 +228,7 @@ def test_streaming_steps_after_announcement_count_in_next_round(text, weights):
 
 @pytest.mark.parametrize(("text", "weights"), [(EAGER, [3, 3])])
 def test_streaming_call_cancelled_after_outer_step_is_completed_by_next(text, weights):
-    """The model follows, the round is reported once, and the round after it is another one."""
+    """The model follows, the round is reported once, and the next round is another one."""
 
     async def main():
         model, announced, begun, now = Model(0), [], asyncio.Event(), asyncio.Event()

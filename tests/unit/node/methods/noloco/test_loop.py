@@ -15,7 +15,7 @@ from thinwire.swarm.manifest.parser import parse
 @pytest.mark.parametrize("usual", [0.0, 1.0])
 @pytest.mark.parametrize("lie", [1e-6, 1e6])
 def test_one_liar_does_not_make_honest_partners_refuse_each_other(usual, lie):
-    """However short or long what it sends is, round after round."""
+    """For any length of its contributions, round after round."""
 
     async def at_once(work):
         return work()

@@ -1,4 +1,4 @@
-"""How long a peer waits for its partner, when it cuts its steps, and when it considers itself behind."""
+"""Waiting time for a partner, early end of steps, and the decision to be behind."""
 
 from types import SimpleNamespace
 
@@ -13,14 +13,14 @@ TERMS = PairTerms(1, bytes(32), None, None, 0, None, None, 2.0)
 
 
 class Rounds:
-    """Rounds of one peer, whose partner is ready `late` seconds before us (less than zero: after)."""
+    """Rounds of one peer whose partner is ready `late` seconds before us (negative: after us)."""
 
     def __init__(self):
         self.time = 0.0
         self.pace = PartnerWait(lambda: self.time, patience=2.0, entered=True)
 
     def round(self, late=0.0, *, train=10.0, reason="", refused="", took=0.0):
-        """The deadline of the round, and when its steps were ended early (None: not). `took`: seconds of the exchange."""
+        """Return the deadline of the round, and when its steps ended early (None: not). `took`: exchange seconds."""
         pace, began = self.pace, self.time
         pair = SimpleNamespace(theirs=None, theirs_at=0.0, refused="", met=False)
         circle = GossipGroup(TERMS, size=2)
@@ -53,11 +53,11 @@ def test_punctual_peer_makes_all_its_steps():
 
 def test_late_peer_ends_its_steps_when_partner_waits():
     rounds = Rounds()
-    assert rounds.round(4.0)[1] is None  # the first time, it was not known
+    assert rounds.round(4.0)[1] is None  # the first time, lateness was not known
     for _ in range(6):
         _, cut = rounds.round(4.0)
         assert cut == pytest.approx(7.0, abs=0.4)  # the partner's time and a tenth of ours
-    assert rounds.round(-1.0)[1] is None  # nobody waits: all steps
+    assert rounds.round(-1.0)[1] is None  # no partner waits: all steps
     slow = [rounds.round(-1.0)[1] for _ in range(4)]
     assert slow == [None] * 4
 
@@ -96,7 +96,7 @@ def test_faster_peer_waits_longer_but_not_after_one_round():
     rounds = Rounds()
     first, _ = rounds.round(-30.0)
     assert first == pytest.approx(10.0, abs=0.2)
-    assert rounds.round(0.0)[0] == pytest.approx(10.0, abs=0.2)  # one long wait says nothing
+    assert rounds.round(0.0)[0] == pytest.approx(10.0, abs=0.2)  # one long wait is no evidence
     for _ in range(4):
         rounds.round(-30.0)
     assert rounds.round(-30.0)[0] >= 30.0
@@ -106,7 +106,7 @@ def test_faster_peer_waits_longer_but_not_after_one_round():
 
 
 def circle_of(*ready, refused=0):
-    """A group whose others were ready at these times (None: not yet); the last ones said that they have waited in vain."""
+    """Return a group whose partners were ready at these times (None: not yet); the last ones have given up."""
     circle = GossipGroup(TERMS, size=len(ready) + 1)
     for index, at in enumerate(ready):
         gone = index >= len(ready) - refused
@@ -121,7 +121,7 @@ def test_median_partner_sets_the_wait():
     assert circle_of(None).halfway == 0.0 and circle_of(None).waited_for is None
     assert circle_of(9.0, 3.0, 5.0).halfway == 5.0 and circle_of(9.0, 3.0).waited_for == 3.0
     assert circle_of(9.0, None, None).waited_for is None and circle_of(9.0, None, None).halfway == 0.0
-    assert circle_of(9.0, 4.0, None, refused=1).waited_for == 4.0  # who gave up before it was ready has waited, too
+    assert circle_of(9.0, 4.0, None, refused=1).waited_for == 4.0  # a partner that gave up early has waited, too
     assert circle_of().waited_for is None and circle_of().halfway == 0.0
 
 
@@ -148,12 +148,12 @@ def test_majority_must_report_that_we_are_behind():
     now = [0.0]
     inquiry = ProgressPoll(lambda: now[0])
     assert inquiry.open(A, 10**6, [A, B, C, D, E], 2.0) == [B, C, D, E]
-    assert inquiry.open(B, 10**6, [C, D], 2.0) == []  # one at a time
+    assert inquiry.open(B, 10**6, [C, D], 2.0) == []  # one poll at a time
     assert not inquiry.answer(bytes(31) + b"x", 9) and not inquiry.answer(B, 10**6)
     assert not inquiry.answer(C, 4) and not inquiry.due
     now[0] = 2.5
     assert inquiry.due
-    assert inquiry.close() == 10**6  # two of the three that said anything
+    assert inquiry.close() == 10**6  # two of three answers
     assert not inquiry.due
     now[0] = 5.0
     inquiry.open(A, 10**6, [B, C, D, E], 2.0)

@@ -24,7 +24,7 @@ def reader(theta):
 
 
 def sent(one, theta, cut, how):
-    """Both vectors that a replica sends."""
+    """Return both vectors that a replica sends."""
     return [*one.offer(reader(theta), cut, how), *one.base(cut, how)]
 
 
@@ -33,7 +33,7 @@ def swarm_of(n, theta):
 
 
 def meet(replicas, thetas, group, cut, how, pull=PULL):
-    """One round of a group: everyone offers, then everyone steps with what the others offered."""
+    """Play one round of a group: all contribute, then all step with the others' contributions."""
     payloads = {i: sent(replicas[i], thetas[i], cut, how) for i in group}
     for i in group:
         others, place = [payloads[j] for j in sorted(group) if j != i], sorted(group).index(i)
@@ -47,7 +47,7 @@ def matching(n, seed):
 
 
 def partition(n, size, round):
-    """The groups that the product draws in a round."""
+    """Return the groups that the product draws in a round."""
     view = [bytes([index]) * 32 for index in range(n)]
     found = {tuple(sorted((peer, *others(bytes(32), round, view, peer, size)))) for peer in view}
     return [[peer[0] for peer in group] for group in sorted(found)]
@@ -74,14 +74,14 @@ def test_noloco_step_has_golden_values():
 
 
 def two_vectors():
-    """The same numbers as the one-vector form, sent as two exact vectors."""
+    """Encode the same numbers as the one-vector form as two exact vectors."""
     return type(EXACT)(EXACT.fast, EXACT.fast)
 
 
 @pytest.mark.parametrize("size, many", [(2, 8), (3, 8), (4, 9), (8, 8)])
 @pytest.mark.parametrize("how", [EXACT, TWO, LOSSY], ids=["one", "two", "lossy"])
 def test_mean_of_noloco_replicas_follows_diloco_recurrence(how, size, many):
-    """For any partition: mean(δ) ← α mean(δ) + β mean(Δ), where what a codec leaves out comes later."""
+    """For any partition: mean(δ) ← α mean(δ) + β mean(Δ), where the codec's loss is added later."""
     rng, total = np.random.default_rng(1), 2000
     replicas = swarm_of(many, rng.standard_normal(total))
     for replica in replicas:
@@ -109,7 +109,7 @@ def test_mean_of_noloco_replicas_follows_diloco_recurrence(how, size, many):
 
 
 def test_contribution_missed_by_one_peer_moves_mean_as_documented():
-    """Replicas lack each other's contributions without a word: what that costs is what `circle` says."""
+    """Replicas lack each other's contributions without notice: the cost is that in docs/design/gossip.md."""
     rng, total, n = np.random.default_rng(11), 500, 4
     replicas = swarm_of(n, np.zeros(total))
     for replica in replicas:
@@ -212,9 +212,10 @@ NOISE = OMEGA**2 * (1 - (1 - OMEGA) ** (2 * STEPS)) / (1 - (1 - OMEGA) ** 2)
 
 
 def moments(n, size, kappa, gamma, alpha=ALPHA, beta=BETA):
-    """A, and how often two of n are in one group of `size`: the second moments of the deviations follow x' = A x + noise.
+    """Return A and the probability that two of n are in one group of `size`.
 
-    Of u, a deviation, and ū, the mean of u over its group: E ū² = E uū = ρ E u² with ρ = (groups − 1) / (n − 1).
+    The second moments of the deviations follow x' = A x + noise. For a deviation u and the mean ū of its group: E ū² =
+    E uū = ρ E u² with ρ = (groups − 1) / (n − 1).
     """
     rho, b = (-(-n // size) - 1) / (n - 1), gamma - beta * kappa
     w = np.array([gamma**2 - 2 * gamma * b * rho + b * b * rho, -2 * alpha * gamma + 2 * alpha * b * rho, alpha**2])
@@ -247,7 +248,7 @@ def test_gamma_limit_is_where_moments_grow():
             return float(np.abs(np.linalg.eigvals(moments(n, size, 0.0, gamma, alpha))).max())
 
         assert growth(0.98 * limit) < 1 < growth(1.02 * limit)
-    for size in range(2, 9):  # and the defaults are steady whatever is trained
+    for size in range(2, 9):  # and the defaults are stable with any training
         kappas = np.linspace(0.0, 1.0, 11)
         assert all(np.abs(np.linalg.eigvals(moments(64, size, k, GAMMA))).max() < 1 for k in kappas)
 
@@ -275,7 +276,7 @@ def test_spread_on_quadratic_matches_theory(n, size):
 
 
 def largest(sign, kappa, gamma, n, rounds, how=TWO, size=2):
-    """How far replicas get from zero, of a quadratic without noise; `sign` of the pseudo-gradient's term."""
+    """Return the largest distance from zero on a quadratic without noise; `sign`: of the pseudo-gradient."""
     rng, cut = np.random.default_rng(8), Grid(16, 4096)
     replicas = swarm_of(n, np.zeros(16))
     for replica in replicas:

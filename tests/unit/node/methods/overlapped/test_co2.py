@@ -25,7 +25,7 @@ def first():
 
 
 class Peers:
-    """Models that go where chance takes them; what was written to them, and where they were after each round's steps."""
+    """Models with random steps; values that were written to them, and those after each round's steps."""
 
     def __init__(self, count):
         self.thetas = [first() for _ in range(count)]
@@ -66,7 +66,7 @@ def play(outer, rounds, *, fail=(), run="", count=PEERS, codec="fp32"):
 
 @pytest.mark.parametrize("clip", [0.0, 0.04])
 def test_co2_replica_makes_the_published_step(clip):
-    """Against the algorithm as it is published, with its x_t, x̄_t and m, which knows nothing of a θ̄ that runs ahead."""
+    """Compared with the published algorithm with x_t, x̄_t and m, which has no θ̄ that is ahead."""
     table, peers = play(f"lr = 0.3\nmomentum = 0.8\nmomentum_clip = {clip}", 7)
     x, means, momentum = [first().astype(np.float64)], [], np.zeros(SIZE)
     clipped = 0
@@ -91,22 +91,22 @@ def test_co2_replica_makes_the_published_step(clip):
             momentum = np.clip(momentum, -clip, clip)
         x.append(x[t] - 0.3 * momentum)
     assert penalty > 1.2 and (clipped > 0) == bool(clip)
-    # What all agree on is a round ahead of what was trained from.
+    # The common state is one round ahead of the start of training.
     assert np.abs(table.seats[0].replica.theta - x[7]).max() > 1e-3
 
 
 def test_co2_failed_round_is_sent_again_with_later_steps():
-    """Alone, without momentum, and with η so that the penalty is known: θ̄ makes whole steps of all that was trained."""
+    """One peer without momentum, with η so that the penalty is known: θ̄ makes steps of all training."""
     table, peers = play("lr = 1e-9\nmomentum = 0.0", 5, fail=[2, 3], count=1)
     replica = table.seats[0].replica
     assert replica.round == 3 and table.weights == [[STEPS], [2 * STEPS], [2 * STEPS]]
-    # The last momentum is what the last round brought: the steps of the two tries that came to nothing are in it.
+    # The last momentum is the change of the last round: it has the steps of the two failed attempts.
     moved = 2 * STEPS * 0.005
     assert abs(float(replica.momentum.mean()) - moved) < 0.1 * moved
 
 
 def test_co2_joiner_continues_from_fetched_state():
-    """θ̄ and the momentum are the whole state: who takes it over makes the same steps from the next round on."""
+    """θ̄ and the momentum are the whole state: a joiner makes the same steps from the next round on."""
     table, _ = play("", 3)
     replica, other = (table.seats[index].replica for index in (0, 1))
     replica.theta[:], replica.momentum[:] = 0.0, 0.0

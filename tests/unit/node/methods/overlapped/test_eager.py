@@ -18,7 +18,7 @@ LAYOUT = Layout((Piece("w", (SIZE,), "float32", 0, SIZE),), SIZE, b"l" * 32)
 
 
 class Peers:
-    """Models that go where chance takes them, and what was written to them."""
+    """Models with random steps, and the values that were written to them."""
 
     def __init__(self, count=PEERS):
         first = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
@@ -61,7 +61,7 @@ def play(outer, rounds, *, fail=(), look=lambda table, peers: None, run="", coun
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, "true"), (0.9, "false"), (0.0, "false")])
 def test_eager_replica_makes_the_published_step(momentum, nesterov):
-    """Against the algorithm as it is published: an outer optimizer of each replica's own on the eager gradient."""
+    """Compared with the published algorithm: each replica has an outer optimizer on the eager gradient."""
     _, peers = play(f"lr = 0.3\nmomentum = {momentum}\nnesterov = {nesterov}", 6)
     theta = [np.random.default_rng(7).standard_normal(SIZE) for _ in range(PEERS)]
     theta = [one.astype(np.float32).astype(np.float64) for one in theta]
@@ -80,7 +80,7 @@ def test_eager_replica_makes_the_published_step(momentum, nesterov):
 
 
 def test_eager_outer_replicas_are_equal_and_local_ones_differ_by_own_share():
-    """At μ = 0 by −(η / M)(Δ_i − Δ_j), exactly what the specification says."""
+    """At μ = 0 by −(η / M)(Δ_i − Δ_j), exactly as in the specification."""
     seen = []
 
     def look(table, peers):
@@ -113,14 +113,14 @@ def test_eager_outer_parameters_equal_diloco_on_sent_deltas():
 
 
 def test_eager_failed_round_is_sent_again_with_later_steps():
-    """Nothing is lost and nothing counts twice: with η = 1, alone and without momentum, θ̄ is what was trained."""
+    """With η = 1, one peer and no momentum, θ̄ is the sum of all training: nothing is lost or counted twice."""
     table, peers = play("lr = 1.0\nmomentum = 0.0", 5, fail=[2, 3], count=1)
     assert table.seats[0].replica.round == 3
     assert table.weights == [[STEPS], [2 * STEPS], [2 * STEPS]]
     first = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
     expected = first - np.sum(peers.moves[0][: 5 * STEPS], axis=0)
     np.testing.assert_allclose(table.seats[0].replica.theta, expected, rtol=0, atol=1e-5)
-    # The share of one alone is all: it starts each time from where it was.
+    # The share of a single peer is 1: it starts each time from its own parameters.
     np.testing.assert_allclose(peers.thetas[0], first - np.sum(peers.moves[0], axis=0), rtol=0, atol=1e-5)
 
 
@@ -137,7 +137,7 @@ def test_eager_fetched_state_drops_pending_delta():
 def test_eager_model_equals_state_after_last_round():
     table, peers = play("", 3, run="[run]\nrounds = 3\n")
     assert all(np.array_equal(theta, table.seats[0].replica.theta) for theta in peers.thetas)
-    # And what would be thrown away is not trained in the first place.
+    # Training that would be lost is not made.
     assert [len(moves) for moves in peers.moves] == [3 * STEPS] * PEERS
 
 

@@ -1,4 +1,4 @@
-"""Pledges between the two rounds of a step: who is blamed for a failed step, and for how long."""
+"""Pledges between the two rounds of a step: blame for a failed step, and its duration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A, B, C, H = (letter * 32 for letter in (b"a", b"b", b"c", b"h"))
 
 
 def pair(noted, first, second, members=(A, B, C, H)):
-    """One step: who is in the first round, and in the second."""
+    """Play one step with these contributors of the first round, and of the second."""
     pledges.begin(noted, [Contribution(peer, 1, 10) for peer in first])
     assert pledges.weights(noted) == dict.fromkeys(first, 10)
     pledges.settle(noted, set(second), members)

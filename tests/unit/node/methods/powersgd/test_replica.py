@@ -1,4 +1,4 @@
-"""The powersgd replica: its step, its residual, and any state it may fetch."""
+"""The powersgd replica: its step, its residual, and any fetched state."""
 
 from __future__ import annotations
 

@@ -109,8 +109,7 @@ def test_sparse_learning_rate_changes_from_given_round():
 @pytest.mark.parametrize("rule", ["drop", "restore"])
 @pytest.mark.parametrize(("named", "late"), [(1, False), (2, False), (1, True)])
 def test_sparse_residual_loses_only_the_committed_payload(rule, named, late):
-    """An announcement is out there when its round is given up; it may be the record's when a newer one has been made, or when
-    the round is over before a newer one could be."""
+    """A commit may name an announcement of a round that was given up, also after a newer announcement."""
     replica, cut = made(f'residual_decay = 1.0\non_exclusion = "{rule}"\n')
     payloads = {1: contribute(replica, reader(trained(1)), 1)}
     replica.rollback()
@@ -195,7 +194,7 @@ OWNED = '[exchange]\ncodec = "topk(k=16,chunk=256)|2bit|rice"\ncollective = "spa
 
 
 def owner(rests):
-    """A replica after a round that has left this of sums that it owns."""
+    """Return a replica after a round that has left these residuals of owned sums."""
     replica, cut = made(OWNED)
     replica.kept.leave(1, rests)
     commit_sums(replica, cut)

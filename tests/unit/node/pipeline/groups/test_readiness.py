@@ -1,4 +1,4 @@
-"""Which hosts take part in a group's steps, and which are waited for; an origin without a network."""
+"""Hosts that take part in a group's steps, and hosts that steps wait for; an origin without a network."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ WAIT = 30.0
 
 
 class Origin:
-    """What a muster needs of an origin."""
+    """Stub of an origin for HostReadiness."""
 
     def __init__(self):
         self.next_step, self.stage_holders, self.told = 0, StageHolders({}), []
 
     def catch_up(self, peer):
-        """Tell it where the others are."""
+        """Report the round of the others."""
 
     def on_link_down(self, peer, *, gone):
-        """See Handler."""
+        """Report the loss of a link."""
 
 
 def play(work):
@@ -51,7 +51,7 @@ def post(readiness, peer, step, until, stage):
 
 
 async def turn(readiness, origin, *lagging):
-    """A turn of four steps for which two hosts are ready; whether there are steps, and the seconds that it took."""
+    """Play a turn of four steps that waits for two hosts; return whether there are steps, and the seconds."""
     began = virtual_loop.current().time()
     for peer, stage in ((FIRST, 1), (SECOND, 2)):
         post(readiness, peer, origin.next_step, origin.next_step + 4, stage)
@@ -68,7 +68,7 @@ def test_repeatedly_late_host_is_waited_for_less():
         assert all(found for found, _ in turns)
         assert [number for number, (_, seconds) in enumerate(turns) if seconds] == [0, 3, 8, 17, 34]
         assert all(seconds in (0.0, pytest.approx(WAIT)) for _, seconds in turns)
-        # It is ready all the same when it says so.
+        # It becomes ready nevertheless when it announces it.
         post(readiness, OTHER, origin.next_step, origin.next_step + 4, 1)
         assert await turn(readiness, origin) == (True, 0.0) and origin.stage_holders.holders[1] == [FIRST, OTHER]
 
@@ -91,7 +91,7 @@ def test_only_host_of_a_stage_is_always_waited_for():
 
 
 def test_host_past_our_step_is_not_waited_for():
-    """It cannot go back: with another of its stage there are steps at once, without one there are none."""
+    """It cannot go back: with another host of its stage there are steps at once, otherwise none."""
 
     async def work(readiness, origin):
         post(readiness, OTHER, 100, 104, 1)

@@ -1,4 +1,4 @@
-"""Which host moves between stages, and what moving gains under churn."""
+"""Moves of hosts between stages, and their gain under churn."""
 
 import random
 
@@ -38,7 +38,7 @@ def test_host_that_does_not_fit_is_not_asked():
 
 
 class Waits:
-    """Says what it is told of who was waited for."""
+    """Reports waiting peers as it is told."""
 
     def __init__(self):
         self.seconds = {}
@@ -95,9 +95,10 @@ def test_move_leaves_a_member_in_the_old_stage(queues):
 
 
 def throughput(seed, period, stages=4, peers=32, hours=12, tick=10.0):
-    """Part of the best throughput, by a fluid model: peers fail (mean 4 h) and come back (mean 0.5 h) as newcomers.
+    """Return the share of the best throughput in a fluid model with churn.
 
-    A member does one micro-batch a tick; what a stage has done waits at the next.
+    Peers fail (mean 4 h) and return (mean 0.5 h) as newcomers. A member does one micro-batch a tick; the output of a
+    stage waits at the next.
     """
     rng = random.Random(seed)
     members = [set(range(s, peers, stages)) for s in range(stages)]

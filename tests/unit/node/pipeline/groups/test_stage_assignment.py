@@ -1,4 +1,4 @@
-"""Which stage a weak peer takes, and which stages fit its memory."""
+"""Assignment of stages to weak peers, and stages that fit their memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_hosts_without_origin_get_one():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 6), st.integers(0, 3), st.data())
 def test_assignment_completes_all_groups_but_the_last(stages, complete, data):
-    """Of so many that wait, all groups are complete but the last one, and nobody doubles a stage while one is empty."""
+    """All groups but the last are complete, and no stage has two peers while another one is empty."""
     groups = {IDS[i]: {stage: (IDS[i] + bytes([stage]),) for stage in range(1, stages)} for i in range(complete)}
     count = data.draw(st.integers(1, 20))
     found = assign(seats(groups, waiting=IDS[20 : 20 + count]), stages)
@@ -95,7 +95,7 @@ def test_doubled_stage_is_crowded_while_another_is_empty():
     assert empty == [Seat(2, A)] and gaps(seats(groups), (1,), C) == []
     assert crowded(seats(groups), Seat(1, A), C, empty) and not crowded(seats(groups), Seat(1, A), B, empty)
     assert not crowded(seats(groups), Seat(1, A), C, ())
-    assert crowded(seats({}), Seat(1, A), C, ())  # whose origin is gone
+    assert crowded(seats({}), Seat(1, A), C, ())  # its origin is gone
     assert anew(seats(groups, waiting=[E]), C) == seats({A: {1: (B,), 2: ()}}, waiting=[C, E])
 
 
@@ -119,7 +119,7 @@ def test_stage_memory_follows_its_parameters():
     assert held == [parameters(config, layers, ends=not stage) for stage, layers in enumerate((1, 2, 2))]
     needs = [memory(RUN, 50, stage) for stage in range(3)]
     assert memory(RUN, 50, None) > max(needs)
-    # Both have two layers; the one keeps a copy of two more, the other of one and the ends.
+    # Both have two layers; one stores a copy of two more, the other of one and the ends.
     assert needs[1] - needs[2] == 16 * (held[2] - held[0]) > 0
     lean = msgspec.structs.replace(RUN, pipeline=msgspec.structs.replace(RUN.pipeline, backup_every=0))
     assert memory(lean, 50, 1) == memory(lean, 50, 2) == needs[1] - 16 * held[2]

@@ -22,7 +22,7 @@ VOCAB, ORIGIN, HOST, STRANGER = 11, b"o" * 32, b"h" * 32, b"s" * 32
 
 
 class Outbox:
-    """Keeps what is sent."""
+    """Stores sent frames."""
 
     def __init__(self):
         self.said, self.sent = [], []
@@ -69,13 +69,13 @@ def test_host_stores_frozen_rows_and_acknowledges():
             for frame in frames(frozen):
                 learner.on_frame(sender, frame)
             await settled()
-        assert here.send_queue.posts == [0, first.tag]  # strangers have nothing to say
+        assert here.send_queue.posts == [0, first.tag]  # messages of strangers are ignored
         assert torch.equal(boundary.unpack(bytes(6), 1, 1, backward=False)[0][0, 0], first.rows(VOCAB, 8)[0])
         bad = FrozenEmbedding(bytes([255]) * len(second.payload), 7)
         for frame in frames(bad):
             learner.on_frame(ORIGIN, frame)
         await settled()
-        assert here.send_queue.posts[2:] == [first.tag]  # no such rows: what it had
+        assert here.send_queue.posts[2:] == [first.tag]  # invalid rows: the old ones stay
         for frame in frames(second):
             learner.on_frame(ORIGIN, frame)
             learner.on_frame(ORIGIN, frame)
@@ -113,7 +113,7 @@ def test_origin_sends_frozen_rows_once_per_link_before_readiness():
     post(tag)
     assert readiness._ready() == {1: [HOST], 2: []} and len(send_queue.sent) == 2
     clock.now = SETTLED
-    post(0, stage=2)  # it has moved, and begins there with nothing
+    post(0, stage=2)  # it has moved, and has no rows there
     assert len(send_queue.sent) == 3
     post(tag, stage=2)
     assert readiness._ready() == {1: [], 2: [HOST]} and len(send_queue.sent) == 3

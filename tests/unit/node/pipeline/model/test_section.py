@@ -1,4 +1,4 @@
-"""Sections and stages without a network: a split model computes what the whole model does."""
+"""Sections and stages without a network: a split model computes the same as the whole model."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def batches(count=MICROS, seed=5):
 
 def made(dtype, confined=False, tied=True):
     model = Transformer(ModelConfig(vocab=29, layers=5, width=16, heads=2, context=12, tied=tied), seed=1)
-    with torch.no_grad():  # larger than first values are, so that blocks do something
+    with torch.no_grad():  # larger than first values, so that blocks have an effect
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and "embedding" not in name:
                 parameter.mul_(8)
@@ -38,7 +38,7 @@ def made(dtype, confined=False, tied=True):
 
 
 class Chain:
-    """Four stages of one model in one process; `crosses` between any two of them."""
+    """Four stages of one model in one process; `crosses` is called between any two."""
 
     def __init__(self, model, *, recompute=False, crosses=lambda x, tokens: x):
         self.sections = [Section(model, span, not at) for at, span in enumerate(cut(5, (1, 1, 2, 1)))]
@@ -76,7 +76,7 @@ def one_forward_one_backward(micros, stages=4):
 
 
 def reference(model, skips):
-    """Losses and gradients of the whole model in one process, block by block, skipped ones left out."""
+    """Return losses and gradients of the whole model in one process, without the skipped blocks."""
     spans = cut(5, (1, 1, 2, 1))
     losses = {}
     for micro, (tokens, targets) in enumerate(batches()):
@@ -159,7 +159,7 @@ def test_retried_micro_batch_counts_once(recompute):
     assert torch.equal(stage.backward(8, g, count=False), first)
     assert torch.equal(layer.weight.grad, once) and stage.counted == {7}
     stage.forward(9, x)
-    stage.forward(9, 2 * x)  # tried anew before the gradient came
+    stage.forward(9, 2 * x)  # tried again before the gradient came
     assert stage.holds == 1
     stage.backward(9, g)
     torch.testing.assert_close(layer.weight.grad, 3 * once, rtol=1e-12, atol=0)

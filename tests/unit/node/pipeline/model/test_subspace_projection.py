@@ -41,17 +41,17 @@ def read(projection, layout):
 
 @cache
 def shared():
-    """One for all draws."""
+    """Projection for all draws."""
     return made()
 
 
 def drawn(layout, seed=5):
-    """A state that full replicas have brought about: of no subspace."""
+    """Return a state as full replicas make it, in no subspace."""
     return np.random.default_rng(seed).normal(0, 0.1, layout.total).astype(np.float32)
 
 
 def train(section, seed=1):
-    """Change everything that is trained."""
+    """Change all trained parameters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in section.parameters():

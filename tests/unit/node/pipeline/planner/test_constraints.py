@@ -13,7 +13,7 @@ from thinwire.node.pipeline.planner.search import improve
 
 
 def instance(sizes=(2, 2, 2, 2, 2, 2, 2, 2), length=5, memory=3, per_start=3, seed=0):
-    """Peers in order over the stages: those of stage s are numbered from sum(sizes[:s]) on."""
+    """Return an instance with peers in stage order: stage s begins at sum(sizes[:s])."""
     count = sum(sizes)
     delays = np.random.default_rng(seed).uniform(0.1, 3.0, (count, count))
     ends = np.cumsum([0, *sizes]).tolist()
@@ -108,5 +108,5 @@ def test_random_plans_violate_no_constraint(count):
         better = improve(asked, paths, seed=seed, tries=300)
         assert better.makespan <= makespan(asked, paths)
         assert violations(asked, better.paths) == [] and len(better.paths) == len(asked.stages[0]) * asked.per_start
-    # The others are those whose far stages no path reaches: a hop spans four stages at most.
+    # The other instances have far stages that no path reaches: a hop spans at most four stages.
     assert plans >= 0.98 * made > 0.6 * count

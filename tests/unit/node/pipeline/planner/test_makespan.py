@@ -53,7 +53,7 @@ def test_stage_slot_is_held_until_backward_ends():
 
 
 def test_gap_follows_every_operation():
-    # The second forward of peer 0 begins after the first one and the gap, and everything of it is that much later.
+    # The second forward of peer 0 begins after the first one and the gap, and all its operations are that much later.
     made = line(count=2, memory=2, per_start=2, gap=0.1)
     operations = [op for op in play(made, [(0, 1)] * 2).operations if op.kind == "forward" and op.peer == 0]
     assert [op.start for op in operations] == pytest.approx([0.0, 1.1])

@@ -46,7 +46,7 @@ def test_improve_never_worsens_a_plan(published):
 
 
 def every_plan(made):
-    """All plans of an instance with one origin."""
+    """Return all plans of an instance with one origin."""
     origin = made.stages[0][0]
     others = [peer for stage in made.stages[1:] for peer in stage]
     ways = [(origin, *rest) for rest in itertools.permutations(others, made.length - 1)]
@@ -95,11 +95,11 @@ def test_repaired_plan_avoids_dead_peers(published, dead):
     assert violations(left, after.paths) == []
     assert not {peer for path in after.paths for peer in path} & set(dead)
     kept = [path for path in before.paths if not set(path) & set(dead)]
-    # What is left has room for so many; a dead origin's micro-batches go with it.
+    # The rest has room for this number; a dead origin's micro-batches are removed with it.
     origins = sum(peer not in dead for peer in made.stages[0])
     room = sum(left.capacity(stage) for stage in range(1, 6)) // 3
     assert len(kept) <= len(after.paths) <= min(room, origins * 3)
-    # A micro-batch costs no more than with the paths that are whole.
+    # A micro-batch costs no more than with the unchanged paths.
     assert after.makespan / len(after.paths) <= makespan(made, kept) / len(kept)
 
 

@@ -82,7 +82,7 @@ def stages_of(model, *stages):
 
 
 def test_middle_stage_is_averaged_layer_by_layer():
-    """The origin has an embedding that no other has, and stages differ in their number of layers."""
+    """The origin has an embedding that the others lack, and stages differ in their number of layers."""
     model = Transformer(ModelConfig(20, 6, 8, 2, 8), 3)
     (before, low), (lost, _), (after, high) = stages_of(model, (0, "ends"), (1, 2), (3, 4, 5))
     made = between(lost, (before, low), (after, high), 1.0, 1.0)
@@ -116,7 +116,7 @@ def test_restored_stage_gets_higher_learning_rate():
 
 
 def test_recovery_arbiter_is_the_first_other_origin_or_host():
-    """The first origin's; of a lost first stage, or where there is no origin, the first host's of another stage."""
+    """The first origin; for a lost first stage, or without an origin, the first host of another stage."""
     a, b, c, d, e = (bytes([one]) * 32 for one in range(5))
     seats = Seating({d: {1: (a,), 2: ()}, c: {1: (), 2: (b,)}})
     assert judge_of(seats, 1, e) == c and judge_of(seats, 1, c) == d

@@ -24,7 +24,7 @@ PATH = (Hop(1, BEFORE, True), Hop(2, ME, True), Hop(3, AFTER, True))
 
 
 class Scene:
-    """A host of stage 2; what it sends is in `control` and `bulk`."""
+    """Host of stage 2; `control` and `bulk` have its sent frames."""
 
     def __init__(self, **options):
         self.control_sent, self.bulk_sent = [], []
@@ -342,11 +342,11 @@ def test_early_activations_are_bounded_in_total():
         for peer in crowd:
             early.put(peer, Frame(Activation(3, 0, 0, False, number), bytes(CHUNK_BYTES)))
     found = early.take(3, 0, 0)
-    assert len(found) == 128 and found[0][0] == BEFORE  # the crowd pays, not who sent little
+    assert len(found) == 128 and found[0][0] == BEFORE  # the peer with most bytes pays, not one with few
 
 
 def test_frames_during_fragment_averaging_wait():
-    """That is between two calls of `run`, the first of which ends with the turn."""
+    """This is between two calls of `run`, the first of which ends with the turn."""
 
     async def work(scene):
         loop = asyncio.get_running_loop()

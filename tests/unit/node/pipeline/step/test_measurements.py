@@ -13,7 +13,7 @@ A, B, C = (bytes([i]) * 32 for i in range(3))
 WORK = {A: 2.0, B: 0.5}
 LINKS = {(ME, A): 1.0, (A, B): 3.0, (B, ME): 0.25}
 WORDS = {A: 0.7, B: 0.1}
-"""Seconds that a peer's words need to the origin."""
+"""Seconds that a peer's messages take to the origin."""
 
 
 class Time:
@@ -28,7 +28,10 @@ def link(a, b):
 
 
 def go(measurements, now, micro, *, backward=False, waits=(), late=False):
-    """A micro-batch over A and B, or its gradient back, each `waits[i]` seconds late because it is busy. All words in order."""
+    """Send a micro-batch over A and B, or its gradient back, with `waits[i]` seconds of queueing at each.
+
+    All messages arrive in order.
+    """
     peers = (B, A) if backward else (A, B)
     measurements.sent(micro, backward=backward)
     words, at = [], now.now
@@ -103,7 +106,7 @@ def test_reported_measurements_are_clamped(said, backward):
         now.now += 2.0
         measurements.passed(A, micro, seconds, backward=backward)
         measurements.passed(A, micro, 1.0, backward=backward)  # twice: the first counts
-        measurements.passed(B, micro + 1, 1.0, backward=backward)  # of what is not under way
+        measurements.passed(B, micro + 1, 1.0, backward=backward)  # not in progress
         measurements.arrived(micro, (A, C), backward=backward)
     assert measurements.work(A) is None, "of one direction only"
     for micro in range(2):

@@ -15,7 +15,7 @@ TRIES = 400
 
 
 class Told(Measurements):
-    """Knows what it is told."""
+    """Measurements with given values."""
 
     def __init__(self):
         super().__init__(lambda: 0.0)
@@ -40,7 +40,7 @@ def ask(replanner, stage_holders, micros=12, step=0):
 
 
 def check(course, stage_holders, micros, length, swaps=2):
-    """Every micro-batch goes once, over peers that are there, by the rules."""
+    """Check that each micro-batch has one valid path over present peers."""
     assert (
         sorted(micro for lane in course.lanes for micro in lane) == list(range(micros)) and len(course.visits) == micros
     )
@@ -72,7 +72,7 @@ def test_planned_paths_cover_all_micro_batches_and_are_valid(micros, skip, lengt
 
 def test_plan_without_swaps_keeps_stage_order():
     replanner, measurements, stage_holders, _ = scene(swaps=0, tries=4000)
-    for stage in (1, 3, 5):  # what comes before is far away
+    for stage in (1, 3, 5):  # the stages before are far away
         measurements.delays[b"", HOSTS[stage][0]] = 9.0
     for path in check(ask(replanner, stage_holders), stage_holders, 12, 4, swaps=0):
         assert list(path) == sorted(path)
@@ -104,7 +104,7 @@ def test_replanner_plans_only_when_needed():
 
 
 def test_changing_measurements_do_not_cause_constant_replanning():
-    """A plan takes a second; after the second one only who comes or goes calls for another in the next twenty."""
+    """A plan takes a second; after the second plan, for twenty seconds only arrivals or departures cause one."""
     replanner, measurements, stage_holders, log = scene()
     now = 0.0
     measurements.now = lambda: now

@@ -68,7 +68,7 @@ def test_failed_peer_gets_nothing_until_it_has_a_new_record():
     wiring.ban("a")
     assert {wiring.choose(1.0) for _ in range(50)} == {"b"}
     wiring.refresh("a")
-    # It does not get all at once what it has missed.
+    # It does not get all missed work at once.
     taken = Counter(wiring.choose(1.0) for _ in range(20))
     assert abs(taken["a"] - taken["b"]) <= 2
     wiring.ban("a")
@@ -101,7 +101,7 @@ def test_speed_estimate_is_not_biased_by_its_start():
 
 @pytest.mark.parametrize("speed", [0.01, 1.0, 300.0])
 def test_unmeasured_peer_gets_its_share(speed):
-    """Seconds of nobody's are no measure of who is slow, or of who is fast."""
+    """Times of unmeasured peers are no evidence of slow or fast ones."""
     wiring = wired("ab")
     taken = Counter()
     for _ in range(40):

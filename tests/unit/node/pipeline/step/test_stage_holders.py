@@ -1,4 +1,4 @@
-"""The origin's view of stage holders: whom to ask, how long to wait, and where each gradient is."""
+"""The origin's view of stage holders: peers to ask, patience, and the place of each gradient."""
 
 from collections import Counter
 

@@ -1,11 +1,11 @@
-"""Mutation run: change the code in small ways, and see that the unit tests notice.
+"""Mutation run: change the code in small ways, and check that the unit tests notice.
 
     make mutants                                    # 240 mutants; exit code 1 below 95 % killed
-    python tests/kit/mutants.py --count 40 --only error_feedback
+    python tests/tools/mutants.py --count 40 --only error_feedback
 
-Mutants come from cosmic-ray's operators (comparisons, numbers, negations, and/or, +/-), drawn at random from a fixed seed over
-the modules of TARGETS. Each mutant runs the unit tests of its module in a copy of the working tree; a failure or a time-out
-kills it. Mutants that change nothing observable are listed in EQUIVALENT with the reason.
+Mutants come from cosmic-ray's operators (comparisons, numbers, negations, and/or, +/-), drawn at random with a fixed seed
+from the modules of TARGETS. Each mutant runs the unit tests of its module in a copy of the working tree; a failure or a
+time-out kills it. Mutants that change nothing observable are listed in EQUIVALENT with the reason.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ OPERATORS = (
 """Beginnings of the names of cosmic-ray's operators. `Is` comparisons are left out: most compare with None."""
 
 EQUIVALENT: dict[tuple[str, str], str] = {}
-"""Module and the mutated line -> reason why no test can notice."""
+"""Module and the line after the mutation -> reason why no test can notice."""
 
 LEAST = 0.95
 SEED = 16
 COUNT = 240
+LEAST_EACH = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +124,28 @@ def survives(tree: Path, tests: Sequence[str], limit: float) -> bool:
     return run.returncode == 0
 
 
+def sample(count: int, seed: int) -> dict[str, list[Mutant]]:
+    """Return about `count` mutants by module, in proportion to those that a module has, and at least LEAST_EACH of each.
+
+    The sample of a module depends on nothing else, so that a run of one module repeats a part of the whole run.
+    """
+    every = {module: list(mutants([module])) for module in TARGETS}
+    total, chosen = sum(map(len, every.values())), {}
+    for module, found in every.items():
+        share = min(len(found), max(LEAST_EACH, round(count * len(found) / total)))
+        chosen[module] = sorted(random.Random(f"{seed} {module}").sample(found, share), key=lambda one: one.line)
+    return chosen
+
+
 def main(words: Sequence[str]) -> int:
     """Run a sample of mutants and print the survivors. Exit code 1 when fewer than 95 % are killed."""
-    parser = argparse.ArgumentParser(prog="python tests/kit/mutants.py")
-    parser.add_argument("--count", type=int, default=COUNT)
+    parser = argparse.ArgumentParser(prog="python tests/tools/mutants.py")
+    parser.add_argument("--count", type=int, default=COUNT, help="mutants of all modules together")
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--only", default="", help="modules with this word in their path")
+    parser.add_argument("--only", default="", help="modules with this text in their path; their sample stays the same")
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args(words)
-    modules = [module for module in TARGETS if given.only in module]
-    found = list(mutants(modules))
-    chosen = random.Random(given.seed).sample(found, min(given.count, len(found)))
-    chosen.sort(key=lambda mutant: (mutant.module, mutant.line))
+    chosen = {module: found for module, found in sample(given.count, given.seed).items() if given.only in module}
     with tempfile.TemporaryDirectory() as folder:
         trees: SimpleQueue[Path] = SimpleQueue()
         for index in range(given.workers):
@@ -142,7 +153,7 @@ def main(words: Sequence[str]) -> int:
             copy_of(tree)
             trees.put(tree)
         limits = {}
-        for tests in {TARGETS[module] for module in modules}:
+        for tests in {TARGETS[module] for module in chosen}:
             began, tree = time.monotonic(), trees.get()
             if not survives(tree, tests, 600.0):
                 print(f"{' '.join(tests)} fail without a mutation")
@@ -159,19 +170,26 @@ def main(words: Sequence[str]) -> int:
                 shutil.copy(ROOT / mutant.module, tree / mutant.module)
                 trees.put(tree)
 
+        all_counted = all_survived = 0
         with ThreadPoolExecutor(given.workers) as pool:
-            alive = [mutant for mutant, lived in zip(chosen, pool.map(lives, chosen), strict=True) if lived]
-    survivors = []
-    for mutant in alive:
-        text = (ROOT / mutant.module).read_text().split("\n")[mutant.line - 1].strip()
-        reason = EQUIVALENT.get((mutant.module, text))
-        if reason is None:
-            survivors.append(mutant)
-        print(f"survived: {mutant.module}:{mutant.line} {mutant.operator} #{mutant.occurrence}: {text}  {reason or ''}")
-    counted = len(chosen) - len(alive) + len(survivors)
-    score = 1.0 - len(survivors) / max(1, counted)
-    print(f"{counted} mutants, {len(survivors)} survived, {100 * score:.1f} % killed (at least {100 * LEAST:.0f} %)")
+            for module, found in chosen.items():
+                lived = [mutant for mutant, alive in zip(found, pool.map(lives, found), strict=True) if alive]
+                survivors = [mutant for mutant in lived if not _told(mutant)]
+                counted = len(found) - len(lived) + len(survivors)
+                print(f"{module}: {counted - len(survivors)} of {counted} killed", flush=True)
+                all_counted, all_survived = all_counted + counted, all_survived + len(survivors)
+    score = 1.0 - all_survived / max(1, all_counted)
+    print(f"{all_counted} mutants, {all_survived} survived, {100 * score:.1f} % killed (at least {100 * LEAST:.0f} %)")
     return int(score < LEAST)
+
+
+def _told(mutant: Mutant) -> bool:
+    """Print a mutant that lives; return True if it is known to be equivalent."""
+    text = (ROOT / mutant.module).read_text().split("\n")[mutant.line - 1].strip()
+    new = changed(mutant).split("\n")[mutant.line - 1].strip()
+    reason = EQUIVALENT.get((mutant.module, new), "")
+    print(f"survived: {mutant.module}:{mutant.line}: {text}  ->  {new}  {reason}", flush=True)
+    return bool(reason)
 
 
 if __name__ == "__main__":

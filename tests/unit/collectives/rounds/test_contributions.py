@@ -1,0 +1,109 @@
+"""Contributions to owned chunks: checks, norms, and what they teach about the usual norm."""
+
+import numpy as np
+import pytest
+from thinwire.collectives.rounds.contributions import Contributions
+from thinwire.collectives.topology.shards import Grid
+from thinwire.compression import registry
+from thinwire.swarm.messages.registry import Contribution
+
+ANN, BEN, CAT = (bytes([number]) * 32 for number in (1, 2, 3))
+CODEC, GRID = registry.parse("fp32"), Grid(8, 4)
+HASH, NAME, OTHER = b"h" * 32, b"n" * 32, b"o" * 32
+
+
+def chunk(norm):
+    return np.array([norm, 0.0, 0.0, 0.0], np.float32).tobytes()
+
+
+def entries(*peers, attempt=1):
+    return [Contribution(peer, attempt, 10) for peer in peers]
+
+
+def held(usual=None, attempt=1, **norms):
+    """Return contributions to chunk 0 with these norms, by peer."""
+    found = Contributions(CODEC, GRID, {} if usual is None else usual)
+    for name, norm in norms.items():
+        peer = {"ann": ANN, "ben": BEN, "cat": CAT}[name]
+        assert found.take((peer, attempt), 0, chunk(norm), found=HASH, announced=HASH) == ""
+    return found
+
+
+def test_chunks_of_all_contributors_are_returned_in_their_order():
+    found = held(ann=1.0, ben=2.0)
+    assert found.of(entries(BEN, ANN), 0) == [chunk(2.0), chunk(1.0)]
+    assert found.of(entries(ANN, CAT), 0) is None and found.of(entries(ANN), 1) is None
+    assert found.of(entries(ANN, attempt=2), 0) is None
+    assert (len(found), found.nbytes) == (2, 32)
+
+
+@pytest.mark.parametrize(
+    ("payload", "hashed", "reason"),
+    [(chunk(1.0), OTHER, "hash"), (chunk(np.nan), HASH, "not finite"), (chunk(1.0)[:8], HASH, "length")],
+)
+def test_invalid_chunk_is_not_stored(payload, hashed, reason):
+    found = held()
+    assert found.take((ANN, 1), 0, payload, found=hashed, announced=HASH) == reason
+    assert not found.has((ANN, 1), 0) and len(found) == 0
+
+
+def test_dropped_chunk_can_be_replaced():
+    found = held(ann=1.0)
+    found.drop((ANN, 1), 0)
+    assert not found.has((ANN, 1), 0)
+    assert found.take((ANN, 1), 0, chunk(3.0), found=HASH, announced=HASH) == ""
+    assert found.of(entries(ANN), 0) == [chunk(3.0)]
+
+
+def test_contributor_beyond_the_usual_norm_is_named_and_not_learned():
+    usual = {0: 1.0}
+    found = held(usual, ann=0.5, ben=5000.0)
+    assert found.beyond(entries(ANN, BEN), NAME, 0) == (BEN,)
+    assert usual == {0: 1.0}, "before the commit"
+    found.settle(NAME)
+    assert usual == {0: pytest.approx(0.95)} and len(found) == 0
+
+
+def test_norms_of_other_contributors_are_not_learned():
+    usual = {0: 1.0}
+    found = held(usual, ann=0.5, ben=2.0)
+    found.beyond(entries(ANN), OTHER, 0)
+    found.beyond(entries(BEN), NAME, 0)
+    found.settle(NAME)
+    assert usual == {0: pytest.approx(1.1)}
+
+
+def test_round_that_does_not_learn_leaves_the_usual_norm():
+    usual = {0: 1.0}
+    found = held(usual, ann=0.5)
+    found.beyond(entries(ANN), NAME, 0)
+    found.settle(NAME, learns=False)
+    assert usual == {0: 1.0}
+
+
+def test_limit_grows_for_the_next_contributors_after_all_were_beyond():
+    found = held({0: 1.0}, ann=5000.0, ben=7000.0)
+    for _ in range(3):
+        assert found.beyond(entries(ANN, BEN), NAME, 0) == (ANN, BEN), "the same contributors change nothing"
+    assert found.beyond(entries(ANN), OTHER, 0) == ()
+
+
+def test_lent_chunk_counts_with_its_norm():
+    site, wide = held(ann=5000.0), held({0: 1.0}, ben=1.0)
+    site.lend((ANN, 1), 0, wide, (CAT, 7))
+    assert wide.of([Contribution(CAT, 7, 1)], 0) == [chunk(5000.0)]
+    assert wide.beyond([Contribution(BEN, 1, 1), Contribution(CAT, 7, 1)], NAME, 0) == (CAT,)
+
+
+def test_own_chunk_is_lent_without_a_norm():
+    site, wide = held(), held({0: 1.0}, ben=1.0)
+    site.own(ANN, 1, 0, chunk(5000.0))
+    site.lend((ANN, 1), 0, wide, (ANN, 1))
+    assert wide.beyond(entries(ANN, BEN), NAME, 0) == ()
+
+
+def test_old_announcements_of_one_peer_are_forgotten():
+    found = held(ann=1.0, ben=1.0, cat=1.0)
+    found.take((BEN, 2), 0, chunk(2.0), found=HASH, announced=HASH)
+    found.forget(BEN, (2,))
+    assert [found.has((peer, 1), 0) for peer in (ANN, BEN, CAT)] == [True, False, True] and found.has((BEN, 2), 0)
