@@ -95,7 +95,7 @@ offers; the peers that have answered anything; whether no more answers will be a
 def state_digest(
     round: int, layout: Digest, members: Sequence[PeerId], hashes: Sequence[Digest], lives: bytes = b""
 ) -> Digest:
-    """Return the digest of a round's state: blake3 over round, layout, members, their lives and chunk hashes."""
+    """Return the digest of a state: blake3 over round, layout, members, their lives and chunk hashes."""
     hasher = blake3.blake3(b"thinwire/state/2\0" + round.to_bytes(8, "big") + layout)
     hasher.update(len(members).to_bytes(8, "big") + b"".join(members))
     hasher.update(len(lives).to_bytes(8, "big") + lives)

@@ -136,7 +136,7 @@ class Diagnosis:
             self._judge_speeds(self._met, (peer,))
 
     def opened(self, round: int, now: float, *, fragment: int = 0) -> None:
-        """Note that a round opens; from now on data is under way."""
+        """Note that a round opens; data is in transit from now on."""
         seen = self._observations[fragment]
         if round == seen.round and seen.opened[0] != round:
             seen.opened = round, now

@@ -153,7 +153,7 @@ class ShardedReduce(DataPlane):
                 self._send_queue.bulk(owner, Frame(message, self._source[index]))
 
     def _take_own(self, index: int) -> None:
-        """Store our own contribution to a chunk that we own, screened like those of others: our training may have diverged."""
+        """Screen and store our own contribution to a chunk that we own; our training may have diverged."""
         reason = self._contributions.screen((self.me, self._attempt), index, self._source[index])
         if reason:
             self.agreement.accuse(self.me, reason, self._now())

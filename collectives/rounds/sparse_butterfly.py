@@ -12,7 +12,7 @@ and go (`steady`), and a new owner starts without one.
 The leader assigns owners and need not justify dropping one. A former owner therefore keeps its residual for `HOLD` more
 rounds and resumes with it if it gets the chunk back: a liar that leads now and then cannot destroy residuals. What its
 round did not send of chunks that it reassigned may be lost; as an owner it could lose as much. A residual is lost only
-if the owner loses the chunk for longer, as when owners really change; `OwnerResiduals` counts that. Whoever leads, all
+if the owner loses the chunk for longer, as when owners really change; `OwnerResiduals` counts that. With any leader, all
 residuals together are no larger than the parameters.
 
 A checkpoint contains the residuals, and a returning owner resumes with them while the state is the same. If rounds have
@@ -123,7 +123,7 @@ class OwnerResiduals:
         self._rests: dict[int, tuple[int, Floats]] = {}
         self._left: tuple[int, dict[int, Floats], Collection[int]] = (0, {}, ())
         self._earlier = False
-        """Whether the residuals are from before a restart, and may have gone into sums of the next round."""
+        """True if the residuals are from before a restart, and may have gone into sums of the next round."""
         self.lost: tuple[int, float] = (0, 0.0)
 
     def of(self, index: int) -> Floats | None:
@@ -182,10 +182,10 @@ def _nothing() -> None:
 
 
 class SparseShardedReduce(BallotBound):
-    """Data plane of a sparse butterfly. `kept`: residuals, stored by the caller; `keeps`: seed of ownership.
+    """Data plane of a sparse butterfly.
 
-    `stirred`: called when a result was computed, which neither a frame nor a tick causes. The other arguments are those of
-    ShardedReduce.
+    `kept`: residuals, stored by the caller; `keeps`: seed of ownership. `stirred`: called when a result was computed,
+    which neither a frame nor a tick causes. The other arguments are those of ShardedReduce.
     """
 
     def __init__(

@@ -36,11 +36,14 @@ class ErrorFeedback:
         if on_exclusion not in ON_EXCLUSION:
             raise ValueError(f"error feedback: on_exclusion is {' or '.join(ON_EXCLUSION)}, not {on_exclusion!r}")
         self.codec, self.chunks, self.beta, self.on_exclusion = codec, chunks, beta, on_exclusion
-        self.select: Callable[[Floats, Chunks], Any] = codec.select
-        """Selects the entries to send: `codec.select`, or a function with the same results on a device."""
+        self._select: Callable[[Floats, Chunks], Any] = codec.select
         self._residual = np.zeros(chunks.total, np.float32)
         self._accumulator = np.empty(chunks.total, np.float32)
         self._choice: Choice | None = None
+
+    def select_with(self, select: Callable[[Floats, Chunks], Any]) -> None:
+        """Select the entries to send with this function, which gives the results of `codec.select`."""
+        self._select = select
 
     @property
     def pending(self) -> bool:
@@ -80,7 +83,7 @@ class ErrorFeedback:
         self.chunks.check(delta)
         np.multiply(self._residual, np.float32(self.beta), out=self._accumulator)
         np.add(self._accumulator, delta, out=self._accumulator)
-        choice = self.select(self._accumulator, self.chunks)
+        choice = self._select(self._accumulator, self.chunks)
         payload = self.codec.encode(choice)
         self._choice = choice
         return payload

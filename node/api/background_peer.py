@@ -88,11 +88,11 @@ class BackgroundPeer:
         self.steps = 0
         """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
         self.under_way = False
-        """Whether an exchange has begun that is not finished."""
+        """True while an exchange is in progress."""
         self.last: RoundReport | None = None
         """Report of the last exchange."""
         self.reports: deque[RoundReport] = deque(maxlen=1024)
-        """Reports that nobody has read."""
+        """Reports that were not read yet."""
         self._traffic = (0, 0)
         self.check, self.ask = self._background.check, self._background.ask
 
@@ -165,24 +165,24 @@ class BackgroundPeer:
 
     @property
     def done(self) -> bool:
-        """Whether the run has had all its rounds. Raises background failures."""
+        """True if the run has had all its rounds. Raises background failures."""
         self.check()
         last = self.peer.manifest.run.rounds
         return bool(last) and self.peer.ready and self.peer.replica.round >= last and not self.under_way
 
     @property
     def overlap(self) -> int:
-        """Inner steps to make while an exchange is under way; 0 if training waits for it."""
+        """Inner steps to make while an exchange is in progress; 0 if training waits for it."""
         return self.peer.overlap
 
     @property
     def overtaken(self) -> bool:
-        """Whether the others have committed the round in progress without waiting for us."""
+        """True if the others have committed the round in progress without us."""
         return self.peer.ready and self.peer.rounds.overtaken
 
     @property
     def gathers(self) -> bool:
-        """Whether the next round only makes the present peers members: the first round of the method "merge"."""
+        """True if the next round only makes the present peers members: the first round of "merge"."""
         return self.peer.ready and self.peer.gathers
 
     def gather(self) -> RoundReport:

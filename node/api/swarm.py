@@ -118,17 +118,17 @@ class Swarm:
 
     @property
     def done(self) -> bool:
-        """Whether the run has had all its rounds (`run.rounds`; 0 means endless). Raises as `check` does."""
+        """True if the run has had all its rounds (`run.rounds`; 0 means endless). Raises as `check` does."""
         return self._background_peer.done
 
     @property
     def under_way(self) -> bool:
-        """Whether an exchange has begun that is not finished."""
+        """True while an exchange is in progress."""
         return self._background_peer.under_way
 
     @property
     def overtaken(self) -> bool:
-        """Whether the others have committed the round in progress without waiting for us."""
+        """True if the others have committed the round in progress without waiting for us."""
         return self._background_peer.overtaken
 
     @property
@@ -245,7 +245,7 @@ class Swarm:
             try:
                 load_optimizer(self._module, self._inner, private.tensors)
             except ValueError as error:
-                self._background_peer.emit("fresh", {"detail": f"the inner optimizer's state warms up anew: {error}"})
+                self._background_peer.emit("fresh", {"detail": f"the inner optimizer's state warms up again: {error}"})
 
     # --- all-reduce of the user's tensors
 

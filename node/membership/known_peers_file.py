@@ -107,9 +107,9 @@ def _known(line: bytes) -> _Known | None:
 
 
 def load_or_create_life(path: Path, disk: Disk, rng: random.Random) -> bytes:
-    """Return the life in a file, LIFE random bytes with a checksum; write a new one if there is no valid one.
+    """Return the life in a file; write a new one if there is no valid one.
 
-    Raises OSError if it cannot be written.
+    The file has LIFE random bytes and a checksum. Raises OSError if it cannot be written.
     """
     try:
         data = disk.read(path, 2 * LIFE + 1)

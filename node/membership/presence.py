@@ -48,7 +48,7 @@ from thinwire.swarm.messages.registry import (
 
 
 class Family(Enum):
-    """Messages with one handler: rounds of training, all-reduce operations outside training, pipeline stages, lost stages."""
+    """Messages with one handler: training rounds, all-reduce operations, pipeline stages, lost stages."""
 
     ROUNDS = "rounds"
     OPERATIONS = "operations"
@@ -71,7 +71,7 @@ def family_of(message: Message) -> Family:
 
 
 class Handler(Protocol):
-    """Receiver of events about links, frames and time. Subclasses ignore the events that they do not define."""
+    """Receiver of events about links, frames and time. The defaults ignore them."""
 
     def on_link_up(self, peer: PeerId) -> None:
         """Handle a new link to a peer."""

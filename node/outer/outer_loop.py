@@ -71,7 +71,7 @@ class Schedule:
         """Note that a fetched state has replaced the state and the model."""
 
     def trains_on(self, commit: Commit) -> bool:
-        """Whether the inner steps in progress are of use although a round has this verdict."""
+        """Return True if training should continue in spite of this commit."""
         return False
 
     def follow(self, told: Callable[[Outcome], None]) -> None:
@@ -116,7 +116,7 @@ class OuterLoop(RoundLoop):
 
     @property
     def overtaken(self) -> bool:
-        """See `RoundLoop.overtaken`."""
+        """True if training on the old state is useless: the swarm has committed the round without us."""
         verdict, behind = self.session.verdict, self.session.catch_up.behind.is_set()
         return behind or (verdict is not None and not self.schedule.trains_on(verdict))
 

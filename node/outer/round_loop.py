@@ -46,7 +46,7 @@ class RoundLoop(ABC):
 
     @property
     def overtaken(self) -> bool:
-        """Whether the swarm has gone on without us, by a round or more: training on the old state is of no more use."""
+        """True if training on the old state is useless: the swarm has committed the round without us."""
         found: bool = self._session.overtaken
         return found
 

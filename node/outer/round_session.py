@@ -1,8 +1,7 @@
-"""The rounds of one peer: routes what comes in to the round in progress, and begins the next when one is over.
+"""Session: the rounds of one peer; routes frames to the round in progress, and begins the next.
 
-Everything here runs on the event loop and belongs to the loop's thread. The session knows no model: it averages encoded
-chunks for `OuterLoop`; the replica's state is served to joiners (`stateserver`), and fetched when this peer is the one that is
-behind (`catch_up`).
+Everything runs on the event loop. The session averages encoded chunks for `OuterLoop` and does not know the model. The
+state is served and fetched by `state_server`; `catch_up` decides when to fetch it.
 """
 
 from __future__ import annotations
@@ -48,14 +47,13 @@ from thinwire.swarm.messages.registry import (
 
 
 class RoundSession:
-    """See the module. The presence's handler; call `advance` after the replica has applied a commit.
+    """Frame handler of the rounds of one `fragment`; call `advance` after a commit was applied.
 
-    The rounds are those of one `fragment`. `stash`: see RoundFactory; `turn`: see CatchUp. Sessions of other fragments share
-    these two.
+    `stash`: see RoundFactory. `turn`: see CatchUp. Sessions of other fragments share these two.
 
-    `probation`: rounds without a vote, for a process that restarted and may have voted in the round in progress.
-    `patience`: seconds without progress before somebody acts; adapts to what rounds take. `life`: of our run folder, see Open.
-    `on_commit`: called when a round commits, before it is applied: training on the old state may stop.
+    `probation`: rounds without a vote, for a restarted process that may have voted in the round in progress.
+    `patience`: seconds without progress before a peer acts; adapts to the duration of rounds. `life`: of our run folder,
+    see Open. `on_commit`: called when a round commits, before it is applied: training on the old state may stop.
     """
 
     def __init__(
@@ -103,7 +101,7 @@ class RoundSession:
             spans=presence.spans,
         )
         self.strays = 0
-        """Frames that were dropped because they are of a round that is over, or far ahead."""
+        """Dropped frames of past or distant rounds."""
         self.stats: dict[PeerId, tuple[float, float, int]] = {}
         """Latest (loss, tokens/s, round) that each peer announced."""
         self._now, self._emit, self._probation, self._on_commit = now, emit, probation, on_commit
@@ -122,7 +120,7 @@ class RoundSession:
             fragment=fragment,
             turn=turn,
         )
-        # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
+        # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._stash = self._round_factory.stash
         self._history = RoundHistory(replica.state.nbytes, now)
@@ -147,12 +145,11 @@ class RoundSession:
 
     @property
     def links(self) -> dict[int, RoundSession]:
-        """Sessions by fragment number: this one alone."""
+        """Sessions by fragment number: only this one."""
         return {self.fragment: self}
 
     @property
     def codec(self) -> Any:
-        """Codec of the contributions."""
         return self.replica.codec
 
     async def average(
@@ -165,10 +162,10 @@ class RoundSession:
         hashes: bytes | None = None,
         give_up: float | None = None,
     ) -> Outcome:
-        """Average our encoded pseudo-gradient with whoever takes part in the round in progress.
+        """Average our encoded pseudo-gradient with the peers of the round in progress.
 
-        Returns an Outcome without commit when the round did not commit within `give_up` seconds, when this peer is
-        behind, or when its state differs from the majority's.
+        The outcome has no commit if the round did not commit within `give_up` seconds, if this peer is behind, or if
+        its state differs from that of the majority.
         """
         if self._straggler_grace is not None:
             self._straggler_grace.came(self.me, self.current.round, self._now())
@@ -176,21 +173,21 @@ class RoundSession:
         return await self.outcome(give_up=give_up)
 
     async def outcome(self, *, give_up: float | None = None) -> Outcome:
-        """How the round in progress ends, see `average`."""
+        """Wait for the end of the round in progress, see `average`."""
         return await self._round_factory.outcome(self.current, give_up=give_up)
 
     @property
     def patience(self) -> float:
-        """Seconds without progress before somebody acts."""
+        """Seconds without progress before a peer acts."""
         return self._round_factory.patience
 
     @property
     def grace(self) -> float:
-        """Most seconds that a round waits for stragglers once a quorum is ready."""
+        """Maximum seconds that a round waits for stragglers after a quorum is ready."""
         return self.manifest.exchange.timeout_seconds if self._straggler_grace is None else self._straggler_grace.limit
 
     def _grace_of(self, round: int) -> float:
-        """The grace of a round that begins now, where we open it."""
+        """Grace of a round that begins now, if this peer opens it."""
         if self._straggler_grace is None:
             return self.manifest.exchange.timeout_seconds
         self._straggler_grace.begin(round, self.replica.members, self._now())
@@ -198,7 +195,7 @@ class RoundSession:
 
     @property
     def overtaken(self) -> bool:
-        """Whether the swarm has gone on without us, by a round or more: training on the old state is of no more use."""
+        """True if the swarm has completed this round without us: training on the old state is useless."""
         return self.verdict is not None or self.catch_up.behind.is_set()
 
     @property
@@ -212,41 +209,41 @@ class RoundSession:
         return self.current.agreement.ready
 
     def waiting_for(self) -> Collection[PeerId]:
-        """Whom the round in progress waits for."""
+        """Return the peers that the round in progress waits for."""
         return self.current.agreement.waiting_for()
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """What is held for later, and how much it may be."""
+        """Return size and limit of each buffer, by name."""
         return {"stash": (len(self._stash), STASH), "early": self.current.exchange.early}
 
     @property
     def history(self) -> RoundHistory:
-        """Rounds that are over and that other peers may still need."""
+        """Past rounds that other peers may still need."""
         return self._history
 
     async def pause(self) -> None:
-        """Wait before something is tried again: a patience, less when nobody was here to try it with and somebody comes."""
+        """Wait for one patience before a retry; less if no peer was here and one appears."""
         alone, until = not self.live, self._now() + self.patience
         while self._now() < until and not (alone and self.live):
             await asyncio.sleep(TICK)
 
     def again(self) -> None:
-        """Go on with the round in progress: it had been given up for a swarm that is ahead, and there is none."""
+        """Continue the round in progress, which was given up for a swarm ahead of us that does not exist."""
         if self.current.agreement.commit is None:
             self.current.resume()
 
     def report(self, name: str, detail: str) -> None:
-        """An event about this peer."""
+        """Emit an event about this peer."""
         self._emit(name, {"peer": self.me.hex(), "detail": detail})
 
     def fail(self, error: Exception) -> None:
-        """Something went wrong of which nobody hears soon: whoever runs the peer does."""
+        """Report an error that no caller would notice soon."""
         self._send_queue.fail(error)
 
     async def change(self, work: Work, how: Callable[[], Result], *, settled: bool = True) -> Result:
-        """Let `how` change the replica where `work` computes: its state is not offered until `advance`.
+        """Run `how`, which changes the replica, in `work`. The state is not offered until `advance`.
 
-        Then its digest is computed there; or it is left to the caller, who has to do it before `advance`, with `settled` False.
+        Then the digest is computed there too; with `settled` False the caller computes it before `advance`.
         """
 
         def change() -> Result:
@@ -258,7 +255,7 @@ class RoundSession:
         return await self.states.change(work, change)
 
     def advance(self) -> None:
-        """The replica has a new state: begin the next round, or the same one anew when the state of the last was fetched."""
+        """Begin the next round after a change of the state; the same again if the last one's was fetched."""
         done, lost, attempt = self.current, set[PeerId](), self._life
         committed = self.replica.round == done.round and done.complete
         if committed:
@@ -268,13 +265,13 @@ class RoundSession:
         else:
             self._history.clear()
         if self.replica.round + 1 == done.round and self.states.entered:
-            # What we promised in it is forgotten, so we have no say in it any more; and our next announcement is a later one.
+            # Our promises in this round are forgotten, so we have no vote in it; our next announcement is a later one.
             self._probation, attempt, lost = max(1, self._probation), done.attempt, done.lost_after_open
         self.catch_up.begin(done.round, lost, committed=committed)
         self._give_up()
         self.current = self._next_round(attempt)
         self._send_queue.begin(self.current.round, self.fragment)
-        # Those who are beyond it, and who have announced something in it before we began it anew.
+        # Peers that are past this round, and those that announced something in it before it began again here.
         said = done.agreement.ready.keys() - {self.me} if done.round == self.current.round else set[PeerId]()
         for peer in sorted(said | set(self.catch_up.progress_claims.begin(self.current.round))):
             self._send_queue.control(peer, Ask(self.current.round, self.fragment))
@@ -282,25 +279,25 @@ class RoundSession:
             self.on_frame(peer, frame)
         self.advanced()
         self.states.resume()
-        # Where we alone had a vote, and have none, the others go on after a while: it begins when they hear that.
+        # If we were the only voter and have no vote now, the others continue after a while, counted from our announcement.
         mute = not self.current.agreement.remembers and self.replica.members == (self.me,)
         if self.me not in self.replica.members or mute or self.replica.asynchronous:
             self.take_part()
 
     def advanced(self) -> None:
-        """Tell the others how far we are."""
+        """Announce our progress to the other peers."""
         self.roster.progress = self.replica.round
 
     def _give_up(self) -> None:
-        """Say what was lost of sums that we had kept: others own them for good, or the state is another one."""
+        """Report lost owner residuals: other peers own their chunks, or the state was replaced."""
         kept = self._round_factory.kept
         if kept.lost[0]:
             chunks, square = kept.lost
             kept.lost = 0, 0.0
-            self.report("given up", f"what was left of {chunks} chunks, {square**0.5:.3g} long")
+            self.report("given up", f"residuals of {chunks} chunks, norm {square**0.5:.3g}")
 
     def take_part(self) -> None:
-        """Become a member of the next round without contributing to it (unless a contribution follows in time)."""
+        """Become a member of the next round without a contribution (unless one follows in time)."""
         self.current.announce((), weight=0, loss=0.0, speed=0.0)
 
     def _next_round(self, attempt: int) -> Round:
@@ -341,14 +338,12 @@ class RoundSession:
         record = self.roster.record_of(peer)
         return record.public_key if record else None
 
-    # --- what presence tells
+    # --- frame handler
 
     def on_link_up(self, peer: PeerId) -> None:
-        """See Handler."""
         self.current.reach(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
-        """See Handler."""
         self.states.on_link_down(peer)
         self._history.done(peer)
         self.catch_up.progress_claims.on_link_down(peer)
@@ -361,7 +356,6 @@ class RoundSession:
         self._history.on_link_down(peer, gone=gone)
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
-        """See Handler."""
         message = frame.message
         self._send_queue.look()
         if isinstance(message, STATE):
@@ -376,7 +370,7 @@ class RoundSession:
             self._route_round(peer, frame)
 
     def on_tick(self) -> None:
-        """See Handler."""
+        """Let time pass in the round in progress, and in finished rounds that other peers need."""
         self._send_queue.look()
         self.current.tick()
         self._history.pump()
@@ -397,7 +391,7 @@ class RoundSession:
                 self._straggler_grace.came(peer, number, self._now())
             self.current.on_frame(peer, frame)
             if isinstance(message, Commit):
-                # Not every verdict can be believed afterwards: who was gone then may be here now.
+                # Not every commit can be verified later: peers that had departed then may be here now.
                 self.catch_up.progress_claims.claimed(peer, number)
                 self.current.agreement.passed(peer)
             if isinstance(message, Ready):
@@ -430,6 +424,6 @@ class RoundSession:
                 self._send_queue.control(peer, Behind(self.replica.round, self.fragment))
 
     def brought_back(self) -> None:
-        """The state that comes next was made here, after all who had one were gone: nothing that was promised binds us."""
+        """Note that the next state is made here, as all holders are gone; earlier promises do not bind us."""
         self._probation = 0
         self.catch_up.brought_back()

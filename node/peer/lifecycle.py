@@ -208,7 +208,7 @@ class PeerLifecycle:
         return outcome.commit is not None
 
     def _look(self) -> None:
-        """End the inner steps before an exchange if the swarm has gone on without us."""
+        """End the inner steps before an exchange if the swarm has committed the round without us."""
         if not self._exchanging and self.peer.rounds.overtaken:
             self._interrupt.set()
 

@@ -1,4 +1,4 @@
-"""Peer of one run, from the join handshake to its departure; shared by the daemon and the Python interface.
+"""Peer of one run, from the join handshake to its departure; for the daemon and the Python interface.
 
 It has two stages, because the manifest defines the model: `found` or `arrive` opens the transport and gets the
 manifest; `take_up` then gets the model's parameters and makes the peer a member.
@@ -53,7 +53,7 @@ OWN_STATE = 5
 """Number of times that a newer state than our checkpoint's is asked for before the checkpoint is used."""
 
 PROBATION = 2
-"""Rounds without a vote after a restart: the one in progress, and one more, because it may have just been committed."""
+"""Rounds without a vote after a restart: the one in progress, and one that may have just committed."""
 
 
 class Peer:
@@ -90,7 +90,7 @@ class Peer:
         self._recover: Lost | None = None
         self._tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
         self.ready = False
-        """Whether the session exists, with rounds, a replica and a roster."""
+        """True if the session exists, with rounds, a replica and a roster."""
         self._running: asyncio.Task[None] | None = None
         self.known_peers = KnownPeers(directory.path / "anchors.json", environment)
         self._lived = directory.manifest.name in environment.disk.names(directory.path)
@@ -101,7 +101,7 @@ class Peer:
     # First stage: the run
 
     async def found(self, signed: SignedManifest, open_transport: OpenTransport) -> bool:
-        """Open a run of our own, or return to it, see `KnownPeers.come_back`. Raises NoSwarm, Refused."""
+        """Found a run, or return to it, see `KnownPeers.come_back`. Raises NoSwarm, Refused."""
         self._take(signed)
         await self._open(open_transport)
         return await self.known_peers.come_back(self._knock)
@@ -199,7 +199,7 @@ class Peer:
         recover: Lost | None = None,
         tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
-        """Train only these fragments of a run in which each has rounds of its own; None: all. Call before `take_up`.
+        """Train only these fragments (None: all), if each has separate rounds. Call before `take_up`.
 
         `handlers`: of messages about pipeline stages. `recover`: recovers a fragment that no reachable peer has, if possible.
         `tasks`: run from `take_up` until the departure.
@@ -235,7 +235,7 @@ class Peer:
         if self._held is not None:
             if not (method.partial and joins):
                 raise ManifestError(
-                    "a peer holds some fragments only where fragments have rounds of their own, and somebody holds the others",
+                    "a peer can hold some fragments only if fragments have separate rounds and other peers hold the others",
                     "begin the run with a peer that holds the whole model, and raise outer.overlap above steps / fragments",
                 )
             begin = partial(begin, held=self._held)
@@ -311,7 +311,7 @@ class Peer:
         return Invite(self.run_id, tuple(seeds[:MAX_SEEDS])) if seeds else None
 
     def _seen(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Log an event. Some peers are stored before the first round with them ends, because that may take hours."""
+        """Log an event. Some peers are stored before their first round ends, which may take hours."""
         self.emit(kind, fields)
         if kind == "joined" and self.ready and self._alone and self.known_peers.few:
             self.drop_anchor()
@@ -326,7 +326,7 @@ class Peer:
 
     @property
     def fragments(self) -> FragmentSessions:
-        """Sessions of a run in which fragments have rounds of their own."""
+        """Sessions of a run whose fragments have separate rounds."""
         return cast(FragmentSessions, self.session)
 
     @property
@@ -336,7 +336,7 @@ class Peer:
         return self._running
 
     def place(self) -> tuple[PeerId, ...]:
-        """Return the peers that share the data: the members, or before this peer is a member, all present peers.
+        """Return the peers that share the data: the members; before this peer is one, all present peers.
 
         Before the first round the founder is the only member, but it must not take all shards.
         """
@@ -352,7 +352,7 @@ class Peer:
         self.presence.roster.announce(capabilities, self.environment.now())
 
     def seats(self, *, linked: bool = False) -> Seating:
-        """Return the holders of each stage according to the records of present peers; `linked`: only peers with a link."""
+        """Return the holders of each stage by the records of present peers; `linked`: only peers with a link."""
         roster, reach = self.presence.roster, self.presence.live | {self.identity.peer_id}
         peers = [peer for peer in roster.view.peers if not linked or peer in reach]
         records = [record for peer in peers if (record := roster.record_of(peer)) is not None]
@@ -363,8 +363,9 @@ class Peer:
         return self.manifest.steps_after(self.rounds.turn)
 
     def over(self, rounds: int) -> bool:
-        """Return True if so many rounds are complete. A peer with some fragments also makes the steps of the other
-        fragments' last rounds.
+        """Return True if this number of rounds is complete.
+
+        A peer with some fragments also makes the steps of the other fragments' last rounds.
         """
         return self.replica.round >= rounds and (self.replica.complete or self.rounds.turn >= rounds)
 
@@ -412,7 +413,7 @@ class Peer:
 
     @property
     def gathers(self) -> bool:
-        """Whether the next round only makes the present peers members, so that the merge waits for them."""
+        """True if the next round only makes the present peers members, so that the merge waits for them."""
         return self.manifest.outer.gathers_first and not self.replica.round
 
     def traffic(self) -> tuple[int, int]:
@@ -420,7 +421,7 @@ class Peer:
         return self.transport.totals()
 
     async def linger(self, seconds: float) -> None:
-        """Stay for at most `seconds`, until all present peers have the last round: some may have to fetch it from us."""
+        """Stay for at most `seconds`, until all present peers have the last round: they may fetch it here."""
         until, last = self.environment.now() + seconds, self.manifest.run.rounds
         # A peer with the last fragments only continues to count.
         mine = min(self.replica.round, last or self.replica.round)

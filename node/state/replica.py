@@ -1,8 +1,8 @@
-"""Outer state of a replica and the rule that moves it: DiLoCo's outer step, which commits as a whole or not at all.
+"""Outer state of a replica, and the outer step of DiLoCo, which commits as a whole or not at all.
 
-DiLoCo (arXiv 2311.08105) averages the pseudo-gradient Δ = θ̄ − θ after H inner steps, and an outer SGD with Nesterov momentum
-moves θ̄. The inner optimizer keeps its state and continues from the new θ̄. This implementation differs in one point: it
-averages and applies the codec's decoded values, which are the same bits on every replica.
+DiLoCo (arXiv 2311.08105) averages the pseudo-gradient Δ = θ̄ − θ after H inner steps, and an outer SGD with Nesterov
+momentum moves θ̄. The inner optimizer retains its state and continues from the new θ̄. This implementation differs in
+one point: it averages and applies the codec's decoded values, which are bit-identical on every replica.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Digest, Open, Pe
 from thinwire.swarm.methods.base import MethodSpec
 
 SPARE = 64 << 20
-"""Bytes of encoded chunks at most whose memory one contribution leaves to the next: clearing fresh pages takes as long as
-reading, subtracting and quantizing what goes into them.
+"""Maximum bytes of encoded chunks whose memory one contribution leaves to the next.
+
+Clearing fresh pages takes as long as reading, subtracting and quantizing their content.
 """
 
 Read = Callable[[int, int, Any], None]
@@ -44,13 +45,13 @@ The vector is an array, or a tensor on the device that has the parameters (see `
 
 
 class ParameterWrite(Protocol):
-    """Sets the model's parameters [start, start + theta.size) to keep · what they are + (1 − keep) · theta."""
+    """Sets parameters [start, start + theta.size) to keep · present values + (1 − keep) · theta."""
 
     def __call__(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None: ...
 
 
 class Replica:
-    """Outer parameters and momentum of one peer, equal on all replicas after every round, and the rule that moves them.
+    """Outer parameters and momentum, equal on all replicas after every round, and the outer step.
 
     theta, momentum: flat float32 vectors with one element per parameter of the layout. round: number of the last committed
     round, 0 before the first. members: sorted peers that took part in that round; the base of the next round's quorum. lives:
@@ -60,15 +61,15 @@ class Replica:
     """
 
     alike: ClassVar[bool] = True
-    """Whether replicas with the same rounds are equal, so that their digests are equal too."""
+    """True if replicas with the same rounds are equal, so that their digests are equal too."""
     vectors: ClassVar[int] = 2
     """Vectors of the model's size in the state: two with outer momentum."""
     count: ClassVar[int] = 1
     """Fragments of the model."""
     asynchronous: ClassVar[bool] = False
-    """Whether a round takes the peers that are ready, while the others train on and follow it."""
+    """True if a round takes the peers that are ready, while the others train on and follow it."""
     error_feedback: ClassVar[bool] = False
-    """Whether parts of earlier contributions that were not sent are stored and sent with a later contribution."""
+    """True if parts of earlier contributions that were not sent are stored and sent later."""
     kept: OwnerResiduals | None = None
     """Residuals of sums that this peer owns, where the method has them."""
 
@@ -129,7 +130,7 @@ class Replica:
 
     @property
     def extra(self) -> Floats:
-        """What a method's state has beside these (a view)."""
+        """Additional state of the method (view)."""
         return self.state[self.vectors * self.size :]
 
     def keep_ledger(self, manifest: Manifest) -> None:
@@ -152,12 +153,12 @@ class Replica:
 
     @property
     def complete(self) -> bool:
-        """Whether this peer holds all fragments of the model."""
+        """True if this peer holds all fragments of the model."""
         return True
 
     @property
     def fragment_digests(self) -> dict[int, Digest]:
-        """Digests of fragments that have rounds of their own, by number; empty where the model is one fragment."""
+        """Digests of fragments with separate rounds, by number; empty if the model is one fragment."""
         return {}
 
     def members_of(self, number: int) -> tuple[PeerId, ...]:
@@ -176,12 +177,12 @@ class Replica:
         return ""
 
     def each(self, layout: Layout) -> Iterator[tuple[int, Replica, Layout]]:
-        """What is kept on its own: fragment number, outer state, and its part of the model's layout."""
+        """Yield what is stored separately: fragment number, outer state, and its layout."""
         yield 0, self, layout
 
     @property
     def newest(self) -> tuple[int, Digest]:
-        """The latest round whose state has its digest, and that: what all that have it call the state that it has left."""
+        """Latest round whose state has its digest, and the digest."""
         return self._named
 
     def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
@@ -201,7 +202,7 @@ class Replica:
 
     @property
     def digest(self) -> Digest:
-        """Digest of round, members and state. Computes the hashes first when a commit has left them to be computed."""
+        """Digest of round, members and state. Computes the hashes first if a commit has not done so."""
         self.compute_digest()
         return self._named[1]
 
@@ -237,10 +238,10 @@ class Replica:
         return np.subtract(self.theta, model, out=model)
 
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
-        """Encoded payloads of this peer's contribution to the next round, chunk by chunk; none when it has no part in it.
+        """Yield the encoded chunks of the contribution to the next round; none without a part in it.
 
-        The pseudo-gradient Δ = θ̄ − θ is never copied as a whole. `attempt`: number of the announcement that follows. `peers`:
-        contributors that the round is expected to have. Raises FloatingPointError when a parameter is not finite: such a
+        The pseudo-gradient Δ = θ̄ − θ is never copied as a whole. `attempt`: number of the announcement that follows.
+        `peers`: expected contributors of the round. Raises FloatingPointError if a parameter is not finite: such a
         contribution must not be sent.
         """
         yield from self._encode_from(self.theta, read)
@@ -256,18 +257,18 @@ class Replica:
 
     @property
     def next_start(self) -> Floats | None:
-        """Parameters that the model continues from when its contribution has been read; None: from those that it has."""
+        """Parameters from which the model continues after the contribution was read; None: its own."""
         return None
 
     def owes_forfeit(self, weight: int) -> bool:
-        """Whether `forfeit` has to be called for `weight` tokens when a round has committed before they were announced."""
+        """Return True if `forfeit` is needed for `weight` tokens that were not announced before the commit."""
         return False
 
     def forfeit(self, read: Read) -> None:
-        """Account for a contribution that came too late for its round. Raises FloatingPointError when it is not finite."""
+        """Account for a contribution that came too late for its round. Raises FloatingPointError."""
 
     def rollback(self) -> None:
-        """Forget a contribution whose round did not commit: what was trained is still in the model."""
+        """Forget a contribution whose round did not commit; the model still has its training."""
 
     def _encode_from(self, origin: Floats, read: Read, share: float | None = None) -> Iterator[memoryview]:
         """Encode `share` · (origin − model), chunk by chunk. Raises FloatingPointError."""
@@ -292,7 +293,7 @@ class Replica:
             yield self._encoded(placed(vector[start:stop], self.device))
 
     def _encoded(self, delta: Vector) -> memoryview:
-        """A chunk's payload, in memory that is reused when nobody needs it any more."""
+        """A chunk's payload, in memory that is reused after its last use."""
         payload = self._pool.lend(self.codec.nbytes(len(delta)))
         encode(self.codec, delta, np.frombuffer(payload, np.uint8))
         return payload
@@ -306,11 +307,11 @@ class Replica:
         return np.frombuffer(self._pool.lend(4 * size), np.float32)
 
     def commit(self, outcome: Outcome, me: PeerId, since: Read | None = None) -> bool:
-        """Commit the next round: record the used data and make the outer step. Return whether the round made one.
+        """Commit the next round: record used data, make the outer step; return True if it made one.
 
-        Cannot fail half-way: the results have been checked against the digest of the commit, and their form when they came in.
-        `me`: this peer. `since`: reads the model, when it was trained on after its contribution was read. `compute_digest`
-        computes the new digest.
+        Cannot fail half-way: the results have been checked against the digest of the commit, and their form when they
+        arrived. `me`: this peer. `since`: reads the model, if it was trained after its contribution was read.
+        `compute_digest`: compute the new digest.
         """
         assert outcome.commit is not None
         opened = outcome.commit.opened
@@ -321,14 +322,14 @@ class Replica:
         return stepped
 
     def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
-        """Change the state by the decoded results of the round that `opened` records; return whether that was a step."""
+        """Change the state by the decoded results of the round `opened`; return True if that was a step."""
         outer = self.outer
         for low, high, mean in self._means(results):
             outer_step(self.theta[low:high], self.momentum[low:high], mean, *outer.sgd)
         return True
 
     def _means(self, results: Sequence[Buffer]) -> Iterator[tuple[int, int, Floats]]:
-        """Decoded results for elements [low, high) of the parameters, in pieces; a piece is valid until the next one."""
+        """Yield decoded results for elements [low, high), in pieces; a piece is valid until the next one."""
         mean, cut = self._floats(self.grid.chunk), self.grid
         for index, payload in enumerate(results):
             start, stop = cut.span(index)
@@ -352,7 +353,7 @@ class Replica:
         self.members, self.lives = (member,), life
 
     def install(self, fetched: FetchedState) -> int:
-        """Take over a fetched state; returns the bytes that differed. The chunks have been checked against its digest."""
+        """Take over a fetched, checked state; return the bytes that differed."""
         raw = self.state.view(np.uint8)
         changed = 0
         for index, chunk in fetched.chunks.items():

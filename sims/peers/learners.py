@@ -1,7 +1,6 @@
-"""Learners in virtual time: a stub model for large swarms, and real torch on tiny models. Inner steps take the given
-time.
+"""Learners in virtual time: a stub model for large swarms, and real torch on tiny models.
 
-Both compute when the time is over, so that interrupted steps are not made.
+Inner steps take a given time and compute at its end, so that interrupted steps are not made.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ RATE = 0.05
 """Fraction of the way to its optimum that a stub model moves in one inner step."""
 
 SPREAD = 0.2
-"""Distance of the optimum of one peer's data from the common one, per parameter; the first parameters are 1 away."""
+"""Distance of one peer's optimum from the common one, per parameter; first parameters are 1 away."""
 
 CORPUS = "the quick brown fox jumps over the lazy dog and then it sleeps in the warm sun until noon. "
 
@@ -105,7 +104,7 @@ class Observed:
 
 
 class StubLearner(Observed):
-    """Quadratic model: every parameter is drawn to its optimum, which differs slightly between shares of the data.
+    """Quadratic model: each parameter is drawn to its optimum, which differs slightly between data shares.
 
     The loss is half the mean square of the distance to the common optimum, so it falls as the swarm makes progress.
     """

@@ -1,6 +1,4 @@
-"""Peers that hold a model together, in virtual time: the product's own learners, whose computation takes the given
-time.
-"""
+"""Learners of pipeline peers in virtual time: the product's own; computation takes a given time."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ PASSES = 2
 
 
 class WeakComputer:
-    """Computer of a weak peer: one task after the other, each taking `seconds`. `busy`: seconds of computing up to now."""
+    """Computer of a weak peer: one task at a time, each takes `seconds`. `busy`: total seconds of tasks."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._lock, self._passed = seconds, asyncio.Lock(), 0.0
@@ -55,7 +53,7 @@ class WeakComputer:
 
 
 class StagedLearner(ObservedLearner):
-    """Learner of one stage that invariants can observe. `step_seconds`: the stage's part of one inner step."""
+    """Learner of one stage that invariants can observe. `step_seconds`: its part of an inner step."""
 
     def __init__(self, inner: OriginLearner | HostLearner, watch: WeakComputer) -> None:
         super().__init__(inner)
@@ -78,8 +76,9 @@ def staged(
     cache: Path,
     memory: float,
 ) -> StagedLearner:
-    """Return the learner of a simulated peer with a seat. `text`: file to train on; `cache`: directory for its tokens;
-    `memory`: bytes for training, 0: it never moves.
+    """Return the learner of a simulated peer with a seat. `text`: file to train on.
+
+    `cache`: directory for its tokens; `memory`: bytes for training, 0: it never moves.
     """
     bench = WeakComputer(step_seconds / (PASSES * manifest.microbatches))
 
@@ -93,8 +92,9 @@ def staged(
 async def seated(
     peer: Peer, manifest: Manifest, spec: PeerSpec, origin: PeerId, cache: Path, moved: Seat | None
 ) -> tuple[Seat | None, int]:
-    """Return the seat of a simulated peer, None if it holds the whole model, and the number of token ids of the
-    tokenizer. `moved`: the seat that it moves to from another one.
+    """Return the seat of a simulated peer (None: the whole model) and the token ids of its tokenizer.
+
+    `moved`: the seat that it moves to from another one.
     """
     if not manifest.pipeline.stages:
         return None, 0

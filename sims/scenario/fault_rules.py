@@ -10,7 +10,7 @@ from thinwire.sims.scenario.table_reader import nearest
 ALONE = frozenset(
     {"kill", "restart", "lost-folder", "pause", "clock-jump", "clock-drift", "slow-disk", "bit-rot", "no-space", "liar"}
 )
-"""Kinds that affect one peer; with several peers each gets a fault of its own."""
+"""Kinds that affect one peer; with several peers each gets a separate fault."""
 
 PAIRS = frozenset({"clog", "half-open", "reset", "slow-close", "corrupt", "duplicate", "reorder"})
 """Kinds that affect the link between two peers."""
@@ -41,7 +41,7 @@ def odd(fault: Fault, peers: int) -> tuple[str, str] | None:
     if named > most:
         return f"{fault.kind} concerns {most} {'peer' if most == 1 else 'peers'}, {named} are named", means
     if fault.kind in ("partition", "isolate") and named == peers:
-        return f"{fault.kind} needs somebody on the other side", "leave out a peer"
+        return f"{fault.kind} needs a peer on the other side", "leave out a peer"
     if fault.kind not in AMOUNTS:
         return (f"amount: {fault.kind} has none", "remove it") if fault.amount else None
     low, high = AMOUNTS[fault.kind]

@@ -15,18 +15,18 @@ import msgspec
 
 KINDS: Mapping[str, str] = {
     "kill": "the process is gone for good; links reset",
-    "restart": "killed, and back from its disk after `seconds`; what was not synced is lost, the last 4 KiB may be torn",
+    "restart": "killed, and back from its disk after `seconds`; unsynced data is lost, the last 4 KiB may be torn",
     "lost-folder": "killed, and back after `seconds` with its key but without the folder of the run",
     "pause": "stopped for `seconds`, as by SIGSTOP: it neither reads nor sends",
     "partition": "`peers` and all others cannot talk for `seconds`",
     "one-way": "what the first of `peers` sends does not reach the others named, for `seconds`",
-    "isolate": "one peer is cut off from everybody for `seconds`",
-    "clog": "bytes between the first and the second of `peers` stop for `seconds`, then go on; nothing is lost",
+    "isolate": "one peer is cut off from all others for `seconds`",
+    "clog": "bytes between the first and the second of `peers` stop for `seconds`, then continue; nothing is lost",
     "swizzle-clog": "`peers` are clogged one after the other, and unclogged in another order, within `seconds`",
     "loss": "for `seconds` a packet from or to `peers` (none named: any packet) is lost with probability `amount`",
     "half-open": "the first of `peers` lost its link to the second, which does not know yet; it learns after `seconds`",
     "reset": "the link between two peers is reset",
-    "slow-close": "the link between two peers closes, and what was on its way still takes `seconds` to arrive",
+    "slow-close": "the link between two peers closes, and data in transit still takes `seconds` to arrive",
     "corrupt": "a relay flips a bit in a frame between two peers, for `seconds`: the link breaks each time",
     "duplicate": "a relay sends a frame between two peers twice, for `seconds`: the link breaks each time",
     "reorder": "a relay swaps frames between two peers, for `seconds`: the link breaks each time",
@@ -46,11 +46,11 @@ LIES: Mapping[str, str] = {
     "flip": "announces and sends its update with the sign turned",
     "zero": "announces and sends an update of nothing but zeros",
     "boast": "claims a thousand times the tokens that it has trained on",
-    "base": "announces another base than its own: a state that nobody has; in pairs another plan of the exchange",
+    "base": "announces another base than its own: a state that no peer has; in pairs another plan of the exchange",
     "equivocate": "sends other results of its chunks to every second peer than it signs for; in pairs announces other attempts "
     "than it sends",
-    "blame": "complains about everybody, all the time; in pairs declines everybody",
-    "behind": "tells everybody that the swarm has long gone on",
+    "blame": "blames all peers, all the time; in pairs declines all peers",
+    "behind": "tells all peers that the swarm is far ahead of them",
     "silent": "announces and sends nothing more",
 }
 """Kind of lie -> behaviour of the peer; byzantine.py implements each."""
@@ -80,9 +80,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Drawn values of a kind: number of peers (0: up to half of them), longest duration in seconds, range of the
-    amount.
-    """
+    """Drawn values of a kind: peers (0: up to half), longest duration in seconds, range of the amount."""
 
     peers: int
     seconds: float = 0.0
@@ -118,9 +116,9 @@ _SHAPES = {
 def draw(seed: int, mix: Mix, peers: int, duration: float, *, liars: Sequence[str] = ()) -> tuple[Fault, ...]:
     """Draw random faults in order of time; all end before QUIET of `duration`. Equal for equal arguments.
 
-    Each kind has a random stream of its own, so that a change of one rate leaves the faults of other kinds unchanged.
+    Each kind has a separate random stream, so that a change of one rate leaves the faults of other kinds unchanged.
     Peers 0 and 1 are exempt from "kill" and "liar", which affect at most a third of the others, so that enough honest
-    peers remain. Peer 0 is exempt from "lost-folder": a founder without its folder begins its run anew. `liars`: kinds of
+    peers remain. Peer 0 is exempt from "lost-folder": a founder without its folder starts its run again. `liars`: kinds of
     lies to choose from. Raises ValueError for an unknown kind.
     """
     unknown = sorted(mix.keys() - _SHAPES.keys())

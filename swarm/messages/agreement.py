@@ -79,7 +79,7 @@ class Ready(Message, frozen=True):
     nothing. `witness` False means that the sender has restarted and will not vote in this round; it counts as departed.
     `up` and `down`: known capacity of its link in bytes per second; 0 means unknown. `site`: name of the fast network
     that the sender shares with all peers of the same site; empty means none. `spans`: its measured links to some peers,
-    with preference to the nearest. `life` is the sender's (see `Open.lives`); empty where nobody votes by it.
+    with preference to the nearest. `life` is the sender's (see `Open.lives`); empty in rounds without votes.
     """
 
     limit: ClassVar[int] = 34_100

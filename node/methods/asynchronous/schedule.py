@@ -1,4 +1,4 @@
-"""Schedule of asynchronous methods: a round takes the peers that are ready, and the others train on and follow it."""
+"""Schedule of asynchronous methods: peers that are not in a round train on and follow it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from thinwire.swarm.messages.registry import Commit
 
 
 class Asynchronous(Schedule):
-    """Run rounds until one has our contribution. Between `follow` and `rest` follow the rounds of others while training.
+    """Run rounds until one has our contribution; follow the rounds of other peers while training.
 
-    The model is touched in `sync` only. `last`: number of the run's last round. `staleness`: whole steps after which a
-    contribution is given up.
+    Only `sync` touches the model. `last`: number of the run's last round. `staleness`: maximum age of a contribution in
+    whole steps.
     """
 
     follows = True
@@ -36,18 +36,17 @@ class Asynchronous(Schedule):
         return cast(FedBuffReplica, self.loop.replica)
 
     def follow(self, told: Callable[[Outcome], None]) -> None:
-        """Follow the rounds of others from now on, and report them to `told`."""
+        """Start to follow the rounds of other peers, and report them to `told`."""
         self._told = told
         self.resume()
 
     def resume(self) -> None:
-        """Follow again."""
         self._sound = True
         if self._told is not None and self._background is None:
             self._background = asyncio.ensure_future(self._follow(self._told))
 
     async def rest(self) -> None:
-        """Stop following. Raises what has gone wrong in it."""
+        """Stop following. Raises the error that ended it, if any."""
         following, self._background = self._background, None
         if following is not None:
             if not following.done():
@@ -56,7 +55,7 @@ class Asynchronous(Schedule):
                 following.result()
 
     async def sync(self, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None) -> Outcome:
-        """Run rounds until our contribution is in one, or is found to be too old, or comes to nothing."""
+        """Run rounds until one has our contribution, or the contribution is too old or fails."""
         await self.rest()
         try:
             return await self._deliver(weight, loss, speed)
@@ -79,16 +78,15 @@ class Asynchronous(Schedule):
         return Outcome(dropped=True)
 
     def replaced(self) -> None:
-        """Our contribution was measured from a state that is replaced."""
+        """Note that `start` belongs to the replaced state."""
         self._sound = False
 
     def not_finite(self) -> None:
-        """Start over from the outer parameters."""
         self._sound = False
         self.loop.start_over()
 
     def trains_on(self, commit: Commit) -> bool:
-        """Whether a commit leaves our model as it is: our work is neither in it nor found unfit, and a round is to follow."""
+        """Return True if our work is neither named nor rejected by the commit, and another round follows."""
         opened, me = commit.opened, self.loop.session.me
         unfit = any(entry.peer == me and entry.reason in FAULTS for entry in opened.excluded)
         return not unfit and opened.round != self._last and all(entry.peer != me for entry in opened.contributors)
@@ -106,7 +104,7 @@ class Asynchronous(Schedule):
         told(replace(outcome, results=()))
 
     async def commit(self, outcome: Outcome) -> None:
-        """Make the outer step. The model starts anew if our work was in it, or will be in no round."""
+        """Make the outer step. The model starts from θ̄ if our work was in the round, or can be in none."""
         assert outcome.commit is not None
         await self.loop.step(outcome)
         if not self._sound or not self.trains_on(outcome.commit):

@@ -1,11 +1,10 @@
-"""The rounds of one peer that averages with one partner a round, or with some (NoLoCo): routes what comes in, begins the next.
+"""Session of a peer that averages with one or a few partners per round (NoLoCo).
 
-Everything here runs on the event loop. It is what `Session` is where all average together, without a group: a peer's round
-counts its own outer steps, and peers drift apart by as much as they wait for each other. A partner counts when it is in
-the same round; whoever is ready first waits for it, a multiple of what our own inner steps take. Who is late time and again
-stops its inner steps when its partner waits (`overtaken`), so that slower machines contribute fewer steps instead of
-none. Whose partner says that it is past this round asks some others, and when most are, takes the state of one of them.
-Partners are drawn when a round begins, and again until we are ready when the view changes: so they have our slow weights early.
+Everything runs on the event loop. A peer's round number counts its own outer steps; peers drift apart. A partner counts
+if it is in the same round, and the peer that is ready first waits for a multiple of the time of its own inner steps. A
+peer that is late repeatedly stops its inner steps when its partner waits (`overtaken`). A peer whose partner claims to
+be past its round polls some others, and if most of them are, takes over the state of one. Partners are drawn when a
+round begins, and again when the view changes until this peer is ready, so that they receive its slow weights early.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Ask, Base, Behind, Chunk, Decline, Digest, Fetch, PeerId, Ready
 
 EARLY = 64
-"""Peers whose announcements are kept for rounds to come."""
+"""Peers whose announcements of later rounds are stored."""
 
 GREETED = 64
-"""Peers that are told when we have a state: those who wait for others to begin with."""
+"""Peers that are told when this peer has a state: they may be waiting to enter."""
 
 SOURCES = 4
-"""Peers that are asked for their state, one after the other, before we wait."""
+"""Peers that are asked for their state, one after the other, before this peer waits."""
 
 
 class GossipSession:
-    """See the module. The presence's handler; call `advance` after the replica has made its step.
+    """Frame handler of the rounds with partners; call `advance` after the replica has made its step.
 
-    `patience`: least seconds for an answer or for progress. `probation` means nothing: nobody votes. `on_commit`: called when
-    training may stop, because the partner has waited long enough for us.
+    `patience`: least seconds to wait for an answer or progress. `probation` and `life` are ignored, since no votes exist.
+    `on_commit`: called when training may stop, because the partner has waited long enough.
     """
 
     def __init__(
@@ -74,11 +73,11 @@ class GossipSession:
         self.replica, self.codec, self.grid = replica, replica.codec, replica.grid
         codec, grid = replica.codec, replica.grid
         self.strays = 0
-        """Frames that were dropped because they are of a round that is over, or far ahead."""
+        """Dropped frames of past or distant rounds."""
         self.stats: dict[PeerId, tuple[float, float, int]] = {}
-        """Latest (loss, tokens/s, round) that peers announced to us."""
+        """Latest (loss, tokens/s, round) that each peer announced."""
         self.usual = 0.0
-        """Running norm of contributions, see `aggregate.outliers`."""
+        """Running norm of contributions, see `aggregation.outliers`."""
         self._now, self._emit, self._send_queue, self._on_commit = now, emit, presence.send_queue, on_commit
         self._entered = self.me in replica.members
         self._states = StateServer(
@@ -93,7 +92,7 @@ class GossipSession:
                 [replica.layout, codec.spec, grid.total, grid.chunk, outer.method, exchange.aggregation]
             )
         ).digest()
-        # Announcements of a later life of this peer count as later ones: seconds since 1970, as its record has them.
+        # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._early = EarlyMessages(EARLY)
         self._drawn: tuple[bytes, int, tuple[PeerId, ...]] = (b"", -1, ())
@@ -110,7 +109,7 @@ class GossipSession:
     async def average(
         self, source: Sequence[Buffer], *, weight: int, loss: float, speed: float, hashes: bytes | None = None
     ) -> tuple[PairResult, ...]:
-        """Average these encoded chunks with the partners of the round; how it ended with each of them."""
+        """Average these encoded chunks with the partners of the round; return the result for each of them."""
         if hashes is None:
             hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
         circle, deadline = self.current, self._pace.train()
@@ -123,58 +122,60 @@ class GossipSession:
 
     @property
     def patience(self) -> float:
-        """Seconds for an answer or for progress."""
+        """Seconds to wait for an answer or progress."""
         return self._pace.patience
 
     def post(self, base: Sequence[Buffer], hashes: bytes) -> None:
-        """Let the partners of the round in progress have these encoded slow weights, the replica's, while we train."""
+        """Send the partners of the round in progress these encoded slow weights of the replica, while training
+        continues.
+        """
         self.current.post(base, hashes)
         if self._entered:
             self._choose()
 
     def refuse(self, peer: PeerId, reason: str) -> None:
-        """Nothing of this partner's in this round: what it sent is not to be used."""
+        """Report that a partner's contribution is not used in this round."""
         self.report("refused", f"what {short(peer)} sent: {reason}")
 
     @property
     def links(self) -> dict[int, GossipSession]:
-        """Sessions by fragment number: this one alone."""
+        """Sessions by fragment number: only this one."""
         return {0: self}
 
     @property
     def overtaken(self) -> bool:
-        """Whether inner steps should end here: a state must be fetched, or partners wait for who is always late."""
+        """True if inner steps should end now: a state must be fetched, or partners have waited long enough."""
         return self.catch_up.behind.is_set() or self._pace.keeps_waiting(self.current)
 
     @property
     def ready(self) -> Collection[PeerId]:
-        """Peers that have a state, as far as they have told us."""
+        """Peers that have announced that they have a state."""
         return self._present
 
     def waiting_for(self) -> tuple[PeerId, ...]:
-        """Whom the round in progress waits for."""
+        """Return the partners that the round in progress waits for."""
         return self.current.lacking
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """What is held for later, and how much it may be."""
+        """Return size and limit of each buffer, by name."""
         return {"early": (len(self._early), self._early.most)}
 
     async def pause(self) -> None:
-        """Wait before something is tried again: a patience, less when nobody was here to try it with and somebody comes."""
+        """Wait for one patience before a retry; less if no peer was here and one appears."""
         alone, until = not self.live, self._now() + self.patience
         while self._now() < until and not (alone and self.live):
             await asyncio.sleep(TICK)
 
     def report(self, name: str, detail: str) -> None:
-        """An event about this peer."""
+        """Emit an event about this peer."""
         self._emit(name, {"peer": self.me.hex(), "detail": detail})
 
     async def change(self, work: Work, how: Callable[[], Result]) -> Result:
-        """Let `how` change the replica where `work` computes: its state is not offered until `advance`."""
+        """Run `how`, which changes the replica, in `work`. The state is not offered until `advance`."""
         return await self._states.change(work, how)
 
     def advance(self) -> None:
-        """The replica has a new state: begin the next round. Then comes `post`, where slow weights travel."""
+        """Begin the next round after a change of the state. If slow weights travel, `post` follows."""
         done = self.current
         done.release()
         self._past = done if self.replica.round == done.round else None
@@ -185,7 +186,7 @@ class GossipSession:
             self._send_queue.control(peer, Behind(self.replica.round))
         self._entered = True
         self.catch_up.behind.clear()
-        # Where the state of another takes the place of ours, what we announced before is not what counts.
+        # A fetched state replaces ours: earlier announcements of this round no longer count.
         again = self.replica.round + 1 == done.round
         self.current = self._next_round(done.attempt + 1 if again else self._life)
         self._send_queue.begin(self.current.round)
@@ -211,7 +212,7 @@ class GossipSession:
         self._emit("phase", {"round": self.current.round, "phase": name})
 
     def _choose(self) -> None:
-        """Settle the partners of the round in progress in the view as it is."""
+        """Choose the partners of the round in progress from the current view."""
         view, round, size = self.roster.view, self.current.round, self.manifest.exchange.gossip_group_size
         if self._drawn[:2] != (view.digest, round):
             self._drawn = (view.digest, round, matching.others(self.run_id, round, view.peers, self.me, size))
@@ -221,20 +222,18 @@ class GossipSession:
             self._bring(peer)
 
     def _bring(self, peer: PeerId) -> None:
-        """Hear what was kept of a peer, if its round has come."""
+        """Process the early messages of a peer whose round has come."""
         for frame in self._early.take(peer, self.current.round):
             self.on_frame(peer, frame)
 
-    # --- what presence tells
+    # --- frame handler
 
     def on_link_up(self, peer: PeerId) -> None:
-        """See Handler."""
         for circle in (self._past, self.current):
             if circle is not None:
                 circle.reach(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
-        """See Handler."""
         self._states.on_link_down(peer)
         self._early.drop(peer)
         self._inquiry.on_link_down(peer)
@@ -247,7 +246,6 @@ class GossipSession:
             self.current.drop(peer, "gone")
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
-        """See Handler."""
         message = frame.message
         if isinstance(message, STATE):
             self._states.on_frame(peer, frame)
@@ -262,7 +260,6 @@ class GossipSession:
             self.strays += 1
 
     def on_tick(self) -> None:
-        """See Handler."""
         self.current.tick()
         if self.current.posted and self._entered:
             self._choose()
@@ -296,17 +293,17 @@ class GossipSession:
                 self._early.keep(peer, frame)
             if isinstance(message, Base):
                 return
-            # Where we are: behind it, so that it waits, or beyond it, so that it does not.
+            # Report our round: a partner ahead of us then waits, and one behind us does not.
             self._send_queue.control(peer, Behind(self.replica.round))
         elif isinstance(message, Fetch):
             self._send_queue.control(peer, Decline(number, 0, "late"))
         else:
             self.strays += 1
 
-    # --- whether the others have gone on
+    # --- progress of other peers
 
     def _hear_round(self, peer: PeerId, round: int) -> None:
-        """A peer says which round it has made last."""
+        """Note the last completed round that a peer claims."""
         pair = self.current.pairs.get(peer)
         self._present.add(peer)
         if pair is not None and pair.ours is not None and pair.meeting is None:
@@ -329,13 +326,13 @@ class GossipSession:
             self._on_commit()
 
     def _some(self, count: int) -> list[PeerId]:
-        """Some others that are here, drawn at random."""
+        """Draw up to `count` live peers at random."""
         others = [peer for peer in self.roster.view.peers if peer != self.me and peer in self.live]
         seed = blake3.blake3(self.run_id + self.me + repr(self._now()).encode()).digest()
         return random.Random(seed).sample(others, min(count, len(others)))
 
-    # --- the state of another
+    # --- state transfer
 
     async def install(self, fetched: FetchedState, work: Work) -> None:
-        """Make a fetched state the replica's; then comes `advance`."""
+        """Install a fetched state in the replica; `advance` follows."""
         await self._states.install(work, fetched)

@@ -1,8 +1,7 @@
-"""Replicas that train on from where they are when they send: what methods have in common in which a round is under way during
-all of the next one's inner steps.
+"""Base of replicas with one round of delay: a round takes all of the next round's inner steps.
 
-θ̄ makes its step as soon as a round commits, the same bits everywhere, as without overlap. The model is set to θ̄ when its next
-contribution has been read, so that what it is trained from is one round older than it could be.
+θ̄ makes its step when a round commits, bit-identical on all peers. The model is set to θ̄ only after its next
+contribution was read, so it trains from parameters that are one round old.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from thinwire.swarm.messages.registry import PeerId
 
 
 class OneRoundLateReplica(Replica):
-    """θ̄ and its momentum, and values that only this peer has. Made by `begin`.
+    """Replica with θ̄ and its momentum, and private vectors. Made by `begin`.
 
-    start: what the model was set to. sent: the last contribution.
+    start: parameters that the model was set to. sent: the last contribution.
     """
 
     start: Floats
@@ -29,18 +28,17 @@ class OneRoundLateReplica(Replica):
     _open: bool
 
     def _begin(self, manifest: Manifest, layout: Layout) -> None:
-        """Start from θ̄."""
         self.reset()
 
     def reset(self) -> None:
-        """See Replica: the model starts from θ̄."""
+        """Let the model start from θ̄."""
         self.start, self.sent = self.theta.copy(), np.zeros(self.size, np.float32)
         self._open = False
 
     def take(self, read: Read) -> Floats:
-        """What was trained since `start`, with the last contribution where that came to nothing.
+        """Return the training since `start`, plus the last contribution if its round failed.
 
-        Raises FloatingPointError when a parameter is not finite.
+        Raises FloatingPointError if a parameter is not finite.
         """
         delta = np.empty(self.size, np.float32)
         read(0, delta.size, delta)
@@ -56,26 +54,25 @@ class OneRoundLateReplica(Replica):
         self.sent, self._open = delta, True
 
     def measure(self, read: Read, peers: int) -> None:
-        """Take the next contribution from the model, and set `start`. Raises FloatingPointError, with nothing changed."""
+        """Read the next contribution from the model, and set `start`. Raises FloatingPointError."""
         raise NotImplementedError
 
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
-        """Measure and encode what was trained since `start`."""
+        """Measure and encode the training since `start`."""
         self.measure(read, peers)
         return self._encode_vector(self.sent)
 
     @property
     def next_start(self) -> Floats | None:
-        """`start`: the model continues from it as soon as the contribution has been read."""
+        """`start`: the model continues from it after the contribution has been read."""
         return self.start
 
     def advance(self, members: Sequence[PeerId], lives: bytes = b"") -> None:
-        """End the round: what was sent is in it."""
+        """End the round, which has what was sent."""
         super().advance(members, lives)
         self._open = False
 
     def install(self, fetched: FetchedState) -> int:
-        """See Replica."""
         changed = super().install(fetched)
         self.reset()
         return changed

@@ -161,7 +161,7 @@ class SparseReplica(Replica):
         """Select entries on the device of the parameters, from the accumulator, which stays on the host."""
         super().encode_on(device)
         if self.device is not None:
-            self.feedback.select = partial(select, self.codec.codec, device=self.device)
+            self.feedback.select_with(partial(select, self.codec.codec, device=self.device))
 
     @property
     def lr(self) -> float:

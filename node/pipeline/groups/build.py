@@ -1,4 +1,4 @@
-"""Construction of a group's learners: from the manifest and a stage to the learner that a PeerLifecycle trains."""
+"""Construction of a group's learners, from the manifest and a stage."""
 
 from __future__ import annotations
 
@@ -46,11 +46,10 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import PeerId, Post
 
 FIRST, LEAST = 60.0, 5.0
-"""Seconds that a host may take for a micro-batch: the limit of an unmeasured host, and the least limit of any host."""
+"""Seconds for a micro-batch on an unmeasured host, and the least limit of any host."""
 
 UNLED = 10.0
-"""Seconds to wait for an origin that has announced that it is none: it may have restarted and be looking for its place.
-"""
+"""Seconds to wait for a peer that no longer announces itself as origin: it may look for its place."""
 
 ROUND_PATIENCE = 2.0
 """Patience of a round in seconds without progress; see GIVE_UP."""
@@ -75,12 +74,11 @@ def learner(
     work: Work,
     fits: Collection[int] = (),
 ) -> HostLearner | OriginLearner:
-    """Create the learner of a peer with this seat, and its Handler: the peer receives the group's messages from now on.
-    `batches`: of an origin.
+    """Create the learner of a peer with this seat, and its Handler, which receives the group's messages.
 
     A host without a link to its origin makes no steps. If the origin is no longer a member, or has returned in another
-    role, the host joins another group with its stage. `fits`: stages that it can hold instead if its origin wants it to
-    (HostLearner.next).
+    role, the host joins another group with its stage. `batches`: of an origin. `fits`: stages that it can hold instead
+    if its origin wants it to (HostLearner.next).
     """
     me, roster = peer.identity.peer_id, peer.presence.roster
     door = LearnerContext(me, peer.presence.send_queue, peer.environment.now, work, peer.emit)
@@ -143,7 +141,8 @@ def keep(
     arbiter: RecoveryArbiter,
     work: Work,
 ) -> NeighbourBackup | None:
-    """Protect stages against loss: recover the peer's own stage if no peer has it, and store a copy of the next one.
+    """Protect stages against loss: recover our stage if no peer has it, and store a copy of the next one.
+
     The peer receives the messages of its group and about lost stages from now on.
     """
     (stage,), pipeline, layout = learner.held, manifest.pipeline, learner.layout
@@ -173,7 +172,7 @@ def _chain(peer: Peer, stage: int) -> FragmentSession:
 
 
 def _alone(peer: Peer) -> bool:
-    """Return True if no other peer that has announced itself trains: no whole model, and no complete group."""
+    """Return True if no other announced peer trains: no whole model, and no complete group."""
     roster, groups = peer.presence.roster, peer.seats(linked=True).groups.items()
     able = {origin for origin, held in groups if all(held.values())}
     able |= {one for origin, held in groups if origin in able for peers in held.values() for one in peers}
@@ -196,9 +195,7 @@ def _speeds(peer: Peer) -> list[float]:
 def _source(
     peer: Peer, manifest: Manifest, stage: int, readiness: HostReadiness, buddy: NeighbourBackup | None
 ) -> Source:
-    """Return where the parameters of a stage without a host come from: full replicas and other groups have them, too,
-    and peers of the stage before may have a copy.
-    """
+    """Return the sources of a stage without a host: full replicas, other groups, and copies."""
     held, pipeline = holders(peer, stage) & peer.presence.live, manifest.pipeline
     copied = buddy is not None and (buddy.held if stage == 1 else bool(readiness.hosts[stage - 1]))
     age = 0 if copied else None
@@ -226,7 +223,7 @@ class LearnerContext:
 def host_learner(
     manifest: Manifest, vocab: int, stage: int, origin: PeerId, door: LearnerContext, **known: Callable[..., Any]
 ) -> HostLearner:
-    """Create the learner of a peer that holds stage `stage` in the group of `origin`. `known`: see HostLearner."""
+    """Create the learner of a peer that holds `stage` in the group of `origin`. `known`: see HostLearner."""
     holding = HeldStage(manifest, vocab, stage)
     section, micro = holding.section, manifest.microbatches
     holding.boundary.warm_up()

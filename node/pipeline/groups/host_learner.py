@@ -163,9 +163,7 @@ class HostLearner(StageLearner):
             self._post()
 
     def on_tick(self) -> None:
-        """Repeat that this peer is ready, in case the origin was not when it was told. Without a link to the origin end
-        the steps.
-        """
+        """Repeat that this peer is ready. Without a link to the origin end the steps."""
         if self._until and self._now() > self._heard + AGAIN_SECONDS:
             self._lone = self._lacking()
             if self._lone:

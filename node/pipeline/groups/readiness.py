@@ -1,4 +1,4 @@
-"""Readiness of an origin's hosts: each host announces when it has followed the rounds that it waited for."""
+"""Readiness of an origin's hosts: each announces when it has followed the rounds that it waited for."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ SETTLED = 2.0
 """Seconds before a host may announce another stage: each change is logged."""
 
 EXCUSED = 5
-"""Exponent of the longest exemption: a late host is not waited for in the next 2, then 4, … turns (two to this power)
-if its stage has other holders.
-"""
+"""Exponent of the longest exemption of a late host, whose stage has other holders: 2, 4, … turns."""
 
 
 class HostReadiness(Handler):
-    """Handler of Presence in front of the origin. `stages`: of the model; `wait`: seconds that a host may take for a
-    round; `spare`: stages that every micro-batch skips in any case. `frozen`: returns the rows that every host needs before
-    it is ready; `source`: the source of the parameters of a stage without a host; `alone`: True if no other peer trains
-    that would have to wait for this group.
+    """Handler of Presence in front of the origin.
 
-    A late host takes part from the next step for which it is ready. No steps are made while more stages than can be
-    skipped have no holder: a model without some of its layers learns nothing of use to the others.
+    `stages`: of the model; `wait`: seconds that a host may take for a round; `spare`: stages that every micro-batch
+    skips in any case. `frozen`: returns the rows that every host needs before it is ready; `source`: the source of the
+    parameters of a stage without a host; `alone`: True if no other peer trains that would have to wait for this group.
+
+    A late host takes part from the next step for which it is ready. No steps are made while more
+    stages than can be skipped have no holder: a model without some of its layers learns nothing of use to the others.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class HostReadiness(Handler):
 
     @property
     def lame(self) -> bool:
-        """Whether so many stages lack a holder that no steps are made."""
+        """True if more stages lack a holder than can be skipped, so that no steps are made."""
         return len(self.missing) > self._spare
 
     @property
@@ -138,8 +137,7 @@ class HostReadiness(Handler):
         return held + (f"; {lacking}" if lacking else "")
 
     async def gather(self, stop: asyncio.Event) -> bool:
-        """Wait until all hosts are ready for the origin's next step, or for at most `wait` seconds until one host of
-        each stage is.
+        """Wait until all hosts are ready, or for `wait` seconds until one host of each stage is.
 
         The origin then works with the ready hosts. Returns False if `stop` is set first, or a stage has no holder and
         gets none in a moment: other peers need not wait for a group that cannot work. Without other peers, the wait
@@ -185,9 +183,7 @@ class HostReadiness(Handler):
                 self._send_queue.bulk(peer, Frame(FrozenRows(frozen.tag, number), piece))
 
     def _late(self, ready: Mapping[int, Sequence[PeerId]]) -> set[PeerId]:
-        """Return the hosts to wait for: those that are not ready, except late ones with other ready hosts in their
-        stage.
-        """
+        """Return the hosts that are not ready, except late ones if their stage has other ready hosts."""
         found = self._here - {peer for peers in ready.values() for peer in peers}
         behind = {peer for peer in found if self._posts[peer].step <= self.origin.next_step}
         return {peer for peer in behind if self._turn > self._excused[peer].until or not ready[self._posts[peer].stage]}
@@ -229,7 +225,7 @@ class HostReadiness(Handler):
         self._emit("host lost", {"peer": peer.hex(), "stage": stage})
 
     async def _change(self, stop: asyncio.Event, seconds: float | None) -> None:
-        """Wait until something has happened, `stop` is set, or so many seconds have passed."""
+        """Wait until something has happened, `stop` is set, or these seconds have passed."""
         self._news.clear()
         waits = [asyncio.ensure_future(event.wait()) for event in (self._news, stop)]
         try:

@@ -27,7 +27,8 @@ HEIR_SECONDS = 60.0
 class RecoveryArbiter(Handler):
     """Handler of messages about lost stages. `norms`: by stage, of its last gradient.
 
-    `outdated` is called with the stage when the origin reports that another peer has recovered the stage that we hold.
+    `norms`: by stage, of its last gradient. `outdated` is called with the stage when the origin reports that another
+    peer has recovered the stage that we hold.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class RecoveryArbiter(Handler):
     # Lost stages
 
     def decide(self, heir: PeerId, stage: int) -> Bequest | None:
-        """Return permission for `heir` to recover a stage, with the round; None if another peer is recovering it, or
-        this peer is not the arbiter.
+        """Return permission for `heir` to recover a stage, with the round; else None.
+
+        None means that another peer is recovering it, or that this peer is not the arbiter.
         """
         peer, session = self._peer, self._peer.fragments if self._peer.ready else None
         if session is None or not 0 <= stage < session.replica.count:
@@ -85,8 +87,9 @@ class RecoveryArbiter(Handler):
         return Bequest(stage, self._rounds[stage], told, tuple(others))
 
     async def ask(self, stage: int, patience: float) -> Bequest | None:
-        """Ask the arbiter for permission to recover a lost stage; None without an answer in time, or if another peer
-        has permission.
+        """Ask the arbiter for permission to recover a lost stage; None without an answer in time.
+
+        None, too, if another peer has permission.
         """
         judge = judge_of(self._peer.seats(), stage, self._peer.identity.peer_id)
         if judge is None:

@@ -15,13 +15,13 @@ from thinwire.sims.trials.driver import examine, fault_text
 
 SEEDS = 5
 TRIAL = 60
-"""Seeds with `make trial`, which continuous integration runs, the first ones included."""
+"""Seeds with `make trial`, which continuous integration runs, including the first ones."""
 
 TOGETHER = 5
 """Seeds in one test."""
 
 RINGS, ROUND = 40, 6
-"""Seeds whose rounds go round a ring, and how many peers those have."""
+"""Number of seeds with rings, and number of their peers."""
 
 MORE = 200
 """Seeds of rings and sieves with `make soak`."""
@@ -49,7 +49,7 @@ def _portions(begin: int, end: int, step: int, *marks: pytest.MarkDecorator) -> 
     return [pytest.param(range(first, first + step), id=str(first), marks=marks) for first in range(begin, end, step)]
 
 
-@pytest.mark.timeout(900)  # a seed that fails is shrunk
+@pytest.mark.timeout(900)  # a failing seed is shrunk
 @pytest.mark.parametrize(
     "numbers",
     [
@@ -115,7 +115,7 @@ def test_trial_trace_is_equal_for_any_hash_seed_and_thread_count() -> None:
 
 
 def test_failing_trial_is_shrunk_and_prints_its_reproduction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many faults that do no harm and one that does, with a promise that this one breaks, the one is left."""
+    """Of many harmless faults and one that violates a false claim, only that one remains."""
     scenario = trial.trial(3, 6)
     harmless = tuple(Fault(2.0 + at, "reset", (at % 6, (at + 1) % 6)) for at in range(6))
     wanted = Fault(5.25, "kill", (2,))

@@ -29,7 +29,7 @@ STEP = 0.13
 
 
 def findings(seed, *, faults=(), duration=40.0, everywhere=0.0, manifest=MANIFEST, parameters=100_000, **sick):
-    """Who said that whom was sick, of what, and the evidence; nobody else may be in it."""
+    """Return the observers of `sick` peers with cause and evidence; fail if another peer is named."""
     healthy = {"up": 2e6, "down": 8e6, "loss": everywhere}
     peers = [
         peer(index, **{"region": REGION, "step": 0.1 + 0.01 * index, **healthy, **(sick if index == SICK else {})})

@@ -12,7 +12,7 @@ WEAK = {2: 0, 3: 1, 4: 2}
 
 
 def by_round(run):
-    """Turn -> {peer: event} of all that committed it; every fragment has one state wherever it is held."""
+    """Return turn -> {peer: event}; each fragment has one state on all of its holders."""
     found = {}
     for event in events_of(run, "round"):
         found.setdefault(event.fields["round"], {})[event.peer] = event.fields
@@ -23,7 +23,7 @@ def by_round(run):
 
 @pytest.mark.parametrize("codec", [INT8, pytest.param(TOPK, marks=pytest.mark.trial)])
 def test_projected_group_contributes_beside_full_replicas(codec):
-    """Without the rows that were frozen after the newest outer step no host would be ready, and the group in no round."""
+    """Without the frozen rows of the newest outer step no host would be ready, nor the group in a round."""
     run = play(projected(seconds=11.0, codec=codec))
     found = by_round(run)
     assert max(found) >= 9
@@ -37,7 +37,7 @@ def test_projected_group_contributes_beside_full_replicas(codec):
 
 @pytest.mark.trial
 def test_late_host_receives_frozen_rows():
-    """A host is killed, another takes its stage, and the origin goes on with it."""
+    """A host is killed, another takes its stage, and the origin continues with it."""
     run = play(projected(host(5, 2, join=14.0), seconds=20.0, faults=(Fault(9.0, "kill", (4,)),)))
     found = by_round(run)
     last = [turn for turn in found if 5 in found[turn]]

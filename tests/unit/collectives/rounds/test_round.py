@@ -138,7 +138,7 @@ def test_chunk_of_old_attempt_or_unknown_index_is_ignored(harness):
 
 
 def test_second_contribution_to_a_round_is_sent(harness):
-    """A round that was given up goes on with what has been trained since."""
+    """A failed attempt of a round continues with the training since then."""
     harness.sent(Chunk)
     again = dense_payloads(11)
     harness.round.announce(again, weight=10, loss=0.0, speed=0.0)
@@ -202,8 +202,8 @@ def test_record_that_contradicts_received_result_drops_it(harness):
     [
         Record(1, 0, FIRST, (0, 1), bytes(32)),  # fewer hashes than indices
         Record(1, 0, FIRST, (0, 99), bytes(64)),
-        Record(1, 0, FIRST, (2, 3), bytes(64)),  # ours
-        Record(1, 0, FIRST, (4, 5), bytes(64)),  # of somebody else
+        Record(1, 0, FIRST, (2, 3), bytes(64)),  # our chunks
+        Record(1, 0, FIRST, (4, 5), bytes(64)),  # chunks of another owner
     ],
 )
 def test_record_from_non_owner_is_ignored(harness, record):
@@ -213,7 +213,7 @@ def test_record_from_non_owner_is_ignored(harness, record):
 
 
 def test_changed_record_is_no_progress(harness):
-    """With a Record and a Result that fits it, and then others, an owner could seem busy for ever."""
+    """With changing Records and fitting Results, an owner could seem active forever."""
     first, second = (bytes(4 * GRID.size(0)), np.ones(GRID.size(0), np.float32).tobytes())
     for at in range(100):
         harness.now = float(at)
@@ -290,7 +290,7 @@ def _commit(opened, harness, voters=(LEADER, OTHER)):
 
 
 def test_excluded_peer_fetches_results_from_voters(harness):
-    """Left out of the ballot that commits, it asks the voters, half each, and believes what fits the verdict's digest."""
+    """Excluded from the committing ballot, it asks each voter for half, and checks them with the commit's digest."""
     opened = Open(
         1,
         0,
@@ -308,7 +308,7 @@ def test_excluded_peer_fetches_results_from_voters(harness):
     assert {to for to, _, _ in asked} == {LEADER, OTHER}
     assert sorted(index for _, message, _ in asked for index in message.indices) == list(range(6))
     hashes = b"".join(blake3.blake3(harness.result(i)).digest() for i in range(6))
-    # A lie about all of it does not fit the digest, and its results are not taken.
+    # A lie about all results does not fit the digest and is refused.
     harness.on_message(OTHER, Record(1, 0, opened.ballot, tuple(range(6)), bytes(192)))
     harness.on_message(OTHER, Result(1, 0, opened.ballot, 0), harness.result(0)[:-4] + bytes(4))
     harness.on_message(LEADER, Record(1, 0, opened.ballot, tuple(range(6)), hashes))
@@ -319,7 +319,7 @@ def test_excluded_peer_fetches_results_from_voters(harness):
 
 
 def test_gone_peer_stays_gone_in_the_next_round():
-    """It may be a member of that: members are settled by the ballot that first had what is decided."""
+    """It may be a member of that round: members are fixed by the first ballot of the committed results."""
     late, dead, back = (bytes([n]) * 32 for n in (7, 8, 9))
     harness = Harness()
     harness.round.exchange.opened = harness.round.agreement.opened = None  # it was paused when the round opened
@@ -335,7 +335,7 @@ def test_gone_peer_stays_gone_in_the_next_round():
 
 
 def test_results_are_fetched_elsewhere_when_source_has_none():
-    """What it was asked for is asked of another at once; when nobody is left, the state is all there is to fetch."""
+    """Requests move to another peer at once; without another one, only the state is left to fetch."""
     harness = Harness()
     group = (LEADER, OTHER)
     entries = tuple(Contribution(peer, 1, 10) for peer in group)
@@ -354,7 +354,7 @@ def test_results_are_fetched_elsewhere_when_source_has_none():
 
 
 def test_results_are_fetched_from_several_sources():
-    """Its link may be the one that loses what we ask; the others have gone on, and so has it."""
+    """Its link may lose the requests while the other peers have continued."""
     harness, third = Harness(), bytes([9]) * 32
     harness.round.reach(third)
     group = (LEADER, OTHER, third)
@@ -369,7 +369,7 @@ def test_results_are_fetched_from_several_sources():
 
 @pytest.mark.parametrize("owes", [True, False])
 def test_owed_bytes_in_transit_are_progress_for_a_while(owes):
-    """LEADER withholds its results, while OTHER sends on at 2.5 kB/s: what it owes, or what is of no use."""
+    """LEADER withholds its results, while OTHER sends at 2.5 kB/s: owed bytes, or useless ones."""
     harness = Harness()
     for index in (2, 3):
         for peer in (LEADER, OTHER):
@@ -388,7 +388,7 @@ def test_owed_bytes_in_transit_are_progress_for_a_while(owes):
 
 @pytest.mark.parametrize("honest", [True, False])
 def test_results_are_fetched_from_followers_when_voters_are_dead(honest):
-    """A newcomer has followed the round and is in the next: it has the results too, or lies until the verdict is void."""
+    """A newcomer has followed the round and is in the next one: it has the results, or lies until they are void."""
     harness, guest = Harness(), bytes([9]) * 32
     harness.round.reach(guest)
     group = (LEADER, OTHER)
@@ -419,7 +419,7 @@ def test_results_are_fetched_from_followers_when_voters_are_dead(honest):
 
 
 def test_results_before_their_record_are_kept(harness):
-    """Records travel with the control messages, results on streams of their own; who asked for them must not ask again."""
+    """Records are control messages, results use streams; peers must not request results again for that."""
     group = (LEADER, OTHER)
     entries = tuple(Contribution(peer, 1, 10) for peer in group)
     opened = Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ())
@@ -434,7 +434,7 @@ def test_results_before_their_record_are_kept(harness):
 
 
 def test_lost_results_are_fetched_soon_after_the_verdict(harness):
-    """Its patience may be longer than the next round of the others takes, after which they keep these results no more."""
+    """Its patience may be longer than the others' next round, after which they drop these results."""
     opened = harness.opened
     for index in (0, 1, 4):
         owner = harness.round.exchange.owners[index]
@@ -478,7 +478,7 @@ def test_peer_that_does_not_read_answers_gets_no_more(harness):
 
 
 def test_usual_norm_follows_committed_rounds_only(harness):
-    """Tries that came to nothing leave no trace."""
+    """Failed attempts leave no trace."""
     for peer in (LEADER, OTHER):
         for index in (2, 3):
             harness.chunk(peer, index)
@@ -543,7 +543,7 @@ def test_oversized_early_frame_is_dropped():
 
 
 def test_resumed_round_keeps_promises_and_votes():
-    """A peer that gave a round up for a swarm that is ahead, and found none, must not vote twice in it."""
+    """A peer that gave a round up for a swarm ahead, and found none, must not vote twice in it."""
     harness = Harness()
     harness.on_message(OTHER, Prepare(1, 0, Ballot(5, OTHER)))
     assert len(harness.sent(Promise)) == 1
@@ -562,3 +562,91 @@ def test_frames_of_another_fragment_are_ignored(harness):
     harness.on_message(LEADER, Result(1, 1, FIRST, 0), b"x")
     harness.on_message(LEADER, Open(1, 1, Ballot(2, LEADER), (ME,), (ME,), (), (), None, ()))
     assert len(harness.queue.sent) == before and harness.round.agreement.opened == harness.opened
+
+
+# --- butterfly: chunks and results that belong to another place or time
+
+
+def test_chunk_for_another_owner_is_neither_used_nor_blamed(harness):
+    harness.chunk(OTHER, 0, b"spoilt!!")
+    assert harness.blamed() == []
+
+
+def test_chunk_of_a_peer_outside_the_ballot_is_neither_used_nor_blamed():
+    harness = Harness()
+    harness.open(ballot=Ballot(2, LEADER), contributors=tuple(Contribution(peer, 1, 10) for peer in (ME, OTHER)))
+    harness.sent(Blame)
+    harness.chunk(LEADER, 2, b"spoilt!!")
+    assert harness.blamed() == []
+    harness.chunk(OTHER, 2)
+    assert {message.index for _, message, _ in harness.sent(Result)} == {2}
+
+
+def test_early_frames_are_limited_by_grid_and_group(harness):
+    assert harness.round.exchange.early == (0, 2 * 6 + 256)
+
+
+def test_peer_that_connects_before_the_round_opens_gets_no_chunks():
+    harness = DenseHarness(ShardedReduce, peers=IDS)
+    harness.round.exchange.reach(OTHER)
+    assert harness.sent(Chunk) == [] and harness.sent(Result) == []
+
+
+def test_peer_that_connects_in_the_round_gets_results_and_a_stranger_gets_none(harness):
+    for peer in (LEADER, OTHER):
+        harness.chunk(peer, 2)
+    harness.sent(Result)
+    harness.round.exchange.reach(PEERS[4])
+    assert harness.sent(Result) == []
+    harness.round.exchange.reach(OTHER)
+    assert [(to, message.index) for to, message, _ in harness.sent(Result)] == [(OTHER, 2)]
+
+
+def test_false_record_of_a_former_owner_does_not_bind_its_successor():
+    harness = DenseHarness(ShardedReduce, peers=PEERS)
+    harness.result = lambda index: mean([harness.sources[peer][index] for peer in PEERS], [10.0] * 5)
+    harness.open()
+    before = harness.round.exchange.owners
+    lost = tuple(index for index, owner in enumerate(before) if owner == OTHER)
+    harness.on_message(OTHER, Record(1, 0, FIRST, lost, hashes_of([b"false"] * len(lost))))
+    harness.open(ballot=Ballot(2, LEADER), idle=(OTHER,))
+    owners = harness.round.exchange.owners
+    assert LEADER in {owners[index] for index in lost}
+    for peer in PEERS:
+        for index, owner in enumerate(owners):
+            if owner == ME != peer:
+                harness.on_message(peer, Chunk(1, 0, 1, index), harness.sources[peer][index])
+    for owner in {*owners} - {ME}:
+        theirs = [index for index, one in enumerate(owners) if one == owner]
+        harness.record_of(owner, *theirs, ballot=Ballot(2, LEADER))
+        harness.results_of(owner, *theirs, ballot=Ballot(2, LEADER))
+    assert harness.blamed() == [] and len(harness.sent(Vote)) == 1
+
+
+def test_record_with_repeated_indices_does_not_vouch_for_settled_results(harness):
+    hashes = [blake3.blake3(harness.result(index)).digest() for index in range(6)]
+    harness.open(ballot=Ballot(2, LEADER), adopted=digest_of(hashes), sources=(OTHER,), kept=IDS)
+    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), (0,) * 6, b"".join(hashes)))
+    harness.results_of(LEADER, 0, ballot=Ballot(2, LEADER))
+    assert harness.blamed() == []
+
+
+def test_peers_that_owe_data_are_contributors_and_owners_without_it(harness):
+    exchange = harness.round.exchange
+    assert set(exchange.owing(harness.opened)) == {LEADER, OTHER}
+    harness.results_of(LEADER, 0, 1)
+    harness.results_of(OTHER, 4, 5)
+    for index in (2, 3):
+        harness.chunk(LEADER, index)
+    assert set(exchange.owing(harness.opened)) == {OTHER}
+    assert exchange.culprit(harness.opened) == (OTHER, "chunk missing")
+
+
+def test_culprit_is_the_owner_whose_result_is_missing(harness):
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    harness.results_of(LEADER, 0, 1)
+    assert harness.round.exchange.culprit(harness.opened) == (OTHER, "result missing")
+    harness.results_of(OTHER, 4, 5)
+    assert harness.round.exchange.culprit(harness.opened) is None

@@ -1,4 +1,4 @@
-"""Path of one exchange from `SwarmOptimizer.step` to the socket: how many modules a reader has to pass."""
+"""Path of one exchange from `SwarmOptimizer.step` to the socket, in modules."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch import nn
 
 MANIFEST = '[run]\nname = "mine"\n[model]\nkind = "custom"\n[outer]\nsync_every = 1\n[exchange]\ncodec = "fp32"\n'
 TO_TRANSPORT, TO_SOCKET = 9, 11
-"""Modules from the optimizer to the transport, and on to the socket, which is behind link and stream pool."""
+"""Modules from the optimizer to the transport, and to the socket behind link and stream pool."""
 
 
 def chain(frame: FrameType | None) -> list[str]:
-    """Product modules on the stack, the outermost first, each once for calls that follow each other in it."""
+    """Return the product modules on the stack, outermost first, consecutive frames of a module once."""
     found: list[str] = []
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
