@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,17 @@ from thinwire.compression.dense.floats import Fp32
 EXACT = "exact"
 """Name of the codec that changes nothing."""
 
-OPS = ("mean", "sum", "min", "max")
+Op: TypeAlias = Literal["mean", "sum", "min", "max"]
+OPS: tuple[Op, ...] = get_args(Op)
 
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
-TYPES = (*FLOATS, *INTEGERS, "bool")
-NARROW = ("float32", "float16", "bfloat16")
+Element: TypeAlias = Literal[
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
+]
+"""Type of an element; bfloat16, which numpy lacks, is stored as its 16 bits."""
+
+TYPES: tuple[Element, ...] = get_args(Element)
+INTEGERS: tuple[Element, ...] = ("int64", "int32", "int16", "int8", "uint8")
+NARROW: tuple[Element, ...] = ("float32", "float16", "bfloat16")
 """Types that float32 codecs can carry."""
 
 Array = NDArray[Any]
@@ -92,7 +97,7 @@ def numpy_type(element: str) -> str:
     return "uint16" if element == "bfloat16" else element
 
 
-def widened(values: Array, element: str) -> Array:
+def widened(values: Array, element: Element) -> Array:
     """Return elements in a type that numpy computes with: bfloat16 as float32, others unchanged."""
     if element != "bfloat16":
         return values
@@ -100,7 +105,7 @@ def widened(values: Array, element: str) -> Array:
     return wide
 
 
-def narrowed(values: Array, element: str) -> Array:
+def narrowed(values: Array, element: Element) -> Array:
     """Round to the nearest value of the element type; integers wrap around at their limits."""
     if element != "bfloat16":
         return values.astype(element, copy=False)
@@ -129,7 +134,7 @@ def _odd(values: Array) -> Floats:
     return single
 
 
-def reduce(op: str, arrays: Sequence[Array], weights: Sequence[float], element: str) -> Array:
+def reduce(op: Op, arrays: Sequence[Array], weights: Sequence[float], element: Element) -> Array:
     """Return the reduction of all arrays, in order.
 
     Floats are summed in float64, integers in int64, and rounded once.
@@ -153,8 +158,8 @@ def reduce(op: str, arrays: Sequence[Array], weights: Sequence[float], element: 
 class Exact:
     """Elements as they are, little-endian."""
 
-    element: str
-    op: str
+    element: Element
+    op: Op
 
     def nbytes(self, n: int) -> int:
         return n * np.dtype(numpy_type(self.element)).itemsize
@@ -193,8 +198,8 @@ class Coded:
     """Elements converted to float32 and encoded by a codec, contributions and results alike."""
 
     codec: Codec
-    element: str
-    op: str
+    element: Element
+    op: Op
     pool: BufferPool
 
     def nbytes(self, n: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.peer.peer import Peer
-from thinwire.node.peer.status import PeerStatus, Status
+from thinwire.node.peer.status import PeerStatus, Phase, Status
 from thinwire.node.runtime.console import bytes_text, count_text
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.messages.registry import PeerId
@@ -39,7 +39,8 @@ class Reporter:
         process: tuple[int, float] = (0, 0.0),
         group: Callable[[], str] = lambda: "",
     ) -> None:
-        self.phase, self.device = "starting", device
+        self.phase: Phase = "starting"
+        self.device = device
         self.loss: float | None = None
         self.speed = 0.0
         self.sync_seconds = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -30,15 +31,19 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     sick: str = ""
 
 
+Phase: TypeAlias = Literal["starting", "joining", "training", "exchanging", "waiting", "leaving", "done"]
+"""Phase of a peer's process."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """State of a daemon at `wall` (seconds since 1970).
 
     Ids and digests are hexadecimal, byte counts are totals of the run. `process` and `process_started` (seconds since
-    1970, from the system) identify the process uniquely; a process number alone does not. `phase` is one of: starting,
-    joining, training, exchanging, waiting, leaving, done. `alike`: True if the digests of all peers in one round are
-    equal. `fp32_bytes`: bytes that synchronous data parallelism in fp32 would have sent for the same steps. `alarm`: a
-    problem for a person, such as a checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the
-    group with which this peer holds the model.
+    1970, from the system) identify the process uniquely; a process number alone does not. `phase`: see Phase; other
+    versions may have more. `alike`: True if the digests of all peers in one round are equal. `fp32_bytes`: bytes that
+    synchronous data parallelism in fp32 would have sent for the same steps. `alarm`: a problem for a person, such as a
+    checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds
+    the model.
     """
 
     process: int
