@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from kit.round_harness import FakeSendQueue, hashes_of
 from thinwire.collectives.consensus.proposal import name_of
+from thinwire.collectives.rounds.payload import room
 from thinwire.collectives.rounds.results import digest_of
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
+from thinwire.collectives.topology.shards import Grid
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.runtime.asyncio_extra import at_once
@@ -234,8 +236,12 @@ def test_link_is_measured_only_if_chunks_follow_it(setting, measured):
     assert (scene.session.current.agreement.terms.chunks > 0) == measured
 
 
-def test_butterfly_round_has_room_for_a_whole_group():
-    assert Scene().session.current.agreement.terms.room == MAX_GROUP
+def test_butterfly_round_of_many_chunks_has_room_for_a_whole_group():
+    scene = Scene()
+    scene.replica.plan_grid = Grid(100_000, 100)
+    assert room(scene.replica.grid) < MAX_GROUP
+    scene.session.advance()
+    assert scene.session.current.agreement.terms.room == MAX_GROUP
 
 
 def test_grace_is_the_configured_one():
@@ -299,6 +305,23 @@ def test_message_of_a_past_round_is_answered_with_its_commit():
         scene.on_message(ANN, Ask(1, 0))
         assert [message.opened.round for message in scene.sent(Commit)] == [1] and scene.session.strays == 0
         assert scene.sent(Behind) == []
+
+    asyncio.run(main())
+
+
+def test_message_of_a_dropped_round_is_answered_with_its_commit_and_our_progress():
+    async def main():
+        scene = Scene()
+        for _ in range(2):
+            await scene.finish_round()
+        scene.session.on_tick()
+        assert scene.session.history.get(1) is None
+        scene.sent(Commit)
+        scene.on_message(ANN, Vote(1, 0, Ballot(2, ANN), bytes(32), bytes(32)))
+        assert scene.sent(Commit) == [] and scene.sent(Behind) == [Behind(2, 0)]
+        scene.on_message(ANN, Ask(1, 0))
+        assert [message.opened.round for message in scene.sent(Commit)] == [1]
+        assert scene.sent(Behind) == [Behind(2, 0)] and scene.session.strays == 2
 
     asyncio.run(main())
 
