@@ -148,7 +148,7 @@ def test_joiner_takes_chunks_over_and_their_owner_residuals_are_dropped(sieve, p
         assert all(len(one) == 1 for one in found) and {7} < {one[0] for one in found}
         said = [fields for node in s.nodes.values() for _, name, fields in node.log if name == "given up"]
         # A quarter of the chunks went to the newcomer, and few others elsewhere.
-        moved = sum(int(str(fields["detail"]).split()[4]) for fields in said)
+        moved = sum(int(str(fields["detail"]).split()[2]) for fields in said)
         assert count // 4 <= moved <= count // 2
 
     virtual_loop.run(main(), seed=3)

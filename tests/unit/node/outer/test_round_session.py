@@ -12,6 +12,7 @@ from thinwire.collectives.rounds.payload import room
 from thinwire.collectives.rounds.results import digest_of
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
 from thinwire.collectives.topology.shards import Grid
+from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.runtime.asyncio_extra import at_once
@@ -45,9 +46,14 @@ ALL = (ME, ANN, BEN)
 
 
 class Queue(FakeSendQueue):
-    """Send queue that also has the calls of sessions. `handed`: hook of bandwidth measurements."""
+    """Send queue that also has the calls of sessions."""
 
-    handed = None
+    def __init__(self):
+        super().__init__()
+        self.bandwidth = Bandwidth()
+
+    def look(self):
+        pass
 
     def begin(self, round, fragment=0):
         pass
@@ -140,8 +146,8 @@ class Scene:
 
 def test_session_applies_rounds_and_remembers_them():
     async def main():
-        scene, commits = Scene(), []
-        scene.session.on_commit = lambda: commits.append(scene.replica.round)
+        commits: list[int] = []
+        scene = Scene(on_commit=lambda: commits.append(scene.replica.round))
         assert scene.session.strays == 0
         for number in (1, 2):
             assert scene.announce().witness, "it has a vote"
@@ -230,9 +236,8 @@ def test_slow_peers_lose_their_chunks_only_if_the_manifest_wants_it(setting, ask
 
 
 @pytest.mark.parametrize(("setting", "measured"), [("bandwidth", True), ("equal", False)])
-def test_link_is_measured_only_if_chunks_follow_it(setting, measured):
+def test_chunks_are_assigned_by_bandwidth_only_if_configured(setting, measured):
     scene = Scene(exchange=f'chunk_assignment = "{setting}"')
-    assert (scene.queue.handed is not None) == measured
     assert (scene.session.current.agreement.terms.chunks > 0) == measured
 
 

@@ -355,7 +355,7 @@ def test_checkpoint_has_every_fragment_with_its_round(tmp_path, codec):
     [
         (streaming(3, 7), "fp32", "outer.overlap = 7 is more than outer.sync_every = 6"),
         (streaming(3, 1, 0.5), "topk(k=64,chunk=4096)|2bit|rice", "takes the place of momentum"),
-        (streaming(65, 3, steps=65), "fp32", "outer.fragments = 65, but at most 64 fragments can have rounds"),
+        (streaming(65, 3, steps=65), "fp32", "outer.fragments = 65, but at most 64 fragments can have separate rounds"),
         ("sync_every = 6", "topk(k=64,chunk=4096)|2bit|rice", "is not for the method 'diloco'"),
     ],
 )
