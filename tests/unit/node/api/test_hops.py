@@ -69,7 +69,7 @@ def test_step_reaches_socket_in_few_modules(tmp_path: Path, monkeypatch) -> None
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
     upper = max((one for one in calls if one[0] == "thinwire.node.api.optimizer"), key=len)
-    # A peer that catches up asks for states on the way: that is no path of a contribution.
+    # A peer that catches up asks for states. That is not the path of a contribution.
     lower = [
         one for one in sent if "thinwire.node.peer.peer_services" in one and "thinwire.node.outer.catch_up" not in one
     ]
