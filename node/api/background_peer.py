@@ -22,6 +22,7 @@ from thinwire.node.peer.status import Status
 from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.lock import hold
 from thinwire.node.runtime.loop_thread import LoopThread
+from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import ParameterWrite, Read
 from thinwire.node.state.snapshot import PrivateState
@@ -77,6 +78,8 @@ class BackgroundPeer:
             self._background = LoopThread("thinwire")
             stack.callback(self._background.stop)
             self._report = self._report_sinks.report
+            if warning := check_open_files():
+                self._report.emit("alarm", {"detail": warning})
             self.peer = entry.peer(self._report.emit)
             self._services = PeerServices(self.peer, self._report, meanwhile=self._until_due)
             stack.callback(lambda: self._background.last_call(self._leave()))

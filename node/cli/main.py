@@ -8,6 +8,7 @@ annotations. `sim` and `plan` come from the simulator this way.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -28,8 +29,19 @@ ENTRY_POINTS = "thinwire.commands"
 
 EXIT_CODES = """\b
 Exit codes: 0 done, 1 the run failed, 2 usage or configuration,
-3 could not start here (port, key, device), 4 no swarm reachable,
+3 could not start here (port, key, device, disk), 4 no swarm reachable,
 5 manifest or protocol mismatch, 130 and 143 stopped by a signal."""
+
+_ROOM = "make room on the disk, or choose another directory with --home DIR"
+_FILES = "raise the limit of open files before you start, for example with `ulimit -n 4096`"
+MACHINE_ERRORS = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EROFS: "choose a directory that can be written with --home DIR",
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+}
+"""Errors of the operating system that the user can mend -> hint. The exit code is 3."""
 
 app = typer.Typer(
     name="thinwire",
@@ -134,13 +146,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (head, less) has closed the pipe; prevent an error about buffered output when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in MACHINE_ERRORS:
+            return _internal(error, session)
+        record_traceback(error, session.log, show=session.debug)
+        tell(
+            f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror),
+            MACHINE_ERRORS[error.errno],
+        )
+        return 3
     except Exception as error:
         describe = getattr(error, "format_message", None)
         if describe is not None:  # a mistake in the arguments; the class's place differs between versions of typer
             place = getattr(getattr(error, "ctx", None), "command_path", "thinwire")
             tell(describe(), f"see `{place} --help`")
             return 2
-        logged = record_traceback(error, session.log, show=session.debug)
-        hint = f"the traceback is in {session.log}" if logged else "run it again with --debug to see the traceback"
-        tell(f"internal error: {type(error).__name__}: {error}", f"{hint}; please report it")
-        return 1
+        return _internal(error, session)
+
+
+def _internal(error: Exception, session: CliSession) -> int:
+    """Print an unforeseen error; return the exit code."""
+    logged = record_traceback(error, session.log, show=session.debug)
+    hint = f"the traceback is in {session.log}" if logged else "run it again with --debug to see the traceback"
+    tell(f"internal error: {type(error).__name__}: {error}", f"{hint}; please report it")
+    return 1

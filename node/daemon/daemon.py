@@ -34,6 +34,7 @@ from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import LOGGER, log_style, set_up_logging
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.lock import hold
+from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.signals import HANGUP, ending
 from thinwire.node.training.batches import Batches
 from thinwire.node.training.learner import Learner
@@ -56,7 +57,8 @@ def join(invite: str, config: Config, options: Options) -> int:
 
 
 def _run(entry: RunEntry, options: Options, *, here: Path) -> int:
-    daemon, directories = Daemon(entry, options, here=here), entry.config.directories
+    warning, directories = check_open_files(extend=True), entry.config.directories
+    daemon = Daemon(entry, options, here=here, warning=warning)
     set_up_logging(log_style(options.log), directories.log, debug=options.debug)
     with hold(directories.lock):
         if sys.platform == "win32":
@@ -77,10 +79,13 @@ def _hand_out(invite: str) -> None:
 
 
 class Daemon:
-    """One peer process. `here` is the directory of files named by the manifest."""
+    """One peer process.
 
-    def __init__(self, entry: RunEntry, options: Options, *, here: Path) -> None:
-        self._entry, self._options, self._here = entry, options, here
+    `here`: directory of files named by the manifest. `warning`: reported as an alarm.
+    """
+
+    def __init__(self, entry: RunEntry, options: Options, *, here: Path, warning: str = "") -> None:
+        self._entry, self._options, self._here, self._warning = entry, options, here, warning
         self._device = choose_device(entry.config.device)
         self._worker, self._second = ThreadPoolExecutor(1, "compute"), ThreadPoolExecutor(1, "digest")
         self._stopping = False
@@ -95,6 +100,8 @@ class Daemon:
             self._entry.config, self._entry.run_id, self._device, lambda: "" if self._made is None else self._made.said
         )
         self._report = report_sinks.report
+        if self._warning:
+            self._report.emit("alarm", {"detail": self._warning})
         life = self._life()
 
         def signalled(number: int) -> None:

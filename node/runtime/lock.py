@@ -5,6 +5,7 @@ Two daemons with one key would look like one liar to the swarm.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from thinwire.swarm.identity.errors import HintedError
+
+OWN_HOME = "choose your own directory with --home"
+"""Hint for a directory that we may not use."""
 
 
 class InUseError(HintedError):
@@ -21,8 +25,10 @@ class InUseError(HintedError):
 
 
 def unwritable(path: Path, error: OSError) -> InUseError:
-    """Return the error for one of our files that cannot be opened."""
-    return InUseError(f"cannot write {path}: {error.strerror}", "choose your own directory with --home")
+    """Return the error for one of our files that cannot be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = "make room on that disk, or choose another directory with --home DIR" if full else OWN_HOME
+    return InUseError(f"cannot write {path}: {error.strerror}", hint)
 
 
 @contextmanager
@@ -42,13 +48,18 @@ def hold(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
+            holder = holder if holder.isdecimal() else "unknown"  # its write may be incomplete
             raise InUseError(
                 f"a daemon already runs in this directory (process {holder})",
                 "stop it first, or choose another directory for the key and files with --home DIR",
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        try:
+            holder = f"{os.getpid()}\n".encode()
+            os.pwrite(descriptor, holder, 0)
+            os.ftruncate(descriptor, len(holder))
+        except OSError as error:
+            raise unwritable(path, error) from None
         yield
     finally:
         os.close(descriptor)

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import blake3
 import numpy as np
@@ -30,6 +30,12 @@ SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".bin")
 _PIECE = 1 << 20  # bytes of text given to a tokenizer at once
 _NOT_SOURCE = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 _SHARD_MAGIC = 20_240_520  # magic number of token shards with a header of 256 int32 words (llm.c and its descendants)
+
+
+class NoRoomError(DataError):
+    """The disk has no room for token files."""
+
+    exit_code: ClassVar[int] = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ def open_corpus(path: Path | None, tokenizer: Tokenizer, cache: Path) -> Corpus:
         return Corpus((np.memmap(target, dtype, mode="r"),), tokenizer.vocab, identity)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DataError(
+            raise NoRoomError(
                 f"{cache}: {error.strerror}", "token files are stored there: free some space, or choose another --home"
             ) from None
         raise _unreadable(Path(error.filename or root), error) from None

@@ -107,7 +107,7 @@ def test_slow_or_lossy_peer_is_named_for_each_method(method, parameters, duratio
 
 @pytest.mark.trial
 def test_peer_with_wrong_clock_is_named_by_all_and_accuses_nobody():
-    told = findings(1, faults=[Fault(1.0, "clock-jump", (SICK,), 0.0, 90.0)])
+    told = findings(1, duration=60.0, faults=[Fault(1.0, "clock-jump", (SICK,), 0.0, 90.0)])
     assert accused(told) == {(VICTIM, "clock skew")} and len({who for who, *_ in told}) == 4
     assert all("90 s ahead" in text for *_, text in told)
 

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -338,3 +339,16 @@ def test_another_package_cannot_replace_a_built_in_command(capsys, package, home
     assert outcome(capsys, "id", "--home", home)[0] == 0
     code, _, err = outcome(capsys, "--help")
     assert code == 0 and err == ["warning: skipped the command 'id' of thief: there is one of this name"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.ENOSPC, "make room"), (errno.EROFS, "--home"), (errno.EMFILE, "ulimit -n")]
+)
+def test_main_gives_errors_of_the_machine_a_hint(capsys, monkeypatch, number, words):
+    def fail(*_):
+        raise OSError(number, os.strerror(number), "/somewhere")
+
+    monkeypatch.setattr(main, "command_line", fail)
+    assert main.main(["id"]) == 3
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: {os.strerror(number)}: /somewhere" and words in hint

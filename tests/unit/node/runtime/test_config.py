@@ -1,3 +1,4 @@
+import errno
 import os
 from pathlib import Path
 
@@ -202,3 +203,29 @@ def test_home_lock_has_one_holder_and_ends_with_it(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InUseError, match="cannot write"), hold(tmp_path / "file" / "daemon.lock"):
         pass
+
+
+def test_lock_on_a_full_disk_is_refused_with_a_hint(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(InUseError, match="No space left") as caught, hold(tmp_path / "lock"):
+        pass
+    assert caught.value.exit_code == 3 and "make room" in caught.value.hint
+
+
+@pytest.mark.parametrize("content", [b"", b"12", b"\xff\x00garbage", b"123456789012345678901234567890123"])
+def test_lock_left_half_written_by_a_dead_process_is_taken_over(tmp_path, content):
+    path = tmp_path / "lock"
+    path.write_bytes(content)
+    with hold(path):
+        assert path.read_text() == f"{os.getpid()}\n"
+
+
+def test_lock_whose_holder_is_unreadable_names_no_process(tmp_path):
+    path = tmp_path / "lock"
+    with hold(path):
+        path.write_bytes(b"\x1b[31mgarbage")
+        with pytest.raises(InUseError, match=r"process unknown"), hold(path):
+            pass

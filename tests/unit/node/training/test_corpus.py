@@ -119,7 +119,8 @@ def test_full_disk_for_token_cache_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(corpus_module.os, "fsync", full)
     with pytest.raises(DataError, match="cache: No space") as error:
         opened(tmp_path / "text.txt", tmp_path)
-    assert "free some space" in error.value.hint and not list((tmp_path / "cache").iterdir())
+    assert error.value.exit_code == 3 and "free some space" in error.value.hint
+    assert not list((tmp_path / "cache").iterdir())
 
 
 def test_corpus_identity_depends_on_content_only(tmp_path: Path) -> None:
