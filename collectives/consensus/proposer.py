@@ -165,6 +165,7 @@ class Proposer:
         """
         left = set(self._terms.members) - self._electorate.gone - set(promises)
         if not left or self._electorate.enough(promises, ()):
+            self._doubted_since = None
             return True
         if self._doubted_since is None:
             self._doubted_since = now

@@ -88,6 +88,17 @@ def test_proposer_without_third_member_opens_after_exactly_ten_patiences():
         assert (proposer.propose(None, now) is not None) == opens
 
 
+def test_proposer_whose_third_member_answered_once_waits_ten_patiences_again():
+    """The member may have voted since it answered."""
+    proposer = Proposer(Electorate(ME, TERMS, {ME, IDS[4]}, IDS[1:3]), {peer: announced() for peer in (ME, IDS[4])})
+    for now, answers, opens in ((0.0, False, False), (10.0, True, True), (20.0, False, False), (40.0, False, True)):
+        proposer.prepare(promise(2), now)
+        proposer.hear_promise(IDS[4], promise(2), counts=True)
+        if answers:
+            proposer.hear_promise(IDS[0], promise(2), counts=True)
+        assert (proposer.propose(None, now) is not None) == opens
+
+
 def test_proposer_waits_longer_for_a_leader_after_four_ballots():
     proposer, growth = proposer_of(), []
     for _ in range(8):
