@@ -91,6 +91,11 @@ class DataPlane(ABC):
         """Number of stored early frames, and its limit."""
         return len(self._early), self._early.total
 
+    @property
+    def source(self) -> Sequence[Buffer]:
+        """Our own encoded chunks; empty before `contribute` and after the round."""
+        return self._source
+
     def contribute(self, source: Sequence[Buffer], attempt: int) -> None:
         """Set our own encoded chunks and the number of their announcement."""
         self._source, self._attempt = source, attempt

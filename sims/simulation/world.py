@@ -16,12 +16,15 @@ import torch
 from thinwire.collectives.outcome import Outcome
 from thinwire.compression.core.types import Floats
 from thinwire.node.methods.registry import METHODS
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.peer.peer import Peer
 from thinwire.node.state.fragments import fragments_of
 from thinwire.node.state.replica import Replica
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.invariants.always import LOOK_SECONDS, AlwaysInvariants
 from thinwire.sims.invariants.fragments import FragmentInvariants
 from thinwire.sims.invariants.on_commit import CommitInvariants, Violation
+from thinwire.sims.invariants.replay import ReplayInvariant, replayed
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import SimNet
 from thinwire.sims.peers import byzantine
@@ -154,6 +157,12 @@ class SimWorld:
         self.oracles = CommitInvariants(self.manifest, ids, self.tell)
         partial = METHODS[self.manifest.outer.method].partial
         self.lineages = FragmentInvariants(self.manifest, ids, self.tell) if partial else None
+        self.replays: Mapping[int, ReplayInvariant] = {
+            number: ReplayInvariant(self.manifest, ids, self.tell)
+            for number in range(self.manifest.outer.fragment_count if partial else 1)
+            if replayed(self.manifest)
+        }
+        """Replays of committed rounds, by fragment."""
         self._honest = set(honest)
         slowest = max(spec.step_seconds for spec in scenario.peers) * self.manifest.outer.sync_every
         self.always_invariants = AlwaysInvariants(
@@ -313,7 +322,12 @@ class SimWorld:
     def event(self, machine: Machine, kind: str, fields: Mapping[str, Any]) -> None:
         """Record a peer's own event."""
         now = self.loop.time()
+        if kind == "phase" and fields["phase"] == "announce" and machine.process is not None:
+            self._announced(machine.process.peer, int(fields.get("fragment", 0)))
         if kind in ("ready", "synced") and machine.process is not None:
+            for number, one, _ in machine.process.peer.replica.each(machine.process.peer.layout):
+                if self.replays and fields.get("fragment", number) == number:
+                    self.replays[number].installed(machine.index, one)
             replica = machine.process.peer.replica
             if self.lineages is not None:
                 self.lineages.installed(machine.index, machine.process.peer.fragments.replica, fields.get("fragment"))
@@ -328,11 +342,23 @@ class SimWorld:
         if kind != "phase":
             self.journal.event(now, machine.index, kind, fields)
 
+    def _announced(self, peer: Peer, fragment: int) -> None:
+        """Record what a peer announces for the replay of its round."""
+        session = peer.session if self.lineages is None else peer.fragments.links[fragment]
+        if self.replays and isinstance(session, RoundSession):
+            current = session.current
+            me, source = peer.identity.peer_id, current.exchange.source
+            self.replays[fragment].announced(me, current.round, current.attempt, source)
+
     def committed(self, machine: Machine, outcome: Outcome) -> None:
         """Record that a peer has applied a round."""
         if machine.process is None:
             return
         replica = machine.process.peer.replica
+        fragment = outcome.commit.opened.fragment if outcome.commit is not None and self.lineages is not None else 0
+        for number, one, layout in replica.each(machine.process.peer.layout):
+            if number == fragment and machine.index in self._honest and self.replays:
+                self.replays[number].committed(machine.index, one, layout, outcome)
         self.loop.record(b"round", machine.identity.peer_id, replica.digest)
         if machine.index in self._honest and self.lineages is not None:
             self.lineages.committed(machine.index, machine.process.peer.fragments.replica, outcome)
@@ -349,6 +375,8 @@ class SimWorld:
         now = self.loop.time()
         self.journal.event(now, machine.index, "down", {"reason": reason})
         (self.lineages or self.oracles).ended(machine.index)
+        for replay in self.replays.values():
+            replay.ended(machine.index)
         self._changed([machine.index])
         if (
             failure is not None

@@ -1,0 +1,78 @@
+"""Replay of rounds: a wrong aggregate is found though all peers apply the same one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.round import Round
+from thinwire.sims.simulation.world import SimWorld, simulate
+from thinwire.sims.trials import families
+from thinwire.sims.trials.families import FAMILIES
+from thinwire.sims.trials.trial import PACE
+from thinwire.swarm.manifest.parser import parse
+
+
+def _first_counts_as_last(patch):
+    """Owners average the last contribution twice, and the first one not at all."""
+    make = ShardedReduce._make
+
+    def wrong(self, opened, index, payloads, weights):
+        make(self, opened, index, [payloads[-1], *payloads[1:]], weights)
+
+    patch.setattr(ShardedReduce, "_make", wrong)
+
+
+def _first_payload_is_the_last(patch):
+    """All peers take the payload of the last contributor for that of the first one, too."""
+    wait = Round.wait
+
+    async def wrong(self):
+        outcome = await wait(self)
+        if outcome.commit is None:
+            return outcome
+        each = len(outcome.results) // len(outcome.commit.opened.contributors)
+        return replace(outcome, results=(*outcome.results[-each:], *outcome.results[each:]))
+
+    patch.setattr(Round, "wait", wrong)
+
+
+DENSE = ("diloco", "muloco", "powersgd", "eager", "co2", "buffered-async", "delayed-nesterov", "chains")
+GATHERED = ("sparseloco", "demo", "sparse-chains")
+
+
+def _violated(name):
+    scenario = families.scenario(name, 0)
+    peers = tuple(replace(peer, join=0.05 * bool(peer.index)) for peer in scenario.peers)
+    manifest = re.sub(r'topology = "\w+"', 'topology = "butterfly"', scenario.manifest)  # where the mistake is planted
+    scenario = replace(scenario, peers=peers, faults=(), duration=8.0, manifest=manifest)
+    return {violation.oracle for violation in simulate(scenario, preset=PACE, first=True).violations}
+
+
+@pytest.mark.parametrize(
+    ("name", "plant"),
+    [*((name, _first_counts_as_last) for name in DENSE), *((name, _first_payload_is_the_last) for name in GATHERED)],
+)
+def test_wrong_aggregate_that_all_apply_is_found(monkeypatch, name, plant):
+    plant(monkeypatch)
+    assert _violated(name) == {"aggregate"}
+
+
+def test_every_method_but_pairs_and_owner_residuals_is_replayed(monkeypatch):
+    worlds, made = [], SimWorld.__init__
+
+    def noting(self, *given, **named):
+        made(self, *given, **named)
+        worlds.append(self)
+
+    monkeypatch.setattr(SimWorld, "__init__", noting)
+    for name in FAMILIES:
+        assert not _violated(name)
+        counts = [replay.replays for replay in worlds.pop().replays.values()]
+        manifest = parse(families.scenario(name, 0).manifest)
+        if manifest.outer.gossip or manifest.exchange.collective == "sparse-butterfly":
+            assert not counts
+        else:
+            assert sum(counts), name
