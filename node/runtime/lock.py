@@ -55,9 +55,9 @@ def hold(path: Path) -> Iterator[None]:
                 "stop it first, or choose another directory for the key and files with --home DIR",
             ) from None
         try:
-            holder = f"{os.getpid()}\n".encode()
-            os.pwrite(descriptor, holder, 0)
-            os.ftruncate(descriptor, len(holder))
+            ours = f"{os.getpid()}\n".encode()
+            os.pwrite(descriptor, ours, 0)
+            os.ftruncate(descriptor, len(ours))
         except OSError as error:
             raise unwritable(path, error) from None
         yield

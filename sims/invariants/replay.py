@@ -1,4 +1,4 @@
-"""Replay of committed rounds from what their contributors announced: the aggregate of methods whose contributions are private.
+"""Replay of committed rounds from what their contributors announced.
 
 An observer cannot compute a contribution that depends on a private residual, but it can see what was announced. From these
 payloads it computes the results in one place, lets a replica of its own make the method's outer step from the state before,

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.reducer import Reducer
 from thinwire.collectives.rounds.round import Round
 from thinwire.sims.simulation.world import SimWorld, simulate
 from thinwire.sims.trials import families
@@ -17,12 +17,12 @@ from thinwire.swarm.manifest.parser import parse
 
 def _first_counts_as_last(patch):
     """Owners average the last contribution twice, and the first one not at all."""
-    make = ShardedReduce._make
+    result = Reducer.result
 
-    def wrong(self, opened, index, payloads, weights):
-        make(self, opened, index, [payloads[-1], *payloads[1:]], weights)
+    def wrong(self, payloads, weights, size):
+        return result(self, [payloads[-1], *payloads[1:]], weights, size)
 
-    patch.setattr(ShardedReduce, "_make", wrong)
+    patch.setattr(Reducer, "result", wrong)
 
 
 def _first_payload_is_the_last(patch):
