@@ -638,3 +638,9 @@ def test_culprit_is_the_owner_whose_result_is_missing(harness):
     assert harness.round.exchange.culprit(harness.opened) == (OTHER, "result missing")
     harness.results_of(OTHER, 4, 5)
     assert harness.round.exchange.culprit(harness.opened) is None
+
+
+@pytest.mark.parametrize("index", [6, 60])
+def test_result_beyond_the_grid_is_ignored(harness, index):
+    harness.on_message(LEADER, Result(1, 0, FIRST, index), b"beyond")
+    assert harness.blamed() == []
