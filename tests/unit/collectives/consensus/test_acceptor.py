@@ -164,3 +164,10 @@ def test_rest_is_zero_at_first_then_doubles_up_to_its_bound():
     assert [rest(count) for count in range(BALLOTS + 1)] == [0.0] * (BALLOTS + 1)
     assert [rest(BALLOTS + count) for count in range(1, 9)] == [0.25, 0.5, 1.0, 2.0, 4.0, REST, REST, REST]
     assert rest(10**6) == REST
+
+
+def test_follows_the_first_term_from_the_first_in_leader_order_not_in_peer_order():
+    reordered = RoundTerms(5, 0, (SECOND, FIRST, THIRD), BASE, PLAN, max_weight=100, patience=PATIENCE)
+    assert Acceptor(reordered).follows(SECOND, opened(1, SECOND), 0.0)
+    for peer in (FIRST, THIRD):
+        assert not Acceptor(reordered).follows(peer, opened(1, peer), 0.0)

@@ -221,3 +221,11 @@ def test_blame_of_relay_that_is_last_owner_leaves_it_its_chunks():
 def test_blame_of_relay_among_other_peers_than_two_owners_is_ignored(accuser, about, idle):
     bench = Bench(4, idle=idle)
     assert not bench.say(accuser, about, "subtotal") and not bench.blame_book.idle
+
+
+def test_missing_results_of_earlier_ballots_do_not_add_up():
+    bench = Bench(5)
+    assert not bench.say(ANN, DAN, "result missing")
+    bench.next()
+    assert not bench.say(BEN, DAN, "result missing") and not bench.say(ANN, DAN, "result missing")
+    assert bench.say(CAT, DAN, "result missing") and bench.blame_book.idle == {DAN}

@@ -71,3 +71,8 @@ def test_electorate_waits_for_reachable_members_that_are_not_ready():
     terms = RoundTerms(5, 0, (ANN, BEN, CAT, DAN), bytes(32), bytes(32))
     electorate = Electorate(ME, terms, {ME, ANN, BEN, CAT}, {CAT})
     assert electorate.waiting_for({ANN}) == (BEN,)
+
+
+def test_present_peers_decide_when_members_and_others_are_gone():
+    electorate = Electorate(ME, TERMS, {ME, CAT}, {ANN, BEN, EVE})
+    assert electorate.enough({ME, CAT}, present=(ME, CAT, DAN)) and not electorate.enough({ME}, present=(ME, CAT, DAN))

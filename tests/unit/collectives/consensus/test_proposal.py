@@ -232,8 +232,9 @@ def test_votes_count_only_with_ballot_and_digest():
     assert choices(promises) == [AcceptedValue(before, b"x" * 32, (IDS[0], IDS[3]))]
 
 
-def test_gone_peers_are_listed_before_all_other_excluded_ones():
-    out = {number.to_bytes(2, "big") * 16: "late" for number in range(MAX_GROUP + 3)} | {b"z" * 32: "gone"}
+@pytest.mark.parametrize("reason", ["late", "base digest"])
+def test_gone_peers_are_listed_before_all_other_excluded_ones(reason):
+    out = {number.to_bytes(2, "big") * 16: reason for number in range(MAX_GROUP + 3)} | {b"z" * 32: "gone"}
     found = propose(FIRST, TERMS, IDS[:4], said(1, 1, 1, 1), out, rejected={}, idle=(), before=None)
     assert found is not None and len(found.excluded) == MAX_GROUP
     assert any(entry.reason == "gone" for entry in found.excluded)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from thinwire.collectives.consensus.acceptor import LAST_TERM
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of
 from thinwire.collectives.consensus.proposer import FORSAKEN, Proposer
@@ -220,3 +221,19 @@ def test_new_contribution_pardons_all_while_too_few_contributors_are_left():
     proposer.blame_book.rejected.update({IDS[2]: "hash", IDS[4]: "hash"})
     proposer.hear_again(IDS[4])
     assert not proposer.blame_book.rejected
+
+
+def test_next_ballot_ends_at_the_last_term():
+    proposer = proposer_of()
+    assert proposer.next(Ballot(LAST_TERM - 1, ME), 0.0) == Ballot(LAST_TERM, ME)
+    assert proposer.next(Ballot(LAST_TERM, ME), 0.0) is None
+
+
+def test_newcomers_own_no_chunks_while_they_are_at_most_half():
+    terms = replace(TERMS, members=(ME, IDS[0]))
+    proposer = prepared(terms=terms, live={ME, IDS[0], IDS[1], IDS[4]})
+    proposer.hear_promise(IDS[0], promise(3), counts=True)
+    for guest in (IDS[1], IDS[4]):
+        proposer.hear_promise(guest, promise(3), counts=False)
+    found = proposer.propose(None, 0.1)
+    assert found is not None and found.idle == (IDS[1], IDS[4]) and len(found.alive) == 4

@@ -107,3 +107,9 @@ def test_old_announcements_of_one_peer_are_forgotten():
     found.take((BEN, 2), 0, chunk(2.0), found=HASH, announced=HASH)
     found.forget(BEN, (2,))
     assert [found.has((peer, 1), 0) for peer in (ANN, BEN, CAT)] == [True, False, True] and found.has((BEN, 2), 0)
+
+
+def test_limit_grows_when_all_but_empty_contributions_were_beyond():
+    found = held({0: 1.0}, ann=5000.0, ben=0.0)
+    assert found.beyond(entries(ANN, BEN), NAME, 0) == (ANN,)
+    assert found.beyond(entries(ANN), OTHER, 0) == ()

@@ -76,3 +76,10 @@ def test_single_payload_of_a_station_stays_as_it_is():
 def test_station_joins_the_received_mean_with_its_weight():
     assert joined(Sum(), b"sum", 5.0, [b"own"], [3.0], 4) == [b"sum", b"own", 5.0, 3.0, 4]
     assert joined(Sum(), None, 0.0, [b"own", b"leaf"], [3.0, 2.0], 4) == [b"own", b"leaf", 3.0, 2.0, 4]
+
+
+def test_owners_alone_begin_their_chunks_if_all_contributors_are_outside_the_ring():
+    group = tuple(IDS[:4])
+    opened = Open(1, 0, Ballot(1, IDS[0]), group, group, (Contribution(IDS[3], 1, 5),), (), None, (), order=(0, 1, 2))
+    for owner, way in ways(opened).items():
+        assert way.stations == (owner,) and way.adds == (opened.contributors,) and way.before == (0.0,)

@@ -8,11 +8,13 @@ import blake3
 import numpy as np
 import pytest
 from kit.round_harness import (
+    BASE,
     FIRST,
     GRID,
     LEADER,
     ME,
     PEERS,
+    PLAN,
     DenseHarness,
     dense_payloads,
     hashes_of,
@@ -21,11 +23,12 @@ from kit.round_harness import (
     signature,
 )
 from thinwire.collectives.consensus.electorate import ORPHANED
-from thinwire.collectives.consensus.proposal import name_of
+from thinwire.collectives.consensus.proposal import RoundTerms, name_of
 from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.data_plane import STIRRING
 from thinwire.collectives.rounds.results import digest_of
 from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.swarm.messages.registry import (
     Ask,
     Ballot,
@@ -584,6 +587,9 @@ def test_chunk_of_a_peer_outside_the_ballot_is_neither_used_nor_blamed():
 
 def test_early_frames_are_limited_by_grid_and_group(harness):
     assert harness.round.exchange.early == (0, 2 * 6 + 256)
+    terms = RoundTerms(1, 0, IDS, BASE, PLAN, chunks=6)
+    unequal = DenseHarness(ShardedReduce, peers=IDS, terms=terms)
+    assert unequal.round.exchange.early == (0, (MOST + 1) * 6 + 256), "one peer may own MOST equal shares"
 
 
 def test_peer_that_connects_before_the_round_opens_gets_no_chunks():
@@ -650,3 +656,9 @@ def test_culprit_is_the_owner_whose_result_is_missing(harness):
     assert harness.round.exchange.culprit(harness.opened) == (OTHER, "result missing")
     harness.results_of(OTHER, 4, 5)
     assert harness.round.exchange.culprit(harness.opened) is None
+
+
+@pytest.mark.parametrize("index", [6, 60])
+def test_result_beyond_the_grid_is_ignored(harness, index):
+    harness.on_message(LEADER, Result(1, 0, FIRST, index), b"beyond")
+    assert harness.blamed() == []

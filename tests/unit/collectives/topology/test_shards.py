@@ -112,3 +112,7 @@ class Tiny:
 
 def test_chunks_have_at_most_half_a_million_elements_with_any_codec():
     assert grid(1 << 28, Tiny()).chunk == 1 << 19
+
+
+def test_small_fragment_has_at_most_32_chunks():
+    assert [len(grid(total, registry.parse("fp32"))) for total in (32 * 4096, 32 * 4096 + 1, 64 * 4096)] == [32, 17, 32]
