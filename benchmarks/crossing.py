@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.pipeline.model.section import Section
 from torch import Tensor, nn
 

@@ -24,7 +24,7 @@ import machine
 import numpy as np
 import torch
 from crossing import Staged
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.types import Floats
 from thinwire.node.pipeline.model.section import Section
 from thinwire.node.pipeline.model.subspace_projection import SubspaceProjection

@@ -21,7 +21,7 @@ from typing import Any
 import machine
 import torch
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.pipeline.model.section import cut, section
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer

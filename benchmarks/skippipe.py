@@ -22,7 +22,7 @@ import machine
 import numpy as np
 import torch
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.pipeline.model.section import Section
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer

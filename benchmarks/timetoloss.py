@@ -25,7 +25,7 @@ import machine
 import torch
 from crossing import Staged
 from pipeline import MICROS, STAGES, links
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.pipeline.model.section import Section
 from thinwire.node.pipeline.model.subspace_model import confine
 from thinwire.node.training.batches import Batches, Split, split

@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 import thinwire
 from thinwire.swarm import choices
-from thinwire.swarm.methods.registry import METHODS
+from thinwire.swarm.method_specs.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("swarm", "compression", "collectives", "node", "sims", "benchmarks", "examples")
@@ -179,7 +179,7 @@ MAY_OPEN = {
         "node/daemon/daemon.py": "reads the manifest it is given",
         "node/runtime/event_log.py": "the event log of a process",
         "node/training/export.py": "writes what it is asked to export",
-        "node/runtime/lock.py": "one process per home",
+        "node/runtime/process_lock.py": "one process per home",
         "node/peer/status.py": "the status of a process",
         "node/training/tokenizer.py": "reads the manifest's tokenizer",
         "node/runtime/parent_watch.py": "reads the pipe from the parent",
@@ -487,11 +487,11 @@ STILL_ACCESS = {
     "tests/unit/collectives/transport/zeromq/test_transport_hostile.py": 1,
     "tests/unit/collectives/transport/zeromq/test_transport_parts.py": 4,
     "tests/unit/compression/activations/test_codecs.py": 2,
-    "tests/unit/compression/test_boundary.py": 4,
+    "tests/unit/compression/test_boundary_codec.py": 4,
     "tests/unit/node/api/test_allreduce.py": 6,
     "tests/unit/node/api/test_background_peer.py": 11,
     "tests/unit/node/api/test_swarm.py": 2,
-    "tests/unit/node/methods/concurrent/test_fragment_replicas.py": 1,
+    "tests/unit/node/methods/fragments/test_fragment_replicas.py": 1,
     "tests/unit/node/methods/noloco/test_loop.py": 1,
     "tests/unit/node/outer/test_state_server.py": 2,
     "tests/unit/node/peer/test_lifecycle.py": 2,

@@ -8,7 +8,7 @@ from typing import Any
 import thinwire
 import torch
 from lesson import Lesson
-from thinwire.compression.warmup import warm_up
+from thinwire.compression.compile_kernels import warm_up
 from turns import listen, say, until
 
 

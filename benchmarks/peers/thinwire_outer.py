@@ -12,7 +12,7 @@ import time
 
 import thinwire
 import torch
-from thinwire.compression.warmup import warm_up
+from thinwire.compression.compile_kernels import warm_up
 from turns import WIDTH, blocks, die, listen, say, until
 
 

@@ -13,8 +13,8 @@ from fixed_group import Averager
 from numpy.typing import NDArray
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.transport import ZmqTransport
+from thinwire.compression.compile_kernels import warm_up
 from thinwire.compression.registry import dense
-from thinwire.compression.warmup import warm_up
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome

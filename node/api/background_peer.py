@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 import torch
 from thinwire.collectives.allreduce.service import AT_ONCE
 from thinwire.collectives.timing import TICK
+from thinwire.compression.compile_kernels import warm_up
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST
-from thinwire.compression.warmup import warm_up
 from thinwire.node.api.allreduce import Pending, Prepared, Some, operations_of
 from thinwire.node.peer.bootstrap import RunEntry
 from thinwire.node.peer.peer_services import PeerServices
 from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import Status
 from thinwire.node.runtime.asyncio_extra import cancelled
-from thinwire.node.runtime.lock import hold
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.node.runtime.open_files import check_open_files
+from thinwire.node.runtime.process_lock import hold
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import ParameterWrite, Read
 from thinwire.node.state.snapshot import PrivateState

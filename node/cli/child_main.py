@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
     it.
     """
     if arguments[:1] == ["standby"]:
-        from thinwire.compression.warmup import warm_up
+        from thinwire.compression.compile_kernels import warm_up
         from thinwire.node.daemon import daemon  # noqa: F401
 
         warm_up()

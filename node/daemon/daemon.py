@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from thinwire.compression.warmup import warm_up
+from thinwire.compression.compile_kernels import warm_up
 from thinwire.node.daemon.options import Options
 from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
 from thinwire.node.peer.lifecycle import PeerLifecycle
@@ -28,13 +28,13 @@ from thinwire.node.pipeline.groups.build import learner, next_of
 from thinwire.node.pipeline.groups.host_learner import HostLearner
 from thinwire.node.pipeline.groups.origin_learner import OriginLearner
 from thinwire.node.pipeline.groups.stage_assignment import share
-from thinwire.node.pipeline.groups.stage_choice import seat
+from thinwire.node.pipeline.groups.stage_join import seat
 from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import LOGGER, log_style, set_up_logging
 from thinwire.node.runtime.device import choose_device
-from thinwire.node.runtime.lock import hold
 from thinwire.node.runtime.open_files import check_open_files
+from thinwire.node.runtime.process_lock import hold
 from thinwire.node.runtime.signals import HANGUP, ending
 from thinwire.node.training.batches import Batches
 from thinwire.node.training.learner import Learner

@@ -11,15 +11,15 @@ from thinwire.collectives.rounds.payload import pieces
 from thinwire.collectives.rounds.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression import registry
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.sparse.sharded import Portions
 from thinwire.compression.sparse.sharded import layout as runs
 from thinwire.node.methods.asynchronous.delayed_nesterov import DelayedNesterovReplica
 from thinwire.node.methods.asynchronous.fedbuff import FedBuffReplica
 from thinwire.node.methods.asynchronous.schedule import Asynchronous
-from thinwire.node.methods.concurrent.fragment_replicas import FragmentReplicas
-from thinwire.node.methods.concurrent.fragment_sessions import FragmentSessions
-from thinwire.node.methods.concurrent.turn_scheduler import TurnScheduler
+from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas
+from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
+from thinwire.node.methods.fragments.turn_scheduler import TurnScheduler
 from thinwire.node.methods.noloco.loop import GossipLoop
 from thinwire.node.methods.noloco.replica import GossipReplica
 from thinwire.node.methods.noloco.session import GossipSession
@@ -36,8 +36,8 @@ from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 from thinwire.swarm.manifest.parser import SUITS
-from thinwire.swarm.methods.buffered_async import AsynchronousSpec
-from thinwire.swarm.methods.noloco import NoLoCo
+from thinwire.swarm.method_specs.buffered_async import AsynchronousSpec
+from thinwire.swarm.method_specs.noloco import NoLoCo
 
 
 @dataclass(frozen=True, slots=True)

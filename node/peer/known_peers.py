@@ -8,7 +8,7 @@ from pathlib import Path
 from thinwire.collectives.transport.interface import REFUSED, Contact
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm, Refused
 from thinwire.node.membership.known_peers_file import MOST, KnownPeersFile
-from thinwire.node.methods.concurrent.fragment_sessions import FragmentSessions
+from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.environment import Environment

@@ -19,7 +19,7 @@ from thinwire.compression.device import HOST
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm, knock, welcome
 from thinwire.node.membership.known_peers_file import load_or_create_life, replace_file
 from thinwire.node.membership.presence import Family, Handler, Presence
-from thinwire.node.methods.concurrent.fragment_sessions import FragmentSessions
+from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.methods.registry import check_codec, fitted, method_of
 from thinwire.node.outer.round_loop import Lost, RoundLoop
 from thinwire.node.outer.round_session import RoundSession

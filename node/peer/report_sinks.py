@@ -12,7 +12,7 @@ from thinwire.node.peer.status import this_process, write_status
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import LOGGER
 from thinwire.node.runtime.event_log import EventLog
-from thinwire.node.runtime.lock import unwritable
+from thinwire.node.runtime.process_lock import unwritable
 
 STATUS_SECONDS = 1.0
 """Seconds between two writes of status.json."""

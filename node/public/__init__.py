@@ -19,8 +19,8 @@ if _typing.TYPE_CHECKING:
     from thinwire.node.peer.peer_services import DuplicateKey
     from thinwire.node.peer.status import PeerStatus, Status
     from thinwire.node.runtime.config import ConfigError
-    from thinwire.node.runtime.lock import InUseError
     from thinwire.node.runtime.loop_thread import SwarmError
+    from thinwire.node.runtime.process_lock import InUseError
     from thinwire.swarm.identity.errors import HintedError
     from thinwire.swarm.identity.invite import InviteError
     from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
@@ -58,7 +58,7 @@ _HOME = {
     "ConfigError": "node.runtime.config",
     "DuplicateKey": "node.peer.peer_services",
     "HintedError": "swarm.identity.errors",
-    "InUseError": "node.runtime.lock",
+    "InUseError": "node.runtime.process_lock",
     "InviteError": "swarm.identity.invite",
     "Manifest": "swarm.manifest.manifest",
     "ManifestError": "swarm.manifest.manifest",

@@ -29,7 +29,7 @@ from thinwire.node.state.layout import Layout
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Digest, Open, PeerId
-from thinwire.swarm.methods.base import MethodSpec
+from thinwire.swarm.method_specs.base import MethodSpec
 
 SPARE = 64 << 20
 """Maximum bytes of encoded chunks whose memory one contribution leaves to the next.

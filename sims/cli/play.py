@@ -20,7 +20,7 @@ from thinwire.sims.results.report import PlayResult
 from thinwire.sims.scenario.faults import KINDS, LIES
 from thinwire.sims.scenario.parser import load, load_faults, parse, shipped
 from thinwire.sims.scenario.scenario import Scenario
-from thinwire.sims.scenario.table_reader import ScenarioError
+from thinwire.sims.scenario.toml_table_reader import ScenarioError
 from thinwire.swarm.identity.errors import HintedError
 
 TEMPLATE = Path(__file__).parents[1] / "template.toml"

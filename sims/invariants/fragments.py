@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thinwire.collectives.outcome import Outcome
-from thinwire.node.methods.concurrent.fragment_replicas import FragmentReplicas
+from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas
 from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import PeerId

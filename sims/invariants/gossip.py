@@ -20,7 +20,7 @@ from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Floats
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Commit, Contribution, PeerId
-from thinwire.swarm.methods.noloco import NoLoCo
+from thinwire.swarm.method_specs.noloco import NoLoCo
 
 KEPT = 4
 """Number of stored contributions of one peer: partners are in the same round."""

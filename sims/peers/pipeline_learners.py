@@ -13,7 +13,7 @@ from thinwire.node.pipeline.groups.build import learner
 from thinwire.node.pipeline.groups.host_learner import HostLearner
 from thinwire.node.pipeline.groups.origin_learner import OriginLearner
 from thinwire.node.pipeline.groups.stage_assignment import share
-from thinwire.node.pipeline.groups.stage_choice import seat
+from thinwire.node.pipeline.groups.stage_join import seat
 from thinwire.node.training.batches import Batches
 from thinwire.node.training.learner import StepReport
 from thinwire.node.training.local_learner import batches_of

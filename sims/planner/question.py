@@ -17,7 +17,7 @@ from thinwire.swarm.choices import MethodName, Topology
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse as parse_manifest
-from thinwire.swarm.methods.noloco import NoLoCo
+from thinwire.swarm.method_specs.noloco import NoLoCo
 
 MAX_PEERS = 10_000
 """Maximum number of peers of a plan."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from thinwire.compression.warmup import warm_up
+from thinwire.compression.compile_kernels import warm_up
 from thinwire.node.daemon.daemon import Daemon
 from thinwire.node.daemon.options import Options
 from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
@@ -28,8 +28,8 @@ from thinwire.node.runtime.console import set_up_logging, tell
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment
 from thinwire.node.runtime.event_log import Emit
-from thinwire.node.runtime.lock import hold
 from thinwire.node.runtime.parent_watch import watch
+from thinwire.node.runtime.process_lock import hold
 from thinwire.node.training.learner import Learner, StepReport
 from thinwire.sims.peers.learners import DelegatingLearner, StubLearner
 from thinwire.swarm.identity.errors import HintedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thinwire.sims.scenario.faults import KINDS, LIES, Fault
-from thinwire.sims.scenario.table_reader import nearest
+from thinwire.sims.scenario.toml_table_reader import nearest
 
 ALONE = frozenset(
     {"kill", "restart", "lost-folder", "pause", "clock-jump", "clock-drift", "slow-disk", "bit-rot", "no-space", "liar"}

@@ -13,9 +13,9 @@ from thinwire.sims.network import regions
 from thinwire.sims.scenario.fault_rules import ALONE, no_lie, odd
 from thinwire.sims.scenario.faults import KINDS, Fault
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
-from thinwire.sims.scenario.table_reader import Reader, ScenarioError, nearest
 from thinwire.sims.scenario.tables import MOST_PEERS, FaultEntry, Links, PeerGroup, SiteLine, Top
-from thinwire.sims.scenario.toml_text import Place, as_toml, lines_of
+from thinwire.sims.scenario.toml_lines import Place, as_toml, lines_of
+from thinwire.sims.scenario.toml_table_reader import Reader, ScenarioError, nearest
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse as parse_manifest
 

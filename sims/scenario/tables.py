@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 from thinwire.sims.scenario.faults import Fault
-from thinwire.sims.scenario.table_reader import Table
+from thinwire.sims.scenario.toml_table_reader import Table
 
 MOST_PEERS = 10_000
 

@@ -42,7 +42,7 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import sign
 from thinwire.swarm.membership.presets import WAN, Preset
 from thinwire.swarm.messages.registry import PeerId
-from thinwire.swarm.methods.streaming import Streaming
+from thinwire.swarm.method_specs.streaming import Streaming
 
 ENCODED = 16
 """Largest swarm whose frames travel as signed bytes; in larger ones they are passed by reference."""

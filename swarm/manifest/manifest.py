@@ -1,7 +1,7 @@
 """Manifest: content of the TOML file that defines a run; its hash is the run id.
 
 So peers with other settings cannot meet. The tables of the file are the classes of tables.py, and for [outer] those of
-swarm/methods. Absent tables and keys have defaults.
+swarm/method_specs. Absent tables and keys have defaults.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import blake3
 import msgspec
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.tables import Data, Exchange, Inner, Model, Pipeline, Run
-from thinwire.swarm.methods.base import MethodSpec, Table
-from thinwire.swarm.methods.diloco import DiLoCo
+from thinwire.swarm.method_specs.base import MethodSpec, Table
+from thinwire.swarm.method_specs.diloco import DiLoCo
 
 S = TypeVar("S", bound=MethodSpec)
 

@@ -13,8 +13,8 @@ from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, verify
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.renamed_keys import KEYS, VALUES
 from thinwire.swarm.manifest.validation import contradictions, nearest
-from thinwire.swarm.methods.base import Defaults, MethodSpec, Table
-from thinwire.swarm.methods.registry import METHODS
+from thinwire.swarm.method_specs.base import Defaults, MethodSpec, Table
+from thinwire.swarm.method_specs.registry import METHODS
 
 MAX_TOML = 32_768
 """Largest manifest in bytes: a Welcome carries no more."""

@@ -1,4 +1,4 @@
-"""Tables of a manifest but for [outer] (swarm/methods): each key with its unit and when to change it.
+"""Tables of a manifest except [outer] (see swarm/method_specs): each key, its unit, when to change it.
 
 The defaults suit a small demonstration on CPUs. A `description` completes the sentence "… is not" of an error.
 """
@@ -21,7 +21,7 @@ from thinwire.swarm.choices import (
     Topology,
 )
 from thinwire.swarm.messages.registry import MAX_GROUP, MAX_HOPS, MAX_MICROS
-from thinwire.swarm.methods.base import Table
+from thinwire.swarm.method_specs.base import Table
 
 MAX_WEIGHT = 2**53 - 1
 """Largest weight in tokens that a message can carry."""

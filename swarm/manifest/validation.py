@@ -10,8 +10,8 @@ from pathlib import PurePath
 import msgspec
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.tables import MAX_WEIGHT, Exchange, Pipeline
-from thinwire.swarm.methods.base import DENSE
-from thinwire.swarm.methods.registry import METHODS
+from thinwire.swarm.method_specs.base import DENSE
+from thinwire.swarm.method_specs.registry import METHODS
 
 BOUNDARIES = ("fp32", "bf16", "fp16", "rows", "tah", "subspace")
 """Codecs of activations and gradients between stages, by the first word of their names."""

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.pipeline.model.section import Section
 from thinwire.node.training.transformer import ModelConfig, Transformer
 

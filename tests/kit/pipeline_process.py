@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import uvloop
 from thinwire.collectives.transport.zeromq.transport import ZmqTransport
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.membership.presence import Family, Presence
 from thinwire.node.pipeline.model.section import cut, section
 from thinwire.node.pipeline.model.stage import Stage

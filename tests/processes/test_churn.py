@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 from thinwire.node.methods.registry import METHODS
-from thinwire.swarm.methods.registry import METHODS as SPECS
+from thinwire.swarm.method_specs.registry import METHODS as SPECS
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Read, Replica
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Open, PeerId
-from thinwire.swarm.methods.buffered_async import AsynchronousSpec
+from thinwire.swarm.method_specs.buffered_async import AsynchronousSpec
 
 
 class FedBuffReplica(Replica):

@@ -18,7 +18,7 @@ from thinwire.node.runtime.asyncio_extra import Work, whole
 from thinwire.node.state.replica import ParameterWrite, Read
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Open
-from thinwire.swarm.methods.noloco import NoLoCo
+from thinwire.swarm.method_specs.noloco import NoLoCo
 
 
 class GossipLoop(RoundLoop):

@@ -20,7 +20,7 @@ from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Read
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Open, PeerId
-from thinwire.swarm.methods.co2 import CO2
+from thinwire.swarm.method_specs.co2 import CO2
 
 TINY = 1e-12
 """ε: makes the penalty finite when nothing was trained."""

@@ -1,8 +1,8 @@
 """Replica that averages matrices as two thin factors: DiLoCo with PowerSGD (arXiv 1905.13727).
 
 An outer step takes two rounds, one for each factor, since the second depends on the mean of the first. They are one
-transaction: the state has the mean of the first factors with its contributors and weights (`pledges`), and the step is
-made only if the second record names the same. Otherwise both rounds are void, on all replicas alike. The contribution
+transaction: the state has the mean of the first factors with its contributors and weights
+(`two_phase_contributors`), and the step is made only if the second record names the same. Otherwise both rounds are void, on all replicas alike. The contribution
 is then sent again, and the missing peers sit out the next step.
 """
 
@@ -22,7 +22,7 @@ from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels.base import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD, warm_up
-from thinwire.node.methods.powersgd import pledges
+from thinwire.node.methods.powersgd import two_phase_contributors
 from thinwire.node.methods.sparse.replica import chunks_of, keep
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Read, Replica
@@ -30,7 +30,7 @@ from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Open, PeerId
 
-_Q = 1 + pledges.SIZE
+_Q = 1 + two_phase_contributors.SIZE
 """Index of Q in the extra state."""
 
 
@@ -98,10 +98,10 @@ class PowerSGDReplica(Replica):
 
     def terms(self, usual: RoundTerms) -> RoundTerms:
         """Restrict the second round to the contributors of the first, which had enough, without a minimum."""
-        noted = pledges.read(self.notes)
+        noted = two_phase_contributors.read(self.notes)
         if self.phase:
-            return replace(usual, weights=pledges.weights(noted), min_peers=0)
-        return replace(usual, spare=pledges.resting(noted))
+            return replace(usual, weights=two_phase_contributors.weights(noted), min_peers=0)
+        return replace(usual, spare=two_phase_contributors.resting(noted))
 
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
         """Encode the vector for the next round; nothing in a second round whose first one lacks this peer."""
@@ -146,7 +146,7 @@ class PowerSGDReplica(Replica):
         for index, payload in enumerate(results):
             self.codec.decode(payload, mean[slice(*cut.span(index))])
         weights = {entry.peer: entry.weight for entry in contributors}
-        noted, step = pledges.read(self.notes), None
+        noted, step = two_phase_contributors.read(self.notes), None
         if not self.phase:
             # The record may name an older announcement of ours. A forgotten one does not count.
             attempt = next((entry.attempt for entry in contributors if entry.peer == me), None)
@@ -156,18 +156,18 @@ class PowerSGDReplica(Replica):
                 own = self.memory.turn(mean, sent)
                 self.own = None if sent is None else own
             if self.q.size:
-                pledges.begin(noted, contributors)
+                two_phase_contributors.begin(noted, contributors)
                 self.extra[0], self.first[:] = 1, mean
             else:
                 step = self._finished(mean, np.empty(0, np.float32), excluded=sent is None)
         else:
-            if pledges.weights(noted) == weights:
+            if two_phase_contributors.weights(noted) == weights:
                 step = self._finished(self.first.copy(), mean, excluded=me not in weights, since=since)
                 self.q[:] = mean
             self._discard()
-            pledges.settle(noted, weights, opened.members)
+            two_phase_contributors.settle(noted, weights, opened.members)
             self.extra[0], self.first[:] = 0, 0
-        pledges.write(noted, self.notes)
+        two_phase_contributors.write(noted, self.notes)
         if step is not None:
             outer = self.outer
             outer_step(self.theta, self.momentum, step, *outer.sgd)

@@ -11,9 +11,9 @@ import numpy as np
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.membership.presence import Family, Handler
-from thinwire.node.methods.concurrent.fragment_replicas import chain_of
-from thinwire.node.methods.concurrent.fragment_sessions import FragmentSession
-from thinwire.node.methods.concurrent.standby_copy import StandbyCopy
+from thinwire.node.methods.fragments.fragment_replicas import chain_of
+from thinwire.node.methods.fragments.fragment_sessions import FragmentSession
+from thinwire.node.methods.fragments.standby_copy import StandbyCopy
 from thinwire.node.methods.registry import fitted
 from thinwire.node.peer.peer import Peer
 from thinwire.node.pipeline.groups.host_learner import HostLearner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from thinwire.collectives.transport.payload_assembly import PayloadAssembly
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.types import Floats
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding, nbytes
 from thinwire.node.pipeline.model.section import ENDS, Section, cut, fragment_of

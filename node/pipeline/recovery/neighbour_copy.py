@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from thinwire.node.methods.concurrent.standby_copy import StandbyCopy
+from thinwire.node.methods.fragments.standby_copy import StandbyCopy
 from thinwire.node.peer.peer import Peer
 from thinwire.node.pipeline.recovery.holders import holders
 from thinwire.node.runtime.asyncio_extra import Work

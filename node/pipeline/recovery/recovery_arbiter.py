@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from thinwire.node.membership.presence import Handler
-from thinwire.node.methods.concurrent.fragment_replicas import rounds_of
+from thinwire.node.methods.fragments.fragment_replicas import rounds_of
 from thinwire.node.peer.peer import Peer
 from thinwire.node.pipeline.recovery.holders import holders
 from thinwire.swarm.frame import Frame

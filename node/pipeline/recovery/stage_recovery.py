@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 from thinwire.compression.core.types import Floats
-from thinwire.node.methods.concurrent.fragment_sessions import FragmentSession, FragmentSessions
-from thinwire.node.methods.concurrent.standby_copy import StandbyCopy
+from thinwire.node.methods.fragments.fragment_sessions import FragmentSession, FragmentSessions
+from thinwire.node.methods.fragments.standby_copy import StandbyCopy
 from thinwire.node.peer.peer import Peer
 from thinwire.node.pipeline.recovery.holders import holders
 from thinwire.node.pipeline.recovery.recovery_arbiter import RecoveryArbiter

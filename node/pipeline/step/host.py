@@ -15,12 +15,12 @@ from functools import partial
 
 from thinwire.collectives.transport.payload_assembly import PayloadAssembly, pieces
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
-from thinwire.node.pipeline.step.attempt import NO_WAY_BACK, NO_WAY_ON
 from thinwire.node.pipeline.step.early_activations import EarlyActivations
+from thinwire.node.pipeline.step.micro_batch_attempt import NO_WAY_BACK, NO_WAY_ON
 from thinwire.node.pipeline.step.route_hop import RouteHop
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.event_log import Emit

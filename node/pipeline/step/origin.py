@@ -29,13 +29,13 @@ from typing import Any
 
 from thinwire.collectives.transport.payload_assembly import pieces
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.section import Section
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer, clipping
-from thinwire.node.pipeline.step.attempt import Attempt, Failure
 from thinwire.node.pipeline.step.gradient_ledger import GradientLedger, StepOutcome
 from thinwire.node.pipeline.step.measurements import Measurements
+from thinwire.node.pipeline.step.micro_batch_attempt import Attempt, Failure
 from thinwire.node.pipeline.step.origin_compute import OriginCompute
 from thinwire.node.pipeline.step.replanner import Replanner
 from thinwire.node.pipeline.step.stage_holders import StageHolders, Visits

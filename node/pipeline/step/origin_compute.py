@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.section import Section
 from thinwire.node.pipeline.model.stage import Stage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thinwire.collectives.transport.payload_assembly import PayloadAssembly
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.swarm.messages.registry import Hop, PeerId, Route
 
 

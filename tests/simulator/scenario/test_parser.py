@@ -11,8 +11,8 @@ from thinwire.sims.network import regions
 from thinwire.sims.processes.player import RealError, player
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.parser import load, load_faults, parse, shipped
-from thinwire.sims.scenario.table_reader import ScenarioError
-from thinwire.sims.scenario.toml_text import as_toml, line_at, lines_of
+from thinwire.sims.scenario.toml_lines import as_toml, line_at, lines_of
+from thinwire.sims.scenario.toml_table_reader import ScenarioError
 from thinwire.swarm.manifest.parser import parse as parse_manifest
 
 SMALL = """

@@ -16,7 +16,7 @@ from thinwire.sims.simulation.world import simulate
 from thinwire.sims.trials import families, trial
 from thinwire.sims.trials.families import CHURN, FAMILIES
 from thinwire.swarm.manifest.parser import parse
-from thinwire.swarm.methods import registry
+from thinwire.swarm.method_specs import registry
 
 TRIAL, SOAK = 2, 200
 """Seeds of each family with `make trial` and with `make soak`, including the first ones."""

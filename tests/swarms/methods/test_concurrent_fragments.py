@@ -22,8 +22,8 @@ from kit.scenarios import (
 )
 from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.round_factory import STASH_EACH
-from thinwire.node.methods.concurrent.fragment_sessions import FragmentSessions
-from thinwire.node.methods.concurrent.turn_scheduler import TurnScheduler
+from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
+from thinwire.node.methods.fragments.turn_scheduler import TurnScheduler
 from thinwire.node.peer import peer_services
 from thinwire.node.state.replica import Replica
 from thinwire.sims.engine import virtual_loop

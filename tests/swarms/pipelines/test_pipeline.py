@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.pipeline.model.section import Section, cut, section
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.reference import dense as reference
+from thinwire.compression.compile_kernels import warm_up
 from thinwire.compression.kernels import base, block_decode, block_encode, half
 from thinwire.compression.registry import dense
-from thinwire.compression.warmup import warm_up
 
 
 def draw(n: int, seed: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.reference import sparse as reference
-from thinwire.compression import warmup
+from thinwire.compression import compile_kernels
 from thinwire.compression.core.chunks import VECTORS, Chunks
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.kernels import bitstream, scatter, topk
@@ -348,7 +348,7 @@ def test_topk_decoder_does_not_allocate_for_missing_data() -> None:
 
 
 def test_topk_warm_up_compiles_every_kernel() -> None:
-    warmup.warm_up()
+    compile_kernels.warm_up()
     kernels = [
         value
         for module in (topk, bitstream, scatter)

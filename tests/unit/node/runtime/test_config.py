@@ -7,7 +7,7 @@ from thinwire.node.runtime import config
 from thinwire.node.runtime.config import SETTINGS, ConfigError, load
 from thinwire.node.runtime.device import DeviceError, choose_device, devices
 from thinwire.node.runtime.directories import directories
-from thinwire.node.runtime.lock import InUseError, hold
+from thinwire.node.runtime.process_lock import InUseError, hold
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from thinwire.node.peer.status import PeerStatus, Status, alive, read_status, th
 from thinwire.node.runtime import event_log
 from thinwire.node.runtime.config import load
 from thinwire.node.runtime.event_log import EventLog, read_events
-from thinwire.node.runtime.lock import InUseError
+from thinwire.node.runtime.process_lock import InUseError
 
 
 def kinds(path):

@@ -15,7 +15,7 @@ from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.messages.registry import CHUNK_BYTES, Ballot, Commit, Open, StateOffer
-from thinwire.swarm.methods.diloco import DiLoCo
+from thinwire.swarm.method_specs.diloco import DiLoCo
 
 LAYOUT = blake3.blake3(b"layout").digest()
 ME = bytes(32)

@@ -9,10 +9,10 @@ from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMi
 from thinwire.swarm.manifest.parser import SignedManifest, parse, sign
 from thinwire.swarm.manifest.renamed_keys import KEYS, VALUES
 from thinwire.swarm.manifest.tables import Exchange, Inner, Model, Pipeline
-from thinwire.swarm.methods.base import Table
-from thinwire.swarm.methods.diloco import DiLoCo
-from thinwire.swarm.methods.noloco import gamma_limit
-from thinwire.swarm.methods.registry import METHODS
+from thinwire.swarm.method_specs.base import Table
+from thinwire.swarm.method_specs.diloco import DiLoCo
+from thinwire.swarm.method_specs.noloco import gamma_limit
+from thinwire.swarm.method_specs.registry import METHODS
 
 AUTHOR = Identity.generate(b"1" * 32)
 FULL = """

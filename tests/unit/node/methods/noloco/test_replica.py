@@ -7,7 +7,7 @@ from thinwire.collectives.gossip.pair_codec import halves
 from thinwire.collectives.topology.matching import others
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.node.methods.noloco.replica import GossipReplica, GossipStep
-from thinwire.swarm.methods.noloco import gamma_limit
+from thinwire.swarm.method_specs.noloco import gamma_limit
 
 ALPHA, BETA, GAMMA = 0.5, 0.7, 0.7
 PULL = GossipStep(ALPHA, BETA, GAMMA)

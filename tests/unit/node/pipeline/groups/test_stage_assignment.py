@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.node.pipeline.groups.stage_assignment import assign, fitting, gaps, home, memory, parameters, share
-from thinwire.node.pipeline.groups.stage_choice import anew, crowded
-from thinwire.node.pipeline.groups.stage_choice import seat as take
+from thinwire.node.pipeline.groups.stage_join import anew, crowded
+from thinwire.node.pipeline.groups.stage_join import seat as take
 from thinwire.node.pipeline.model.held_stage import HeldStage
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.transformer import ModelConfig, Transformer

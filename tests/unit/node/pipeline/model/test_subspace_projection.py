@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.compression.activations import subspace
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding, nbytes
 from thinwire.node.pipeline.model.held_stage import HeldStage

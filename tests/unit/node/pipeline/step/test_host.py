@@ -5,13 +5,13 @@ import asyncio
 import pytest
 import torch
 from thinwire.collectives.transport.payload_assembly import PayloadAssembly, pieces
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.pipeline.model.section import section
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
-from thinwire.node.pipeline.step.attempt import NO_WAY_BACK, NO_WAY_ON
 from thinwire.node.pipeline.step.early_activations import EarlyActivations
 from thinwire.node.pipeline.step.host import Host
+from thinwire.node.pipeline.step.micro_batch_attempt import NO_WAY_BACK, NO_WAY_ON
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.transformer import ModelConfig

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 from thinwire.swarm.choices import Balancing, Collective, Denominator, OnExclusion
-from thinwire.swarm.methods.base import (
+from thinwire.swarm.method_specs.base import (
     DEFAULT_RATIO,
     Defaults,
     LearningRate,

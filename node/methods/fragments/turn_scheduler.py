@@ -21,9 +21,9 @@ from statistics import median
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.timing import TICK
-from thinwire.node.methods.concurrent.fragment_replicas import rounds_of, turn_of
-from thinwire.node.methods.concurrent.fragment_schedule import FragmentSchedule, ModelLock
-from thinwire.node.methods.concurrent.fragment_sessions import FragmentSessions
+from thinwire.node.methods.fragments.fragment_replicas import rounds_of, turn_of
+from thinwire.node.methods.fragments.fragment_schedule import FragmentSchedule, ModelLock
+from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.outer.outer_loop import OuterLoop
 from thinwire.node.outer.round_loop import Lost, Meanwhile, RoundLoop
 from thinwire.node.runtime.asyncio_extra import Work, cancelled

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
-from thinwire.sims.scenario.toml_text import Place, line_at
+from thinwire.sims.scenario.toml_lines import Place, line_at
 from thinwire.swarm.identity.errors import HintedError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from thinwire.swarm.methods.base import LearningRate, MethodSpec, Momentum, OuterSgd, Steps
+from thinwire.swarm.method_specs.base import LearningRate, MethodSpec, Momentum, OuterSgd, Steps
 
 NEAR = 0.9
 """Part of the stable range of gamma from which on a manifest is used with a warning."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from thinwire.swarm.methods.base import DENSE, Defaults, LearningRate, MethodSpec, Momentum, OuterSgd, Steps
+from thinwire.swarm.method_specs.base import DENSE, Defaults, LearningRate, MethodSpec, Momentum, OuterSgd, Steps
 
 MAX_SEPARATE = 64
 """Maximum number of fragments with separate rounds: a join is announced for each of them."""

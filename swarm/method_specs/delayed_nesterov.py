@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from thinwire.swarm.methods.base import LearningRate, Momentum
-from thinwire.swarm.methods.buffered_async import AsynchronousSpec
+from thinwire.swarm.method_specs.base import LearningRate, Momentum
+from thinwire.swarm.method_specs.buffered_async import AsynchronousSpec
 
 
 class DelayedNesterov(AsynchronousSpec, frozen=True, tag="delayed-nesterov"):

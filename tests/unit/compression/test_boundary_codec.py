@@ -1,6 +1,6 @@
 import pytest
 import torch
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.registry import SpecError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import Meta
-from thinwire.swarm.methods.base import LearningRate, MethodSpec, Momentum, OuterSgd, Steps
+from thinwire.swarm.method_specs.base import LearningRate, MethodSpec, Momentum, OuterSgd, Steps
 
 
 class CO2(MethodSpec, frozen=True, tag="co2"):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from thinwire.collectives.transport.payload_assembly import PayloadAssembly
-from thinwire.compression.boundary import Boundary
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.pipeline.step.timeouts import Leg, Timeouts
 from thinwire.swarm.messages.registry import Activation, Hop, Passed, PeerId
 

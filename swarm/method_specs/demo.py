@@ -7,7 +7,15 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 from thinwire.swarm.choices import Collective, Denominator, OnExclusion
-from thinwire.swarm.methods.base import Defaults, LearningRate, MethodSpec, OuterSgd, ResidualDecay, ResidualRule, Steps
+from thinwire.swarm.method_specs.base import (
+    Defaults,
+    LearningRate,
+    MethodSpec,
+    OuterSgd,
+    ResidualDecay,
+    ResidualRule,
+    Steps,
+)
 
 
 class DeMo(MethodSpec, frozen=True, tag="demo"):

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from round_table import RoundTable
 from thinwire.collectives.outcome import Outcome
-from thinwire.node.methods.concurrent.fragment_replicas import FragmentReplicas, rounds_of, turn_of
-from thinwire.node.methods.concurrent.fragment_schedule import ModelLock
+from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas, rounds_of, turn_of
+from thinwire.node.methods.fragments.fragment_schedule import ModelLock
 from thinwire.node.methods.registry import fitted
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.runtime.disk import RealDisk

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from thinwire.swarm.choices import Balancing
-from thinwire.swarm.methods.base import (
+from thinwire.swarm.method_specs.base import (
     DEFAULT_RATIO,
     BufferSize,
     Defaults,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from thinwire.swarm.methods.base import Defaults, MethodSpec, Steps
+from thinwire.swarm.method_specs.base import Defaults, MethodSpec, Steps
 
 
 class Merge(MethodSpec, frozen=True, tag="merge"):

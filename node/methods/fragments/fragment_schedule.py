@@ -11,7 +11,7 @@ from thinwire.node.outer.outer_loop import Average
 from thinwire.node.outer.round_loop import Meanwhile
 from thinwire.node.runtime.asyncio_extra import whole
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.methods.streaming import Streaming
+from thinwire.swarm.method_specs.streaming import Streaming
 
 
 class ModelLock:

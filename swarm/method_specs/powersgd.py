@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from thinwire.swarm.choices import OnExclusion
-from thinwire.swarm.methods.base import Defaults, ResidualRule
-from thinwire.swarm.methods.diloco import DiLoCo
+from thinwire.swarm.method_specs.base import Defaults, ResidualRule
+from thinwire.swarm.method_specs.diloco import DiLoCo
 
 
 class PowerSGDMethod(DiLoCo, frozen=True, tag="powersgd"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from thinwire.swarm.methods.base import Defaults, LearningRate, Momentum, Steps
-from thinwire.swarm.methods.diloco import DiLoCo
+from thinwire.swarm.method_specs.base import Defaults, LearningRate, Momentum, Steps
+from thinwire.swarm.method_specs.diloco import DiLoCo
 
 
 class MuLoCo(DiLoCo, frozen=True, tag="muloco"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from thinwire.swarm.methods.base import LearningRate, MethodSpec, Momentum, OuterSgd, Steps
+from thinwire.swarm.method_specs.base import LearningRate, MethodSpec, Momentum, OuterSgd, Steps
 
 
 class Eager(MethodSpec, frozen=True, tag="eager"):

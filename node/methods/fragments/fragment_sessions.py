@@ -15,8 +15,8 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import STASH, STASH_EACH, fragment_of
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
-from thinwire.node.methods.concurrent.fragment_replicas import FragmentReplicas, turn_of
-from thinwire.node.methods.concurrent.standby_copy import StandbyCopy
+from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas, turn_of
+from thinwire.node.methods.fragments.standby_copy import StandbyCopy
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.outer.state_server import SIDE_BY_SIDE, STATE
 from thinwire.node.runtime.event_log import Emit
@@ -24,7 +24,7 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Digest, Open, PeerId, Ready, StateAsk, StateOffer
-from thinwire.swarm.methods.streaming import MAX_SEPARATE
+from thinwire.swarm.method_specs.streaming import MAX_SEPARATE
 
 CHAIN_EACH = 2
 """Control frames that each peer may have in the stash for every fragment beyond the first."""
