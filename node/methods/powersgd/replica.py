@@ -2,8 +2,8 @@
 
 An outer step takes two rounds, one for each factor, since the second depends on the mean of the first. They are one
 transaction: the state has the mean of the first factors with its contributors and weights
-(`two_phase_contributors`), and the step is made only if the second record names the same. Otherwise both rounds are void, on all replicas alike. The contribution
-is then sent again, and the missing peers sit out the next step.
+(`two_phase_contributors`), and the step is made only if the second record names the same. Otherwise both rounds are
+void, on all replicas alike. The contribution is then sent again, and the missing peers sit out the next step.
 """
 
 from __future__ import annotations
