@@ -110,8 +110,8 @@ def test_agreement_invariant_finds_diverging_replica(monkeypatch: pytest.MonkeyP
         return done
 
     monkeypatch.setattr(PowerSGDReplica, "commit", leaking)
-    found = simulate(families.scenario("powersgd", 0), preset=trial.PACE, first=True).violations
-    assert found and found[0].oracle == "agreement"
+    found = simulate(families.scenario("powersgd", 0), preset=trial.PACE).violations
+    assert {"agreement", "aggregate"} <= {violation.oracle for violation in found}
 
 
 @pytest.mark.parametrize(
