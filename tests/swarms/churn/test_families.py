@@ -97,21 +97,22 @@ def test_families_cover_every_method_collective_and_topology() -> None:
 
 
 def test_agreement_invariant_finds_diverging_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digests are compared in the family whose steps the invariants cannot compute."""
+    """One of the peers leaks a little in each step."""
     commit, replicas = PowerSGDReplica.commit, list[PowerSGDReplica]()
 
     def leaking(self: PowerSGDReplica, *given: Any, **rest: Any) -> Any:
         done = commit(self, *given, **rest)
-        if not any(self is one for one in replicas):
+        replays = not given[1]  # the replica of an invariant, which is no peer's
+        if not replays and not any(self is one for one in replicas):
             replicas.append(self)
-        if replicas.index(self) == 1:
+        if not replays and replicas.index(self) == 1:
             self.theta[0] += np.float32(1e-3)
             self.seal()
         return done
 
     monkeypatch.setattr(PowerSGDReplica, "commit", leaking)
     found = simulate(families.scenario("powersgd", 0), preset=trial.PACE).violations
-    assert {"agreement", "aggregate"} <= {violation.oracle for violation in found}
+    assert "agreement" in {violation.oracle for violation in found}
 
 
 @pytest.mark.parametrize(
