@@ -106,28 +106,29 @@ class PeerServices:
         return self._now() - self._saved_at > SAVE_SECONDS and rounds >= SAVE_ROUNDS
 
     async def checkpoint(self, private: Callable[[], PrivateState | None]) -> None:
-        """Continue or begin a checkpoint, if one is due; call it between two rounds.
+        """Begin a checkpoint if one is due; call it between two rounds.
 
-        Returns when the state is copied, or the next fragment of it; a task writes the copy. While that task runs, no other
-        checkpoint begins. `private` runs in `work`. Raises an error of our own in the last checkpoint.
+        Returns when the state is copied; a task writes the copy. If its fragments have separate rounds, the task also copies
+        them, one by one between other work. While the task runs, no other checkpoint begins. `private` runs in `work`.
+        Raises an error of our own in the last checkpoint.
         """
         peer = self._peer
-        if not peer.checkpointer.copying:
-            if not self._due:
-                return
-            self._saved_at, self._saved_round = self._now(), peer.replica.round
-            if self._writer is not None and not self._writer.done():
-                if not self._slow:
-                    detail = "the disk takes longer than the interval between checkpoints, so some are skipped"
-                    self._report.emit("checkpoint", {"detail": detail})
-                self._slow = True
-                return
-            await self.written()
-        if await self._work(lambda: peer.checkpointer.copy(peer.replica, peer.layout, private)):
-            self._writer = asyncio.create_task(self._write())
+        if not self._due:
+            return
+        self._saved_at, self._saved_round = self._now(), peer.replica.round
+        if self._writer is not None and not self._writer.done():
+            if not self._slow:
+                detail = "the disk takes longer than the interval between checkpoints, so some are skipped"
+                self._report.emit("checkpoint", {"detail": detail})
+            self._slow = True
+            return
+        await self.written()
+        await self._work(lambda: peer.checkpointer.copy(peer.replica, peer.layout, private()))
+        self._writer = asyncio.create_task(self._write())
 
     async def _write(self) -> None:
-        self.saved(await self._peer.checkpointer.write(self._peer.layout))
+        peer = self._peer
+        self.saved(await peer.checkpointer.write(peer.replica, peer.layout, self._work))
 
     async def written(self) -> None:
         """Wait until no checkpoint is being written. Raises an error of our own in the last one."""

@@ -27,8 +27,8 @@ _OWN = "replica/"
 class Checkpointer:
     """The checkpoints of one run's replica. `digest` is that of the newest saved state, if known.
 
-    During training `copy` copies the state, and `write` writes the copy while the replica changes. At the end `save` writes
-    the state itself. The caller ensures that none of them runs while `write` does.
+    During training `copy` copies the state in memory, and `write` writes the copy while the replica changes. At the end
+    `save` writes the state itself. The caller ensures that only one of them runs.
     """
 
     def __init__(self, store: CheckpointStore, run_id: bytes, environment: Environment, emit: Emit) -> None:
@@ -66,22 +66,22 @@ class Checkpointer:
         others = {name: one for name, one in private.tensors.items() if not name.startswith(_OWN)}
         return PrivateState(others, private.values) if others or private.values else None
 
-    @property
-    def copying(self) -> bool:
-        """True if `copy` has copied some fragments, and not all."""
-        return self._copy.begun
+    def copy(self, replica: Replica, layout: Layout, private: PrivateState | None) -> None:
+        """Begin a checkpoint: copy the private state and the replica.
 
-    def copy(self, replica: Replica, layout: Layout, private: Callable[[], PrivateState | None]) -> bool:
-        """Copy the state, or the next fragment of it, in memory; return True if the copy is complete.
-
-        The replica must not change meanwhile, so call in `work`. See `StateCopy.extend`.
+        Fragments with separate rounds are left to `write`. Nothing may change the state meanwhile, so call in `work`.
         """
-        return self._copy.extend(replica, layout, private)
+        self._copy.begin(replica, layout, private)
 
-    async def write(self, layout: Layout) -> SaveOutcome:
-        """Write the complete copy to the disk, in `Environment.write`. The replica may change meanwhile."""
-        copy, replica = self._copy, self._copy.replica
-        save = self._saver()
+    async def write(self, replica: Replica, layout: Layout, work: Work) -> SaveOutcome:
+        """Write the checkpoint that `copy` has begun, in `Environment.write`.
+
+        The replica may change meanwhile. Fragments with separate rounds are copied before, each by a separate call of `work`.
+        """
+        copy = self._copy
+        while not copy.complete:
+            await work(lambda: copy.extend(replica, layout))
+        replica, save = copy.replica, self._saver()
 
         def write() -> tuple[SaveOutcome, Digest]:
             for _, one, _ in replica.each(layout):

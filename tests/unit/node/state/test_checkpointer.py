@@ -46,12 +46,12 @@ class Peer:
 
     def copy(self):
         private = PrivateState({"moment": self.moment}, {"step": self.replica.round})
-        return self.keep.copy(self.replica, LAYOUT, lambda: private)
+        self.keep.copy(self.replica, LAYOUT, private)
 
     def checkpoint(self, meanwhile=lambda: None):
-        assert self.copy()
+        self.copy()
         meanwhile()
-        return asyncio.run(self.keep.write(LAYOUT))
+        return asyncio.run(self.keep.write(self.replica, LAYOUT, at_once))
 
 
 def loaded(disk: SimDisk):
