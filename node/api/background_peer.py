@@ -19,7 +19,7 @@ from thinwire.node.peer.bootstrap import RunEntry
 from thinwire.node.peer.peer_services import PeerServices
 from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import Status
-from thinwire.node.runtime.asyncio_extra import cancelled
+from thinwire.node.runtime.asyncio_extra import Result, cancelled, whole
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
@@ -81,7 +81,7 @@ class BackgroundPeer:
             if warning := check_open_files():
                 self._report.emit("alarm", {"detail": warning})
             self.peer = entry.peer(self._report.emit)
-            self._services = PeerServices(self.peer, self._report, meanwhile=self._until_due)
+            self._services = PeerServices(self.peer, self._report, meanwhile=self._until_due, work=self._between_rounds)
             stack.callback(lambda: self._background.last_call(self._leave()))
             self._resources = stack.pop_all()
         self._exchanged_at = self.peer.environment.now()
@@ -217,8 +217,7 @@ class BackgroundPeer:
     def _over(self, report: RoundReport) -> RoundReport:
         self.last = report
         self.reports.append(report)
-        if self.ask(lambda: self._services.save_due):
-            self.save()
+        self._background.call(self._services.checkpoint(self._private))
         return report
 
     def abandon(self) -> None:
@@ -299,8 +298,9 @@ class BackgroundPeer:
         )
 
     def save(self) -> None:
-        """Write a checkpoint, unless this round has one. Runs in the caller's thread."""
+        """Write a checkpoint, unless this round has one. Returns once it is on the medium."""
         follows = self.peer.rounds.follows
+        self._background.last_call(self._services.written())
         self.settle()
         if follows:
             self._background.call(self.peer.rounds.rest())
@@ -313,6 +313,16 @@ class BackgroundPeer:
         finally:
             if follows:
                 self.ask(self.peer.rounds.resume)
+
+    async def _between_rounds(self, function: Callable[[], Result]) -> Result:
+        """Run while the caller waits and nothing changes the replica.
+
+        Where the worker may be busy with the digest only, another thread runs the function at once.
+        """
+        rounds = self.peer.rounds
+        if rounds.follows or rounds.overlaps_calls:  # the worker changes the replica also between two exchanges
+            return await self._background.work(function)
+        return await whole(self.peer.environment.aside(function))
 
     def settle(self) -> None:
         """Wait until the last round has its digest, if the loop still runs."""
@@ -338,5 +348,8 @@ class BackgroundPeer:
         for task in self._tasks:
             task.cancel()
         await self._abandon()
-        await self._services.leave()
+        try:
+            await self._services.written()
+        finally:
+            await self._services.leave()
         self._report_sinks.tell(self.peer)

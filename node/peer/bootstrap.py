@@ -40,7 +40,12 @@ class RunEntry:
     def peer(self, emit: Emit) -> Peer:
         """Return the peer, with nothing open yet."""
         environment = Environment(
-            time.monotonic, time.time, random.Random(os.urandom(16)), RealDisk(), asyncio.to_thread
+            time.monotonic,
+            time.time,
+            random.Random(os.urandom(16)),
+            RealDisk(),
+            aside=asyncio.to_thread,
+            write=asyncio.to_thread,
         )
         preset = LAN if self.config.host.startswith("127.") else WAN
         directory, site = self.config.directories.run(self.run_id), self.config.site

@@ -63,7 +63,7 @@ class PeerLifecycle:
         self._begin, self._learn, self._work, self._invited = begin, learn, work, invited
         self._beside = beside or work
         self._wait_for, self._last, self._moves = wait_for, rounds, moves
-        self._services = PeerServices(peer, report, meanwhile=self._train_on)
+        self._services = PeerServices(peer, report, meanwhile=self._train_on, work=work)
         self._learner: Learner | None = None
         self._stopping = asyncio.Event()
         self._interrupt, self._exchanging = asyncio.Event(), False
@@ -80,6 +80,7 @@ class PeerLifecycle:
                 self._interrupt.set()
                 await cancelled(life)
         except asyncio.CancelledError:
+            await self._services.abandon()
             await self.peer.vanish()
             raise
         except Exception:
@@ -135,8 +136,8 @@ class PeerLifecycle:
         await self._gather()
         last = self._last or peer.manifest.run.rounds
         while not self.stopping and not (last and peer.over(last)):
-            if await self._round(learner) and self._services.save_due:
-                await self._save(learner)
+            if await self._round(learner):
+                await self._services.checkpoint(learner.private)
             if self._moves(learner):
                 self.stop()
 
@@ -236,6 +237,7 @@ class PeerLifecycle:
         self._tail = tail
 
     async def _save(self, learner: Learner) -> None:
+        await self._services.written()
         if self.peer.ready:
             await self.peer.rounds.settled()
         self._services.saved(await self._work(lambda: self._services.save(learner.private)))

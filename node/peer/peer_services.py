@@ -12,13 +12,14 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.node.outer.round_loop import Meanwhile
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reporter import Reporter
+from thinwire.node.runtime.asyncio_extra import Work, cancelled
 from thinwire.node.state.checkpoint_store import SaveFailed, SaveOutcome
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity, short
 
-SAVE_SECONDS = 120.0
-"""Seconds between checkpoints; the last round is always saved."""
+SAVE_SECONDS, SAVE_ROUNDS = 30.0, 10
+"""Least seconds and least rounds between two checkpoints; the last round is always saved."""
 
 LINGER_SECONDS = 10.0
 """Seconds that other peers have to fetch the last round from us before we leave."""
@@ -36,13 +37,16 @@ class DuplicateKey(HintedError):
 class PeerServices:
     """Services of one peer. Everything but `save` belongs to the loop's thread.
 
-    `meanwhile`: trains while an exchange is in progress, for methods that overlap the two.
+    `meanwhile`: trains while an exchange is in progress, for methods that overlap the two. `work`: runs a function while
+    nothing changes the replica and the model is not trained.
     """
 
-    def __init__(self, peer: Peer, report: Reporter, *, meanwhile: Meanwhile) -> None:
+    def __init__(self, peer: Peer, report: Reporter, *, meanwhile: Meanwhile, work: Work) -> None:
         self._peer, self._report, self._now = peer, report, peer.environment.now
-        self._saved_at = self._now()
-        self._apart, self._meanwhile = 0.0, meanwhile
+        self._saved_at, self._saved_round = self._now(), 0
+        self._writer: asyncio.Task[None] | None = None
+        self._slow = False
+        self._apart, self._meanwhile, self._work = 0.0, meanwhile, work
 
     async def _train_meanwhile(self) -> None:
         """Train while an exchange is in progress; the time does not count as waiting."""
@@ -97,21 +101,58 @@ class PeerServices:
     # Checkpoints
 
     @property
-    def save_due(self) -> bool:
-        """True if a checkpoint is due."""
-        return self._now() > self._saved_at + SAVE_SECONDS
+    def _due(self) -> bool:
+        rounds = self._peer.replica.round - self._saved_round
+        return self._now() - self._saved_at > SAVE_SECONDS and rounds >= SAVE_ROUNDS
+
+    async def checkpoint(self, private: Callable[[], PrivateState | None]) -> None:
+        """Begin a checkpoint if one is due; call it between two rounds.
+
+        Returns when the state is copied; a task writes the copy. If its fragments have separate rounds, the task also copies
+        them, one by one between other work. While the task runs, no other checkpoint begins. `private` runs in `work`.
+        Raises an error of our own in the last checkpoint.
+        """
+        peer = self._peer
+        if not self._due:
+            return
+        self._saved_at, self._saved_round = self._now(), peer.replica.round
+        if self._writer is not None and not self._writer.done():
+            if not self._slow:
+                detail = "the disk takes longer than the interval between checkpoints, so some are skipped"
+                self._report.emit("checkpoint", {"detail": detail})
+            self._slow = True
+            return
+        await self.written()
+        await self._work(lambda: peer.checkpointer.copy(peer.replica, peer.layout, private()))
+        self._writer = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        peer = self._peer
+        self.saved(await peer.checkpointer.write(peer.replica, peer.layout, self._work))
+
+    async def written(self) -> None:
+        """Wait until no checkpoint is being written. Raises an error of our own in the last one."""
+        writer = self._writer
+        if writer is not None:
+            await asyncio.wait([writer])
+            self._writer = None
+            writer.result()
+
+    async def abandon(self) -> None:
+        """Stop waiting for a checkpoint that is being written, like a killed process."""
+        if self._writer is not None:
+            await cancelled(self._writer)
 
     def save(self, private: Callable[[], PrivateState | None]) -> SaveOutcome | None:
         """Write a checkpoint unless this state is saved already.
 
-        Blocks for the disk: call it in the worker, after `settled`.
+        Blocks for the disk: call it in the worker, after `written` and `settled`.
         """
         peer = self._peer
         return peer.save(private()) if peer.ready and peer.replica.digest != peer.checkpointer.digest else None
 
     def saved(self, outcome: SaveOutcome | None) -> None:
         """Record the result of `save`."""
-        self._saved_at = self._now()
         if isinstance(outcome, SaveFailed):
             self._report.emit("alarm", {"detail": f"no checkpoint: {outcome.reason}"})
         elif outcome is not None:

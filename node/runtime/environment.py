@@ -22,6 +22,7 @@ class Environment:
 
     Waiting uses asyncio, so the event loop's clock must advance like `now`. `aside`: runs computations that other peers
     wait for and our training does not need, such as sums that we owe them; not where training may be busy for long.
+    `write`: runs the disk operations of a checkpoint while training continues.
     """
 
     now: Callable[[], float]
@@ -29,6 +30,7 @@ class Environment:
     rng: random.Random
     disk: Disk
     aside: Work = at_once
+    write: Work = at_once
 
 
 OpenTransport = Callable[[Admit], Awaitable[Transport]]

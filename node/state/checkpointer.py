@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,8 @@ from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveOut
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot
-from thinwire.node.state.tensor_file import Array
+from thinwire.node.state.state_copy import StateCopy
+from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.messages.registry import Digest, PeerId
 
 _EXTRA = "(extra)"
@@ -23,11 +25,16 @@ _OWN = "replica/"
 
 
 class Checkpointer:
-    """The checkpoints of one run's replica. `digest` is that of the newest saved state, if known."""
+    """The checkpoints of one run's replica. `digest` is that of the newest saved state, if known.
+
+    During training `copy` copies the state in memory, and `write` writes the copy while the replica changes. At the end
+    `save` writes the state itself. The caller ensures that only one of them runs.
+    """
 
     def __init__(self, store: CheckpointStore, run_id: bytes, environment: Environment, emit: Emit) -> None:
         self.digest: Digest | None = None
         self._store, self._run_id, self._environment, self._emit = store, run_id, environment, emit
+        self._copy = StateCopy()
 
     async def restore(self, replica: Replica, layout: Layout, work: Work) -> PrivateState | None:
         """Restore the newest trusted checkpoint that fits, if any; return its private state, if any."""
@@ -59,24 +66,66 @@ class Checkpointer:
         others = {name: one for name, one in private.tensors.items() if not name.startswith(_OWN)}
         return PrivateState(others, private.values) if others or private.values else None
 
+    def copy(self, replica: Replica, layout: Layout, private: PrivateState | None) -> None:
+        """Begin a checkpoint: copy the private state and the replica.
+
+        Fragments with separate rounds are left to `write`. Nothing may change the state meanwhile, so call in `work`.
+        """
+        self._copy.begin(replica, layout, private)
+
+    async def write(self, replica: Replica, layout: Layout, work: Work) -> SaveOutcome:
+        """Write the checkpoint that `copy` has begun, in `Environment.write`.
+
+        The replica may change meanwhile. Fragments with separate rounds are copied before, each by a separate call of `work`.
+        """
+        copy = self._copy
+        while not copy.complete:
+            await work(lambda: copy.extend(replica, layout))
+        replica, save = copy.replica, self._saver()
+
+        def write() -> tuple[SaveOutcome, Digest]:
+            for _, one, _ in replica.each(layout):
+                one.compute_digest()
+            return save(self._snapshot(replica, layout, copy.own, copy.private)), replica.digest
+
+        saved: SaveOutcome
+        saved, digest = await self._environment.write(write)
+        if isinstance(saved, Saved):
+            self.digest = digest
+        return saved
+
     def save(self, replica: Replica, layout: Layout, private: PrivateState | None) -> SaveOutcome:
-        """Write a checkpoint.
+        """Write a checkpoint without a copy.
 
         Blocks for the disk; the replica must not change meanwhile, so call in `work` or while it is idle.
         """
-        fragments, chains, own = dict[int, FragmentState](), {}, dict[str, Array]()
+        own = {number: one.private_state(inner) for number, one, inner in replica.each(layout)}
+        saved = self._saver()(self._snapshot(replica, layout, own, private))
+        if isinstance(saved, Saved):
+            self.digest = replica.digest
+        return saved
+
+    def _saver(self) -> Callable[[Snapshot], SaveOutcome]:
+        suffix = f"{self._environment.rng.getrandbits(32):08x}"
+        return partial(self._store.save, now=self._environment.wall(), suffix=suffix)
+
+    def _snapshot(
+        self, replica: Replica, layout: Layout, own: Mapping[int, Tensors], private: PrivateState | None
+    ) -> Snapshot:
+        """Describe a state. `own`: private tensors of the replica, by fragment number."""
+        fragments, chains, tensors = dict[int, FragmentState](), {}, dict[str, Array]()
         for number, one, inner in replica.each(layout):
             momentum = inner.split(one.momentum) if one.momentum.size else {}
             if one.extra.size:
                 momentum[_EXTRA] = one.extra
             fragments[number] = FragmentState(inner.split(one.theta), momentum)
-            own |= {f"{_own(one, replica, number)}{name}": tensor for name, tensor in one.private_state(inner).items()}
+            tensors |= {f"{_own(one, replica, number)}{name}": tensor for name, tensor in own[number].items()}
             if one is not replica:
                 chains[number] = (one.round, one.members, one.lives)
-        if own:
+        if tensors:
             private = private or PrivateState({}, {})
-            private = PrivateState({**private.tensors, **own}, private.values)
-        snapshot = Snapshot(
+            private = PrivateState({**private.tensors, **tensors}, private.values)
+        return Snapshot(
             self._run_id,
             replica.round,
             replica.digest,
@@ -86,11 +135,6 @@ class Checkpointer:
             chains or None,
             b"" if chains else replica.lives,
         )
-        suffix = f"{self._environment.rng.getrandbits(32):08x}"
-        saved = self._store.save(snapshot, now=self._environment.wall(), suffix=suffix)
-        if isinstance(saved, Saved):
-            self.digest = replica.digest
-        return saved
 
 
 def _own(one: Replica, whole: Replica, number: int) -> str:

@@ -7,7 +7,8 @@ one point: it averages and applies the codec's decoded values, which are bit-ide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, ClassVar, Protocol, Self
 
 import blake3
@@ -179,6 +180,20 @@ class Replica:
     def each(self, layout: Layout) -> Iterator[tuple[int, Replica, Layout]]:
         """Yield what is stored separately: fragment number, outer state, and its layout."""
         yield 0, self, layout
+
+    def twin(self, state: Floats) -> Self:
+        """Return a replica of the same round with `state`, a copy of our state.
+
+        It is valid for what a checkpoint stores: state, round, members, lives and digest. It shares everything else. Call it
+        while nothing but `compute_digest` changes this replica.
+        """
+        twin = copy(self)
+        twin.state, twin._hashes = state, list(twin._hashes)
+        return twin
+
+    def with_fragments(self, fragments: Mapping[int, Replica]) -> Replica:
+        """Return this replica with these instead of what `each` yields."""
+        return fragments[0]
 
     @property
     def newest(self) -> tuple[int, Digest]:

@@ -231,7 +231,9 @@ class Process:
     async def _live(self) -> None:
         machine, world = self.machine, self.machine.world
         rng = random.Random(f"{world.seed}/{machine.index}/{self.number}")
-        environment = Environment(now=machine.clocks.now, wall=machine.clocks.wall, rng=rng, disk=self._disk)
+        environment = Environment(
+            now=machine.clocks.now, wall=machine.clocks.wall, rng=rng, disk=self._disk, write=self._work
+        )
         report = _Report(self, self._event, wall=machine.clocks.wall, name=machine.spec.name)
         directory = RunDirectory(HOME)
         self.peer = Peer(

@@ -93,7 +93,12 @@ class RemoteJoiner(RunEntry):
 
     def peer(self, emit: Emit) -> Peer:
         environment = Environment(
-            time.monotonic, time.time, random.Random(os.urandom(16)), RealDisk(), asyncio.to_thread
+            time.monotonic,
+            time.time,
+            random.Random(os.urandom(16)),
+            RealDisk(),
+            aside=asyncio.to_thread,
+            write=asyncio.to_thread,
         )
         directory, site = self.config.directories.run(self.run_id), self.config.site
         return Peer(self.identity, self.run_id, environment, directory, WAN, emit, site)

@@ -7,7 +7,8 @@ while training continues. A peer that holds only some fragments takes part only 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import blake3
@@ -155,6 +156,12 @@ class FragmentReplicas:
         """Yield number, replica and layout of each held fragment."""
         for number, chain in self.chains.items():
             yield number, chain.replica, chain.layout
+
+    def with_fragments(self, fragments: Mapping[int, Replica]) -> Self:
+        """Return this state with other replicas of its fragments."""
+        other = copy(self)
+        other.chains = {number: replace(chain, replica=fragments[number]) for number, chain in self.chains.items()}
+        return other
 
     @property
     def newest(self) -> tuple[int, Digest]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from itertools import pairwise
 
 import blake3
 import numpy as np
@@ -22,7 +23,6 @@ from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment
 from thinwire.node.state.checkpoint_store import CheckpointStore
-from thinwire.node.state.checkpointer import Checkpointer
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import PrivateState
@@ -90,13 +90,17 @@ class Drift:
 class One:
     """Process of a peer with its environment. `life`: number of this process among those of one key."""
 
-    def __init__(self, world, index, *, invite=None, life=0, pace=0.25, work=at_once, **options):
+    def __init__(self, world, index, *, invite=None, life=0, pace=0.25, work=at_once, write=at_once, **options):
         self.world, self.index = world, index
         self.identity = AUTHOR if index == 0 else Identity.generate(bytes([index]) * 32)
         self.events, self.learner, self.invites = [], Drift(100 * index + life, pace), []
         loop = virtual_loop.current()
         environment = Environment(
-            loop.time, lambda: world.net.wall() + loop.time() % 1, random.Random(index + 50 * life), RealDisk()
+            loop.time,
+            lambda: world.net.wall() + loop.time() % 1,
+            random.Random(index + 50 * life),
+            RealDisk(),
+            write=write,
         )
         self.report = Reporter(
             lambda kind, fields: self.events.append((loop.time(), kind, fields)), wall=environment.wall
@@ -276,12 +280,56 @@ def test_founder_that_restarts_its_run_prints_invite(tmp_path, state):
     live(tmp_path, scene)
 
 
-def test_checkpoints_are_written_during_the_run(tmp_path):
+@pytest.mark.parametrize(("pace", "round"), [(10.0, 10), (0.25, 30)], ids=["10 rounds", "30 seconds"])
+def test_checkpoint_is_written_after_10_rounds_or_30_seconds_whichever_is_later(pace, round, tmp_path):
     async def scene(world):
-        one = One(world, 0, pace=10.0)
-        await one.until(lambda: one.report.checkpoint, limit=400.0)
-        assert 3 <= one.peer.replica.round <= 4
+        one = One(world, 0, pace=pace)
+        await one.until(lambda: one.report.checkpoint, limit=600.0)
+        assert round <= one.peer.replica.round <= round + 1 and one.report.checkpoint.endswith(f"{round:08d}")
         await stop([one])
+
+    live(tmp_path, scene)
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """A checkpoint is due after every round."""
+    monkeypatch.setattr(peer_services, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
+
+
+async def slowly(write):
+    """Write to a disk that needs half a minute."""
+    await asyncio.sleep(30.0)
+    return write()
+
+
+def test_last_checkpoint_waits_for_the_one_that_is_being_written(tmp_path, often):
+    """Checkpoints that are due meanwhile are skipped."""
+
+    async def scene(world):
+        one = One(world, 0, write=slowly)
+        await one.task
+        rounds = [when for when, kind, _ in one.events if kind == "round"]
+        (left,) = (when for when, kind, _ in one.events if kind == "left")
+        assert len(rounds) == 5 and max(after - before for before, after in pairwise(rounds)) < 1.3
+        assert rounds[0] + 30.0 <= left < rounds[0] + 31.0
+        assert len([fields for fields in one.of("checkpoint") if "skipped" in fields["detail"]]) == 1
+        found = sorted(path.name for path in tmp_path.rglob("step-*"))
+        assert found == ["step-00000001", "step-00000005"] and one.report.checkpoint.endswith(found[1])
+
+    live(tmp_path, scene, rounds=5)
+
+
+def test_peer_that_is_killed_while_a_checkpoint_is_written_leaves_no_task(tmp_path, often):
+    async def scene(world):
+        one = One(world, 0, write=slowly)
+        await one.reach(3)
+        one.kill()
+        with pytest.raises(asyncio.CancelledError):
+            await one.task
+        await asyncio.sleep(40.0)
+        assert not list(tmp_path.rglob("step-*")) and not one.report.checkpoint
 
     live(tmp_path, scene)
 
@@ -480,6 +528,14 @@ def told(monkeypatch):
         if states.entered and not states._held:
             told.append(("offer", states._replica.round, true(states._replica)))
 
+    def stored(store, snapshot):
+        (fragment,) = snapshot.fragments.values()
+        state = np.concatenate([LAYOUT.flat(fragment.weights), LAYOUT.flat(fragment.momentum)])
+        named = state_digest(
+            snapshot.round, LAYOUT.digest, snapshot.members, [blake3.blake3(state.tobytes()).digest()], snapshot.lives
+        )
+        told.append(("checkpoint", snapshot.round, snapshot.digest == named))
+
     def sealed(replica, chunks):
         assert not any(replica is one for one in Beside.waiting), "somebody did not wait for the digest"
 
@@ -487,7 +543,7 @@ def told(monkeypatch):
         round_session.RoundSession, "advance", lambda one: told.append(("round", one.replica.round, true(one.replica)))
     )
     watch(StateServer, "_offer", offered)
-    watch(Checkpointer, "save", lambda keep, replica, *_: told.append(("checkpoint", replica.round, true(replica))))
+    watch(CheckpointStore, "save", stored)
     watch(Replica, "_seal", sealed)
     return told
 
@@ -497,6 +553,7 @@ def test_state_is_not_announced_before_its_digest_is_ready(saves, tmp_path, told
     """Steps continue meanwhile. The second peer's digest takes longer than all of them, the first's two."""
     if saves:
         monkeypatch.setattr(peer_services, "SAVE_SECONDS", 0.0)
+        monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
     bases = []
     announce = Round.announce
 

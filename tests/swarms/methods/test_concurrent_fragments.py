@@ -114,6 +114,7 @@ def test_swarm_restarted_at_once_resumes_every_fragment(monkeypatch, fragments, 
     Afterwards no peer remembers its promises in any of them.
     """
     monkeypatch.setattr(peer_services, "SAVE_SECONDS", 2.0)
+    monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
     faults = tuple(Fault(12.0, "restart", (index,), seconds=1.0) for index in range(4))
     scenario = streaming(fragments, overlap, steps=24, peers=4, seconds=40.0 + 3 * fragments, faults=faults)
     run = simulate(scenario, preset=PACE)

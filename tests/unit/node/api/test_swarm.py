@@ -516,10 +516,14 @@ def test_survivor_continues_when_the_other_peer_is_killed(found, tmp_path):
 
 def test_swarm_writes_checkpoints_during_training(found, monkeypatch):
     monkeypatch.setattr(peer_services, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
     model = net()
     with found(steps=1) as swarm:
         optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
         one_step(model, optimizer, torch.Generator().manual_seed(1))
+        until = time.monotonic() + 60
+        while not swarm.status.checkpoint and time.monotonic() < until:
+            time.sleep(0.01)
         assert swarm.status.checkpoint.endswith("step-00000001")
 
 

@@ -19,10 +19,11 @@ from thinwire.node.methods.registry import fitted
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment
-from thinwire.node.state.checkpoint_store import CheckpointStore
+from thinwire.node.state.checkpoint_store import CheckpointStore, Saved
 from thinwire.node.state.checkpointer import Checkpointer
 from thinwire.node.state.fragments import joined, layout_of_part, parts_of
 from thinwire.node.state.layout import Layout, Piece
+from thinwire.node.state.snapshot import PrivateState
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import ManifestError
@@ -348,6 +349,35 @@ def test_checkpoint_has_every_fragment_with_its_round(tmp_path, codec):
     before = untouched.digest
     asyncio.run(keep().restore(untouched, LAYOUT, at_once))
     assert untouched.digest == before and "does not fit" in events[-1][1]["detail"]
+
+
+@pytest.mark.parametrize("codec", ["int8(block=256)", "topk(k=64,chunk=4096)|2bit|rice"])
+def test_checkpoint_copies_fragment_by_fragment_while_rounds_are_committed(tmp_path, codec):
+    run = manifest(streaming(3, 4, None), codec)
+    replica = drive(streaming(3, 4, None), 7, codec=codec)[0].seats[0].replica
+    environment = Environment(lambda: 0.0, lambda: 1e9, random.Random(1), RealDisk())
+    store = CheckpointStore(tmp_path / "c", RealDisk(), Identity.generate(bytes(32)))
+    keep, expected = Checkpointer(store, bytes(32), environment, lambda *told: None), []
+
+    async def work(copy):
+        number = len(expected)
+        one = replica.chains[number].replica
+        expected.append((one.round, one.state.copy(), one.private_state(replica.chains[number].layout)))
+        copy()
+        for chain in replica.chains.values():  # a round of every fragment, before the next copy
+            chain.replica.state += 1.0
+            chain.replica.advance(chain.replica.members)
+
+    keep.copy(replica, LAYOUT, PrivateState({"moment": np.ones(3, np.float32)}, {}))
+    saved = asyncio.run(keep.write(replica, LAYOUT, work))
+    assert isinstance(saved, Saved) and len(expected) == 3
+    made, cut = fitted(run, LAYOUT)
+    again = FragmentReplicas.begin(run, LAYOUT, made, cut, np.zeros(SIZE, np.float32), ())
+    private = asyncio.run(keep.restore(again, LAYOUT, at_once))
+    assert again.digest == store.load().snapshot.digest and list(private.tensors) == ["moment"]
+    for (_, one, inner), (round, state, own) in zip(again.each(LAYOUT), expected, strict=True):
+        assert one.round == round and one.state.tobytes() == state.tobytes()
+        assert all(np.array_equal(tensor, one.private_state(inner)[name]) for name, tensor in own.items())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""Checkpoints of a simulated swarm on slow and full disks: training does not wait for them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from kit.scenarios import events_of, manifest_of, one_state, play, rounds_of, swarm_of
+from thinwire.node.peer import peer_services
+from thinwire.sims.scenario.faults import Fault
+
+METHODS = {
+    "diloco": "sync_every = 4\n",
+    "streaming": 'method = "streaming"\nsync_every = 4\nfragments = 2\noverlap = 3\n',
+    "buffered-async": 'method = "buffered-async"\nsync_every = 4\n',
+}
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    """A checkpoint is due after every round."""
+    monkeypatch.setattr(peer_services, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
+
+
+def run_of(*faults, outer=METHODS["diloco"], peers=2, seconds=40.0):
+    """Play a swarm that makes four inner steps a second."""
+    return play(swarm_of(peers, manifest_of(outer, codec="fp32"), step=0.25, seconds=seconds, faults=faults))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_slow_disk_does_not_delay_rounds(method):
+    """With 2 s per operation a checkpoint takes more than half a minute."""
+    slow = [Fault(3.0, "slow-disk", (index,), 100.0, 2.0) for index in range(2)]
+    runs = run_of(outer=METHODS[method]), run_of(*slow, outer=METHODS[method])
+    usual, delayed = ([one.at for one in events_of(run, "round", 0)] for run in runs)
+    assert len(usual) > 20 and len(delayed) == len(usual)
+    longest, most = (max(after - before for before, after in pairwise(times)) for times in (usual, delayed))
+    assert most < longest + 0.1
+    for index, count in ((0, 0), (1, 2)):
+        said = [one for one in events_of(runs[index], "checkpoint") if "skipped" in one.fields["detail"]]
+        assert len(said) == count
+
+
+def test_full_disk_is_reported_and_training_continues():
+    run = run_of(Fault(10.0, "no-space", (1,), 10.0), Fault(25.0, "restart", (1,), 2.0))
+    alarms = [one for one in events_of(run, "alarm", 1) if "no checkpoint: No space" in one.fields["detail"]]
+    assert len(alarms) > 5 and all(10.0 <= one.at <= 20.1 for one in alarms)
+    during = [one for one in events_of(run, "round", 1) if 10.0 < one.at < 20.0]
+    assert len(during) > 5
+    (restored,) = events_of(run, "restored", 1)
+    assert restored.fields["round"] >= during[-1].fields["round"] + 2
+
+
+def test_killed_peer_restores_its_checkpoint_and_fetches_the_newer_state(monkeypatch):
+    """The last checkpoint is up to ten rounds older than the kill."""
+    monkeypatch.setattr(peer_services, "SAVE_SECONDS", 5.0)
+    monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 10)
+    run = run_of(Fault(25.0, "restart", (2,), 4.0), peers=3)
+    (restored,) = events_of(run, "restored", 2)
+    before = [one for one in events_of(run, "round", 2) if one.at < 25.0][-1]
+    ready = events_of(run, "ready", 2)[-1]
+    assert 0 < restored.fields["round"] < before.fields["round"] < ready.fields["round"]
+    found = one_state(rounds_of(run))
+    assert max(found[2]) == max(found[0])

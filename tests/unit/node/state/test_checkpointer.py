@@ -1,0 +1,157 @@
+"""Checkpoints from a copy in memory, while the replica moves on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import blake3
+import numpy as np
+import pytest
+from thinwire.node.runtime.asyncio_extra import at_once
+from thinwire.node.runtime.environment import Environment
+from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveFailed
+from thinwire.node.state.checkpointer import Checkpointer
+from thinwire.node.state.layout import Layout, Piece
+from thinwire.node.state.replica import Replica
+from thinwire.node.state.snapshot import PrivateState
+from thinwire.sims.engine.disk import SimDisk
+from thinwire.swarm.identity.identity import Identity
+
+SIZE = 3000
+LAYOUT = Layout((Piece("w", (SIZE,), "float32", 0, SIZE),), SIZE, blake3.blake3(b"w").digest())
+ME = Identity.generate(b"k" * 32)
+
+
+class Crash(BaseException):
+    """The power is gone."""
+
+
+class Peer:
+    """A replica and a private state that change with every round, and a checkpointer on a simulated disk."""
+
+    def __init__(self, disk: SimDisk, write=at_once):
+        self.replica = Replica(LAYOUT.digest, np.zeros(SIZE, np.float32), (ME.peer_id,))
+        self.moment = np.zeros(SIZE, np.float32)
+        environment = Environment(lambda: 0.0, lambda: 1e9, random.Random(1), disk, write=write)
+        store = CheckpointStore(Path("/run/checkpoints"), disk, ME)
+        self.keep = Checkpointer(store, bytes(32), environment, lambda kind, fields: None)
+
+    def commit(self):
+        """Commit a round. As in a run, the digest is not computed at once."""
+        self.replica.state += 1.0
+        self.moment += 1.0
+        self.replica.advance((ME.peer_id,), bytes([self.replica.round]) * 16)
+
+    def copy(self):
+        private = PrivateState({"moment": self.moment}, {"step": self.replica.round})
+        self.keep.copy(self.replica, LAYOUT, private)
+
+    def checkpoint(self, meanwhile=lambda: None):
+        self.copy()
+        meanwhile()
+        return asyncio.run(self.keep.write(self.replica, LAYOUT, at_once))
+
+
+def loaded(disk: SimDisk):
+    """Return the restored peer; check that all its parts belong to one round."""
+    found = Peer(disk)
+    private = asyncio.run(found.keep.restore(found.replica, LAYOUT, at_once))
+    number, same = found.replica.round, Peer(SimDisk(random.Random(1)))
+    if number:
+        for _ in range(number):
+            same.commit()
+        assert found.replica.digest == same.replica.digest and found.replica.lives == same.replica.lives
+        np.testing.assert_array_equal(private.tensors["moment"], np.full(SIZE, number, np.float32))
+        assert private.values == {"step": number}
+    return found
+
+
+def test_checkpoint_has_the_state_that_was_copied_although_the_replica_moves_on():
+    disk = SimDisk(random.Random(1))
+    peer = Peer(disk)
+    for _ in range(3):
+        peer.commit()
+    digest = peer.replica.twin(peer.replica.state.copy()).digest
+    saved = peer.checkpoint(meanwhile=peer.commit)
+    assert isinstance(saved, Saved) and saved.path.name == "step-00000003"
+    assert peer.keep.digest == digest != peer.replica.digest
+    assert loaded(disk).replica.round == 3
+
+
+def test_second_copy_reuses_the_memory_of_the_first():
+    peer, arrays = Peer(SimDisk(random.Random(1))), []
+    held = peer.replica.twin
+
+    def twin(state):
+        arrays.append(state)
+        return held(state)
+
+    peer.replica.twin = twin
+    for _ in range(3):
+        peer.commit()
+        peer.checkpoint()
+    assert len(arrays) == 3 and arrays[0] is arrays[1] is arrays[2]
+
+
+def test_crash_at_any_operation_of_the_writer_leaves_a_loadable_checkpoint():
+    def play(at):
+        disk, count = SimDisk(random.Random(at)), 0
+        peer = Peer(disk)
+        for _ in range(2):
+            peer.commit()
+            peer.checkpoint()
+
+        def before(operation):
+            nonlocal count
+            if count == at:
+                raise Crash
+            count += 1
+            peer.commit()
+
+        peer.commit()
+        disk.before = before
+        try:
+            peer.checkpoint()
+            done = True
+        except Crash:
+            done = False
+        disk.before = lambda operation: None
+        disk.crash()
+        number = loaded(disk).replica.round
+        assert number == 3 if done else number in (2, 3)
+        return done
+
+    at = 0
+    while not play(at):
+        at += 1
+    assert at > 10
+
+
+def test_failed_write_leaves_the_old_checkpoint_and_the_next_one_succeeds():
+    disk = SimDisk(random.Random(1))
+    peer = Peer(disk)
+    peer.commit()
+    peer.checkpoint()
+    digest = peer.keep.digest
+    peer.commit()
+    disk.capacity = disk.used() + 5000
+    saved = peer.checkpoint(meanwhile=peer.commit)
+    assert isinstance(saved, SaveFailed) and "space" in saved.reason and peer.keep.digest == digest
+    assert loaded(disk).replica.round == 1
+    disk.capacity = None
+    assert isinstance(peer.checkpoint(), Saved) and loaded(disk).replica.round == 3
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["digest unknown", "digest known"])
+def test_copy_has_the_digest_of_its_state(known):
+    peer = Peer(SimDisk(random.Random(1)))
+    peer.commit()
+    if known:
+        peer.replica.compute_digest()
+    twin = peer.replica.twin(peer.replica.state.copy())
+    digest = twin.digest
+    assert peer.replica.digest == digest
+    peer.commit()
+    assert twin.digest == digest != peer.replica.digest and (twin.round, peer.replica.round) == (1, 2)
