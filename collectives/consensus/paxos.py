@@ -17,8 +17,8 @@ many ballots are heeded (`acceptor`), and when no verdict is possible on what wa
     Blame      participant -> leader   I cannot get on because of that peer
     Ask        anyone -> anyone        I came late: what have you announced, or how did it end?
 
-Its parts: what this peer promised (`acceptor`), its own ballots (`candidate`), who has a say (`electorate`), what participants
-say of each other (`blame_book`), and verdicts that others bring (`proofs`).
+Its parts: what this peer promised (`acceptor`), its own ballots (`proposer`), who has a say (`electorate`), what participants
+say of each other (`blame`), and verdicts that others bring (`certificates`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection
 from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.certificates import CertificateCollector
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of
+from thinwire.collectives.consensus.proposal import RoundTerms, lives_agree, name_of
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.swarm.messages.registry import (
     Ask,
@@ -52,10 +52,10 @@ from thinwire.swarm.messages.registry import (
 class Agreement:
     """One peer's part in agreeing on one round of one fragment.
 
-    Feed it `announce`, `hear`, `reach`, `lost`, `progress`, `complete`, `accuse` and `tick`; after each call send what `take`
-    returns ((peer or None for everyone reachable, message) pairs) and look at `opened`, `commit` and `diverged`.
-    `sign(message)` and `verify(peer, message, signature)` are the identity's. `idle`: who is to own no chunks from the start.
-    `life`: ours, see `Open.lives`.
+    Feed it `announce`, `on_message`, `reach`, `on_link_down`, `progress`, `complete`, `accuse` and `tick`; after each call
+    send what `take` returns ((peer or None for everyone reachable, message) pairs) and look at `opened`, `commit` and
+    `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `idle`: who is to own no chunks
+    from the start. `life`: ours, see `Open.lives`.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class Agreement:
     def _hear_open(self, sender: PeerId, message: Open, now: float) -> None:
         if self.opened is not None and message.ballot <= self.opened.ballot:
             return
-        if not self._acceptor.follows(sender, message, now):
+        if not lives_agree(message, self.me, self.life, self.ready) or not self._acceptor.follows(sender, message, now):
             return
         self._acceptor.promised = message.ballot
         self._proposer.yield_to_others()

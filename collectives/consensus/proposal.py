@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import blake3
@@ -75,6 +75,25 @@ class RoundTerms:
     def other_life(self, peer: PeerId, life: bytes) -> bool:
         """Return True if a member of this round has lost its run folder since it became one: `life` is not its life."""
         return self.lives.get(peer, life) != life
+
+
+def lives_of(members: Sequence[PeerId], lives: bytes) -> dict[PeerId, bytes]:
+    """Return the known lives of members. `lives`: LIFE bytes each, in their order; zeros mean unknown."""
+    pairs = zip(members, range(0, len(lives), LIFE), strict=False)
+    return {peer: life for peer, at in pairs if any(life := lives[at : at + LIFE])}
+
+
+def lives_agree(opened: Open, me: PeerId, life: bytes, ready: Mapping[PeerId, Ready]) -> bool:
+    """Return False if an Open gives us another life than ours, or contradicts announcements that we have.
+
+    A leader could otherwise take the votes of the next round from everybody else. If the Open adopts results, the lives
+    were decided with them, and other peers may have lost their folders since.
+    """
+    found = lives_of(opened.members, opened.lives)
+    if life and me in opened.members and found.get(me) != life:
+        return False
+    known = {} if opened.adopted is not None else {peer: ready[peer].life for peer in opened.members if peer in ready}
+    return all(found.get(peer) == announced for peer, announced in known.items() if any(announced))
 
 
 def name_of(opened: Open) -> Digest:

@@ -98,6 +98,7 @@ class Diagnosis:
         self._speeds: dict[PeerId, deque[float]] = {}
         self._ahead: dict[PeerId, float] = {}
         self._marks: dict[tuple[PeerId, str], deque[bool]] = {}
+        self._marked: dict[tuple[PeerId, str], int] = {}  # round of the last mark
         self._shown: dict[tuple[PeerId, str], str] = {}
         self._away: OrderedDict[PeerId, int] = OrderedDict()  # number of judged rounds when the link of each broke
 
@@ -133,7 +134,7 @@ class Diagnosis:
             self._met.move_to_end(peer)
             if len(self._met) > PARTNERS:
                 self._met.popitem(last=False)
-            self._judge_speeds(self._met, (peer,))
+            self._judge_speeds(self._met, (peer,), self._judged)
 
     def opened(self, round: int, now: float, *, fragment: int = 0) -> None:
         """Note that a round opens; data is in transit from now on."""
@@ -189,6 +190,7 @@ class Diagnosis:
         for key in [key for key in self._marks if key[0] == peer]:
             del self._marks[key]
             self._shown.pop(key, None)
+            self._marked.pop(key, None)
 
     # --- one round
 
@@ -197,7 +199,7 @@ class Diagnosis:
         self._forget_away()
         self._judge_links(seen, seen.flows)
         speeds = {peer: speed for (peer, round), speed in seen.speed.items() if round == seen.round}
-        self._judge_speeds(speeds, speeds)
+        self._judge_speeds(speeds, speeds, seen.round)
         seen.flows = {}
 
     def _forget_away(self) -> None:
@@ -205,14 +207,15 @@ class Diagnosis:
             self._forget(peer)
 
     def _judge_links(self, seen: _Observation, flows: Mapping[PeerId, ChunkFlow]) -> None:
+        round = self._judged if self._paired else seen.round
         for peer, found in seen.arrivals.judge(flows, self._trips).items():
             if found.stalled is not None:
-                self._mark(peer, PIECE if found.single else "lossy link", found.stalled, found.stall)
+                self._mark(peer, PIECE if found.single else "lossy link", found.stalled, found.stall, round)
             if found.slow is not None:
-                self._mark(peer, "slow upload", found.slow, found.pace)
+                self._mark(peer, "slow upload", found.slow, found.pace, round)
 
-    def _judge_speeds(self, speeds: Mapping[PeerId, float], new: Collection[PeerId]) -> None:
-        """Judge the peers whose speeds are `new`, by all known speeds."""
+    def _judge_speeds(self, speeds: Mapping[PeerId, float], new: Collection[PeerId], round: int) -> None:
+        """Judge the peers whose speeds are `new` in a round, by all known speeds."""
         for peer in new:
             self._speeds.setdefault(peer, deque(maxlen=MEMORY)).append(speeds[peer])
         kept = {}
@@ -229,17 +232,25 @@ class Diagnosis:
             if peer in kept:
                 rest = f"the others kept {100 * median(trend or [1]):.0f} %"
                 text = f"speed fell to {100 * kept[peer]:.0f} % of its own best, {rest}"
-                self._mark(peer, "thermal throttling", hot, text)
+                self._mark(peer, "thermal throttling", hot, text, round)
             typical = median_low(others)
             text = f"speed {speed:.3g}/s, the others' median {typical:.3g}/s"
-            self._mark(peer, "slow compute", WEAK * speed < typical and not hot, text)
+            self._mark(peer, "slow compute", WEAK * speed < typical and not hot, text, round)
 
-    def _mark(self, peer: PeerId, kind: str, bad: bool, text: str) -> None:
-        """Record a mark for one of CAUSES, or for lost pieces, which count as lossy link."""
+    def _mark(self, peer: PeerId, kind: str, bad: bool, text: str, round: int | None = None) -> None:
+        """Record a mark for one of CAUSES, or for lost pieces, which count as lossy link.
+
+        Rounds of several fragments with the same number share a mark, because one event may affect all of them.
+        """
         cause = "lossy link" if kind == PIECE else kind
         length = {"lossy link": LONG, PIECE: PIECES}.get(kind, WINDOW)
         marks = self._marks.setdefault((peer, kind), deque(maxlen=length))
-        marks.append(bad)
+        if round is not None and self._marked.get((peer, kind)) == round and marks:
+            marks[-1] |= bad
+        else:
+            marks.append(bad)
+        if round is not None:
+            self._marked[peer, kind] = round
         count = sum(marks)
         if bad:
             self._shown[peer, kind] = text

@@ -154,6 +154,8 @@ class ShardedReduce(DataPlane):
 
     def _take_own(self, index: int) -> None:
         """Screen and store our own contribution to a chunk that we own; our training may have diverged."""
+        if self._contributions.has((self.me, self._attempt), index):
+            return
         reason = self._contributions.screen((self.me, self._attempt), index, self._source[index])
         if reason:
             self.agreement.accuse(self.me, reason, self._now())

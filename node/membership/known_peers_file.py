@@ -106,8 +106,8 @@ def _known(line: bytes) -> _Known | None:
     return found.known if found.check == _check(found.known) else None
 
 
-def load_or_create_life(path: Path, disk: Disk, rng: random.Random) -> bytes:
-    """Return the life in a file; write a new one if there is no valid one.
+def load_or_create_life(path: Path, disk: Disk, rng: random.Random) -> tuple[bytes, bool]:
+    """Return the life in a file, and True; or a new one that is written to it, and False.
 
     The file has LIFE random bytes and a checksum. Raises OSError if it cannot be written.
     """
@@ -116,10 +116,11 @@ def load_or_create_life(path: Path, disk: Disk, rng: random.Random) -> bytes:
     except OSError:
         data = b""
     life = data[:LIFE]
-    if len(data) != 2 * LIFE or data[LIFE:] != blake3.blake3(life).digest(LIFE):
-        life = rng.randbytes(LIFE)
-        replace_file(path, disk, life + blake3.blake3(life).digest(LIFE))
-    return life
+    if len(data) == 2 * LIFE and data[LIFE:] == blake3.blake3(life).digest(LIFE):
+        return life, True
+    life = rng.randbytes(LIFE)
+    replace_file(path, disk, life + blake3.blake3(life).digest(LIFE))
+    return life, False
 
 
 def replace_file(path: Path, disk: Disk, data: bytes) -> None:

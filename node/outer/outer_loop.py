@@ -13,9 +13,11 @@ from functools import partial
 from typing import Any
 
 import blake3
+import torch
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.timing import GIVE_UP
+from thinwire.compression.device import HOST
 from thinwire.node.outer.round_loop import Meanwhile, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.runtime.asyncio_extra import Work, whole
@@ -168,7 +170,7 @@ class OuterLoop(RoundLoop):
         session = self.session
         if session.current.agreement.commit is None and not session.catch_up.behind.is_set():
             try:
-                encoded = await self.work(self._encode)
+                encoded = await self._encoded()
             except FloatingPointError as error:
                 session.report("unsent", str(error))
                 encoded = ([], b"")
@@ -238,6 +240,20 @@ class OuterLoop(RoundLoop):
             raise
         self._thereafter.clear()
         self._settling = None
+
+    async def _encoded(self) -> tuple[list[memoryview], bytes]:
+        """Encode the contribution; from now on the host does so if the GPU has no room.
+
+        Raises FloatingPointError.
+        """
+        encoded: tuple[list[memoryview], bytes]
+        try:
+            encoded = await self.work(self._encode)
+        except torch.OutOfMemoryError:
+            self.replica.encode_on(HOST)
+            self.session.report("alarm", "the GPU has no room to encode contributions; the CPU does so from now on")
+            encoded = await self.work(self._encode)
+        return encoded
 
     def _encode(self) -> tuple[list[memoryview], bytes]:
         session, replica = self.session, self.replica

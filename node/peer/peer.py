@@ -246,7 +246,7 @@ class Peer:
         del theta  # The replica has a copy; this one would remain in memory for the whole join.
         self.private = await self.checkpointer.restore(self.replica, layout, work)
         self.known_peers.founds = not joins
-        life = self._life()
+        life, lived = self._life()
         if not joins:
             # This peer continues the run alone.
             self.replica.hold_alone(self.identity.peer_id, life)
@@ -259,7 +259,7 @@ class Peer:
             replica=self.replica,
             now=self.environment.now,
             emit=self.emit,
-            probation=PROBATION if joins and self._lived else 0,
+            probation=PROBATION if joins and (lived or self._lived) else 0,
             patience=PATIENCE,
             life=life,
             on_commit=on_commit,
@@ -284,8 +284,8 @@ class Peer:
         for one in self._tasks:
             self.presence.attend(one())
 
-    def _life(self) -> bytes:
-        """Return the life of this run folder, a new one if the folder has none (see `Open.lives`).
+    def _life(self) -> tuple[bytes, bool]:
+        """Return the life of this run folder (see `Open.lives`), and True if an earlier process had it.
 
         A life that cannot be stored ends with the process: the next one then has no vote from this one.
         """
@@ -293,7 +293,7 @@ class Peer:
             return load_or_create_life(self._directory.life, self.environment.disk, self.environment.rng)
         except OSError as error:
             self.emit("alarm", {"detail": f"cannot write {self._directory.life}: {error.strerror}"})
-            return self.environment.rng.randbytes(LIFE)
+            return self.environment.rng.randbytes(LIFE), False
 
     def save(self, private: PrivateState | None) -> SaveOutcome:
         """Write a checkpoint, see `Checkpointer.save`."""

@@ -47,7 +47,9 @@ def hold(path: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise unwritable(path, error) from None
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
             holder = holder if holder.isdecimal() else "unknown"  # its write may be incomplete
             raise InUseError(

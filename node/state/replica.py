@@ -15,7 +15,7 @@ import blake3
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.proposal import RoundTerms, lives_of
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
@@ -29,7 +29,7 @@ from thinwire.node.state.data_ledger import DataLedger
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Digest, Open, PeerId
+from thinwire.swarm.messages.registry import CHUNK_BYTES, Digest, Open, PeerId
 from thinwire.swarm.method_specs.base import MethodSpec
 
 SPARE = 64 << 20
@@ -360,8 +360,7 @@ class Replica:
     @property
     def known_lives(self) -> dict[PeerId, bytes]:
         """Lives of the members of which one was announced."""
-        pairs = zip(self.members, range(0, len(self.lives), LIFE), strict=False)
-        return {peer: life for peer, at in pairs if any(life := self.lives[at : at + LIFE])}
+        return lives_of(self.members, self.lives)
 
     def hold_alone(self, member: PeerId, life: bytes) -> None:
         """Make a peer with this life the only member; `seal` computes the digest."""

@@ -160,8 +160,8 @@ class SparseReplica(Replica):
     def encode_on(self, device: torch.device) -> None:
         """Select entries on the device of the parameters, from the accumulator, which stays on the host."""
         super().encode_on(device)
-        if self.device is not None:
-            self.feedback.select_with(partial(select, self.codec.codec, device=self.device))
+        own = self.codec.codec
+        self.feedback.select_with(own.select if self.device is None else partial(select, own, device=self.device))
 
     @property
     def lr(self) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
 from kit.scenarios import events_of, manifest_of, play, swarm_of
+from thinwire.node.peer import peer
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import SimWorld, simulate
 from thinwire.sims.trials.trial import PACE
@@ -21,8 +23,8 @@ class _TwoQuorums:
     that voted with it is killed, loses its folder, and meets `away`, which knows nothing of the round.
     """
 
-    def __init__(self, away: int) -> None:
-        self.away = away
+    def __init__(self, away: int, *, wiped: bool = True) -> None:
+        self.away, self._wiped = away, wiped
         self._applied: set[int] = set()
         self._decided = False
 
@@ -47,7 +49,8 @@ class _TwoQuorums:
     def _lose_folder(self, world: Any, index: int) -> None:
         machine = world.machines[index]
         machine.kill()
-        machine.lose_disk()
+        if self._wiped:
+            machine.lose_disk()
         world.net.at(world.loop.time() + 0.3, machine.boot)
 
 
@@ -71,6 +74,24 @@ def test_member_without_its_folder_does_not_vote_twice(monkeypatch, away, disk):
     for one in events_of(run, "round"):
         digests.setdefault(one.fields["round"], set()).add(one.fields["digest"])
     assert max(digests) > ROUND + 4 and all(len(found) == 1 for found in digests.values())
+
+
+@pytest.mark.parametrize("away", range(3))
+def test_member_without_its_manifest_file_does_not_vote_twice(monkeypatch, away):
+    """The disk was full only while the manifest was written. The life is there: an earlier process may have voted."""
+    event, plot = SimWorld.event, _TwoQuorums(away, wiped=False)
+
+    def observe(self, machine, kind, fields):
+        event(self, machine, kind, fields)
+        plot.event(self, machine.index, kind, fields)
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SimWorld, "event", observe)
+    monkeypatch.setattr(peer, "replace_file", refuse)
+    run = simulate(swarm_of(3, manifest_of("sync_every = 4\n", codec="fp32"), seconds=50.0, seed=4), preset=PACE)
+    assert not {"agreement", "aggregate"} & {violation.oracle for violation in run.violations}
 
 
 def test_peer_that_lost_its_folder_is_a_member_again_after_a_round():

@@ -150,20 +150,31 @@ def test_diagnosed_round_is_that_of_the_majority():
     assert set(diagnosis.findings) == {PEERS[1]}
 
 
-def test_rounds_of_all_fragments_count_towards_a_finding():
-    diagnosis = Diagnosis()
-    for at in range(1, 4):
+def _fragments(diagnosis, count, slow):
+    """Play so many rounds of three fragments; `slow` names those in which PEERS[1] sends slowly."""
+    for at in range(1, count + 1):
         for fragment in range(3):
             for peer in PEERS:
                 diagnosis.ready(peer, at, 100.0, fragment=fragment)
             for peer in PEERS:
                 for index in range(4):
-                    when = 100.0 * (3 * at + fragment) + index * (0.5 if peer == PEERS[1] else 0.01)
-                    diagnosis.chunk(peer, at, 10_000, when, fragment=fragment)
+                    gap = 0.5 if peer == PEERS[1] and slow(at, fragment) else 0.01
+                    diagnosis.chunk(peer, at, 10_000, 100.0 * (3 * at + fragment) + index * gap, fragment=fragment)
     for fragment in range(3):
         for peer in PEERS:
-            diagnosis.ready(peer, 4, 100.0, fragment=fragment)
-    assert set(diagnosis.findings) == {PEERS[1]}, "three rounds of three fragments are nine rounds"
+            diagnosis.ready(peer, count + 1, 100.0, fragment=fragment)
+
+
+def test_slow_upload_in_any_fragment_is_named_after_as_many_rounds():
+    diagnosis = Diagnosis()
+    _fragments(diagnosis, 7, lambda at, fragment: fragment == 2)
+    assert set(diagnosis.findings) == {PEERS[1]}
+
+
+def test_one_slow_period_of_all_fragments_is_one_mark():
+    diagnosis = Diagnosis()
+    _fragments(diagnosis, 12, lambda at, fragment: at in (3, 4))
+    assert diagnosis.findings == {}
 
 
 def test_early_announcement_of_one_peer_does_not_end_the_observed_round():

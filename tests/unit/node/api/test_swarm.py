@@ -538,3 +538,22 @@ def test_import_thinwire_loads_nothing_heavy():
     assert done.stdout.startswith("[] ") and done.stdout.endswith("True\n")
     with pytest.raises(AttributeError, match="no attribute 'jion'"):
         getattr(thinwire, "jion")  # noqa: B009
+
+
+def test_gpu_without_room_for_encoding_leaves_it_to_the_host(found, monkeypatch):
+    contribution, failed = Replica.contribution, []
+
+    def crowded(self, *given, **named):
+        if not failed:
+            failed.append(True)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return contribution(self, *given, **named)
+
+    monkeypatch.setattr(Replica, "contribution", crowded)
+    swarm = found()
+    model = nn.Linear(2, 2)
+    optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    while not swarm.round:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert failed and "no room to encode" in swarm.status.alarm

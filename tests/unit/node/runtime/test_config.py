@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -213,6 +214,15 @@ def test_lock_on_a_full_disk_is_refused_with_a_hint(tmp_path, monkeypatch):
     with pytest.raises(InUseError, match="No space left") as caught, hold(tmp_path / "lock"):
         pass
     assert caught.value.exit_code == 3 and "make room" in caught.value.hint
+
+
+def test_lock_that_the_file_system_does_not_support_blames_no_daemon(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(InUseError, match="No locks available"), hold(tmp_path / "lock"):
+        pass
 
 
 @pytest.mark.parametrize("content", [b"", b"12", b"\xff\x00garbage", b"123456789012345678901234567890123"])
