@@ -355,9 +355,8 @@ class Agreement:
             return None
         if self._quorum_since is None:
             self._quorum_since = now
-        grace = (
-            (self.terms.grace if turn == 0 else max(self.terms.grace, self.terms.limit)) if self.waiting_for() else 0.0
-        )
+        graces = [self.terms.graces.get(peer, self.terms.grace) for peer in self.waiting_for()]
+        grace = max(graces, default=0.0) if turn == 0 or not graces else max(*graces, self.terms.limit)
         if self.terms.buffered and self._electorate.waiting_for(self.ready):
             grace = max(grace, patience)  # they have but to say that they are here, to stay members
         return self._quorum_since + grace + turn * patience

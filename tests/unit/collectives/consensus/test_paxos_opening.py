@@ -83,3 +83,25 @@ def test_synchronous_leader_opens_when_all_are_ready():
     here(peer, IDS[1:])
     peer.announce(ready(2, 10), 0.1)
     assert peer.opened is not None
+
+
+def test_leader_waits_for_each_member_as_long_as_its_own_grace():
+    ids = [*IDS, bytes([4]) * 32]
+    terms = RoundTerms(5, 0, tuple(ids), BASE, PLAN, grace=GRACE, patience=PATIENCE, graces={ids[4]: 0.1})
+
+    def opens(came):
+        """Return the time at which the leader opens; the peers `came` announce at their times, in order."""
+        peer = Agreement(ids[0], terms, sign=lambda m: bytes(64), verify=lambda *_: True, live=ids)
+        peer.announce(ready(1, 1), 0.0)
+        for at in range(100):
+            for other in [other for other, when in came.items() if when == at]:
+                peer.on_message(other, ready(1, 1), bytes(64), at / 100)
+            peer.tick(at / 100)
+            if peer.opened is not None:
+                return at / 100
+        return None
+
+    here = dict.fromkeys(ids[1:3], 0)
+    assert opens({**here, ids[3]: 0}) == 0.1
+    assert opens({**here, ids[4]: 0}) == opens(here) == GRACE
+    assert opens({**here, ids[3]: 30}) == 0.3, "only the last one is missing, and its time is over"
