@@ -23,7 +23,10 @@ from thinwire.swarm.messages.registry import (
     Ready,
 )
 
-FAULTS = ("chunk missing", "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn")
+MISSING, WITHHELD = "chunk missing", "withheld"
+"""Reasons of a Blame: a contributor's data does not come; or has not come in so many rounds that it is put out at once."""
+
+FAULTS = (MISSING, "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn", WITHHELD)
 """Reasons of a Blame against a contributor."""
 
 GONE = "gone"

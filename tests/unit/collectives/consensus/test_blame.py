@@ -221,3 +221,11 @@ def test_blame_of_relay_that_is_last_owner_leaves_it_its_chunks():
 def test_blame_of_relay_among_other_peers_than_two_owners_is_ignored(accuser, about, idle):
     bench = Bench(4, idle=idle)
     assert not bench.say(accuser, about, "subtotal") and not bench.blame_book.idle
+
+
+def test_barred_contribution_is_out_from_the_start_and_stays_out_after_another_announcement():
+    book = BlameBook(barred={BEN})
+    book.forgive(BEN)
+    assert book.rejected == {BEN: "withheld"}
+    book.pardon()
+    assert not book.rejected, "too few others are left"
