@@ -79,7 +79,10 @@ class DataPlane(ABC):
 
     @property
     def withheld(self) -> set[PeerId]:
-        """Return contributors that are out because their data did not come, unless we had all that was due to us."""
+        """Return contributors that are out because their data did not come.
+
+        Those that sent us all that was due to us are not among them.
+        """
         commit = self.agreement.commit
         out = commit.opened.excluded if commit is not None else ()
         return {entry.peer for entry in out if entry.reason == MISSING} - self._delivered - {self.me}

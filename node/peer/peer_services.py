@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.outer.round_loop import Meanwhile
+from thinwire.node.peer.participation import Participation
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.state.checkpoint_store import SaveFailed, SaveOutcome
@@ -43,6 +44,7 @@ class PeerServices:
         self._peer, self._report, self._now = peer, report, peer.environment.now
         self._saved_at = self._now()
         self._apart, self._meanwhile = 0.0, meanwhile
+        self._participation = Participation()
 
     async def _train_meanwhile(self) -> None:
         """Train while an exchange is in progress; the time does not count as waiting."""
@@ -84,6 +86,7 @@ class PeerServices:
         seconds = self._now() - began - self._apart
         if outcome.commit is not None:
             report.book(peer, outcome, loss=loss, seconds=seconds, steps=steps)
+            self._count(outcome)
             kept = weight - outcome.kept
             # The report of a round contains the digest of the state after it.
             peer.rounds.thereafter(
@@ -93,6 +96,24 @@ class PeerServices:
         elif not outcome.taken:
             report.uncommitted(peer)
         return outcome, seconds
+
+    def _count(self, outcome: Outcome) -> None:
+        """Count a committed round, and warn if our contributions are always too late."""
+        peer, me = self._peer, self._peer.identity.peer_id
+        synchronous = not (peer.manifest.asynchronous or peer.manifest.outer.gossip)
+        if (
+            synchronous
+            and outcome.missing.get(me, "late") == "late"
+            and self._participation.add(me in outcome.contributors)
+        ):
+            self._warn()
+
+    def _warn(self) -> None:
+        """Give the number of our contributions, and a reason."""
+        speeds = [speed for _, speed, _ in list(self._peer.session.stats.values())]
+        balancing = getattr(self._peer.manifest.outer, "step_balancing", "")
+        text = self._participation.text(self._report.speed, speeds, balancing=balancing)
+        self._report.emit("alarm", {"detail": text})
 
     # Checkpoints
 
@@ -147,6 +168,8 @@ class PeerServices:
                         await peer.rounds.settled()
                 finally:
                     await peer.leave()
+        if self._participation.poor:
+            self._warn()
         if peer.ready:
             round, digest = peer.replica.newest
             fields: dict[str, object] = {"round": round, "digest": digest.hex()}
