@@ -79,13 +79,18 @@ class StragglerGrace:
         self._awaited: tuple[PeerId, ...] = ()
         self._came: dict[PeerId, float] = {}
 
-    def begin(self, round: int, members: Collection[PeerId], now: float) -> list[Attendance]:
+    def begin(
+        self, round: int, members: Collection[PeerId], now: float, *, present: Collection[PeerId] = ()
+    ) -> list[Attendance]:
         """Start a round with the `members` that have a link, and finish the previous one.
 
-        Return the lateness of its members; empty for the same round again, or if too little is known.
+        Return the lateness of its members; empty for the same round again, or if too little is known. `present`: peers
+        that took part in the finished round. If their announcements did not reach us, they were not late.
         """
         if round == self._round:
             return []
+        for peer in present:
+            self.on_link_down(peer)
         found = self._settle(now, whole=round == self._round + 1)
         self._round, self._began, self._awaited, self._came = round, now, tuple(members), {}
         for peer in self._awaited:

@@ -186,7 +186,10 @@ class RoundSession:
     def _graces_of(self, round: int) -> dict[PeerId, float]:
         """Graces of the members in a round that begins now, if this peer opens it."""
         here = [peer for peer in self.replica.members if peer in self.live or peer == self.me]
-        others = [one for one in self._straggler_grace.begin(round, here, self._now()) if one.peer != self.me]
+        commit = self.current.agreement.commit if hasattr(self, "current") else None
+        present = commit.opened.alive if commit is not None else ()
+        attended = self._straggler_grace.begin(round, here, self._now(), present=present)
+        others = [one for one in attended if one.peer != self.me]
         if others and self.presence.watch is not None:
             self.presence.watch.attended(others, fragment=self.fragment)
         return self._straggler_grace.graces()

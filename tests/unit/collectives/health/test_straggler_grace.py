@@ -161,3 +161,12 @@ def test_attendance_names_late_members_with_seconds():
         (PEERS[0], False, 0.0), (PEERS[1], False, 0.0), (PEERS[2], False, 0.0), (PEERS[3], True, 11.0),
     ]  # fmt: skip
     assert grace.begin(2, PEERS, 33.0) == [] and grace.begin(5, PEERS, 99.0) == [], "rounds were missed here"
+
+
+def test_peer_that_took_part_is_not_late_if_only_its_announcement_is_missing_here():
+    grace = StragglerGrace(FIRST, auto=False)
+    for round in range(1, 5):
+        grace.begin(round, PEERS, 100.0 * round, present=PEERS)
+        for peer in PEERS[:3]:
+            grace.came(peer, round, 100.0 * round + 20.0)
+    assert grace.graces() == dict.fromkeys(PEERS, FIRST)
