@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from thinwire.collectives.consensus.proposal import FAULTS
+from thinwire.collectives.consensus.proposal import FAULTS, WITHHELD
 from thinwire.swarm.messages.registry import Ballot, Blame, Open, PeerId
 
 UNSERVED = ("result", "result missing")
@@ -28,10 +28,13 @@ SUBTOTAL, UNSUMMED = "subtotal", "subtotal missing"
 
 
 class BlameBook:
-    """One round's, at one peer, which counts them when it leads. Bounded by the square of the group."""
+    """One round's, at one peer, which counts them when it leads. Bounded by the square of the group.
 
-    def __init__(self, idle: Collection[PeerId] = ()) -> None:
-        self.rejected: dict[PeerId, str] = {}
+    `idle`: peers that are to own no chunks from the start. `barred`: peers whose contributions are out from the start.
+    """
+
+    def __init__(self, idle: Collection[PeerId] = (), barred: Collection[PeerId] = ()) -> None:
+        self.rejected: dict[PeerId, str] = dict.fromkeys(barred, WITHHELD)
         """Contributions that are out, each with its reason."""
         self.idle: set[PeerId] = set(idle)
         """Peers that are to own no chunks."""
@@ -44,6 +47,8 @@ class BlameBook:
 
     def forgive(self, peer: PeerId) -> None:
         """A peer contributes anew: what was said against it is forgotten, but only once."""
+        if self.rejected.get(peer) == WITHHELD:
+            return  # another announcement brings no data
         if peer not in self._forgiven and (peer in self.rejected or peer in self._words):
             self._forgiven.add(peer)
             self.rejected.pop(peer, None)

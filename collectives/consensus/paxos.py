@@ -27,10 +27,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from thinwire.collectives.consensus.acceptor import Acceptor
+from thinwire.collectives.consensus.acceptor import BALLOTS, Acceptor
 from thinwire.collectives.consensus.certificates import CertificateCollector
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import RoundTerms, lives_agree, name_of
+from thinwire.collectives.consensus.proposal import WITHHELD, RoundTerms, lives_agree, name_of
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.swarm.messages.registry import (
     Ask,
@@ -55,7 +55,8 @@ class Agreement:
     Feed it `announce`, `on_message`, `reach`, `on_link_down`, `progress`, `complete`, `accuse` and `tick`; after each call
     send what `take` returns ((peer or None for everyone reachable, message) pairs) and look at `opened`, `commit` and
     `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `idle`: who is to own no chunks
-    from the start. `life`: ours, see `Open.lives`.
+    from the start. `barred`: peers that are not to contribute because they withheld their data in earlier rounds.
+    `life`: ours, see `Open.lives`.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Agreement:
         gone: Collection[PeerId] = (),
         witness: bool = True,
         idle: Collection[PeerId] = (),
+        barred: Collection[PeerId] = (),
         life: bytes = b"",
     ) -> None:
         self.me, self.terms, self.life = me, terms, life
@@ -81,7 +83,8 @@ class Agreement:
         """Whether we vote; and whether we know what we did in this round before, which is what others are told."""
         self._sign = sign
         self._electorate = Electorate(me, terms, live, gone)
-        self._proposer = Proposer(self._electorate, self.ready, idle)
+        self._proposer = Proposer(self._electorate, self.ready, idle, barred)
+        self._barred = frozenset(barred)
         self._certificates = CertificateCollector(verify)
         self._acceptor = Acceptor(terms)
         self._quorum_since: float | None = None
@@ -253,6 +256,15 @@ class Agreement:
         self._proposer.yield_to_others()
         self.opened = message
         self._patient(sender, now)
+        self._object(message, now)
+
+    def _object(self, opened: Open, now: float) -> None:
+        """Complain at once about contributors of a ballot that we would put out, if enough others are left."""
+        contributors = {entry.peer for entry in opened.contributors}
+        enough = len(contributors - self._barred) >= self.terms.min_peers
+        if enough and opened.adopted is None and opened.ballot.term <= BALLOTS:
+            for peer in sorted(contributors & self._barred):
+                self.accuse(peer, WITHHELD, now)
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
         if not self.witness or not self._acceptor.heeds(sender, message, now):
@@ -355,9 +367,8 @@ class Agreement:
             return None
         if self._quorum_since is None:
             self._quorum_since = now
-        grace = (
-            (self.terms.grace if turn == 0 else max(self.terms.grace, self.terms.limit)) if self.waiting_for() else 0.0
-        )
+        graces = [self.terms.graces.get(peer, self.terms.grace) for peer in self.waiting_for()]
+        grace = max(graces, default=0.0) if turn == 0 or not graces else max(*graces, self.terms.limit)
         if self.terms.buffered and self._electorate.waiting_for(self.ready):
             grace = max(grace, patience)  # they have but to say that they are here, to stay members
         return self._quorum_since + grace + turn * patience

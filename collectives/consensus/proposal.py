@@ -23,7 +23,10 @@ from thinwire.swarm.messages.registry import (
     Ready,
 )
 
-FAULTS = ("chunk missing", "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn")
+MISSING, WITHHELD = "chunk missing", "withheld"
+"""Reasons of a Blame: a contributor's data does not come; or has not come in so many rounds that it is put out at once."""
+
+FAULTS = (MISSING, "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn", WITHHELD)
 """Reasons of a Blame against a contributor."""
 
 GONE = "gone"
@@ -37,7 +40,8 @@ class RoundTerms:
     base: state digest after that round. plan: digest of layout, codec, grid and aggregation.
     fraction: share of the members that must be exceeded. min_peers: fewest contributors.
     max_weight: most tokens that one contribution may claim. room: most contributors.
-    grace: seconds to wait for stragglers once a quorum is ready; `limit`, where that is more, of who does not lead.
+    grace: seconds to wait for stragglers once a quorum is ready; `graces`: for these members another number of seconds;
+    `limit`, where that is more, for a peer that does not lead.
     patience: seconds without progress before somebody acts; derived by the caller from what rounds have taken so far.
     weights: who may contribute, each with this weight whatever it announces; None: everybody, with what is announced.
     spare: who contributes only where too few others do.
@@ -62,6 +66,7 @@ class RoundTerms:
     room: int = MAX_GROUP
     grace: float = 10.0
     limit: float = 0.0
+    graces: Mapping[PeerId, float] = field(default_factory=dict)
     patience: float = 2.0
     weights: Mapping[PeerId, int] | None = None
     spare: frozenset[PeerId] = frozenset()

@@ -20,11 +20,17 @@ GROWTH = 4.0
 class Proposer:
     """See the module. `ballot` is the one that we lead or prepare, None while another leads."""
 
-    def __init__(self, electorate: Electorate, ready: Mapping[PeerId, Ready], idle: Collection[PeerId] = ()) -> None:
+    def __init__(
+        self,
+        electorate: Electorate,
+        ready: Mapping[PeerId, Ready],
+        idle: Collection[PeerId] = (),
+        barred: Collection[PeerId] = (),
+    ) -> None:
         self.ballot: Ballot | None = None
         self.urged = False
         """Whether something has happened that calls for a new ballot."""
-        self.blame_book = BlameBook(idle)
+        self.blame_book = BlameBook(idle, barred)
         self.past: set[PeerId] = set()
         """Who says that this round is over."""
         self._electorate, self._ready, self._terms = electorate, ready, electorate.terms

@@ -35,6 +35,9 @@ STALLED, LONG, RARE, OFTEN = 8, 24, 3, 3
 It is cleared at RARE or fewer.
 """
 
+LATE = 3
+"""A peer is named "slow" if it was too late in LATE of the last WINDOW rounds that it was a member of."""
+
 PIECE, PIECES = "lost piece", 64
 """For data that comes in one piece, of which few are lost, the same number in PIECES rounds counts."""
 
@@ -50,7 +53,7 @@ MEMORY = 64
 AWAY = 64
 """Number of peers without a link whose marks are stored."""
 
-CAUSES = ("lossy link", "slow upload", "thermal throttling", "slow compute", "clock skew")
+CAUSES = ("lossy link", "slow upload", "thermal throttling", "slow compute", "slow", "clock skew")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class Diagnosis:
         self._trips: dict[PeerId, float] = {}
         self._speeds: dict[PeerId, deque[float]] = {}
         self._ahead: dict[PeerId, float] = {}
+        self._latest: dict[PeerId, float] = {}  # longest lateness of each
         self._marks: dict[tuple[PeerId, str], deque[bool]] = {}
         self._marked: dict[tuple[PeerId, str], int] = {}  # round of the last mark
         self._shown: dict[tuple[PeerId, str], str] = {}
@@ -166,6 +170,21 @@ class Diagnosis:
             text = f"its clock is {abs(away):.0f} s {'ahead of' if away > 0 else 'behind'} most others'"
             self._mark(peer, "clock skew", abs(away) > APART, text)
 
+    def attended(self, peer: PeerId, *, late: bool, seconds: float) -> None:
+        """Process the lateness of a member in a finished round.
+
+        It announced, or the round ended, `seconds` after a quorum had announced.
+        """
+        self._away.pop(peer, None)
+        if late:
+            self._latest[peer] = max(seconds, self._latest.get(peer, 0.0))
+        text, others = f"late by {self._latest.get(peer, 0.0):.0f} s or more", self._speeds.keys() - {peer}
+        if peer in self._speeds and len(others) >= OTHERS:
+            typical = median_low(self._speeds[other][-1] for other in others)
+            if self._speeds[peer][-1] < typical:
+                text += f", speed {self._speeds[peer][-1]:.3g}/s, the others' median {typical:.3g}/s"
+        self._mark(peer, "slow", late, text)
+
     def on_link_down(self, peer: PeerId) -> None:
         """Note that the link to a peer broke.
 
@@ -184,9 +203,8 @@ class Diagnosis:
             self._forget(next(iter(self._away)))
 
     def _forget(self, peer: PeerId) -> None:
-        self._away.pop(peer, None)
-        self._speeds.pop(peer, None)
-        self.findings.pop(peer, None)
+        for known in (self._away, self._speeds, self._latest, self.findings):
+            known.pop(peer, None)
         for key in [key for key in self._marks if key[0] == peer]:
             del self._marks[key]
             self._shown.pop(key, None)
@@ -275,6 +293,8 @@ class Diagnosis:
         """Return the number of marks that is enough to name a cause."""
         if kind == "clock skew":
             return ASTRAY
+        if kind == "slow":
+            return LATE
         if kind not in ("lossy link", PIECE):
             return max(MET, MOSTLY * len(self._marks[peer, kind])) if self._paired else NAMED
         # Scaled, because others may have been judged less often.

@@ -1,20 +1,23 @@
-"""Usual lateness of members, and from it the time that a round waits for stragglers.
+"""Lateness of members, and from it the time that a round waits for each of them.
 
-This is "auto" in the manifest. Sans-IO. Each round is measured: the time from its start until a quorum had announced,
-and how much later each other member did. The grace is that of the latest member that is worth waiting for: its median
-lateness plus K times the median deviation from it (as if normally distributed), at least LEAST. A member gets twice as
-long for each round in a row that continued without it. But a round does not wait longer than SHARE of the usual training
-time of a quorum, because the machines of the others stand idle: a member that would need more is not considered until
-it is in time again by itself.
+Sans-IO. Each round is measured: the time from its start until a quorum had announced, and how much later each other
+member did. `exchange.straggler_timeout` gives the longest wait. If it is "auto", a member gets its median lateness plus
+K times the median deviation from it (as if normally distributed), at least LEAST, and no more than SHARE of the usual
+training time of a quorum, because the machines of the others stand idle.
 
-Every peer computes its own grace, and the one of the round's leader is used, so no agreement is needed. A peer that
-would open a round in the leader's place waits for the maximum.
+For both settings, a member that was here and too late in MISSES rounds in a row is not waited for any more, until it
+has been in time again by itself: a round waits for it only GLANCE of the usual training time. So a peer that is always
+late costs the others the longest wait twice, and one that is nearly as fast as the others again is in time by itself.
+
+Every peer decides by the rounds that it saw, and the decision of the round's leader is used, so no agreement is needed.
+A peer that would open a round in the leader's place waits for the maximum.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from dataclasses import dataclass
 from statistics import median
 
 from thinwire.swarm.messages.registry import PeerId
@@ -23,52 +26,85 @@ K = 3 * 1.4826
 """Multiple of the median deviation: three standard deviations of a normal distribution."""
 
 SHARE = 0.5
-"""Longest wait for one late member, as a share of the time from a round's start to its quorum."""
+"""Longest wait of "auto" for a late member, as a share of the time until a round's quorum."""
 
 LEAST, MOST = 1.0, 3600.0
-"""Bounds in seconds."""
+"""Bounds of "auto" in seconds."""
 
 ROUNDS = 8
-"""Number of rounds stored per member."""
+"""Number of rounds stored per member, and for which a former member is remembered."""
 
 UNKNOWN = 6
-"""Initial limit as a multiple of the grace: a peer that has seen no round leaves the lead to others."""
+"""Initial limit of "auto", times the grace: a peer without a view leaves the lead to others."""
 
-MISSES = 12
-"""Maximum number of doublings."""
+MISSES = 2
+"""Number of late rounds in a row after which a member is not waited for."""
+
+GLANCE = 0.05
+"""Wait for such a member, as a share of the time until a round's quorum; at most LEAST."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attendance:
+    """Lateness of a member in a finished round.
+
+    seconds: from the quorum to the member's announcement, or to the end of the round without one.
+    """
+
+    peer: PeerId
+    late: bool
+    seconds: float
 
 
 class _Member:
-    __slots__ = ("late", "missed")
+    __slots__ = ("late", "missed", "seen")
 
     def __init__(self) -> None:
         self.late: deque[float] = deque(maxlen=ROUNDS)
         self.missed = 0
+        self.seen = 0
 
 
 class StragglerGrace:
-    """One peer's view of the rounds of one fragment. `first`: initial grace in seconds."""
+    """One peer's view of the rounds of one fragment.
 
-    def __init__(self, first: float, *, fraction: float = 0.5) -> None:
-        self._first, self._fraction = first, fraction
+    `first`: the longest wait in seconds, with `auto` only the initial one. `fraction`: of the members, for a quorum.
+    """
+
+    def __init__(self, first: float, *, auto: bool = True, fraction: float = 0.5) -> None:
+        self._first, self._auto, self._fraction = first, auto, fraction
         self._members: dict[PeerId, _Member] = {}
         self._took: deque[float] = deque(maxlen=ROUNDS)
         self._round, self._began = -1, 0.0
         self._awaited: tuple[PeerId, ...] = ()
         self._came: dict[PeerId, float] = {}
 
-    def begin(self, round: int, members: Collection[PeerId], now: float) -> None:
-        """Start a round and finish the previous one. A repeated call for the same round has no effect."""
-        if round == self._round:
-            return
-        self._settle()
-        self._round, self._began, self._awaited, self._came = round, now, tuple(members), {}
-        for gone in self._members.keys() - set(self._awaited):
-            del self._members[gone]
+    def begin(
+        self, round: int, members: Collection[PeerId], now: float, *, present: Collection[PeerId] = ()
+    ) -> list[Attendance]:
+        """Start a round with the `members` that have a link, and finish the previous one.
 
-    def came(self, peer: PeerId, round: int, now: float) -> None:
-        """Process the announcement of a member, or of this peer."""
-        if round == self._round and peer in self._awaited:
+        Return the lateness of its members; empty for the same round again, or if too little is known. `present`: peers
+        that took part in the finished round. If their announcements did not reach us, they were not late.
+        """
+        if round == self._round:
+            return []
+        for peer in present:
+            self.on_link_down(peer)
+        found = self._settle(now, whole=round == self._round + 1)
+        self._round, self._began, self._awaited, self._came = round, now, tuple(members), {}
+        for peer in self._awaited:
+            self._members.setdefault(peer, _Member()).seen = round
+        for gone in [peer for peer, member in self._members.items() if member.seen + ROUNDS < round]:
+            del self._members[gone]
+        return found
+
+    def came(self, peer: PeerId, round: int, now: float, *, contributes: bool = True) -> None:
+        """Process the announcement of a peer, or of this one.
+
+        Without a contribution it counts only for members.
+        """
+        if round == self._round and (peer in self._awaited or (contributes and peer in self._members)):
             self._came.setdefault(peer, now)
 
     def on_link_down(self, peer: PeerId) -> None:
@@ -79,42 +115,50 @@ class StragglerGrace:
     @property
     def limit(self) -> float:
         """Longest time in seconds that the round waits for any member."""
+        if not self._auto:
+            return self._first
         if not self._took:
             return UNKNOWN * self._first
         return min(MOST, max(LEAST, SHARE * median(self._took)))
 
-    def grace(self) -> float:
-        """Return the seconds to wait for stragglers once a quorum is ready."""
+    def graces(self) -> dict[PeerId, float]:
+        """Return the seconds to wait for each member once a quorum is ready."""
+        return {peer: self._grace(self._members[peer]) for peer in self._awaited}
+
+    def _grace(self, member: _Member) -> float:
         limit = self.limit
-        usual = [self._usual(self._members.get(peer)) for peer in self._awaited]
-        return max((one for one in usual if one <= limit), default=min(LEAST, limit))
+        glance = min(LEAST, limit, GLANCE * median(self._took)) if self._took else min(LEAST, limit)
+        if member.missed >= MISSES:
+            return glance
+        if not self._auto or member.missed:
+            return limit
+        if not member.late:
+            return min(self._first, limit)  # nothing is known about the member yet
+        middle = median(member.late)
+        usual = max(LEAST, middle + K * median(abs(one - middle) for one in member.late))
+        return usual if usual <= limit else glance
 
-    def _usual(self, member: _Member | None) -> float:
-        if member is None or not (member.late or member.missed):
-            return min(self._first, self.limit)  # nothing is known about the member yet
-        middle = median(member.late) if member.late else 0.0
-        spread = median(abs(one - middle) for one in member.late) if member.late else 0.0
-        return max(LEAST, middle + K * spread) * 2.0 ** min(MISSES, member.missed)
-
-    def _settle(self) -> None:
-        """Process the measurements of the finished round.
+    def _settle(self, now: float, *, whole: bool) -> list[Attendance]:
+        """Process the measurements of the finished round. `whole`: no later round was missed here.
 
         Nothing is learned from a round that ended before a quorum had announced.
         """
-        times = sorted(self._came.values())
+        times = sorted(at for peer, at in self._came.items() if peer in self._awaited)
         place = int(self._fraction * len(self._awaited))
-        if place >= len(times):
-            return
-        quorum = times[place]
-        limit = self.limit
-        for peer in self._awaited:
-            member = self._members.setdefault(peer, _Member())
-            at = self._came.get(peer)
-            if at is not None:
-                if member.missed:
-                    member.late.clear()  # the machine has changed or was busy, so its usual times no longer apply
-                    member.missed = 0
-                member.late.append(max(0.0, at - quorum))
-            elif self._usual(member) <= limit:
-                member.missed += 1
+        if place >= len(times) or not whole:
+            return []
+        quorum, limit, found = times[place], self.limit, []
+        for peer in sorted({*self._awaited, *self._came}):
+            member, at = self._members[peer], self._came.get(peer)
+            seconds = max(0.0, (now if at is None else at) - quorum)
+            late = at is None or seconds > limit
+            if peer in self._awaited:
+                found.append(Attendance(peer, late, seconds))
+                member.missed += late
+            if not late and member.missed:
+                member.late.clear()  # the machine has changed or was busy, so its usual times no longer apply
+                member.missed = 0
+            if at is not None and peer in self._awaited:
+                member.late.append(seconds)
         self._took.append(max(0.0, quorum - self._began))
+        return found

@@ -15,13 +15,14 @@ peers are asked, as for pieces that do not arrive at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import ClassVar
 
 import blake3
 import msgspec
 from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions, Screen
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.payload import EMPTY, joined, room
@@ -385,6 +386,11 @@ class AllGather(DataPlane):
         self._phase(self.round, "vote")
         self.agreement.complete(digest, self._now())
 
+    def _senders(self, opened: Open) -> Collection[PeerId]:
+        """Return the contributors whose payloads are here."""
+        lacks, count = {slot // len(self.pieces) for slot in self.results.lacks()}, len(opened.contributors)
+        return [opened.contributors[place].peer for place in range(count) if place not in lacks]
+
     def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
         """Return the contributor that the round waits for and the reason, or None."""
         count = len(self.pieces)
@@ -392,7 +398,7 @@ class AllGather(DataPlane):
             if reason := self._faults.get((entry.peer, entry.attempt)):
                 return entry.peer, reason
             if any(part is None for part in self.results.chunks[place * count : (place + 1) * count]):
-                return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
+                return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"
         return None
 
     # --- missing pieces from other peers

@@ -12,6 +12,7 @@ from typing import ClassVar
 import blake3
 from thinwire.collectives.aggregation import Rule
 from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.reducer import ChunkReducer, Reducer
@@ -305,13 +306,22 @@ class ShardedReduce(DataPlane):
         late = [e.peer for e in opened.contributors if any(not held.has((e.peer, e.attempt), i) for i in lacking)]
         return {*late, *(self.owners[index] for index in self.results.lacks())} - {self.me}
 
+    def _senders(self, opened: Open) -> Collection[PeerId]:
+        """Return the contributors whose chunks that we own are all here."""
+        held = self._contributions
+        return [
+            entry.peer
+            for entry in opened.contributors
+            if self._mine and all(held.has((entry.peer, entry.attempt), index) for index in self._mine)
+        ]
+
     def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
         chunks = self.results.chunks
         for entry in opened.contributors:
             key = (entry.peer, entry.attempt)
             if any(chunks[i] is None and not self._contributions.has(key, i) for i in self._mine):
-                return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
+                return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"
         for index, owner in enumerate(self.owners):
             if chunks[index] is None and owner != self.me:
                 return owner, "result missing"

@@ -14,6 +14,7 @@ from typing import ClassVar
 import blake3
 import msgspec
 from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.results import Results
 from thinwire.collectives.transport.pending_frames import PendingFrames
@@ -65,6 +66,7 @@ class DataPlane(ABC):
         self._contributions = contributions
         self._source: Sequence[Buffer] = ()
         self._attempt = 0
+        self._delivered: set[PeerId] = set()
         self._keys: dict[Ballot, bytes] = {}
         self._key = b""
         self._sent: set[tuple[PeerId, int]] = set()
@@ -74,6 +76,20 @@ class DataPlane(ABC):
     def failed(self) -> set[PeerId]:
         """Return the peers that must not own chunks in the next rounds."""
         return set()
+
+    @property
+    def withheld(self) -> set[PeerId]:
+        """Return contributors that are out because their data did not come.
+
+        Those that sent us all that was due to us are not among them.
+        """
+        commit = self.agreement.commit
+        out = commit.opened.excluded if commit is not None else ()
+        return {entry.peer for entry in out if entry.reason == MISSING} - self._delivered - {self.me}
+
+    def _senders(self, opened: Open) -> Collection[PeerId]:
+        """Return the contributors of a ballot that have sent us all that is due to us, which is something."""
+        return ()
 
     @property
     def complete(self) -> bool:
@@ -200,6 +216,8 @@ class DataPlane(ABC):
 
     def _name(self, opened: Open) -> bool:
         """Note a ballot; return whether its results differ from those of the ballot before."""
+        if self.opened is not None and self.opened.adopted is None:
+            self._delivered |= set(self._senders(self.opened))
         self.opened, self.moved = opened, self._now()
         self.whole = self.moved
         key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()

@@ -153,6 +153,7 @@ class RoundFactory:
             gone=gone,
             witness=witness,
             idle={*self._owner_backoff.resting(terms.round), *self.sick()},
+            barred=self._owner_backoff.barred(terms.round),
             life=life,
         )
         exchange = self._plane(agreement, grid, seed, turn, stirred=lambda: fly.pump())
@@ -205,7 +206,8 @@ class RoundFactory:
             behind.cancel()
         if outcome.commit is not None and not fly.booked:
             fly.booked = True  # callers that follow rounds ask again for the outcome of the next one
-            self._owner_backoff.settle(outcome.commit.opened, fly.exchange.failed)
+            withheld = fly.exchange.withheld & set(self._live)  # a broken link shows nothing
+            self._owner_backoff.settle(outcome.commit.opened, fly.exchange.failed, withheld)
             self._settle(fly)
             if fly.opened_at is not None:
                 took = self._now() - max(began, fly.opened_at)

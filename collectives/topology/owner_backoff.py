@@ -6,6 +6,9 @@ start with the same owners and lose the same patience again. So a peer that ende
 whose link was bad, or that was accused falsely, the only cost is ownership: its contributions and votes count as ever.
 The same applies to a peer that got many chunks because it announced a fast link, and then took much longer than it
 should.
+
+A contributor that announces and does not send its data costs a round as much. It owns nothing until it has made up for
+each such round by one in which it contributed, and after PATIENT of them it pauses as contributor, too.
 """
 
 from __future__ import annotations
@@ -15,10 +18,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad, filled, seconds
-from thinwire.swarm.messages.registry import Open, PeerId
+from thinwire.swarm.messages.registry import MAX_GROUP, Open, PeerId
 
 STEPS = 6
 """Binary logarithm of the longest pause, in rounds."""
+
+PATIENT = 3
+"""Rounds without a contributor's data, less the rounds with it, after which it pauses."""
 
 
 LATE, FELT = 1.5, 0.5
@@ -70,18 +76,35 @@ class OwnerBackoff:
 
     def __init__(self) -> None:
         self._known: dict[PeerId, Backoff] = {}
+        self._withheld: dict[PeerId, Backoff] = {}
 
     def resting(self, round: int) -> set[PeerId]:
         """Return the peers that are to own no chunks in this round."""
-        return {peer for peer, known in self._known.items() if round <= known.until}
+        return {peer for peer, known in self._known.items() if round <= known.until} | self._withheld.keys()
+
+    def barred(self, round: int) -> set[PeerId]:
+        """Return the peers that are not to contribute in this round."""
+        return {peer for peer, known in self._withheld.items() if known.failures >= PATIENT and round <= known.until}
 
     @property
     def remembered(self) -> set[PeerId]:
         """Peers whose failures are not forgotten yet."""
-        return set(self._known)
+        return self._known.keys() | self._withheld.keys()
 
-    def settle(self, opened: Open, failed: Collection[PeerId]) -> None:
-        """Record that a round has committed with this ballot; `failed` lost their chunks or lied about them."""
+    def settle(self, opened: Open, failed: Collection[PeerId], withheld: Collection[PeerId] = ()) -> None:
+        """Record that a round has committed with this ballot.
+
+        `failed` lost their chunks or lied about them; `withheld` did not send the data that they had announced.
+        """
+        contributed = {entry.peer for entry in opened.contributors}
+        for peer in withheld:
+            self._withheld.setdefault(peer, Backoff()).fail(opened.round)
+        for peer in contributed & self._withheld.keys():
+            self._withheld[peer].succeed()
+            if not self._withheld[peer].failures:
+                del self._withheld[peer]
+        for peer in list(self._withheld)[:-MAX_GROUP]:  # those that have withheld first
+            del self._withheld[peer]
         for peer in failed:
             self._known.setdefault(peer, Backoff()).fail(opened.round)
         for peer in set(self._known) - set(failed) - self.resting(opened.round):

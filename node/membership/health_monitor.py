@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 
 from thinwire.collectives.health.diagnosis import Diagnosis, Finding, named
+from thinwire.collectives.health.straggler_grace import Attendance
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.swarm.frame import Frame, nbytes
 from thinwire.swarm.membership.roster import Roster
@@ -71,6 +72,13 @@ class HealthMonitor:
             self._compare()
             return True
         return False
+
+    def attended(self, members: Iterable[Attendance], *, fragment: int = 0) -> None:
+        """Take the lateness of other members in a finished round."""
+        if fragment in self.fragments:
+            for one in members:
+                self.diagnosis.attended(one.peer, late=one.late, seconds=one.seconds)
+            self._compare()
 
     def paired(self) -> None:
         """Expect rounds of pairs from now on, in which every peer counts its own rounds."""

@@ -129,10 +129,8 @@ class RoundSession:
             msgspec.msgpack.encode([replica.layout, replica.codec.spec, cut.total, cut.chunk, rule])
         ).digest()
         exchange = manifest.exchange
-        self._straggler_grace = (
-            StragglerGrace(exchange.timeout_seconds, fraction=exchange.quorum)
-            if exchange.straggler_timeout == "auto"
-            else None
+        self._straggler_grace = StragglerGrace(
+            exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.quorum
         )
         self.current = self._next_round(self._life)
 
@@ -167,8 +165,7 @@ class RoundSession:
         The outcome has no commit if the round did not commit within `give_up` seconds, if this peer is behind, or if
         its state differs from that of the majority.
         """
-        if self._straggler_grace is not None:
-            self._straggler_grace.came(self.me, self.current.round, self._now())
+        self._straggler_grace.came(self.me, self.current.round, self._now(), contributes=weight > 0)
         self.current.announce(source, weight=weight, loss=loss, speed=speed, hashes=hashes)
         return await self.outcome(give_up=give_up)
 
@@ -184,14 +181,18 @@ class RoundSession:
     @property
     def grace(self) -> float:
         """Maximum seconds that a round waits for stragglers after a quorum is ready."""
-        return self.manifest.exchange.timeout_seconds if self._straggler_grace is None else self._straggler_grace.limit
+        return self._straggler_grace.limit
 
-    def _grace_of(self, round: int) -> float:
-        """Grace of a round that begins now, if this peer opens it."""
-        if self._straggler_grace is None:
-            return self.manifest.exchange.timeout_seconds
-        self._straggler_grace.begin(round, self.replica.members, self._now())
-        return self._straggler_grace.grace()
+    def _graces_of(self, round: int) -> dict[PeerId, float]:
+        """Graces of the members in a round that begins now, if this peer opens it."""
+        here = [peer for peer in self.replica.members if peer in self.live or peer == self.me]
+        commit = self.current.agreement.commit if hasattr(self, "current") else None
+        present = commit.opened.alive if commit is not None else ()
+        attended = self._straggler_grace.begin(round, here, self._now(), present=present)
+        others = [one for one in attended if one.peer != self.me]
+        if others and self.presence.watch is not None:
+            self.presence.watch.attended(others, fragment=self.fragment)
+        return self._straggler_grace.graces()
 
     @property
     def overtaken(self) -> bool:
@@ -312,8 +313,9 @@ class RoundSession:
             min_peers=exchange.min_peers,
             max_weight=self.manifest.max_weight,
             room=room(self.grid) if exchange.collective == "all-gather" else MAX_GROUP,
-            grace=self._grace_of(self.replica.round + 1),
+            grace=self.grace,
             limit=self.grace,
+            graces=self._graces_of(self.replica.round + 1),
             buffered=self.replica.asynchronous,
             lives=self.replica.known_lives,
         )
@@ -350,8 +352,7 @@ class RoundSession:
         self.stats.pop(peer, None)
         if gone:
             self.catch_up.gone[peer] = self.current.round
-        if self._straggler_grace is not None:
-            self._straggler_grace.on_link_down(peer)
+        self._straggler_grace.on_link_down(peer)
         self.current.on_link_down(peer, gone=gone)
         self._history.on_link_down(peer, gone=gone)
 
@@ -387,8 +388,8 @@ class RoundSession:
         if isinstance(message, Prepare) and not self.replica.members:
             self._send_queue.control(peer, Decline(number, self.fragment, "no state yet"))
         if number == current:
-            if isinstance(message, Ready) and self._straggler_grace is not None:
-                self._straggler_grace.came(peer, number, self._now())
+            if isinstance(message, Ready):
+                self._straggler_grace.came(peer, number, self._now(), contributes=message.weight > 0)
             self.current.on_frame(peer, frame)
             if isinstance(message, Commit):
                 # Not every commit can be verified later: peers that had departed then may be here now.

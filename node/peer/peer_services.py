@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.outer.round_loop import Meanwhile
+from thinwire.node.peer.participation import Participation
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.runtime.asyncio_extra import Work, cancelled
@@ -47,6 +48,7 @@ class PeerServices:
         self._writer: asyncio.Task[None] | None = None
         self._slow = False
         self._apart, self._meanwhile, self._work = 0.0, meanwhile, work
+        self._participation = Participation()
 
     async def _train_meanwhile(self) -> None:
         """Train while an exchange is in progress; the time does not count as waiting."""
@@ -88,6 +90,7 @@ class PeerServices:
         seconds = self._now() - began - self._apart
         if outcome.commit is not None:
             report.book(peer, outcome, loss=loss, seconds=seconds, steps=steps)
+            self._count(outcome)
             kept = weight - outcome.kept
             # The report of a round contains the digest of the state after it.
             peer.rounds.thereafter(
@@ -97,6 +100,24 @@ class PeerServices:
         elif not outcome.taken:
             report.uncommitted(peer)
         return outcome, seconds
+
+    def _count(self, outcome: Outcome) -> None:
+        """Count a committed round, and warn if our contributions are always too late."""
+        peer, me = self._peer, self._peer.identity.peer_id
+        synchronous = not (peer.manifest.asynchronous or peer.manifest.outer.gossip)
+        if (
+            synchronous
+            and outcome.missing.get(me, "late") == "late"
+            and self._participation.add(me in outcome.contributors)
+        ):
+            self._warn()
+
+    def _warn(self) -> None:
+        """Give the number of our contributions, and a reason."""
+        speeds = [speed for _, speed, _ in list(self._peer.session.stats.values())]
+        balancing = getattr(self._peer.manifest.outer, "step_balancing", "")
+        text = self._participation.text(self._report.speed, speeds, balancing=balancing)
+        self._report.emit("alarm", {"detail": text})
 
     # Checkpoints
 
@@ -188,6 +209,8 @@ class PeerServices:
                         await peer.rounds.settled()
                 finally:
                     await peer.leave()
+        if self._participation.poor:
+            self._warn()
         if peer.ready:
             round, digest = peer.replica.newest
             fields: dict[str, object] = {"round": round, "digest": digest.hex()}

@@ -207,7 +207,8 @@ class Exchange(Table, frozen=True):
     min_peers: least number of contributors of a round that counts.
     straggler_timeout: seconds to wait for stragglers when the quorum is ready; or "auto", computed from the lateness of each
         member in the last rounds, at most half of the quorum's training time. A later peer is left out: its pseudo-gradient of
-        the round is lost, and it continues from the swarm's state. For machines that are always much slower set
+        the round is lost, and it continues from the swarm's state. A peer that was too late in two rounds in a row is
+        not waited for until it is in time by itself. For machines that are always much slower set
         outer.step_balancing = "by-speed", with which all peers arrive together.
     max_weight: most tokens that one contribution may claim; 0 = tokens that a peer trains on in a round (sync_every × batch ×
         accumulate × context), times max_step_ratio with step balancing.

@@ -229,3 +229,11 @@ def test_missing_results_of_earlier_ballots_do_not_add_up():
     bench.next()
     assert not bench.say(BEN, DAN, "result missing") and not bench.say(ANN, DAN, "result missing")
     assert bench.say(CAT, DAN, "result missing") and bench.blame_book.idle == {DAN}
+
+
+def test_barred_contribution_is_out_from_the_start_and_stays_out_after_another_announcement():
+    book = BlameBook(barred={BEN})
+    book.forgive(BEN)
+    assert book.rejected == {BEN: "withheld"}
+    book.pardon()
+    assert not book.rejected, "too few others are left"

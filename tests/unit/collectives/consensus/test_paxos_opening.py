@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
-from thinwire.swarm.messages.registry import Ready
+from thinwire.swarm.messages.registry import Blame, Ready
 
 BASE, PLAN = bytes(32), bytes([1]) * 32
 IDS = [bytes([index]) * 32 for index in range(4)]
@@ -83,3 +83,50 @@ def test_synchronous_leader_opens_when_all_are_ready():
     here(peer, IDS[1:])
     peer.announce(ready(2, 10), 0.1)
     assert peer.opened is not None
+
+
+def test_leader_waits_for_each_member_as_long_as_its_own_grace():
+    ids = [*IDS, bytes([4]) * 32]
+    terms = RoundTerms(5, 0, tuple(ids), BASE, PLAN, grace=GRACE, patience=PATIENCE, graces={ids[4]: 0.1})
+
+    def opens(came):
+        """Return the time at which the leader opens; the peers `came` announce at their times, in order."""
+        peer = Agreement(ids[0], terms, sign=lambda m: bytes(64), verify=lambda *_: True, live=ids)
+        peer.announce(ready(1, 1), 0.0)
+        for at in range(100):
+            for other in [other for other, when in came.items() if when == at]:
+                peer.on_message(other, ready(1, 1), bytes(64), at / 100)
+            peer.tick(at / 100)
+            if peer.opened is not None:
+                return at / 100
+        return None
+
+    here = dict.fromkeys(ids[1:3], 0)
+    assert opens({**here, ids[3]: 0}) == 0.1
+    assert opens({**here, ids[4]: 0}) == opens(here) == GRACE
+    assert opens({**here, ids[3]: 30}) == 0.3, "only the last one is missing, and its time is over"
+
+
+def barring(me, barred, **more):
+    terms = RoundTerms(5, 0, tuple(IDS), BASE, PLAN, patience=PATIENCE, **more)
+    return Agreement(IDS[me], terms, sign=lambda m: bytes(64), verify=lambda *_: True, live=IDS, barred=barred)
+
+
+def test_leader_excludes_barred_contributor_which_stays_a_member():
+    peer = barring(0, {IDS[3]})
+    peer.announce(ready(1, 1), 0.0)
+    for other in IDS[1:]:
+        peer.on_message(other, ready(1, 1), bytes(64), 0.0)
+    assert [one.peer for one in peer.opened.contributors] == IDS[:3] and IDS[3] in peer.opened.alive
+    assert [(one.peer, one.reason) for one in peer.opened.excluded] == [(IDS[3], "withheld")]
+
+
+@pytest.mark.parametrize(("min_peers", "objects"), [(1, True), (3, True), (4, False)])
+def test_participant_objects_to_barred_contributor_unless_too_few_are_left(min_peers, objects):
+    leader, peer = barring(0, ()), barring(1, {IDS[3]}, min_peers=min_peers)
+    leader.announce(ready(1, 1), 0.0)
+    for other in IDS[1:]:
+        leader.on_message(other, ready(1, 1), bytes(64), 0.0)
+    peer.on_message(IDS[0], leader.opened, bytes(64), 0.1)
+    said = [(to, message.peer, message.reason) for to, message in peer.take() if isinstance(message, Blame)]
+    assert said == ([(IDS[0], IDS[3], "withheld")] if objects else [])

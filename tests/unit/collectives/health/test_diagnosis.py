@@ -187,3 +187,25 @@ def test_early_announcement_of_one_peer_does_not_end_the_observed_round():
             for index in range(4):
                 diagnosis.chunk(peer, at, 10_000, 100.0 * at + index * (0.5 if peer == PEERS[1] else 0.01))
     assert set(diagnosis.findings) == {PEERS[1]}
+
+
+def test_peer_that_rounds_go_on_without_is_slow():
+    diagnosis = Diagnosis()
+    for late in (True, False, True):
+        diagnosis.attended(PEERS[0], late=late, seconds=10.0 if late else 0.0)
+        diagnosis.attended(PEERS[1], late=False, seconds=0.0)
+    assert not diagnosis.findings
+    diagnosis.attended(PEERS[0], late=True, seconds=0.2)
+    assert {peer: str(found.cause) for peer, found in diagnosis.findings.items()} == {PEERS[0]: "slow"}
+    assert diagnosis.findings[PEERS[0]].evidence == "late by 10 s or more, 3 of 4 rounds"
+    for _ in range(7):
+        diagnosis.attended(PEERS[0], late=False, seconds=0.0)
+    assert not diagnosis.findings
+
+
+def test_evidence_of_a_slow_peer_has_its_speed_if_known():
+    diagnosis = Diagnosis()
+    rounds(diagnosis, 2, speed=lambda peer, at: 60.0 if peer == PEERS[0] else 100.0)
+    for _ in range(3):
+        diagnosis.attended(PEERS[0], late=True, seconds=12.0)
+    assert "speed 60/s, the others' median 100/s" in diagnosis.findings[PEERS[0]].evidence

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad
 from thinwire.collectives.topology.owner_backoff import FELT, LATE, STEPS, OwnerBackoff, overdue
-from thinwire.swarm.messages.registry import Ballot, Contribution, Open
+from thinwire.swarm.messages.registry import MAX_GROUP, Ballot, Contribution, Open
 
 IDS = [bytes([i]) * 32 for i in range(4)]
 ANN, BEN, CAT, DAN = IDS
@@ -74,3 +74,44 @@ def test_nobody_is_overdue_with_equal_shares_or_unknown_links():
     assert overdue(opened(1), LINKS, took, 1) == set()
     assert overdue(SHARED, [PeerLoad(0, 0)] * 4, took, 1) == set()
     assert overdue(SHARED, LINKS, {DAN: 1e6}, 1) == set(), "nobody to compare with"
+
+
+def commit(standing, round, withholds):
+    """Record a round in which DAN `withholds` its data, unless it is barred, or sends it; return whether it was barred."""
+    barred = DAN in standing.barred(round)
+    lacks = {DAN} if withholds and not barred else set()
+    there = [peer for peer in IDS if peer != DAN or not (withholds or barred)]
+    contributors = tuple(Contribution(peer, 1, 10) for peer in there)
+    standing.settle(msgspec.structs.replace(opened(round), contributors=contributors), (), lacks)
+    return barred
+
+
+def test_withholding_contributor_is_out_after_three_rounds_for_ever_longer():
+    standing = OwnerBackoff()
+    took_part = [round for round in range(1, 100) if not commit(standing, round, True)]
+    assert took_part == [1, 2, 3, 12, 29, 62]
+    assert DAN in standing.resting(100), "and it owns nothing in between"
+
+
+def test_contributor_that_withheld_once_owns_nothing_until_it_has_contributed():
+    standing = OwnerBackoff()
+    commit(standing, 1, True)
+    assert standing.resting(2) == {DAN} and not standing.barred(2)
+    commit(standing, 2, False)
+    assert not standing.resting(3) and not standing.remembered
+
+
+def test_contributor_that_sends_more_often_than_not_is_never_out():
+    standing = OwnerBackoff()
+    assert not any(commit(standing, round, round % 2 == 1) for round in range(1, 200))
+
+
+def test_memory_of_withheld_data_is_bounded_and_survives_a_departure():
+    standing = OwnerBackoff()
+    for round in range(1, 4):
+        commit(standing, round, True)
+    standing.settle(opened(4, alive=IDS[:3]), ())
+    assert standing.barred(5) == {DAN}
+    for number in range(1, MAX_GROUP + 1):
+        standing.settle(opened(5, alive=IDS[:3]), (), {number.to_bytes(32, "big")})
+    assert len(standing.remembered) == MAX_GROUP and not standing.barred(6)

@@ -250,14 +250,15 @@ def test_butterfly_round_of_many_chunks_has_room_for_a_whole_group():
 
 
 def test_grace_is_the_configured_one():
-    assert Scene(exchange="straggler_timeout = 7.0").session.grace == 7.0
+    session = Scene(exchange="straggler_timeout = 7.0").session
+    assert session.grace == 7.0 and session.current.agreement.terms.graces == dict.fromkeys(ALL, 7.0)
 
 
 def test_computed_grace_learns_from_announcements_only(monkeypatch):
     came = []
     monkeypatch.setattr(
         "thinwire.collectives.health.straggler_grace.StragglerGrace.came",
-        lambda self, peer, round, now: came.append((peer, round)),
+        lambda self, peer, round, now, contributes: came.append((peer, round)),
     )
     scene = Scene(exchange='straggler_timeout = "auto"')
     terms = scene.session.current.agreement.terms

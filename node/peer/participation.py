@@ -1,0 +1,49 @@
+"""Count of rounds with our contribution, and a warning for the owner if it is always late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import median
+
+ALWAYS = 4
+"""Consecutive rounds without our contribution after which a warning is due."""
+
+SLOWER = 1.25
+"""Least ratio of the others' median speed to ours that is given as the reason."""
+
+
+class Participation:
+    """Rounds of one peer in which it was to contribute. `contributed`: those with its contribution."""
+
+    def __init__(self) -> None:
+        self.rounds = self.contributed = 0
+        self._missed = 0
+
+    def add(self, contributed: bool) -> bool:
+        """Count a committed round; return True if a warning is due now."""
+        self.rounds += 1
+        self.contributed += contributed
+        self._missed = 0 if contributed else self._missed + 1
+        return self._missed == ALWAYS
+
+    @property
+    def poor(self) -> bool:
+        """True if this peer contributed to less than half of its rounds."""
+        return self.rounds >= ALWAYS and 2 * self.contributed < self.rounds
+
+    def text(self, own: float, others: Iterable[float], *, balancing: str) -> str:
+        """Return the warning. `own`, `others`: speeds in tokens/s, 0 for unknown.
+
+        `balancing`: value of `outer.step_balancing`; empty if the method has no such key.
+        """
+        known = [speed for speed in others if speed > 0]
+        ratio = median(known) / own if known and own > 0 else 0.0
+        why = (
+            f"this machine is {ratio:.1f} times slower than the others" if ratio >= SLOWER else "it is always too late"
+        )
+        advice = (
+            'set outer.step_balancing = "by-speed" in the run\'s manifest'
+            if balancing == "equal"
+            else "lower outer.sync_every or raise exchange.straggler_timeout in the run's manifest"
+        )
+        return f"contributed to {self.contributed} of {self.rounds} rounds: {why}; {advice}"

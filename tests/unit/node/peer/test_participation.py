@@ -1,0 +1,30 @@
+"""Count of contributions and the warning of a peer that is always late."""
+
+from thinwire.node.peer.participation import ALWAYS, Participation
+
+
+def counted(*contributed):
+    count = Participation()
+    return count, [count.add(one) for one in contributed]
+
+
+def test_warning_is_due_once_per_series_of_missed_rounds():
+    series = [False] * (ALWAYS + 2)
+    _, due = counted(True, *series, True, *series)
+    assert [place for place, one in enumerate(due) if one] == [ALWAYS, 2 * ALWAYS + 3]
+
+
+def test_peer_that_missed_some_rounds_is_not_poor():
+    assert not counted(*[True, False] * 10)[0].poor and not counted(*[False] * (ALWAYS - 1))[0].poor
+    assert counted(*[True, False, False] * 10)[0].poor
+
+
+def test_warning_has_counts_reason_and_advice():
+    count, _ = counted(False, True, False)
+    text = count.text(10.0, [30.0, 40.0, 0.0, 35.0], balancing="equal")
+    assert text == (
+        "contributed to 1 of 3 rounds: this machine is 3.5 times slower than the others; "
+        'set outer.step_balancing = "by-speed" in the run\'s manifest'
+    )
+    assert "always too late; lower outer.sync_every" in count.text(10.0, [11.0], balancing="by-speed")
+    assert "always too late" in count.text(0.0, [], balancing="")
