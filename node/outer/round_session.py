@@ -184,7 +184,12 @@ class RoundSession:
         return self._straggler_grace.limit
 
     def _graces_of(self, round: int) -> dict[PeerId, float]:
-        """Graces of the members in a round that begins now, if this peer opens it."""
+        """Graces of the members in a round that begins now, if this peer opens it.
+
+        Members without one have the configured grace. An asynchronous round takes the members that are ready, so the others are not late.
+        """
+        if self.replica.asynchronous and self.manifest.exchange.straggler_timeout != "auto":
+            return {}
         here = [peer for peer in self.replica.members if peer in self.live or peer == self.me]
         commit = self.current.agreement.commit if hasattr(self, "current") else None
         present = commit.opened.alive if commit is not None else ()
