@@ -186,7 +186,8 @@ class RoundSession:
     def _graces_of(self, round: int) -> dict[PeerId, float]:
         """Graces of the members in a round that begins now, if this peer opens it.
 
-        Members without one have the configured grace. An asynchronous round takes the members that are ready, so the others are not late.
+        Members without one have the configured grace. An asynchronous round takes the members that are ready, so the
+        others are not late.
         """
         if self.replica.asynchronous and self.manifest.exchange.straggler_timeout != "auto":
             return {}
