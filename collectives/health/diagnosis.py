@@ -258,8 +258,11 @@ class Diagnosis:
     def _mark(self, peer: PeerId, kind: str, bad: bool, text: str, round: int | None = None) -> None:
         """Record a mark for one of CAUSES, or for lost pieces, which count as lossy link.
 
-        Rounds of several fragments with the same number share a mark, because one event may affect all of them.
+        Rounds of several fragments with the same number share a mark, because one event may affect all of them. Losses are
+        independent of each other, so each round has a mark.
         """
+        if kind in ("lossy link", PIECE):
+            round = None
         cause = "lossy link" if kind == PIECE else kind
         length = {"lossy link": LONG, PIECE: PIECES}.get(kind, WINDOW)
         marks = self._marks.setdefault((peer, kind), deque(maxlen=length))
