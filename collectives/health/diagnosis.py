@@ -258,8 +258,8 @@ class Diagnosis:
     def _mark(self, peer: PeerId, kind: str, bad: bool, text: str, round: int | None = None) -> None:
         """Record a mark for one of CAUSES, or for lost pieces, which count as lossy link.
 
-        Rounds of several fragments with the same number share a mark, because one event may affect all of them. Losses are
-        independent of each other, so each round has a mark.
+        Rounds of several fragments with the same number share a mark, which is bad if all of them were: a slow peer is slow
+        in all. Losses are independent of each other, so each round has a mark.
         """
         if kind in ("lossy link", PIECE):
             round = None
@@ -267,7 +267,7 @@ class Diagnosis:
         length = {"lossy link": LONG, PIECE: PIECES}.get(kind, WINDOW)
         marks = self._marks.setdefault((peer, kind), deque(maxlen=length))
         if round is not None and self._marked.get((peer, kind)) == round and marks:
-            marks[-1] |= bad
+            marks[-1] &= bad
         else:
             marks.append(bad)
         if round is not None:

@@ -1,5 +1,6 @@
 """Diagnosis of unhealthy peers from made-up measurements."""
 
+import pytest
 from thinwire.collectives.health.diagnosis import Diagnosis, named
 
 PEERS = [bytes([i]) * 32 for i in range(4)]
@@ -165,10 +166,11 @@ def _fragments(diagnosis, count, slow):
             diagnosis.ready(peer, count + 1, 100.0, fragment=fragment)
 
 
-def test_slow_upload_in_any_fragment_is_named_after_as_many_rounds():
+@pytest.mark.parametrize(("slow", "named"), [(range(3), {PEERS[1]}), (range(2, 3), set())])
+def test_slow_upload_in_all_fragments_is_named_after_as_many_rounds(slow, named):
     diagnosis = Diagnosis()
-    _fragments(diagnosis, 7, lambda at, fragment: fragment == 2)
-    assert set(diagnosis.findings) == {PEERS[1]}
+    _fragments(diagnosis, 7, lambda at, fragment: fragment in slow)
+    assert set(diagnosis.findings) == named
 
 
 def test_one_slow_period_of_all_fragments_is_one_mark():
