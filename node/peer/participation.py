@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 
 ALWAYS = 4
-"""Consecutive rounds without our contribution after which a warning is due."""
+"""Consecutive rounds without our contribution after which a warning is due, if it is `poor`."""
 
 SLOWER = 1.25
 """Least ratio of the others' median speed to ours that is given as the reason."""
@@ -17,14 +17,17 @@ class Participation:
 
     def __init__(self) -> None:
         self.rounds = self.contributed = 0
-        self._missed = 0
+        self._missed, self._warned = 0, False
 
     def add(self, contributed: bool) -> bool:
-        """Count a committed round; return True if a warning is due now."""
+        """Count a committed round; return True if a warning is due now: once until the next contribution."""
         self.rounds += 1
         self.contributed += contributed
         self._missed = 0 if contributed else self._missed + 1
-        return self._missed == ALWAYS
+        self._warned &= not contributed
+        due = self._missed >= ALWAYS and self.poor and not self._warned
+        self._warned |= due
+        return due
 
     @property
     def poor(self) -> bool:

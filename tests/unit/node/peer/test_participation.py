@@ -28,3 +28,9 @@ def test_warning_has_counts_reason_and_advice():
     )
     assert "always too late; lower outer.sync_every" in count.text(10.0, [11.0], balancing="by-speed")
     assert "always too late" in count.text(0.0, [], balancing="")
+
+
+def test_peer_that_contributed_to_most_rounds_is_warned_only_when_it_is_poor():
+    """A disturbance of some rounds is not lateness."""
+    _, due = counted(*[True] * 8, *[False] * 10)
+    assert [place for place, one in enumerate(due) if one] == [16], "in the ninth missed round of seventeen"
