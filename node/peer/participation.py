@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
-ALWAYS = 4
-"""Consecutive rounds without our contribution after which a warning is due, if it is `poor`."""
+ALWAYS = 6
+"""Consecutive rounds without our contribution after which a warning is due, if we missed more than half of all."""
 
 SLOWER = 1.25
 """Least ratio of the others' median speed to ours that is given as the reason."""
@@ -25,14 +25,17 @@ class Participation:
         self.contributed += contributed
         self._missed = 0 if contributed else self._missed + 1
         self._warned &= not contributed
-        due = self._missed >= ALWAYS and self.poor and not self._warned
+        due = self._missed >= ALWAYS and 2 * self.contributed < self.rounds and not self._warned
         self._warned |= due
         return due
 
     @property
     def poor(self) -> bool:
-        """True if this peer contributed to less than half of its rounds."""
-        return self.rounds >= ALWAYS and 2 * self.contributed < self.rounds
+        """True if this peer contributed to less than half of its rounds, and these are enough to judge by.
+
+        A peer that enters a running swarm misses the first rounds.
+        """
+        return self.rounds >= 2 * ALWAYS and 2 * self.contributed < self.rounds
 
     def text(self, own: float, others: Iterable[float], *, balancing: str) -> str:
         """Return the warning. `own`, `others`: speeds in tokens/s, 0 for unknown.

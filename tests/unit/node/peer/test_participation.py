@@ -14,8 +14,14 @@ def test_warning_is_due_once_per_series_of_missed_rounds():
     assert [place for place, one in enumerate(due) if one] == [ALWAYS, 2 * ALWAYS + 3]
 
 
+def test_peer_that_missed_its_first_rounds_is_not_poor():
+    """A peer that rejoined misses some rounds; if it leaves soon after that, there is nothing to warn of."""
+    count, due = counted(False, False, False, True, True)
+    assert not count.poor and not any(due)
+
+
 def test_peer_that_missed_some_rounds_is_not_poor():
-    assert not counted(*[True, False] * 10)[0].poor and not counted(*[False] * (ALWAYS - 1))[0].poor
+    assert not counted(*[True, False] * 10)[0].poor and not counted(*[False] * (2 * ALWAYS - 1))[0].poor
     assert counted(*[True, False, False] * 10)[0].poor
 
 
