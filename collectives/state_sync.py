@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import blake3
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.messages.registry import (
     CHUNK_BYTES,
     LIFE,
@@ -93,12 +94,18 @@ offers; the peers that have answered anything; whether no more answers will be a
 
 
 def state_digest(
-    round: int, layout: Digest, members: Sequence[PeerId], hashes: Sequence[Digest], lives: bytes = b""
+    round: int,
+    layout: Digest,
+    members: Sequence[PeerId],
+    hashes: Sequence[Digest],
+    lives: bytes = b"",
+    lineage: bytes = b"",
 ) -> Digest:
-    """Return the digest of a state: blake3 over round, layout, members, their lives and chunk hashes."""
-    hasher = blake3.blake3(b"thinwire/state/2\0" + round.to_bytes(8, "big") + layout)
+    """Return blake3 over round, layout, members, their lives, the lineage and the chunk hashes."""
+    hasher = blake3.blake3(b"thinwire/state/3\0" + round.to_bytes(8, "big") + layout)
     hasher.update(len(members).to_bytes(8, "big") + b"".join(members))
     hasher.update(len(lives).to_bytes(8, "big") + lives)
+    hasher.update(len(lineage).to_bytes(8, "big") + lineage)
     hasher.update(b"".join(hashes))
     return hasher.digest()
 
@@ -115,7 +122,7 @@ def vouched(offer: StateOffer, payload: Buffer) -> tuple[Digest, ...] | None:
     if not offer.members or len(raw) != 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES):
         return None
     hashes = tuple(raw[at : at + 32] for at in range(0, len(raw), 32))
-    digest = state_digest(offer.round, offer.layout, offer.members, hashes, offer.lives)
+    digest = state_digest(offer.round, offer.layout, offer.members, hashes, offer.lives, lineage_of(offer.forks))
     return hashes if digest == offer.digest else None
 
 
@@ -137,8 +144,8 @@ async def fetch_state(
 ) -> FetchedState | OtherModelState | None:
     """Fetch the agreed state of the last committed round.
 
-    Returns None if no offer has enough agreement (try again), and Foreign if the answers agree on the state of another
-    model.
+    Returns None if no offer has enough agreement (try again), and OtherModelState if the answers agree on the state of
+    another model.
 
     peers: reachable peers. The collection may change meanwhile: new peers are asked, and departed ones are not waited
     for. have: hashes of the local chunks; nbytes: size of the state; both follow from the layout. patience: seconds to
@@ -146,8 +153,8 @@ async def fetch_state(
     whether the peers behind one offer are enough; useless offers are no dissent then. Without it (a newcomer), more
     than half of the peers that may have a state must have answered and must agree; after STALL times the patience,
     those that have answered are enough. If all have answered, but the swarm was between two rounds, they are asked
-    again at once. partial: remains of earlier tries, updated by this one. inbox: messages about this `fragment`. turn:
-    held during the transfer, to limit the number of simultaneous transfers of several states; after waiting for it,
+    again at once. partial: remains of earlier tries, updated by this one. receive_queue: messages about this `fragment`.
+    turn: held during the transfer, to limit the number of simultaneous transfers of several states; after waiting for it,
     offers are requested again, because rounds have continued. copy_below: look for a backup copy of a state whose
     holders are all gone, namely the newest copy of a round below this one, on whichever peer.
     """

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.executor import Work
 from thinwire.collectives.outcome import Outcome
@@ -67,8 +68,9 @@ class Averager:
             raise ValueError(f"the rule {rule!r} is not supported with the topology {topology!r}")
         self._transport, self._keys, self.me = transport, dict(keys), identity.peer_id
         self._codec, self._rule, self._now, self._grace, self._work = codec, rule, now, grace, work
-        self._send_queue = SendQueue(transport, lambda peer: self._lost(peer, gone=False))
-        self._live, self._gone = set(self._keys), set[PeerId]()
+        self._send_queue = SendQueue(transport, lambda peer: self._lost(peer))
+        self._live = set(self._keys)
+        self._votes = MemoryVoteStore()
         self._members, self._base = tuple(sorted(self._keys)), bytes(32)
         self._round_factory = RoundFactory(
             identity,
@@ -162,9 +164,9 @@ class Averager:
             old.resume()
             return old
         terms = RoundTerms(self._number, 0, self._members, self._base, plan, grace=self._grace)
-        # With arrays of other sizes we can no longer vote on the results of that round.
+        # With arrays of other sizes our votes on the results of that round still hold.
         attempt = old.attempt if old is not None else 0
-        self._current = self._round_factory.begin(terms, cut, gone=self._gone, witness=old is None, attempt=attempt)
+        self._current = self._round_factory.begin(terms, cut, store=self._votes, attempt=attempt)
         return self._current
 
     def _committed(self, current: Round, commit: Commit) -> None:
@@ -214,7 +216,7 @@ class Averager:
     def _arrived(self, arrival: Arrival) -> None:
         peer, frame = arrival.peer, arrival.frame
         if frame is None:
-            self._lost(peer, gone=arrival.gone)
+            self._lost(peer)
             if not arrival.gone:
                 # A new dial tells a dead process, whose machine refuses it, from a broken connection.
                 self._send_queue.control(peer, Ask(self._number, 0))
@@ -242,14 +244,12 @@ class Averager:
             if number > self._number:
                 self._send_queue.control(peer, Ask(self._number, 0))
 
-    def _lost(self, peer: PeerId, *, gone: bool) -> None:
+    def _lost(self, peer: PeerId) -> None:
         self._live.discard(peer)
-        if gone:
-            self._gone.add(peer)
         self._send_queue.drop(peer)
         for butterfly in (self._current, self._past):
             if butterfly is not None:
-                butterfly.on_link_down(peer, gone=gone)
+                butterfly.on_link_down(peer)
 
     async def _keep_time(self) -> None:
         while True:

@@ -47,6 +47,10 @@ A larger claim of another peer counts as this much.
 """
 
 
+UNABLE = 4
+"""Patiences without progress after which an operation fails if no quorum of its group is reachable."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalPart:
     """This peer's input: encoded chunks in grid order with their hashes, their grid and arithmetic."""
@@ -230,13 +234,13 @@ class Operation:
         if self.fly is not None:
             self.fly.reach(peer)
 
-    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
+    def on_link_down(self, peer: PeerId) -> None:
         """Handle a broken link to `peer`."""
         self._told.pop(peer, None)
         self._located.pop(peer, None)
         if self.fly is not None:
             self._callers.calls.pop(peer, None)
-            self.fly.on_link_down(peer, gone=gone)
+            self.fly.on_link_down(peer)
         else:
             self._callers.forget(peer)
             self._heed()
@@ -246,7 +250,8 @@ class Operation:
         now = self._place.now()
         if self.fly is not None:
             self.fly.tick()
-            if not self.ended.done() and now > max(self._started, self.fly.moved) + GIVE_UP * self._patience:
+            wait = GIVE_UP if self.fly.agreement.able else UNABLE
+            if not self.ended.done() and now > max(self._started, self.fly.moved) + wait * self._patience:
                 self._fail("no majority of the group is left and reachable", "call again with the present peers")
         else:
             self._heed()
@@ -305,7 +310,6 @@ class Operation:
             sign=lambda message: sign_message(message, b"", place.identity, place.run_id),
             verify=self._verify,
             live=place.live,
-            gone=set(place.gone),
             witness=self._witness,
         )
         exchange = ShardedReduce(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from functools import partial
 from statistics import median_high
 from typing import TypeVarTuple
 
@@ -125,7 +124,7 @@ class AllreduceService:
         if gone:
             self._gone.add(peer)
         for operation in list(self._known.values()):
-            _alone(operation, partial(operation.on_link_down, gone=gone), peer)
+            _alone(operation, operation.on_link_down, peer)
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """Route a frame to its operation."""

@@ -1,95 +1,144 @@
-"""What one peer has promised and voted for in a round: the memory that makes verdicts unique.
+"""Acceptor: the promises and votes of one peer in a round. Its memory makes the result of the round unique.
 
-An acceptor must not forget, and others must not wait for one that did: a peer that restarted may have voted before, so it
-passes `witness=False`, says so in its Ready, and neither votes, promises nor leads in that round; everyone counts it as gone.
-Quorums intersect because whoever is counted as gone in a round never votes in it again, and because a candidate that counts
-members as gone, who may have voted before, asks all others that are left (see Candidate).
+A promise or vote is durable before it is sent (see `vote_store`), so a peer that restarts remembers it. If the store
+fails, the peer does not promise or vote. A peer without its store is another life, which is no member (see `Open.lives`).
 
-To ignore a ballot is always safe. So one peer's ballots are heeded only as often as an honest candidate begins them: some at
-once, then one after pauses that double. Else whoever asks most would win, and no ballot of others would come to an end.
+An acceptor may always ignore a ballot. The ballots of one peer are followed only as often as an honest proposer begins
+them: some at once, then one after pauses that double. Otherwise the peer that asks most often would win, and no ballot of
+other peers would end.
 """
 
 from __future__ import annotations
 
-from thinwire.collectives.consensus.proposal import RoundTerms, sound
-from thinwire.swarm.messages.registry import Ballot, Digest, Open, PeerId, Prepare, Promise
+from collections.abc import Callable
+
+from thinwire.collectives.consensus.farewells import signed
+from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
+from thinwire.collectives.consensus.vote_store import VoteRecord, VoteStore
+from thinwire.swarm.messages.registry import Ballot, Digest, Farewell, Leave, Message, Open, PeerId, Prepare, Promise
 
 LEAP = 10_000
-"""Most terms that one ballot may be ahead of the last: as many as the sides of a partition may be apart after a day."""
+"""Maximum number of terms between two ballots: the two sides of a partition can be that far apart after a day."""
 
 LAST_TERM = 2**31
-"""No ballot has a higher term: numbers must not run out on the wire."""
+"""Highest term of a ballot: the numbers of a message must suffice."""
 
 BALLOTS = 4
-"""Ballots of one round that may follow each other at once: for deaths and complaints of an ordinary bad moment."""
+"""Ballots of one round that may follow each other at once, for the failures and complaints of an ordinary bad moment."""
 
 REST = 8.0
-"""Patiences that a leader waits at most between two of its own ballots; a quarter of one at first, and twice that each time."""
+"""Maximum patiences between two ballots of one leader; the first pause is a quarter, each next one is twice as long."""
 
 
 def rest(ballots: int) -> float:
-    """Patiences to wait after so many ballots of a round. It may see thousands, so the power is bounded, not only its use."""
+    """Return the patiences to wait after that number of ballots of a round."""
+    # There may be thousands, so the exponent is bounded as well as the result.
     return min(REST, 0.125 * 2.0 ** min(ballots - BALLOTS, 16)) if ballots > BALLOTS else 0.0
 
 
 class Acceptor:
-    """`promised`: no lower ballot gets our vote."""
+    """Promises and votes in the round of `terms`. `promised`: no lower ballot gets our vote.
 
-    def __init__(self, terms: RoundTerms) -> None:
-        self._terms = terms
-        self.promised = Ballot(0, bytes(32))
-        self._voted: tuple[Open, Digest] | None = None
-        # Of each peer: how many of its ballots we have heeded, and when it is too early for another one.
+    `mute`: this peer has no vote in the round. It may have voted in a later one, or has left it.
+    """
+
+    def __init__(self, terms: RoundTerms, store: VoteStore, *, mute: bool = False) -> None:
+        self._terms, self._store = terms, store
+        record = store.record
+        if record is not None and (record.lineage, record.round) != (terms.lineage, terms.round):
+            # A record of a later round of this lineage means that we have returned with an older state.
+            mute |= record.lineage == terms.lineage and record.round > terms.round
+            record = None
+        self._record = record or VoteRecord(terms.lineage, terms.round, Ballot(0, bytes(32)), None, None)
+        self.mute = mute or self._record.left
+        # For each peer: the number of its ballots that were followed, and the time before which it is too early for the next.
         self._heeded: dict[PeerId, tuple[int, float]] = {}
+        self._followed = Ballot(0, bytes(32))
+
+    @property
+    def promised(self) -> Ballot:
+        """Highest ballot that was promised or followed."""
+        return max(self._record.promised, self._followed)
 
     @property
     def leader(self) -> PeerId:
-        """Whose ballot we have promised to follow; empty when there is none."""
+        """Leader of the ballot that we follow; empty if there is none."""
         return self.promised.leader if self.promised.term else b""
 
     @property
     def voted(self) -> Open | None:
-        """The ballot that we voted for last."""
-        return self._voted[0] if self._voted is not None else None
+        """Proposal that we voted for last."""
+        return self._record.voted
 
     def follows(self, sender: PeerId, message: Open, now: float) -> bool:
-        """Whether an Open is to be followed; notes it. The first term belongs to the first member: it needs no promises."""
+        """Return True if an Open is to be followed, and note it.
+
+        The first term belongs to the first member and needs no promises.
+        """
         ballot, first = message.ballot, message.ballot.term == 1
         if sender != ballot.leader or ballot < self.promised or not sound(message, self._terms):
             return False
         if ballot.term < 1 or (first and sender != self._terms.members[0]):
             return False
-        return first or ballot == self.promised or self._heeds(ballot, now)
+        if not (first or ballot == self.promised or self._heeds(ballot, now)):
+            return False
+        # In memory only: a peer that restarts has voted for no ballot that it only followed.
+        self._followed = ballot
+        return True
 
     def heeds(self, sender: PeerId, message: Prepare, now: float) -> bool:
-        """Whether a Prepare gets our promise; notes it."""
+        """Return True if a Prepare gets our promise, and note it."""
         return sender == message.ballot.leader and message.ballot > self.promised and self._heeds(message.ballot, now)
 
     def _heeds(self, ballot: Ballot, now: float) -> bool:
         count, until = self._heeded.get(ballot.leader, (0, 0.0))
         if ballot.term > min(self.promised.term + LEAP, LAST_TERM) or (count >= BALLOTS and now < until):
             return False
-        # Somewhat less than an honest one rests: messages overtake each other, and patience is not equal everywhere.
+        # Somewhat less than an honest leader pauses: messages overtake each other, and patiences differ.
         self._heeded[ballot.leader] = (count + 1, now + 0.75 * rest(count + 1) * self._terms.patience)
         return True
 
     def trusts(self, peer: PeerId) -> bool:
-        """Whether a ballot of this peer makes us patient: after some, only what moves does."""
+        """Return True if a ballot of this peer restarts our patience: after some ballots only progress does."""
         return self._heeded.get(peer, (0, 0.0))[0] <= BALLOTS
 
     def vote(self, opened: Open, digest: Digest) -> bool:
-        """Vote for a ballot; False when we must not, or have already."""
-        if opened.ballot < self.promised or (self._voted is not None and self._voted[0].ballot == opened.ballot):
+        """Store a vote for a ballot; return False if it is not allowed, was made already, or could not be stored."""
+        voted = self._record.voted
+        if self.mute or opened.ballot < self.promised or (voted is not None and voted.ballot == opened.ballot):
             return False
-        self._voted = (opened, digest)
+        return self._save(opened.ballot, opened, digest)
+
+    def promise(self, ballot: Ballot) -> Promise | None:
+        """Promise that no lower ballot gets our vote from now on, with our last vote; None if it could not be stored."""
+        if self.mute or not self._save(ballot, self._record.voted, self._record.digest):
+            return None
+        return Promise(self._terms.round, self._terms.fragment, ballot, self._record.voted, self._record.digest)
+
+    def farewell(self, me: PeerId, sign: Callable[[Message], bytes]) -> Leave | None:
+        """Return our farewell if we have left this round, in this process or an earlier one."""
+        record = self._record
+        if not record.left:
+            return None
+        name = name_of(record.voted) if record.voted is not None else None
+        farewell = Farewell(me, record.promised, name, record.digest, b"")
+        return signed(Leave(self._terms.round, self._terms.fragment, self._terms.lineage, farewell, record.voted), sign)
+
+    def withdraw(self) -> bool:
+        """Leave this round: vote and promise nothing more in it. Return False if that could not be stored.
+
+        Without a store nothing is announced, because the next process may vote in this round.
+        """
+        if self.mute:
+            return self._record.left
+        return self._save(self._record.promised, self._record.voted, self._record.digest, left=True)
+
+    def _save(self, promised: Ballot, voted: Open | None, digest: Digest | None, *, left: bool = False) -> bool:
+        record = VoteRecord(self._terms.lineage, self._terms.round, promised, voted, digest, left)
+        try:
+            self._store.save(record)
+        except OSError:
+            self.mute = True
+            return False
+        self._record, self.mute = record, self.mute or left
         return True
-
-    def promise(self, ballot: Ballot) -> Promise:
-        """Promise this ballot that no lower one gets our vote from now on, and say what we voted for."""
-        self.promised = ballot
-        voted, digest = self._voted if self._voted is not None else (None, None)
-        return Promise(self._terms.round, self._terms.fragment, ballot, voted, digest)
-
-    def void(self) -> None:
-        """What we voted for cannot be had any more."""
-        self._voted = None

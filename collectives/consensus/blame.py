@@ -1,14 +1,14 @@
-"""What participants tell the leader of a round about each other, and what follows: chunks move first, people last.
+"""Complaints to the leader of a round: first chunks change their owners, then peers are excluded.
 
-A word against another cannot be checked by a third: their link may be cut, or either may lie. So the first word against a
-contributor costs both of them only the chunks they own (they stay in the round, and their contributions in the mean); the
-chunk in question goes to an owner that can tell, and only a second owner's word, or what the leader has seen itself, puts the
-contribution out. A new contribution is judged anew, once: who is out again stays out, or it could go on like that for ever,
-and the round with it. Who lacks results is brought up to date by those who have them once the round has committed; only when
-it cannot commit without those who complain are the chunks moved to other owners.
+No third peer can check a complaint: the link between the two peers may be cut, or either may lie. So the first complaint
+against a contributor costs both peers only the chunks that they own; both stay in the round, and their contributions in the
+mean. The chunk in question goes to another owner. Only the complaint of a second owner, or an observation of the leader
+itself, excludes the contribution. A new contribution of the same peer is accepted once. If it is excluded again, it stays
+excluded; otherwise the peer could block the round for ever. Peers that lack results get them from the others after the round
+has committed. The chunks move to other owners only if the round cannot commit without the peers that complain.
 
-In a ring nobody can tell who is at fault: what comes from a neighbour has gone through many hands, and where one stops all
-do. So one word ends the ring for the round, and nobody is blamed; with owners it shows who does not do what it should.
+In a ring no peer can find the fault: each partial sum has passed through many peers, and all stop when one stops. So one
+complaint ends the ring for the round, without a blamed peer. The owners that follow find the faulty peer.
 """
 
 from __future__ import annotations
@@ -19,43 +19,44 @@ from thinwire.collectives.consensus.proposal import FAULTS, WITHHELD
 from thinwire.swarm.messages.registry import Ballot, Blame, Open, PeerId
 
 UNSERVED = ("result", "result missing")
-"""Reasons of a Blame against an owner of chunks: its result is wrong, or it did not come."""
+"""Reasons of a Blame against an owner of chunks: its result is wrong or missing."""
 
 BROKEN = "ring"
-"""Reason of a Blame in a ring: what comes from there is wrong, or does not come."""
+"""Reason of a Blame in a ring: the data of the neighbour is wrong or missing."""
 SUBTOTAL, UNSUMMED = "subtotal", "subtotal missing"
-"""Reasons of a Blame against a relay: the value of its group is wrong, or it did not come."""
+"""Reasons of a Blame against a relay: the value of its group is wrong or missing."""
 
 
 class BlameBook:
-    """One round's, at one peer, which counts them when it leads. Bounded by the square of the group.
+    """Complaints of one round at one peer, which counts them while it leads.
 
-    `idle`: peers that are to own no chunks from the start. `barred`: peers whose contributions are out from the start.
+    Their number is bounded by the square of the group.
+    `idle`: peers without chunks from the start. `barred`: peers whose contributions are excluded from the start.
     """
 
     def __init__(self, idle: Collection[PeerId] = (), barred: Collection[PeerId] = ()) -> None:
         self.rejected: dict[PeerId, str] = dict.fromkeys(barred, WITHHELD)
-        """Contributions that are out, each with its reason."""
+        """Excluded contributions by peer, with reasons."""
         self.idle: set[PeerId] = set(idle)
-        """Peers that are to own no chunks."""
+        """Peers that must not own chunks."""
         self.straight = False
-        """Whether a ring has come to nothing."""
+        """True if a ring has failed in this round."""
         self._words: dict[PeerId, set[PeerId]] = {}
         self._unserved: dict[PeerId, set[PeerId]] = {}
         self._ballot: Ballot | None = None
         self._forgiven: set[PeerId] = set()
 
     def forgive(self, peer: PeerId) -> None:
-        """A peer contributes anew: what was said against it is forgotten, but only once."""
+        """Forget the complaints against a peer that contributes again, but only once."""
         if self.rejected.get(peer) == WITHHELD:
-            return  # another announcement brings no data
+            return  # Another announcement brings no data.
         if peer not in self._forgiven and (peer in self.rejected or peer in self._words):
             self._forgiven.add(peer)
             self.rejected.pop(peer, None)
             self._words.pop(peer, None)
 
     def pardon(self) -> None:
-        """So many are out that no round could be: whatever was said of contributions is forgotten."""
+        """Forget all complaints about contributions: too few contributors are left for a round."""
         self.rejected.clear()
         self._words.clear()
         self._forgiven.clear()
@@ -63,9 +64,9 @@ class BlameBook:
     def on_message(
         self, accuser: PeerId, blame: Blame, opened: Open, suffice: Callable[[Collection[PeerId]], bool]
     ) -> bool:
-        """Take a complaint about a ballot that we lead; True when the next ballot would be another one because of it.
+        """Handle a complaint about a ballot that we lead; return True if it changes the next ballot.
 
-        `suffice` tells whether these peers can commit the round alone.
+        `suffice`: returns True if these peers can commit the round alone.
         """
         if accuser not in opened.alive:
             return False
@@ -84,7 +85,7 @@ class BlameBook:
             return opened.adopted is None and self._reject(blame)
         owners = set(opened.alive) - set(opened.idle)
         if accuser not in owners:
-            return False  # it has nothing to do with anybody's chunks
+            return False  # A peer without chunks receives no contributions.
         words = self._words.setdefault(blame.peer, set())
         words.add(accuser)
         others = owners - self.idle - {accuser}
@@ -93,7 +94,7 @@ class BlameBook:
         return self._relieve(accuser, blame.peer, others)
 
     def _bypass(self, owner: PeerId, relay: PeerId, opened: Open) -> bool:
-        """An owner has no value of a group from its relay. The leader knows what it sees; else both give up their chunks."""
+        """Handle a missing value of a group: the relay loses its chunks, the owner only if it does not lead."""
         working = set(opened.alive) - set(opened.idle)
         if relay in self.idle or relay == owner or not {owner, relay} <= working:
             return False
@@ -103,9 +104,9 @@ class BlameBook:
         return self._relieve(owner, relay, working - self.idle - {owner})
 
     def _relieve(self, accuser: PeerId, accused: PeerId, others: set[PeerId]) -> bool:
-        """Take the chunks from both, unless nobody else of `others` would be left; True when that is news.
+        """Take the chunks from both peers, if other owners are left; return True if that is a change.
 
-        Who has lost its own has said what it had to say: else one that accuses everybody would take all chunks from all.
+        Complaints of a peer that has lost its chunks do not count: otherwise one liar could take the chunks of all peers.
         """
         if accuser in self.idle:
             return False

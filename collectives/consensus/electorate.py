@@ -1,63 +1,55 @@
-"""Who has a say in a round, who of them is here, and who counts as gone, as one peer knows it.
-
-When every member is gone the swarm is orphaned: nobody left had a say in the last round. After `ORPHANED` patiences those that
-are here and hold its state go on, by a majority of themselves. Here alone a partition of the survivors could go two ways; the
-comparison of digests then brings the smaller part back.
-"""
+"""Electorate of a round: the members of the last round, and those of them that this peer can reach."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-from thinwire.collectives.consensus.proposal import RoundTerms, gone_in
+from thinwire.collectives.consensus.farewells import Farewells, Verify, departed
+from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.swarm.messages.registry import Open, PeerId
 
-ORPHANED = 5
-"""Patiences that pass before a swarm without members goes on by those that are left."""
-
 
 class Electorate:
-    """The members of the last round, while they last; then those that are here. `live`: peers with a link, and ourselves."""
+    """Members of a round. `live`: peers with a link, and ourselves. `mute`: peers without a vote in this round.
 
-    def __init__(self, me: PeerId, terms: RoundTerms, live: Collection[PeerId], gone: Collection[PeerId]) -> None:
+    `farewells`: of the members that have left.
+    """
+
+    def __init__(self, me: PeerId, terms: RoundTerms, live: Collection[PeerId], verify: Verify) -> None:
         self.me, self.terms = me, terms
-        self.live, self.gone = set(live) | {me}, set(gone)
-        self._orphaned_since: float | None = None
+        self.live, self.mute = set(live) | {me}, set[PeerId]()
+        self.farewells = Farewells(terms, verify)
 
-    def orphaned(self, now: float) -> bool:
-        """Whether every member has been gone for so long that those who are left go on; they all vote then."""
-        if not self.terms.members or not self.gone.issuperset(self.terms.members):
-            self._orphaned_since = None
-            return False
-        if self._orphaned_since is None:
-            self._orphaned_since = now
-        return now >= self._orphaned_since + ORPHANED * self.terms.patience
-
-    def enough(
-        self, agreeing: Collection[PeerId], gone: Collection[PeerId] | None = None, present: Sequence[PeerId] = ()
-    ) -> bool:
-        """Whether a quorum agrees: of the members that are not `gone` (default: as far as we know), or of those `present`
-        when all members are gone."""
-        members, gone = self.terms.members, self.gone if gone is None else gone
-        if present and set(members) <= set(gone):
-            members, gone = tuple(sorted(present)), ()
-        return enough(agreeing, members, gone, fraction=self.terms.fraction)
-
-    def here(self, agreeing: Collection[PeerId], now: float) -> bool:
-        """Whether a quorum agrees, of those that are here when the swarm is orphaned."""
-        return self.enough(agreeing, present=tuple(self.live) if self.orphaned(now) else ())
+    def enough(self, agreeing: Collection[PeerId], left: Collection[PeerId] | None = None) -> bool:
+        """Return True if a quorum agrees: of the members without those that have `left` (default: all farewells)."""
+        left = set(self.farewells) if left is None else left
+        return enough(agreeing, self.terms.seniors or self.terms.members, left, fraction=self.terms.fraction)
 
     def suffice(self, agreeing: Collection[PeerId], opened: Open) -> bool:
-        """Whether these can commit a ballot alone."""
-        return self.enough(agreeing, gone_in(opened), opened.alive)
+        """Return True if these peers can commit a proposal."""
+        return self.enough(agreeing, departed(opened))
+
+    @property
+    def able(self) -> bool:
+        """True if the members that this peer can reach, and that have a vote, are a quorum."""
+        return self.enough(self.live - self.mute)
+
+    @property
+    def absent(self) -> tuple[PeerId, ...]:
+        """Members that this peer cannot reach, or that have no vote, in leader order."""
+        here = self.live - self.mute
+        return tuple(peer for peer in self.terms.members if peer not in here and peer not in self.farewells)
 
     def waiting_for(self, ready: Collection[PeerId]) -> tuple[PeerId, ...]:
-        """Members that we can reach and that are not ready yet."""
-        absent = self.gone | set(ready)
-        return tuple(peer for peer in self.terms.members if peer in self.live and peer not in absent)
+        """Return the reachable members that are not ready yet."""
+        return tuple(
+            peer
+            for peer in self.terms.members
+            if peer in self.live and peer not in ready and peer not in self.mute and peer not in self.farewells
+        )
 
     def order(self, leader: PeerId) -> list[PeerId]:
-        """Members that are here, in the order in which they replace `leader`, who is the first when it is here."""
-        order = [peer for peer in self.terms.members if peer in self.live]
-        return [leader, *[peer for peer in order if peer != leader]] if leader in self.live else order
+        """Return the reachable members in the order in which they replace `leader`, which is the first if reachable."""
+        order = [peer for peer in self.terms.members if peer in self.live and peer not in self.farewells]
+        return [leader, *[peer for peer in order if peer != leader]] if leader in order else order

@@ -1,24 +1,29 @@
-"""Agreement on one outer step: who contributes, and whether it commits. Sans-IO: (message, now) -> messages.
+"""Agreement on the contributors of one outer step and on its commit.
 
-Results of a round are a pure function of its contributors and of what they announced (`Ready`), so peers need to agree on
-two lists only: the contributors, and the members, who have a say in the next round. That is single-decree Paxos (Lamport
-1998) with three departures: the first leader is known beforehand (rendezvous ranking of the last round's members) and needs
-no first phase for term 1; an acceptor votes only when it holds every result, so that a vote is also a promise to serve them;
-and members known to be gone leave the quorum (see `quorum`). Two things keep liars from holding a round: of each peer only so
-many ballots are heeded (`acceptor`), and when no verdict is possible on what was voted for, the choice is free (`candidate`).
+Sans-IO: (message, now) -> messages.
 
-    Ready      everyone -> everyone    what I will send, before I send it
-    Open       leader -> everyone      these contribute; owners follow from (group, alive)
-    Vote       everyone -> leader      I hold all results, their digest is D
-    Commit     leader -> everyone      D, with the votes that prove it
-    Prepare    candidate -> everyone   the leader is gone or stuck, or a peer must be left out: what did you vote for?
-    Promise    everyone -> candidate   this, and nothing older from now on
-    Decline    newcomer -> candidate   I have no state yet, so I know of no verdict
-    Blame      participant -> leader   I cannot get on because of that peer
-    Ask        anyone -> anyone        I came late: what have you announced, or how did it end?
+Results of a round are a pure function of its contributors and their announcements (`Ready`), so peers need to agree on two
+lists only: the contributors, and the members, which have a vote in the next round. That is single-decree Paxos (Lamport,
+Paxos Made Simple, 2001) with these departures: the first leader is known beforehand (rendezvous ranking of the members) and
+needs no first phase for term 1; an acceptor votes only when it holds every result, so that a vote is also a promise to
+serve them; and members that leave are taken out of the quorum by their farewells (see `quorum`). Two rules keep liars from
+holding a round: of each peer only so many ballots are followed (`acceptor`), and if no commit is possible on a reported
+vote, it does not bind (`proposal.bound`).
 
-Its parts: what this peer promised (`acceptor`), its own ballots (`proposer`), who has a say (`electorate`), what participants
-say of each other (`blame`), and verdicts that others bring (`certificates`).
+    Ready      all -> all              announcement of a contribution, before its data
+    Open       leader -> all           these contribute; owners follow from (group, alive)
+    Vote       all -> leader           all results are here, their digest is D
+    Commit     leader -> all           D, with the votes that prove it
+    Prepare    candidate -> all        the leader is gone or stuck, or a peer must be left out: report your last vote
+    Promise    all -> candidate        the last vote; no lower ballot gets another one
+    Decline    newcomer -> candidate   no state yet, so no commit is known here
+    Blame      participant -> leader   that peer stops our progress
+    Ask        any -> any              a latecomer asks for announcements, or for the end of the round
+    Leave      member -> all           the last vote, and no further one in this round
+
+Parts: promises and votes of this peer (`acceptor`), its own ballots (`proposer`), the members and the reachable ones of
+them (`electorate`), members that have left (`farewells`), complaints of participants (`blame`), and commits that other
+peers bring (`certificates`).
 """
 
 from __future__ import annotations
@@ -28,10 +33,11 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from thinwire.collectives.consensus.acceptor import BALLOTS, Acceptor
-from thinwire.collectives.consensus.certificates import CertificateCollector
+from thinwire.collectives.consensus.certificates import certified
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import WITHHELD, RoundTerms, lives_agree, name_of
 from thinwire.collectives.consensus.proposer import Proposer
+from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
 from thinwire.swarm.messages.registry import (
     Ask,
     Ballot,
@@ -39,6 +45,7 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Decline,
     Digest,
+    Leave,
     Message,
     Open,
     PeerId,
@@ -54,9 +61,9 @@ class Agreement:
 
     Feed it `announce`, `on_message`, `reach`, `on_link_down`, `progress`, `complete`, `accuse` and `tick`; after each call
     send what `take` returns ((peer or None for everyone reachable, message) pairs) and look at `opened`, `commit` and
-    `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `idle`: who is to own no chunks
-    from the start. `barred`: peers that are not to contribute because they withheld their data in earlier rounds.
-    `life`: ours, see `Open.lives`.
+    `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `witness`: False if this peer must
+    not vote. `idle`: peers without chunks from the start. `barred`: peers that must not contribute because they withheld
+    their data in earlier rounds. `store`: our stored votes and life; None: in memory.
     """
 
     def __init__(
@@ -67,49 +74,56 @@ class Agreement:
         sign: Callable[[Message], bytes],
         verify: Callable[[PeerId, Message, bytes], bool],
         live: Collection[PeerId],
-        gone: Collection[PeerId] = (),
         witness: bool = True,
         idle: Collection[PeerId] = (),
         barred: Collection[PeerId] = (),
-        life: bytes = b"",
+        store: VoteStore | None = None,
     ) -> None:
-        self.me, self.terms, self.life = me, terms, life
+        store = MemoryVoteStore() if store is None else store
+        self.me, self.terms, self.life = me, terms, store.life
         self.opened: Open | None = None
         self.commit: Commit | None = None
         self.diverged = False
-        """The swarm is ahead, or most ready members have another state digest than ours: fetch the state, then come again."""
+        """True if the swarm is ahead, or most members have another state than ours, which must be fetched."""
         self.ready: dict[PeerId, Ready] = {}
-        self.witness = self.remembers = witness and not terms.other_life(me, life)
-        """Whether we vote; and whether we know what we did in this round before, which is what others are told."""
-        self._sign = sign
-        self._electorate = Electorate(me, terms, live, gone)
+        self.past: set[PeerId] = set()
+        """Peers that report to be in a later round."""
+        self._sign, self._verify = sign, verify
+        self._electorate = Electorate(me, terms, live, verify)
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
         self._barred = frozenset(barred)
-        self._certificates = CertificateCollector(verify)
-        self._acceptor = Acceptor(terms)
+        self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
         self._quorum_since: float | None = None
         self._differ = False
         self._moved = 0.0
         self._out: list[tuple[PeerId | None, Message]] = []
         self._accused: dict[tuple[PeerId, str], float] = {}
         self._accused_in: Ballot | None = None
+        if self._acceptor.mute:
+            self._electorate.mute.add(me)
+            self._say_farewell()  # We left this round in an earlier process, and others may not know it.
 
-    # --- what happens here
+    @property
+    def witness(self) -> bool:
+        """True if this peer votes in the round, should it be a member."""
+        return not self._acceptor.mute
+
+    # --- events of this peer
 
     def announce(self, ready: Ready, now: float) -> None:
-        """Our own pseudo-gradient is encoded and may be counted in."""
+        """Announce our own encoded pseudo-gradient."""
         self._out.append((None, ready))
         self._hear_ready(self.me, ready, now)
         self.tick(now)
 
     def progress(self, now: float) -> None:
-        """A chunk or a result arrived: patience starts again."""
+        """Restart the patience: a chunk or a result has arrived."""
         self._moved = max(self._moved, now)
 
     def complete(self, digest: Digest, now: float) -> None:
-        """We hold every result of the open ballot; `digest` is blake3 over their hashes."""
+        """Vote: every result of the open ballot is here; `digest` is blake3 over their hashes."""
         opened = self.opened
-        if opened is None or self.commit is not None or not self.witness or not self._acceptor.vote(opened, digest):
+        if opened is None or self.commit is not None or not self._acceptor.vote(opened, digest):
             return
         self._patient(opened.ballot.leader, now)
         vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, name_of(opened), digest)
@@ -119,8 +133,9 @@ class Agreement:
             self._out.append((opened.ballot.leader, vote))
 
     def accuse(self, peer: PeerId, reason: str, now: float) -> None:
-        """We cannot get on because of `peer`. What comes time and again is said now and then: whoever sends rubbish shall not
-        have us sign, and the leader verify, as many complaints.
+        """Complain about `peer`, which stops our progress.
+
+        A repeated complaint is sent a few times per patience, because we must sign and the leader verify each.
         """
         if self.opened is None or self.commit is not None:
             return
@@ -137,75 +152,81 @@ class Agreement:
             self._out.append((self.opened.ballot.leader, blame))
 
     def reach(self, peer: PeerId, now: float) -> None:
-        """A link to `peer` is up."""
+        """Note a new link to `peer`."""
         if peer not in self._electorate.live:
             self._electorate.live.add(peer)
+            if self.commit is None:
+                self._out += [(peer, leave) for leave in self._electorate.farewells.messages()]
             mine = self.ready.get(self.me)
             if mine is not None and self.commit is None:
                 self._out.append((peer, mine))
 
-    def on_link_down(self, peer: PeerId, now: float, *, gone: bool) -> None:
-        """The link to `peer` broke; `gone` when its machine refuses connections now, or it said goodbye."""
+    def on_link_down(self, peer: PeerId, now: float) -> None:
+        """Note that the link to `peer` broke."""
         self._electorate.live.discard(peer)
-        if gone:
-            self._electorate.gone.add(peer)
         if self.commit is None and self.opened is not None and peer in self.opened.alive:
             self._proposer.urged |= self._proposer.leads(self.opened)
         if self.commit is not None and peer == self.commit.opened.ballot.leader:
             if self._electorate.order(peer)[:1] == [self.me]:
-                # It may not have told all, and those it has not told wait for us to begin anew.
+                # The leader may not have informed all peers, and the others wait for us to begin a ballot.
                 self._out.append((None, self.commit))
         self.tick(now)
 
-    def passed(self, peer: PeerId) -> None:
-        """A peer says that it has gone on to a later round."""
-        self._proposer.past.add(peer)
+    def leave(self) -> None:
+        """Say farewell if we are a member, because our process ends in a moment, and if another one hears it."""
+        reached = self._electorate.live.intersection(self.terms.members) - {self.me}
+        left = {*self._electorate.farewells, self.me}
+        reached = reached if self._electorate.enough(reached, left) else set()  # Otherwise it would help none of them.
+        if reached and self.me in self.terms.members and self.witness and self.withdraw():
+            self._say_farewell()
 
-    @property
-    def past(self) -> set[PeerId]:
-        """Who says that it has gone on to a later round."""
-        return self._proposer.past
+    def _say_farewell(self) -> None:
+        farewell = self._acceptor.farewell(self.me, self._sign)
+        if farewell is not None and self.me in self.terms.members:
+            self._electorate.farewells.add(farewell)
+            self._out.append((None, farewell))
 
     def overtaken(self) -> None:
-        """The swarm has left this round behind: have no more part in it."""
+        """End our part in this round: the swarm has continued without us."""
         self.diverged = True
 
-    def void(self, now: float) -> None:
-        """Nobody who holds the results of the verdict is left, so nobody here can ever apply it: the round is open again.
+    def withdraw(self) -> bool:
+        """Give up our vote in this round for good; return False if that could not be stored."""
+        self._electorate.mute.add(self.me)
+        return self._acceptor.mute or self._acceptor.withdraw()
 
-        Whoever comes back with them will be the one whose state differs, and takes over ours.
-        """
-        assert self.commit is not None
-        self._certificates.void(self.commit.digest)
-        self._proposer.void()
-        self._acceptor.void()
-        self.commit = self.opened = None
-        self._moved = now
+    def bar(self, peer: PeerId) -> None:
+        """Note that a peer has no vote in this round."""
+        self._electorate.mute.add(peer)
 
     def take(self) -> list[tuple[PeerId | None, Message]]:
-        """Messages to send; None addresses everyone we can reach."""
+        """Return the messages to send, and forget them; None addresses all reachable peers."""
         out, self._out = self._out, []
         return out
 
-    # --- what others say
+    # --- messages of other peers
 
     def on_message(self, sender: PeerId, message: Message, signature: bytes, now: float) -> None:
-        """A checked message of this round and fragment from an authenticated peer."""
+        """Handle a checked message of this round and fragment from an authenticated peer."""
         if not self.terms.members:
-            return  # we do not have the swarm's state yet, and no say
-        counts = sender in self.terms.members or self._orphaned(now)
+            return  # We do not have the swarm's state yet, and no vote.
+        counts = sender in self.terms.members
         if isinstance(message, Commit):
-            if self.commit is None:
-                self._certificates.on_message(message, self._electorate)
+            if self.commit is None and certified(message, self._electorate, self._verify):
+                self.commit = message
+                if self._proposer.ballot is not None:
+                    self._out.append((None, message))  # Peers that we have asked wait for us now.
         elif not counts and isinstance(message, (Open, Prepare)):
-            return  # only members lead, or a stranger could stop every round
+            return  # Only members lead; otherwise a stranger could stop every round.
+        elif isinstance(message, Leave):
+            self._hear_leave(sender, message)
         elif self.commit is not None:
             if isinstance(message, (Ready, Prepare, Blame, Ask)):
                 self._out.append((sender, self.commit))
         elif isinstance(message, Ready):
             self._hear_ready(sender, message, now)
             if self._early():
-                return  # one of many, most often; and time passes soon anyway
+                return  # Usually one of many, and `tick` comes soon anyway.
         elif isinstance(message, Open):
             self._hear_open(sender, message, now)
         elif isinstance(message, Prepare):
@@ -228,38 +249,37 @@ class Agreement:
             self.ready[sender] = message
             if known is not None:
                 self._proposer.hear_again(sender)
-            votes = message.witness and not self.terms.other_life(sender, message.life)
-            if not votes and sender in self.terms.members:
-                self._electorate.gone.add(sender)
+            if not message.witness or self.terms.other_life(sender, message.life):
+                self._electorate.mute.add(sender)
             self._differ |= message.base != self.terms.base
         if not self._differ:
             return
-        left = set(self.terms.members) - self._electorate.gone
-        bases = Counter(self.ready[peer].base for peer in left & self.ready.keys())
+        bases = Counter(self.ready[peer].base for peer in self.terms.members if peer in self.ready)
         del bases[self.terms.base]
-        self.diverged |= 2 * max(bases.values(), default=0) > len(left)
+        self.diverged |= 2 * max(bases.values(), default=0) > len(self.terms.members)
 
     def _early(self) -> bool:
-        """Whether it is plain that more announcements are needed, or at least waited for, before a round opens."""
+        """Return True if the round clearly needs, or waits for, more announcements before it opens."""
         if self.opened is not None or self._proposer.preparing or self._proposer.urged:
             return False
         ready, members = len(self.ready), len(self.terms.members)
-        too_few = ready < self.terms.fraction * (members - len(self._electorate.gone))
+        too_few = ready < self.terms.fraction * (members - len([*self._electorate.farewells]))
         return too_few or (self._quorum_since is not None and ready < members)
 
     def _hear_open(self, sender: PeerId, message: Open, now: float) -> None:
         if self.opened is not None and message.ballot <= self.opened.ballot:
             return
-        if not lives_agree(message, self.me, self.life, self.ready) or not self._acceptor.follows(sender, message, now):
+        if not lives_agree(message, self.me, self.life, self.ready) or not self._electorate.farewells.valid(message):
             return
-        self._acceptor.promised = message.ballot
+        if not self._acceptor.follows(sender, message, now):
+            return
         self._proposer.yield_to_others()
         self.opened = message
         self._patient(sender, now)
         self._object(message, now)
 
     def _object(self, opened: Open, now: float) -> None:
-        """Complain at once about contributors of a ballot that we would put out, if enough others are left."""
+        """Complain at once about contributors that we would exclude, if enough others are left."""
         contributors = {entry.peer for entry in opened.contributors}
         enough = len(contributors - self._barred) >= self.terms.min_peers
         if enough and opened.adopted is None and opened.ballot.term <= BALLOTS:
@@ -267,9 +287,11 @@ class Agreement:
                 self.accuse(peer, WITHHELD, now)
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
-        if not self.witness or not self._acceptor.heeds(sender, message, now):
+        if message.lineage != self.terms.lineage or not self.witness or not self._acceptor.heeds(sender, message, now):
             return
         promise = self._acceptor.promise(message.ballot)
+        if promise is None:
+            return
         self._patient(sender, now)
         self._proposer.seen()
         mine = self.ready.get(self.me)
@@ -278,9 +300,18 @@ class Agreement:
         self._out.append((sender, promise))
 
     def _patient(self, leader: PeerId, now: float) -> None:
-        """Patience with a leader starts again, unless it has begun so many ballots that only data counts."""
+        """Restart the patience with a leader, unless it has begun so many ballots that only data counts."""
         if self._acceptor.trusts(leader):
             self._moved = now
+
+    def _hear_leave(self, sender: PeerId, message: Leave) -> None:
+        """Note a farewell, and pass it on while the round needs it: the peer may not have reached all others."""
+        peer = message.farewell.peer
+        if self.commit is None and self._electorate.farewells.add(message):
+            others = self._electorate.live - {self.me, sender, peer}
+            self._out += [(other, message) for other in sorted(others)]
+            if self.opened is not None and peer in self.opened.alive:
+                self._proposer.urged |= self._proposer.leads(self.opened)
 
     def _hear_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
         if self.opened is None:
@@ -294,38 +325,44 @@ class Agreement:
     # --- time
 
     def tick(self, now: float) -> None:
-        """Let time pass: open when everyone is ready or grace is over, replace a leader that is gone or stuck."""
-        if self.commit is None and (verdict := self._certificates.believed(self._electorate)) is not None:
-            self.commit = verdict
-            if self._proposer.ballot is not None:
-                self._out.append((None, verdict))  # those we have asked wait for us now
-        if self.commit is not None or self.diverged or not (self.witness or self._orphaned(now)):
+        """Let time pass: open when all are ready or the grace is over, replace a leader that is gone or stuck."""
+        if self.commit is not None or self.diverged or not self.witness:
             return
         if self._proposer.preparing:
             self._try_open(now)
         elif self._proposer.urged and self._proposer.leads(self.opened):
             self._prepare(now)
         elif (due := self._due(now)) is not None and now >= due:
-            whole = not self._electorate.gone.intersection(self.terms.members)
-            if whole and self.terms.members[0] == self.me and self._acceptor.promised.term == 0:
-                self._proposer.first(self._acceptor.promise(Ballot(1, self.me)))
+            fresh = self.terms.members[0] == self.me and self._acceptor.promised.term == 0
+            if fresh and (promise := self._acceptor.promise(Ballot(1, self.me))) is not None:
+                self._proposer.first(promise)
                 self._try_open(now)
             else:
                 self._prepare(now)
 
     @property
     def reachable(self) -> set[PeerId]:
-        """Peers with a live link, and ourselves."""
+        """Peers with a link, and ourselves."""
         return self._electorate.live
 
     @property
-    def voted(self) -> Open | None:
-        """The ballot that we voted for last: its results are to be had from us."""
-        return self._acceptor.voted
+    def able(self) -> bool:
+        """True if the members that this peer can reach, and that have a vote, are a quorum."""
+        return self._electorate.able
+
+    @property
+    def silent(self) -> Collection[PeerId]:
+        """Peers without a vote in this round, as far as known."""
+        return self._electorate.mute
+
+    @property
+    def absent(self) -> tuple[PeerId, ...]:
+        """Members that cannot be reached or have no vote."""
+        return self._electorate.absent
 
     @property
     def bound(self) -> bool:
-        """Whether we have promised or voted anything in it."""
+        """True if we have promised or voted anything in this round."""
         return self._acceptor.promised.term > 0 or self._acceptor.voted is not None
 
     @property
@@ -334,35 +371,31 @@ class Agreement:
         return self._acceptor
 
     def able_without(self, peers: Collection[PeerId]) -> bool:
-        """Whether the other members, wherever they are, could commit this round."""
+        """Return True if the other members, reachable or not, could commit this round."""
         return self._electorate.enough(set(self.terms.members).difference(peers))
 
     def waiting_for(self) -> tuple[PeerId, ...]:
-        """Members that we can reach and that the round waits for before it opens."""
+        """Return the reachable members that the round waits for before it opens."""
         return self._electorate.waiting_for(self._given())
 
     def _given(self) -> Collection[PeerId]:
-        """Who has announced what the round waits for."""
+        """Return the peers that have announced what the round waits for."""
         return [peer for peer, ready in self.ready.items() if ready.weight] if self.terms.buffered else self.ready
 
     def _due(self, now: float) -> float | None:
-        """When it is our turn to begin a ballot, None when it is not."""
+        """Return the time of our turn to begin a ballot, None without one."""
         electorate, leader, patience = self._electorate, self._acceptor.leader, self.terms.patience
-        order, orphaned = electorate.order(leader), self._orphaned(now)
-        if self.me not in order and not orphaned:
+        order = electorate.order(leader)
+        if self.me not in order:
             return None
-        turn = order.index(self.me) if self.me in order else len(order)
+        turn = order.index(self.me)
         if self.opened is not None or self._acceptor.promised.term > 1:
             stuck = self._moved + (2 + turn) * self._proposer.growth * patience
             waits = leader in electorate.live and self._acceptor.trusts(leader)
             return stuck if waits else min(stuck, self._moved + turn * patience)
         ready = electorate.live & self.ready.keys()
-        if orphaned:
-            if self.me not in ready:
-                return None
-            turn = sorted(ready).index(self.me)
         few = self.terms.buffered and len(ready.intersection(self._given())) < max(1, self.terms.min_peers)
-        if few or not electorate.here(ready, now):
+        if few or not electorate.enough(ready):
             self._quorum_since = None
             return None
         if self._quorum_since is None:
@@ -370,24 +403,20 @@ class Agreement:
         graces = [self.terms.graces.get(peer, self.terms.grace) for peer in self.waiting_for()]
         grace = max(graces, default=0.0) if turn == 0 or not graces else max(*graces, self.terms.limit)
         if self.terms.buffered and self._electorate.waiting_for(self.ready):
-            grace = max(grace, patience)  # they have but to say that they are here, to stay members
+            grace = max(grace, patience)  # They only need to announce their presence to stay members.
         return self._quorum_since + grace + turn * patience
-
-    def _orphaned(self, now: float) -> bool:
-        """See Electorate.orphaned; then everybody votes."""
-        orphaned = self._electorate.orphaned(now)
-        self.witness |= orphaned
-        return orphaned
 
     # --- leading
 
     def _prepare(self, now: float) -> None:
         ballot = self._proposer.next(self._acceptor.promised, now) if self.witness else None
-        if ballot is None:
+        promise = self._acceptor.promise(ballot) if ballot is not None else None
+        if promise is None:
             return
         self._moved = now
-        self._proposer.prepare(self._acceptor.promise(ballot), now)
-        self._out.append((None, Prepare(self.terms.round, self.terms.fragment, ballot)))
+        self._proposer.prepare(promise, now)
+        self._out += [(None, leave) for leave in self._electorate.farewells.messages()]
+        self._out.append((None, Prepare(self.terms.round, self.terms.fragment, promise.ballot, self.terms.lineage)))
         self._try_open(now)
 
     def _try_open(self, now: float) -> None:

@@ -1,8 +1,8 @@
-"""What a leader proposes, and what makes a proposal acceptable: pure functions of what has been announced and voted."""
+"""Proposals of a leader, and the conditions for them: pure functions of announcements and votes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import blake3
@@ -17,6 +17,7 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Digest,
     Exclusion,
+    Farewell,
     Open,
     PeerId,
     Promise,
@@ -24,35 +25,37 @@ from thinwire.swarm.messages.registry import (
 )
 
 MISSING, WITHHELD = "chunk missing", "withheld"
-"""Reasons of a Blame: a contributor's data does not come; or has not come in so many rounds that it is put out at once."""
+"""Reasons of a Blame: data of a contributor is missing, now or in so many rounds that it is excluded."""
 
 FAULTS = (MISSING, "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn", WITHHELD)
 """Reasons of a Blame against a contributor."""
 
-GONE = "gone"
+LEFT = "left"
+"""Reason of an Exclusion: the peer has said farewell."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """What a round of one fragment is about; equal on all peers that can agree.
+    """Terms of a round of one fragment; equal on all peers that can agree.
 
-    members: participants of the last committed round, in leader order (rendezvous ranking), the base of the quorum.
+    members: peers with a vote, decided by the last committed round, in leader order (rendezvous ranking).
+    seniors: the same by seniority, see quorum.py; empty: leader order. lineage: see `Fork`.
     base: state digest after that round. plan: digest of layout, codec, grid and aggregation.
     fraction: share of the members that must be exceeded. min_peers: fewest contributors.
     max_weight: most tokens that one contribution may claim. room: most contributors.
-    grace: seconds to wait for stragglers once a quorum is ready; `graces`: for these members another number of seconds;
-    `limit`, where that is more, for a peer that does not lead.
-    patience: seconds without progress before somebody acts; derived by the caller from what rounds have taken so far.
-    weights: who may contribute, each with this weight whatever it announces; None: everybody, with what is announced.
-    spare: who contributes only where too few others do.
-    chunks: of the fragment, where their owners may be chosen by bandwidth; 0: all own equally many.
-    hands: whether a ballot may say how fast uplinks are, so that payloads are handed on.
-    sited: whether a ballot says which of its peers share a site.
-    buffered: members announce that they are here before they have something to contribute, so a round waits for
-    contributions: for one at least, or `min_peers`, and then `grace` for those of the others; for who is not here, a patience.
-    lives: of the members by which they are known; others may have any.
-    ring: the order in which a leader lets data go round those that own chunks (empty: no ring, this time); None: there are
-    no rings.
+    grace: seconds to wait for stragglers once a quorum is ready. graces: other values for these members. limit: least
+    value for a peer that does not lead.
+    patience: seconds without progress before a peer acts; the caller derives it from the duration of earlier rounds.
+    weights: the peers that may contribute, with fixed weights; None: all peers, with their announced weights.
+    spare: peers that contribute only if there are too few others.
+    chunks: number of chunks of the fragment if owners are chosen by bandwidth; 0: all peers own equally many.
+    hands: True if a ballot may state uplink capacities, so that peers pass payloads on.
+    sited: True if a ballot states which of its peers share a site.
+    buffered: True if members announce their presence before they contribute. Then a round waits for one contribution, or
+    `min_peers`, then `grace` for those of other members, and a patience for members that have not announced themselves.
+    lives: known lives of members; other members may have any life.
+    ring: makes the order in which the data of a ring passes the owners of chunks (empty: no ring in this ballot); None: the
+    run has no rings.
     """
 
     round: int
@@ -76,9 +79,11 @@ class RoundTerms:
     buffered: bool = False
     ring: Order | None = None
     lives: Mapping[PeerId, bytes] = field(default_factory=dict)
+    seniors: tuple[PeerId, ...] = ()
+    lineage: bytes = b""
 
     def other_life(self, peer: PeerId, life: bytes) -> bool:
-        """Return True if a member of this round has lost its run folder since it became one: `life` is not its life."""
+        """Return True if `life` is not the member's life: it has lost its run folder since it became a member."""
         return self.lives.get(peer, life) != life
 
 
@@ -91,7 +96,7 @@ def lives_of(members: Sequence[PeerId], lives: bytes) -> dict[PeerId, bytes]:
 def lives_agree(opened: Open, me: PeerId, life: bytes, ready: Mapping[PeerId, Ready]) -> bool:
     """Return False if an Open gives us another life than ours, or contradicts announcements that we have.
 
-    A leader could otherwise take the votes of the next round from everybody else. If the Open adopts results, the lives
+    A leader could otherwise take the votes of the next round from all other peers. If the Open adopts results, the lives
     were decided with them, and other peers may have lost their folders since.
     """
     found = lives_of(opened.members, opened.lives)
@@ -102,24 +107,20 @@ def lives_agree(opened: Open, me: PeerId, life: bytes, ready: Mapping[PeerId, Re
 
 
 def name_of(opened: Open) -> Digest:
-    """blake3 of an Open: what a vote is for."""
+    """Return the blake3 of an Open, which a vote names."""
     return blake3.blake3(msgspec.msgpack.encode(opened)).digest()
 
 
-def gone_in(opened: Open) -> set[PeerId]:
-    """Peers that the leader counts as gone."""
-    return {entry.peer for entry in opened.excluded if entry.reason == GONE}
-
-
 def sound(opened: Open, terms: RoundTerms) -> bool:
-    """Structure of an Open: of this round, sorted, no duplicates, alive within the group, an owner left, every chunk owned
-    once, weights bounded or as they are settled, a ring of all owners or none.
+    """Return True if the structure of an Open is valid.
 
-    Who contributes is a member. A ballot that is no free choice names who holds its results, and the members settled with them.
+    Round and lineage are those of the terms. Lists are sorted without duplicates, `alive` is within the group and has an
+    owner, each chunk has one owner, weights are bounded or as settled, a ring has all owners. Contributors are members of
+    the next round. A proposal of adopted results names their holders, and the members that were decided with them.
     """
     peers = [contribution.peer for contribution in opened.contributors]
     return (
-        (opened.round, opened.fragment) == (terms.round, terms.fragment)
+        (opened.round, opened.fragment, opened.lineage) == (terms.round, terms.fragment, terms.lineage)
         and set(opened.idle) < set(opened.alive)
         and terms.min_peers <= len(opened.contributors) <= terms.room
         and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, opened.idle, opened.kept, peers))
@@ -136,14 +137,14 @@ def sound(opened: Open, terms: RoundTerms) -> bool:
 
 
 def _whole(opened: Open, terms: RoundTerms) -> bool:
-    """Whether the shares of an Open deal out the fragment, which is one whose owners may be chosen; or are of uplinks."""
+    """Return True if shares are valid: chunks that add up to the fragment, or uplinks above 0."""
     if terms.hands:
         return len(opened.shares) == len(opened.group) and 0 not in opened.shares
     return 0 < terms.chunks == sum(opened.shares) and len(opened.shares) == len(opened.group)
 
 
 def _round(opened: Open, terms: RoundTerms) -> bool:
-    """Whether a ring may be, and has each of those that own chunks once."""
+    """Return True if the terms allow a ring, and the ring of an Open contains each owner of chunks once."""
     places = [place for place, peer in enumerate(opened.alive) if peer not in opened.idle]
     return terms.ring is not None and opened.adopted is None and sorted(opened.order) == places
 
@@ -151,7 +152,7 @@ def _round(opened: Open, terms: RoundTerms) -> bool:
 def fit(
     terms: RoundTerms, present: Collection[PeerId], ready: Mapping[PeerId, Ready]
 ) -> tuple[tuple[PeerId, ...], dict[PeerId, str]]:
-    """Which of those `present` can take part (sorted), and why the others cannot."""
+    """Return the peers of `present` that can take part, sorted, and the reasons why others cannot."""
     able: list[PeerId] = []
     excluded: dict[PeerId, str] = {}
     for peer in sorted(present):
@@ -165,7 +166,7 @@ def fit(
         else:
             able.append(peer)
     if len(able) > MAX_GROUP:
-        # Members first: they had a say before, and their votes are what a quorum is counted by.
+        # Members first, because a quorum is counted over them.
         able.sort(key=lambda peer: (peer not in terms.members, peer))
         excluded |= dict.fromkeys(able[MAX_GROUP:], "group is full")
         able = sorted(able[:MAX_GROUP])
@@ -183,11 +184,12 @@ def propose(
     idle: Collection[PeerId],
     before: Open | None,
     straight: bool = False,
+    farewells: tuple[Farewell, ...] = (),
 ) -> Open | None:
-    """A free choice: everyone able contributes what it announced, except the rejected. None when that is nobody, or too few.
+    """Return a freely chosen proposal; None if there are too few contributors.
 
-    The group of an earlier ballot is kept, so that only chunks of those who left, or are idle, change their owner. `straight`:
-    without a ring, whatever the terms say.
+    All of `able` contribute, except the rejected. The group is that of the ballot `before`, if there is one, so that only
+    chunks of departed or idle peers change their owner. `straight`: without a ring, although the terms allow it.
     """
     group, shares = (before.group, before.shares) if before is not None else (able, None)
     alive = tuple(peer for peer in able if peer in group)
@@ -199,7 +201,7 @@ def propose(
         excluded = {**excluded, **{peer: "spare" for peer in willing if peer in terms.spare}}
         willing = first
     if len(willing) > terms.room:
-        # Members come in another order in every round, so that it is not always the same ones who are left out.
+        # The order of the members changes with each round, so that not always the same peers are left out.
         order = {peer: place for place, peer in enumerate(terms.members)}
         willing = sorted(sorted(willing, key=lambda peer: order.get(peer, len(order)))[: terms.room])
     contributors = tuple(Contribution(peer, ready[peer].attempt, _weight(ready[peer], peer, terms)) for peer in willing)
@@ -209,12 +211,12 @@ def propose(
     resting = _resting(idle, alive)
     ring = () if straight or terms.ring is None else placement.order(terms.ring, alive, resting, ready)
     if ring:
-        shares = ()  # each of a ring has as much to send, whatever it owns
+        shares = ()  # All peers of a ring send equally many bytes.
     elif shares is None:
         links = placement.loads(group, willing, resting, ready)
         shares = relay_plan.shares(links) if terms.hands else allot(terms.chunks, links, terms.fragment)
     sites: tuple[int, ...] = ()
-    if terms.sited:  # results depend on it, so a group that is kept keeps its own
+    if terms.sited:  # Results depend on the sites, so a group has the same sites in all ballots.
         kept = before is not None and group is before.group
         sites = before.sites if before is not None and kept else placement.sites(group, ready)
     return Open(
@@ -234,11 +236,13 @@ def propose(
         lives=b"".join(ready[peer].life.ljust(LIFE, b"\0") for peer in alive)
         if any(ready[p].life for p in alive)
         else b"",
+        lineage=terms.lineage,
+        farewells=farewells,
     )
 
 
 def _weight(ready: Ready, peer: PeerId, terms: RoundTerms) -> int:
-    """What an announcement counts: 0 when it is none, or of one who may not contribute."""
+    """Return the weight of an announced contribution; 0 if there is none, or it is not allowed."""
     if terms.weights is not None:
         return terms.weights.get(peer, 0) if ready.weight else 0
     return min(ready.weight, terms.max_weight)
@@ -246,10 +250,10 @@ def _weight(ready: Ready, peer: PeerId, terms: RoundTerms) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedValue:
-    """What some have voted for: the results called `digest` of the contributors of `opened`, the highest such ballot, and its
-    members.
+    """Value with votes: contributors and members of `opened`, and the digest of the results.
 
-    `voters`: who says so, sorted; they hold every one of these results.
+    opened: the Open of the highest ballot with votes for this value. voters: peers that report such votes, sorted; they
+    hold all results.
     """
 
     opened: Open
@@ -258,9 +262,9 @@ class AcceptedValue:
 
 
 def choices(promises: Mapping[PeerId, Promise]) -> list[AcceptedValue]:
-    """What has been voted for, by these promises: the highest ballot first, of one ballot what most have voted for.
+    """Return the values with votes, highest ballot first, in one ballot most votes first.
 
-    Of one ballot there are two only when somebody lies: an owner that told two peers different results, or a voter.
+    One ballot has two values only if a peer lies: an owner that sent different results, or a voter.
     """
     found: dict[tuple[tuple[Contribution, ...], tuple[PeerId, ...], bytes, Digest], list[tuple[PeerId, Open]]] = {}
     for peer, promise in promises.items():
@@ -284,16 +288,17 @@ def adopt(
     excluded: Mapping[PeerId, str],
     *,
     idle: Collection[PeerId],
+    farewells: tuple[Farewell, ...] = (),
 ) -> Open:
-    """No free choice: the contributors and the results that were voted for, to be fetched from those who voted for them.
+    """Return a proposal of a value with votes: peers fetch its results from the voters.
 
-    The members were settled with them, whoever takes part now.
+    The members of the next round are part of the value, although other peers may take part now.
     """
     old = choice.opened
     alive = able or choice.voters
     group = tuple(sorted({*alive, *old.group[: MAX_GROUP - len(alive)]}))
     owned = dict(zip(old.group, old.shares, strict=False))
-    # Of a gather shares say how fast uplinks are, and nobody has none: who is new is not known.
+    # The shares of an all-gather are uplinks above 0, and those of new peers are unknown.
     kept = owned and (owned.keys() == set(group) if terms.hands else owned.keys() <= set(group))
     out = _listed({entry.peer: entry.reason for entry in old.excluded} | dict(excluded))
     return Open(
@@ -311,14 +316,38 @@ def adopt(
         shares=tuple(owned.get(peer, 0) for peer in group) if kept else (),
         sites=clusters.kept(old.group, old.sites, group) if terms.sited else (),
         lives=old.lives,
+        lineage=terms.lineage,
+        farewells=farewells,
     )
 
 
+def bound(
+    found: Sequence[AcceptedValue],
+    silent: Collection[PeerId],
+    left: Collection[PeerId],
+    quorum: Callable[[Collection[PeerId], Collection[PeerId]], bool],
+) -> AcceptedValue | None:
+    """Return the value that a new ballot must propose; None if its choice is free.
+
+    found: reported votes, highest ballot first. silent: members without a report. left: members with a farewell that the
+    ballot carries. quorum: see `Electorate.enough`. A value can have been chosen only if its reported voters and the silent
+    members would be a quorum; members that have left without a vote for it do not count. If a value was chosen, all later
+    ballots have proposed it, so the first possible one is it. If none is possible the choice is free: a single voter with
+    results that no peer can use must not stop the round. tests/kit/reference/small_model.py has the proof.
+    """
+    return next((one for one in found if quorum({*silent, *one.voters}, set(left).difference(one.voters))), None)
+
+
+def by_seniority(members: Collection[PeerId], before: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    """Return `members` by seniority: those of `before` in its order, then the others by id."""
+    stay = tuple(peer for peer in before if peer in members)
+    return stay + tuple(sorted(set(members).difference(stay)))
+
+
 def _resting(idle: Collection[PeerId], alive: Collection[PeerId]) -> tuple[PeerId, ...]:
-    """Who owns no chunks; when that would be everyone, nobody is spared."""
+    """Return the peers without chunks, sorted; none if otherwise no peer would own chunks."""
     return tuple(sorted(set(idle) & set(alive))) if set(alive) - set(idle) else ()
 
 
 def _listed(reasons: Mapping[PeerId, str]) -> tuple[Exclusion, ...]:
-    named = sorted(reasons.items(), key=lambda item: (item[1] != GONE, item[0]))[:MAX_GROUP]
-    return tuple(Exclusion(peer, reason) for peer, reason in sorted(named))
+    return tuple(Exclusion(peer, reason) for peer, reason in sorted(reasons.items())[:MAX_GROUP])

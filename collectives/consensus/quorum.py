@@ -1,9 +1,21 @@
-"""When enough peers agree: the base of a quorum is the members of the last committed round, never a local view.
+"""Quorum of a round: a majority of the members that the last committed round decided.
 
-Dynamic-linear voting (Jajodia and Mutchler 1990): a round may commit when more than a fraction of the peers that took part
-in the round before vote for it; on an exact tie the side that holds the distinguished member wins. Members that said goodbye,
-or whose machine answered that the process is gone (a reset, not silence), no longer count: a crash shrinks the base, a
-partition does not, so a partition's minority freezes instead of going its own way.
+No peer's own observation (refused, unreachable, silent) makes a quorum smaller. A ballot may carry farewells: final,
+signed statements of members that leave. Then the quorum is a majority of the other members. On an exact tie the side with
+the most senior of them wins (dynamic-linear voting, Jajodia and Mutchler 1990).
+
+Why two quorums of one round agree. Let a value be chosen in ballot b with farewells F by voters V, a majority of C - F,
+and let b' > b have farewells F' and promises of P, a majority of C - F'. A ballot carries only farewells whose promise is
+not above it, and a peer promises nothing after its farewell. The proposer of b' must learn of the value:
+
+- If a voter of V is in F', its farewell reports the vote: a farewell is the peer's last statement, so the vote was earlier.
+- Otherwise V is within C - F - F'. No x in F - F' is in P: it would have promised b' before its farewell, whose promise
+  would then be above b. So P is within C - F - F', too. V and P are majorities of supersets of this set, so they have a
+  member in common. If both hold exactly half of it, F = F', and both have the same most senior member.
+
+Each such member voted in b before it promised b', because after the promise it votes for no lower ballot. The rest is the
+induction of single-decree Paxos over the ballots from b to b'. tests/kit/reference/small_model.py checks all cases of small
+groups.
 """
 
 from __future__ import annotations
@@ -14,13 +26,12 @@ from thinwire.swarm.messages.registry import PeerId
 
 
 def enough(
-    agreeing: Collection[PeerId], members: Sequence[PeerId], gone: Collection[PeerId], *, fraction: float = 0.5
+    agreeing: Collection[PeerId], seniors: Sequence[PeerId], left: Collection[PeerId] = (), *, fraction: float = 0.5
 ) -> bool:
-    """Whether `agreeing` exceeds `fraction` of `members` that are not `gone`; ties at one half go to the first member.
+    """Return True if `agreeing` exceeds `fraction` of `seniors`, the members by seniority, that have not `left`.
 
-    `members` are in an order that all peers share. False when every member is gone: a newcomer, which never had a say, cannot
-    tell a swarm that died from one that went on without it.
+    A tie at one half goes to the most senior of them. False if all have left: newcomers have no vote.
     """
-    base = [member for member in members if member not in gone] if gone else members
+    base = [member for member in seniors if member not in left] if left else seniors
     have = len([member for member in base if member in agreeing])
     return have > fraction * len(base) or (fraction == 0.5 and 0 < 2 * have == len(base) and base[0] in agreeing)

@@ -117,11 +117,6 @@ class AllGather(DataPlane):
         super().settle()
         self._store.clear()
 
-    def void(self) -> None:
-        """Forget a commit whose results are not available any more."""
-        super().void()
-        self._screened.clear()
-
     def reach(self, peer: PeerId) -> None:
         """Send a newly connected peer what it lacks."""
         opened = self.opened
@@ -155,7 +150,7 @@ class AllGather(DataPlane):
         An announcement is obsolete if it is not in the open ballot, we have not voted for it, and its sender has made
         another.
         """
-        voted = self.agreement.voted
+        voted = self.agreement.acceptor.voted
         named = (*opened.contributors, *(voted.contributors if voted is not None else ()))
         needed = {(entry.peer, entry.attempt) for entry in named}
         needed |= {(peer, ready.attempt) for peer, ready in self.agreement.ready.items()}

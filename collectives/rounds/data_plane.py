@@ -132,10 +132,6 @@ class DataPlane(ABC):
         commit, buffered = self.agreement.commit, self.agreement.terms.buffered
         return not buffered or commit is None or 2 * len(commit.opened.contributors) > len(commit.opened.alive)
 
-    def void(self) -> None:
-        """Forget a commit whose results are not available any more."""
-        self.opened, self._key, self.results.wanted = None, b"", None
-
     def on_link_down(self, peer: PeerId) -> None:
         """Mark data sent to `peer` as possibly lost."""
         self._sent = {key for key in self._sent if key[0] != peer}

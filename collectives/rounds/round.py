@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import blake3
-from thinwire.collectives.consensus.electorate import ORPHANED
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_plane import DataPlane
@@ -79,13 +78,12 @@ class Round:
 
         Earlier data was waiting already and gives no information about the links.
         """
-        self.lost_after_open: set[PeerId] = set()
-        """Peers whose process ended after the round had opened: they may have voted and will not remember it."""
         self.booked = False
         """True if other objects have recorded the round's lessons about peers."""
-        self._gone: set[PeerId] = set()
         self._spent: set[PeerId] = set()
         self._settled = asyncio.Event()
+        self.abandoned = False
+        """True if another round takes its place: `wait` returns without a commit."""
         self._came: tuple[float, dict[PeerId, int]] = (now(), {})
         """Time of the last count of received bytes, and bytes by peer that owes us data."""
 
@@ -111,7 +109,7 @@ class Round:
             terms.plan,
             weight,
             hashes,
-            self.agreement.remembers,
+            self.agreement.witness,
             float(loss),
             float(speed),
             *self._link(),
@@ -121,6 +119,11 @@ class Round:
         )
         self._phase(self.round, "announce")
         self.agreement.announce(ready, self._now())
+        self.pump()
+
+    def abandon(self) -> None:
+        """End our part: another round takes its place."""
+        self.abandoned = True
         self.pump()
 
     def resume(self) -> None:
@@ -152,14 +155,10 @@ class Round:
         return self.exchange.nbytes
 
     @property
-    def departed(self) -> set[PeerId]:
-        """Peers whose process ended in this round, so that they are absent from the next one, too.
-
-        A peer that left before the round opened here may still be a member (`Open.members`), and is back only if it
-        takes part.
-        """
-        opened = self.exchange.opened
-        return self.lost_after_open | (self._gone.difference(opened.alive) if opened is not None else self._gone)
+    def unobtainable(self) -> bool:
+        """True if the round is bound to results that are missing, and none of their voters is reachable."""
+        opened, results = self.exchange.opened, self.exchange.results
+        return opened is not None and results.wanted is not None and bool(results.missing) and not self._voters
 
     @property
     def moved(self) -> float:
@@ -205,14 +204,10 @@ class Round:
         sources = self.sources
         return self.agreement.commit is not None and 2 * len(self._spent.intersection(sources)) > len(sources)
 
-    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
-        """Handle a broken link to `peer`; `gone`: its process has ended."""
-        if gone:
-            self._gone.add(peer)
-            if self.exchange.opened is not None:
-                self.lost_after_open.add(peer)
+    def on_link_down(self, peer: PeerId) -> None:
+        """Handle a broken link to `peer`."""
         self.exchange.on_link_down(peer)
-        self.agreement.on_link_down(peer, self._now(), gone=gone)
+        self.agreement.on_link_down(peer, self._now())
         self.pump()
 
     def reach(self, peer: PeerId) -> None:
@@ -235,12 +230,7 @@ class Round:
                 self._repair()
         if opened is not None and not committed and results.missing:
             exchange.nudge()
-        # A peer that only claims to be past the round may lie or have freed the results: ask such peers for as long
-        # again.
-        orphaned = now >= exchange.whole + ORPHANED * patience * (1 + bool(self.sources))
-        if committed and results.missing and orphaned and not self._voters:
-            self._void()
-        elif opened is not None and not committed and results.missing and now >= exchange.moved + patience:
+        if opened is not None and not committed and results.missing and now >= exchange.moved + patience:
             if self.me in opened.alive and self._accused != opened.ballot:
                 found = exchange.culprit(opened)
                 early = found is not None and now < exchange.moved + exchange.bears.get(found[1], 1) * patience
@@ -279,7 +269,7 @@ class Round:
         if commit is not None and exchange.results.wanted != commit.digest and not self.complete:
             self._want(commit.digest)
         self._tell()
-        if self.complete or self.agreement.diverged:
+        if self.complete or self.agreement.diverged or self.abandoned:
             if not self._settled.is_set() and self.complete:
                 self._phase(self.round, "commit")
                 exchange.settle()
@@ -318,11 +308,6 @@ class Round:
         commit, opened = self.agreement.commit, self.exchange.opened
         voters = [proof.peer for proof in commit.votes] if commit else list(opened.sources) if opened else []
         return [peer for peer in voters if peer != self.me and peer in self.agreement.reachable]
-
-    def _void(self) -> None:
-        self._phase(self.round, "void")
-        self.exchange.void()
-        self.agreement.void(self._now())
 
     def _repair(self) -> None:
         sources = self.sources

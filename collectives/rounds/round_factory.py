@@ -13,6 +13,7 @@ import numpy as np
 from thinwire.collectives.aggregation import RULES
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.executor import Work, at_once
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.allgather import AllGather
@@ -121,15 +122,14 @@ class RoundFactory:
         terms: RoundTerms,
         grid: Grid,
         *,
-        gone: Collection[PeerId],
-        witness: bool = True,
+        store: VoteStore | None = None,
         attempt: int = 0,
         turn: int = 0,
-        life: bytes = b"",
     ) -> Round:
         """Create a round; this fills in the order of the members and the patience of `terms`.
 
-        `turn`: number of the vector, if vectors take turns: usual norms are stored per vector.
+        `terms.members` come by seniority. `store`: memory of our votes. `turn`: number of the vector, if vectors take turns:
+        usual norms are stored per vector.
         """
         number = (terms.fragment << 48) + terms.round  # so that fragments do not all have the same backups
         seed = blake3.blake3(self._run_id + number.to_bytes(8, "big")).digest()
@@ -141,6 +141,7 @@ class RoundFactory:
             replace(
                 terms,
                 members=order,
+                seniors=terms.members,
                 patience=self.patience,
                 chunks=chunks,
                 hands=self._by_bandwidth and self._collective == "all-gather",
@@ -148,13 +149,11 @@ class RoundFactory:
                 ring=partial(self._ring, seed, terms.round) if self._topology == "ring" else None,
             ),
             sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
-            verify=self._verify,
+            verify=self.verify,
             live=self._live,
-            gone=gone,
-            witness=witness,
             idle={*self._owner_backoff.resting(terms.round), *self.sick()},
             barred=self._owner_backoff.barred(terms.round),
-            life=life,
+            store=store,
         )
         exchange = self._plane(agreement, grid, seed, turn, stirred=lambda: fly.pump())
         fly = Round(
@@ -234,6 +233,7 @@ class RoundFactory:
         elif exchange.opened is not None and exchange.opened.order:
             self._ring_backoff.succeed()
 
-    def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
+    def verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
+        """Return True if `signature` is the peer's under the message, and its key is known."""
         key = self._identity.public_key if peer == self._identity.peer_id else self._key_of(peer)
         return key is not None and verify_message(message, signature, key, self._run_id)

@@ -264,7 +264,7 @@ class BackgroundPeer:
             self._report.speed = (weight - self._carried) / max(1e-9, now() - self._exchanged_at)
         self._carried = weight
         await peer.rounds.settled()
-        before = peer.replica.newest
+        before = peer.replica.contents
         try:
             outcome, seconds = await self._services.exchange(steps=steps, weight=weight, loss=loss)
         finally:
@@ -274,7 +274,7 @@ class BackgroundPeer:
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
         committed = outcome.commit is not None
         # Compare last: the digest of a new round is computed later.
-        moved = not (committed or outcome.taken or peer.rounds.follows) and peer.replica.newest != before
+        moved = not (committed or outcome.taken or peer.rounds.follows) and peer.replica.contents != before
         adopted = committed or outcome.dropped or moved
         if committed or adopted or outcome.taken:
             self._carried = outcome.kept

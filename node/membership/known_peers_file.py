@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -11,7 +10,6 @@ import blake3
 import msgspec
 from thinwire.collectives.transport.interface import Contact
 from thinwire.node.runtime.disk import Disk
-from thinwire.swarm.messages.registry import LIFE
 
 MOST = 64
 """Maximum number of stored addresses: some should be reachable, and the file stays readable."""
@@ -104,23 +102,6 @@ def _known(line: bytes) -> _Known | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return found.known if found.check == _check(found.known) else None
-
-
-def load_or_create_life(path: Path, disk: Disk, rng: random.Random) -> tuple[bytes, bool]:
-    """Return the life in a file, and True; or a new one that is written to it, and False.
-
-    The file has LIFE random bytes and a checksum. Raises OSError if it cannot be written.
-    """
-    try:
-        data = disk.read(path, 2 * LIFE + 1)
-    except OSError:
-        data = b""
-    life = data[:LIFE]
-    if len(data) == 2 * LIFE and data[LIFE:] == blake3.blake3(life).digest(LIFE):
-        return life, True
-    life = rng.randbytes(LIFE)
-    replace_file(path, disk, life + blake3.blake3(life).digest(LIFE))
-    return life, False
 
 
 def replace_file(path: Path, disk: Disk, data: bytes) -> None:

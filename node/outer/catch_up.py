@@ -15,12 +15,16 @@ from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.messages.registry import Ask, PeerId, StateAsk
 
+TRIES = 3
+"""Failed fetches after which the peers of a prevailing lineage count as serving no state."""
+
 
 class CatchUp:
     """Decision of a peer to replace its state by a fetched one.
 
     It believes the members of its last round, as long as one of them is here. If it may continue its last round itself,
     it follows no other peer. `current` returns the round in progress; `series` makes the rounds of `fragment`.
+    `prevailing` returns the peers of a lineage that prevails over ours, if there is one; `drop` forgets their lineage.
     """
 
     def __init__(
@@ -31,6 +35,8 @@ class CatchUp:
         presence: Presence,
         series: RoundFactory,
         current: Callable[[], Round],
+        prevailing: Callable[[], Collection[PeerId]] = tuple,
+        drop: Callable[[Collection[PeerId]], None] = lambda peers: None,
         now: Callable[[], float],
         fragment: int,
         turn: asyncio.Semaphore | None = None,
@@ -39,12 +45,13 @@ class CatchUp:
         """Set when the swarm is so far ahead that the state must be fetched."""
         self.foreign: OtherModelState | None = None
         """The mismatch, if the asked peers train another model."""
-        self.gone: dict[PeerId, int] = {}
-        """Departed peers and the round in which that was found."""
+        self.gone: set[PeerId] = set()
+        """Peers that have left, or refuse connections; they are not waited for."""
         self.progress_claims = ProgressClaims(now)
         self._replica, self._states, self._round_factory, self._current = replica, states, series, current
         self._roster, self._live, self._send_queue = presence.roster, presence.live, presence.send_queue
         self._me, self._fragment = presence.roster.record.peer_id, fragment
+        self._prevailing, self._drop, self._failed = prevailing, drop, 0
         self._turn = turn
         """Held while chunks of a state are fetched; sessions of other fragments share it."""
         self._committed = False
@@ -64,17 +71,20 @@ class CatchUp:
         over = fly.agreement.commit is not None or self.behind.is_set()
         return not over and not self._voices() and not (self._live & {*fly.agreement.ready})
 
-    def begin(self, round: int, lost: Collection[PeerId], *, committed: bool) -> None:
-        """Begin a round after `round`, in which the peers `lost` departed. `committed`: it was committed here."""
+    def begin(self, *, committed: bool) -> None:
+        """Begin a round. `committed`: the one before it was committed here."""
         self._committed |= committed
-        self.gone = {peer: number for peer, number in self.gone.items() if peer in lost and number == round}
         self.behind.clear()
         self._states.forget(*self._states.without)
         self._outdated = False
 
     def look(self) -> None:
         """Give up the round and set `behind` when the swarm is so far ahead that no peer helps us to follow."""
-        if self.behind.is_set() or self.progress_claims.silent:
+        if self.behind.is_set():
+            return
+        if self._prevailing():
+            self._give_way(self._current())
+        if self.progress_claims.silent:
             return
         fly, others = self._current(), self._voices()
         if not others and self._sovereign:
@@ -147,6 +157,21 @@ class CatchUp:
                 turn=self._turn,
             )
 
+        if prevailing := self._live.intersection(self._prevailing()):
+            fetched = await self._states.fetch(
+                prevailing,
+                work,
+                patience=self._round_factory.patience,
+                newer_than=-1,
+                # Their rounds continue meanwhile, so not all offer the same state.
+                believed=lambda those: len(prevailing.intersection(those)) >= min(2, len(prevailing)),
+                turn=self._turn,
+            )
+            self._failed = 0 if isinstance(fetched, FetchedState) else self._failed + 1
+            if self._failed >= TRIES:
+                self._failed = 0
+                self._drop(prevailing)
+            return fetched if isinstance(fetched, FetchedState) else None
         voices = self._voices()
         if self._sovereign and not voices:
             return None

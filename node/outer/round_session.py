@@ -13,6 +13,7 @@ from typing import Any
 import blake3
 import msgspec
 from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.health.straggler_grace import StragglerGrace
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.payload import room
@@ -24,13 +25,15 @@ from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.catch_up import CatchUp
+from thinwire.node.outer.lineages import Lineages, check_votes, continue_alone, report
 from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.state_server import STATE, StateServer
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
-from thinwire.swarm.frame import Frame
+from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import (
     MAX_GROUP,
@@ -40,6 +43,9 @@ from thinwire.swarm.messages.registry import (
     Decline,
     Digest,
     Fetch,
+    Fork,
+    Found,
+    Head,
     PeerId,
     Prepare,
     Ready,
@@ -51,9 +57,9 @@ class RoundSession:
 
     `stash`: see RoundFactory. `turn`: see CatchUp. Sessions of other fragments share these two.
 
-    `probation`: rounds without a vote, for a restarted process that may have voted in the round in progress.
-    `patience`: seconds without progress before a peer acts; adapts to the duration of rounds. `life`: of our run folder,
-    see Open. `on_commit`: called when a round commits, before it is applied: training on the old state may stop.
+    `entered`: True if our state is that of the swarm, False if it must be compared with the others' first. `votes`: opens the
+    memory of our votes. `patience`: seconds without progress before a peer acts; adapts to the duration of rounds. `on_commit`:
+    called when a round commits, before it is applied: training on the old state may stop.
     """
 
     def __init__(
@@ -66,16 +72,17 @@ class RoundSession:
         replica: Replica,
         now: Callable[[], float],
         emit: Emit,
-        probation: int = 0,
+        entered: bool = True,
+        votes: OpenVotes = open_in_memory,
         patience: float = 2.0,
         fragment: int = 0,
         stash: PendingFrames | None = None,
         turn: asyncio.Semaphore | None = None,
-        life: bytes = b"",
         on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
-        self.me, self.fragment, self.life = identity.peer_id, fragment, life
+        self.me, self.fragment = identity.peer_id, fragment
+        self.votes = votes(fragment)
         self.presence, self.roster, self.live = presence, presence.roster, presence.live
         self.replica = replica
         watch = presence.watch if manifest.exchange.slow_peers == "no-ownership" else None
@@ -104,9 +111,10 @@ class RoundSession:
         """Dropped frames of past or distant rounds."""
         self.stats: dict[PeerId, tuple[float, float, int]] = {}
         """Latest (loss, tokens/s, round) that each peer announced."""
-        self._now, self._emit, self._probation, self._on_commit = now, emit, probation, on_commit
+        self._now, self._emit, self._on_commit = now, emit, on_commit
         self._send_queue = presence.send_queue
-        entered = probation == 0 and self.me in replica.members
+        entered = entered and self.me in replica.members
+        self._history = RoundHistory(replica.state.nbytes, now)
         self.states = StateServer(
             replica, presence.send_queue, now, entered=entered, fragment=fragment, emit=emit, report=self.report
         )
@@ -116,6 +124,8 @@ class RoundSession:
             presence=presence,
             series=self._round_factory,
             current=lambda: self.current,
+            prevailing=lambda: self.lineages.prevailing(),
+            drop=lambda peers: self.lineages.drop(peers),
             now=now,
             fragment=fragment,
             turn=turn,
@@ -123,16 +133,36 @@ class RoundSession:
         # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._stash = self._round_factory.stash
-        self._history = RoundHistory(replica.state.nbytes, now)
         cut, rule = replica.plan_grid, manifest.exchange.aggregation
         self._plan = blake3.blake3(
             msgspec.msgpack.encode([replica.layout, replica.codec.spec, cut.total, cut.chunk, rule])
         ).digest()
         exchange = manifest.exchange
+        self.lineages = Lineages(
+            replica,
+            presence,
+            fragment,
+            orphan=exchange.orphan,
+            now=now,
+            emit=emit,
+            sign=lambda message: sign_message(message, b"", identity, run_id),
+            verify=self._round_factory.verify,
+            life=lambda: self.life,
+            current=lambda: self.current,
+            founded=self._founded,
+            proof=self._history.proof,
+        )
         self._straggler_grace = StragglerGrace(
             exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.quorum
         )
+        self._ahead = False
+        """True if our votes show that this peer has been further than its state."""
         self.current = self._next_round(self._life)
+
+    @property
+    def life(self) -> bytes:
+        """Our life, see Open."""
+        return self.votes.life
 
     # --- rounds
 
@@ -263,31 +293,32 @@ class RoundSession:
 
     def advance(self) -> None:
         """Begin the next round after a change of the state; the same again if the last one's was fetched."""
-        done, lost, attempt = self.current, set[PeerId](), self._life
+        done, attempt = self.current, self._life
         committed = self.replica.round == done.round and done.complete
         if committed:
-            lost = done.departed
             self._history.add(done)
-            self._probation = max(0, self._probation - 1)
         else:
             self._history.clear()
+        self._ahead &= self.replica.round == 0
         if self.replica.round + 1 == done.round and self.states.entered:
-            # Our promises in this round are forgotten, so we have no vote in it; our next announcement is a later one.
-            self._probation, attempt, lost = max(1, self._probation), done.attempt, done.lost_after_open
-        self.catch_up.begin(done.round, lost, committed=committed)
+            attempt = done.attempt  # Our next announcement in this round is a later one.
+        self.catch_up.begin(committed=committed)
         self._give_up()
         self.current = self._next_round(attempt)
         self._send_queue.begin(self.current.round, self.fragment)
-        # Peers that are past this round, and those that announced something in it before it began again here.
-        said = done.agreement.ready.keys() - {self.me} if done.round == self.current.round else set[PeerId]()
+        # Peers that are past this round, and those that announced something with our state before it began again here.
+        said, base = set[PeerId](), self.current.agreement.terms.base
+        if done.round == self.current.round:
+            said = {peer for peer, ready in done.agreement.ready.items() if ready.base == base} - {self.me}
         for peer in sorted(said | set(self.catch_up.progress_claims.begin(self.current.round))):
             self._send_queue.control(peer, Ask(self.current.round, self.fragment))
         for peer, frame in self._stash.take(lambda frame: fragment_of(frame.message) == self.fragment):
             self.on_frame(peer, frame)
         self.advanced()
         self.states.resume()
-        # If we were the only voter and have no vote now, the others continue after a while, counted from our announcement.
-        mute = not self.current.agreement.remembers and self.replica.members == (self.me,)
+        self.lineages.advance()
+        # The others should know that we have no vote, although we are a member.
+        mute = not self.current.agreement.witness
         if self.me not in self.replica.members or mute or self.replica.asynchronous:
             self.take_part()
 
@@ -302,6 +333,11 @@ class RoundSession:
             chunks, square = kept.lost
             kept.lost = 0, 0.0
             self.report("given up", f"residuals of {chunks} chunks, norm {square**0.5:.3g}")
+
+    def leave(self) -> None:
+        """Say farewell in the round in progress: the others need not count on our vote."""
+        self.current.agreement.leave()
+        self.current.pump()
 
     def take_part(self) -> None:
         """Become a member of the next round without a contribution (unless one follows in time)."""
@@ -324,18 +360,23 @@ class RoundSession:
             graces=self._graces_of(self.replica.round + 1),
             buffered=self.replica.asynchronous,
             lives=self.replica.known_lives,
+            lineage=lineage_of(self.replica.forks),
         )
-        witness = self._probation == 0
         terms = self.replica.terms(terms)
+        self._ahead |= check_votes(self.replica, self.votes, self.me)
         return self._round_factory.begin(
             terms,
             self.grid,
-            gone=self.catch_up.gone,
-            witness=witness,
+            store=self.votes,
             attempt=attempt,
             turn=self.replica.phase,
-            life=self.life,
         )
+
+    def _founded(self, fork: Fork) -> None:
+        """Continue in a lineage that was founded with our state; the training since its round remains."""
+        self.replica.found(fork)
+        self.current.abandon()
+        self.advance()
 
     def _phase(self, round: int, name: str) -> None:
         self._emit("phase", {"round": round, "phase": name})
@@ -349,6 +390,8 @@ class RoundSession:
     # --- frame handler
 
     def on_link_up(self, peer: PeerId) -> None:
+        self.catch_up.gone.discard(peer)
+        self.lineages.on_link_up(peer)
         self.current.reach(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
@@ -357,10 +400,11 @@ class RoundSession:
         self.catch_up.progress_claims.on_link_down(peer)
         self.stats.pop(peer, None)
         if gone:
-            self.catch_up.gone[peer] = self.current.round
+            self.catch_up.gone.add(peer)
+        self.lineages.on_link_down(peer)
         self._straggler_grace.on_link_down(peer)
-        self.current.on_link_down(peer, gone=gone)
-        self._history.on_link_down(peer, gone=gone)
+        self.current.on_link_down(peer)
+        self._history.on_link_down(peer)
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         message = frame.message
@@ -370,9 +414,14 @@ class RoundSession:
         elif isinstance(message, Behind):
             self.catch_up.progress_claims.claimed(peer, message.round)
             if message.round >= self.current.round:
-                self.current.agreement.passed(peer)
+                self.current.agreement.past.add(peer)
                 self.current.spent(peer)
             self.catch_up.look()
+        elif isinstance(message, Head):
+            self.lineages.on_head(peer, message)
+            self.catch_up.look()
+        elif isinstance(message, Found):
+            self.lineages.on_found(peer, message, frame.signature)
         else:
             self._route_round(peer, frame)
 
@@ -384,6 +433,8 @@ class RoundSession:
         self._history.prune(self.current, self.live, read=self.states.read)
         self.states.on_tick()
         self.catch_up.look()
+        if not self.states.held:
+            self.lineages.on_tick()
 
     def _route_round(self, peer: PeerId, frame: Frame) -> None:
         message, current, number = frame.message, self.current.round, round_of(frame.message)
@@ -400,7 +451,7 @@ class RoundSession:
             if isinstance(message, Commit):
                 # Not every commit can be verified later: peers that had departed then may be here now.
                 self.catch_up.progress_claims.claimed(peer, number)
-                self.current.agreement.passed(peer)
+                self.current.agreement.past.add(peer)
             if isinstance(message, Ready):
                 self._history.done(peer)
                 self._history.prune(self.current, self.live, read=self.states.read)
@@ -411,7 +462,7 @@ class RoundSession:
                 self._stash.put(peer, frame)
             self.strays += number > current + 1
             if isinstance(message, Ready):
-                self.current.agreement.passed(peer)
+                self.current.agreement.past.add(peer)
             lacking = frame.signature and self.current.agreement.commit is None
             if lacking and self.catch_up.progress_claims.seen(peer, number, self.patience):
                 self._send_queue.control(peer, Ask(current, self.fragment))
@@ -430,7 +481,14 @@ class RoundSession:
             if frame.signature:
                 self._send_queue.control(peer, Behind(self.replica.round, self.fragment))
 
-    def brought_back(self) -> None:
-        """Note that the next state is made here, as all holders are gone; earlier promises do not bind us."""
-        self._probation = 0
+    async def continue_alone(self, work: Work, change: Callable[[], None] = lambda: None) -> None:
+        """Found a lineage alone, as no other peer has the state. `change` makes the state first, in `work`."""
+
+        def alone() -> Fork | None:
+            change()
+            place = self.replica, self.fragment, self.votes
+            return continue_alone(*place, self.identity, self.run_id, ahead=self._ahead)
+
+        if (fork := await self.change(work, alone)) is not None:
+            report(fork, self._emit)
         self.catch_up.brought_back()

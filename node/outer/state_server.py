@@ -72,7 +72,8 @@ class StateServer:
         self._snapshot: _Snapshot | None = None
         self._older: _Snapshot | None = None
         self._waiting: set[PeerId] = set()
-        self._held = False
+        self.held = False
+        """True while the replica changes."""
         self._partial = PartialState()
         self._mail: asyncio.Queue[Mail] | None = None
         self.offered = False
@@ -87,7 +88,7 @@ class StateServer:
 
         A state with readers is copied first, in `work` too, because it may be large.
         """
-        self._held, snapshot = True, self._snapshot
+        self.held, snapshot = True, self._snapshot
         if snapshot is not None and not snapshot.readers:
             self._snapshot = snapshot = None
 
@@ -101,7 +102,7 @@ class StateServer:
 
     def resume(self) -> None:
         """End `change`: answer the requests that came meanwhile."""
-        self._held, self.entered = False, True
+        self.held, self.entered = False, True
         self._partial = PartialState()
         waiting, self._waiting = sorted(self._waiting), set()
         for peer in waiting:
@@ -219,7 +220,7 @@ class StateServer:
             )
             self._send_queue.bulk(peer, Frame(nothing), later=True)
             return
-        if self._held:
+        if self.held:
             self._waiting.add(peer)
             return
         if snapshot is None or snapshot.offer.digest != replica.digest:
@@ -235,6 +236,7 @@ class StateServer:
                 replica.members,
                 self._fragment,
                 replica.lives,
+                replica.forks,
             )
             snapshot = self._snapshot = _Snapshot(offer, tuple(replica.hashes), raw, self._now())
         snapshot.used = self._now()

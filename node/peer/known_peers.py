@@ -100,16 +100,11 @@ class KnownPeers:
         Implements round_loop.Lost.
         """
         session = whole.links[fragment]
-        replica, me = session.replica, session.me
+        me = session.me
         if not set(session.roster.view.peers) - {me} <= set(session.states.without):
             return False  # A possible holder has not answered that it has no state, and may be rounds ahead.
 
-        def change() -> None:
-            replica.hold_alone(me, session.life)
-            replica.seal(())  # Otherwise a peer that is offered this state would find another digest.
-
-        await session.change(work, change)
-        session.brought_back()
+        await session.continue_alone(work)
         session.report("founded again", "no present peer has a state")
         self.founds = True
         return True

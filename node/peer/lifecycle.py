@@ -194,13 +194,13 @@ class PeerLifecycle:
         if self.stopping and lead.steps < count:
             return False
         await peer.rounds.settled()
-        loss, before = done.loss if done.steps and not math.isnan(done.loss) else report.loss, peer.replica.newest
+        loss, before = done.loss if done.steps and not math.isnan(done.loss) else report.loss, peer.replica.contents
         weight = self._tokens or peer.idle_weight
         outcome, _ = await self._services.exchange(steps=tail.steps + count, weight=weight, loss=loss)
         past = outcome.commit is not None or outcome.dropped or outcome.taken
         # Without a barrier the state may have changed through rounds of others. A round that was just made has no
         # digest yet.
-        moved = not past and not peer.rounds.follows and peer.replica.newest != before
+        moved = not past and not peer.rounds.follows and peer.replica.contents != before
         if past or moved:
             self._tokens = min(self._tokens, outcome.kept)  # The rest of the tokens went into a round, or is lost.
             if outcome.commit is None and not outcome.taken:

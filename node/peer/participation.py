@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 
 ALWAYS = 6
-"""Consecutive rounds without our contribution after which a warning is due, if we missed more than half of all."""
+"""Consecutive missed rounds after which a warning is due, if we missed more than half of all rounds."""
 
 SLOWER = 1.25
 """Least ratio of the others' median speed to ours that is given as the reason."""

@@ -17,10 +17,11 @@ from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm, knock, welcome
-from thinwire.node.membership.known_peers_file import load_or_create_life, replace_file
+from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.membership.presence import Family, Handler, Presence
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.methods.registry import check_codec, fitted, method_of
+from thinwire.node.outer.lineages import continue_alone, report
 from thinwire.node.outer.round_loop import Lost, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer.known_peers import KnownPeers, contacts
@@ -34,6 +35,7 @@ from thinwire.node.state.data_ledger import DataLease
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import ParameterWrite, Read, Replica
 from thinwire.node.state.snapshot import PrivateState
+from thinwire.node.state.vote_file import VoteFile
 from thinwire.node.training.step_balancing import FRESH, steps_by_power
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity, short
@@ -44,16 +46,13 @@ from thinwire.swarm.manifest.manifest import ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import SignedManifest
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.roster import Roster
-from thinwire.swarm.messages.registry import LIFE, VERSION, Hello, PeerId, Refuse, Welcome
+from thinwire.swarm.messages.registry import VERSION, Fork, Hello, PeerId, Refuse, Welcome
 
 PATIENCE = 2.0
 """Least patience of a round, in seconds without progress."""
 
 OWN_STATE = 5
 """Number of times that a newer state than our checkpoint's is asked for before the checkpoint is used."""
-
-PROBATION = 2
-"""Rounds without a vote after a restart: the one in progress, and one that may have just committed."""
 
 
 class Peer:
@@ -93,7 +92,6 @@ class Peer:
         """True if the session exists, with rounds, a replica and a roster."""
         self._running: asyncio.Task[None] | None = None
         self.known_peers = KnownPeers(directory.path / "anchors.json", environment)
-        self._lived = directory.manifest.name in environment.disk.names(directory.path)
         self.checkpointer = Checkpointer(
             CheckpointStore(directory.checkpoints, environment.disk, identity), run_id, environment, emit
         )
@@ -246,11 +244,13 @@ class Peer:
         del theta  # The replica has a copy; this one would remain in memory for the whole join.
         self.private = await self.checkpointer.restore(self.replica, layout, work)
         self.known_peers.founds = not joins
-        life, lived = self._life()
+        votes = {number: self._votes(number) for number, _, _ in self.replica.each(layout)}
+        forks: list[Fork] = []
         if not joins:
-            # This peer continues the run alone.
-            self.replica.hold_alone(self.identity.peer_id, life)
-            await work(self.replica.seal)
+            for number, replica, _ in self.replica.each(layout):
+                begin_alone = partial(continue_alone, replica, number, votes[number], self.identity, self.run_id)
+                if (fork := await work(begin_alone)) is not None:
+                    forks.append(fork)
         self.session = method.session(
             self.identity,
             self.manifest,
@@ -259,14 +259,16 @@ class Peer:
             replica=self.replica,
             now=self.environment.now,
             emit=self.emit,
-            probation=PROBATION if joins and (lived or self._lived) else 0,
+            entered=not joins,
+            votes=votes.__getitem__,
             patience=PATIENCE,
-            life=life,
             on_commit=on_commit,
         )
         self.presence.attach(Family.ROUNDS, self.session)
         self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work, beside=beside)
         self.ready = True
+        for fork in forks:
+            report(fork, self.emit)
         if not joins and self.replica.alike:
             self.drop_anchor()
         if joins:
@@ -284,16 +286,15 @@ class Peer:
         for one in self._tasks:
             self.presence.attend(one())
 
-    def _life(self) -> tuple[bytes, bool]:
-        """Return the life of this run folder (see `Open.lives`), and True if an earlier process had it.
+    def _votes(self, fragment: int) -> VoteFile:
+        """Return the votes of a fragment; the owner is told if they are lost."""
+        path = self._directory.votes(fragment)
 
-        A life that cannot be stored ends with the process: the next one then has no vote from this one.
-        """
-        try:
-            return load_or_create_life(self._directory.life, self.environment.disk, self.environment.rng)
-        except OSError as error:
-            self.emit("alarm", {"detail": f"cannot write {self._directory.life}: {error.strerror}"})
-            return self.environment.rng.randbytes(LIFE), False
+        def report(reason: str) -> None:
+            told = f"{path}: {reason}; this peer votes again when a round has made it a member"
+            self.emit("alarm", {"detail": told})
+
+        return VoteFile(path, self.environment.disk, self.environment.rng, report)
 
     def save(self, private: PrivateState | None) -> SaveOutcome:
         """Write a checkpoint, see `Checkpointer.save`."""
@@ -435,6 +436,8 @@ class Peer:
         """Announce the departure and close everything."""
         if self._running is None:
             return
+        if self.ready:
+            self.session.leave()
         await self.presence.leave()
         await self.vanish()
 

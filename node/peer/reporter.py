@@ -100,6 +100,8 @@ class Reporter:
             "strays": peer.session.strays,
             "digest": digest.hex(),
         }
+        if outcome.commit is not None and outcome.commit.opened.lineage:
+            fields["lineage"] = outcome.commit.opened.lineage.hex()
         self._write("round", fields)
         absent = "".join(f" · {short(who)} out ({reason})" for who, reason in missing.items())
         shown = f"{loss:.3f}" if math.isfinite(loss) else "-"

@@ -66,10 +66,9 @@ class RunDirectory:
         """The run's TOML, as its author signed it."""
         return self.path / "run.toml"
 
-    @property
-    def life(self) -> Path:
-        """Random value by which members know that this folder, and the votes made with it, still exist."""
-        return self.path / "life"
+    def votes(self, fragment: int) -> Path:
+        """Promises and votes of this peer in the rounds of a fragment, see node/state/vote_file.py."""
+        return self.path / f"votes-{fragment:05d}"
 
     @property
     def checkpoints(self) -> Path:

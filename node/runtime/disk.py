@@ -11,6 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +44,13 @@ class Disk(Protocol):
         """Open a file that must not exist yet."""
         ...
 
+    def overwrite(self, path: Path, data: bytes) -> None:
+        """Replace the first bytes of an existing file; return when they are on the medium.
+
+        The other bytes stay. After a crash or an error each page of the new data may be old, new, or torn.
+        """
+        ...
+
     def size(self, path: Path) -> int:
         """Return the length of a regular file in bytes. Raises OSError if it is absent or not a regular file."""
         ...
@@ -71,15 +80,23 @@ class Disk(Protocol):
         ...
 
 
+_sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+"""Sync of a file whose size does not change; not all systems have one that leaves out times."""
+
+
+def _write_all(file: FileIO, data: bytes | memoryview) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[file.write(view) :]
+
+
 class _RealFile:
     def __init__(self, path: Path) -> None:
         # Unbuffered: the writer brings large pieces, and an error belongs to the write that caused it.
         self._file = open(path, "xb", buffering=0)
 
     def write(self, data: bytes | memoryview) -> None:
-        view = memoryview(data).cast("B")
-        while view:
-            view = view[self._file.write(view) :]
+        _write_all(self._file, data)
 
     def sync(self) -> None:
         os.fsync(self._file.fileno())
@@ -101,6 +118,11 @@ class RealDisk:
 
     def create(self, path: Path) -> DiskFile:
         return _RealFile(path)
+
+    def overwrite(self, path: Path, data: bytes) -> None:
+        with open(path, "r+b", buffering=0) as file:
+            _write_all(file, data)
+            _sync_data(file.fileno())
 
     def size(self, path: Path) -> int:
         status = os.stat(path)

@@ -22,6 +22,7 @@ Value: TypeAlias = None | bool | int | float | str
 
 _Hex = Annotated[str, Meta(pattern="^([0-9a-f]{64})$")]
 _Lives = Annotated[str, Meta(pattern="^([0-9a-f]{32})*$")]
+_Forks = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
 _DOMAIN = "checkpoint"
 
 
@@ -89,11 +90,12 @@ class Hasher:
 
 
 class ChainEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Last round of a fragment with separate rounds, and its members."""
+    """Last round of a fragment with separate rounds, its members, their lives, and its forks."""
 
     round: Annotated[int, Meta(ge=0)]
     members: tuple[_Hex, ...]
     lives: _Lives = ""
+    forks: _Forks = ""
 
 
 class CheckpointContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -103,6 +105,7 @@ class CheckpointContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     `previous` is the blake3 of the manifest before this one, "" for the first; hashes and ids are hexadecimal.
     `chains`: by fragment number, if fragments have separate rounds. `lives`: of the members, see Open.
+    `forks`: of the lineage, see Head; msgpack in hexadecimal.
     """
 
     format: int = FORMAT
@@ -117,6 +120,7 @@ class CheckpointContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     values: dict[str, Value]
     chains: dict[int, ChainEntry] | msgspec.UnsetType = msgspec.UNSET
     lives: _Lives = ""
+    forks: _Forks = ""
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -39,6 +39,7 @@ from thinwire.node.state.snapshot import (
 )
 from thinwire.node.state.tensor_file import TensorFileError, Tensors, parse, pieces
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.lineage import Forks
 
 MANIFEST = "manifest.json"
 LATEST = "LATEST"
@@ -171,10 +172,11 @@ class CheckpointStore:
             chains=msgspec.UNSET
             if snapshot.chains is None
             else {
-                number: ChainEntry(round, tuple(member.hex() for member in members), lives.hex())
-                for number, (round, members, lives) in snapshot.chains.items()
+                number: ChainEntry(round, tuple(member.hex() for member in members), lives.hex(), _encoded(forks))
+                for number, (round, members, lives, forks) in snapshot.chains.items()
             },
             lives=snapshot.lives.hex(),
+            forks=_encoded(snapshot.forks),
         )
         file = self._disk.create(draft / MANIFEST)
         try:
@@ -268,10 +270,16 @@ class CheckpointStore:
         chains = None
         if isinstance(body.chains, dict):
             chains = {
-                number: (one.round, tuple(bytes.fromhex(member) for member in one.members), bytes.fromhex(one.lives))
+                number: (
+                    one.round,
+                    tuple(bytes.fromhex(member) for member in one.members),
+                    bytes.fromhex(one.lives),
+                    _decoded(one.forks),
+                )
                 for number, one in body.chains.items()
             }
-        return Snapshot(run_id, body.round, digest, members, fragments, private, chains, bytes.fromhex(body.lives))
+        lives, forks = bytes.fromhex(body.lives), _decoded(body.forks)
+        return Snapshot(run_id, body.round, digest, members, fragments, private, chains, lives, forks)
 
     def _tensors(self, directory: str, file: FileEntry) -> Tensors:
         path = self._directory / directory / file.name
@@ -295,3 +303,15 @@ class CheckpointStore:
 
 def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def _encoded(forks: Forks) -> str:
+    return msgspec.msgpack.encode(forks).hex() if forks else ""
+
+
+def _decoded(forks: str) -> Forks:
+    """Return the forks of a manifest. Raises CheckpointManifestError."""
+    try:
+        return msgspec.msgpack.decode(bytes.fromhex(forks), type=Forks) if forks else ()
+    except msgspec.MsgspecError as error:
+        raise CheckpointManifestError(f"the forks of the lineage are damaged: {error}") from None

@@ -12,10 +12,10 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveOutcome
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
-from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot
+from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot, Standing
 from thinwire.node.state.state_copy import StateCopy
 from thinwire.node.state.tensor_file import Array, Tensors
-from thinwire.swarm.messages.registry import Digest, PeerId
+from thinwire.swarm.messages.registry import Digest
 
 _EXTRA = "(extra)"
 """Name of a method's state besides parameters and momentum: no parameter can have this name."""
@@ -121,7 +121,7 @@ class Checkpointer:
             fragments[number] = FragmentState(inner.split(one.theta), momentum)
             tensors |= {f"{_own(one, replica, number)}{name}": tensor for name, tensor in own[number].items()}
             if one is not replica:
-                chains[number] = (one.round, one.members, one.lives)
+                chains[number] = (one.round, one.members, one.lives, one.forks)
         if tensors:
             private = private or PrivateState({}, {})
             private = PrivateState({**private.tensors, **tensors}, private.values)
@@ -134,6 +134,7 @@ class Checkpointer:
             private,
             chains or None,
             b"" if chains else replica.lives,
+            () if chains else replica.forks,
         )
 
 
@@ -150,16 +151,16 @@ def _install(snapshot: Snapshot, whole: Replica, layout: Layout) -> None:
         (one, _state(snapshot.fragments[number], one, inner), _place(snapshot, None if one is whole else number))
         for number, one, inner in whole.each(layout)
     ]
-    for one, state, (round, members, lives) in found:
+    for one, state, (round, members, lives, forks) in found:
         one.state[:] = state
-        one.round, one.members, one.lives = round, members, lives
+        one.round, one.members, one.lives, one.forks = round, members, lives, forks
         one.seal()
         one.reset()
 
 
-def _place(snapshot: Snapshot, number: int | None) -> tuple[int, tuple[PeerId, ...], bytes]:
-    """Return round, members and lives of a fragment with separate rounds, or of the whole replica."""
-    whole = (snapshot.round, snapshot.members, snapshot.lives)
+def _place(snapshot: Snapshot, number: int | None) -> Standing:
+    """Return the standing of a fragment with separate rounds, or of the whole replica."""
+    whole = (snapshot.round, snapshot.members, snapshot.lives, snapshot.forks)
     return whole if number is None else (snapshot.chains or {})[number]
 
 

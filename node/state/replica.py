@@ -15,7 +15,7 @@ import blake3
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from thinwire.collectives.consensus.proposal import RoundTerms, lives_of
+from thinwire.collectives.consensus.proposal import RoundTerms, by_seniority, lives_of
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
@@ -28,8 +28,9 @@ from thinwire.compression.kernels.base import outer_step
 from thinwire.node.state.data_ledger import DataLedger
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.tensor_file import Array, Tensors
+from thinwire.swarm.lineage import Forks, forked, lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import CHUNK_BYTES, Digest, Open, PeerId
+from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Digest, Fork, Open, PeerId
 from thinwire.swarm.method_specs.base import MethodSpec
 
 SPARE = 64 << 20
@@ -55,8 +56,8 @@ class Replica:
     """Outer parameters and momentum, equal on all replicas after every round, and the outer step.
 
     theta, momentum: flat float32 vectors with one element per parameter of the layout. round: number of the last committed
-    round, 0 before the first. members: sorted peers that took part in that round; the base of the next round's quorum. lives:
-    theirs, LIFE bytes each, see Open. Made by
+    round, 0 before the first. members: peers that took part in that round, by seniority; they vote in the next one. lives:
+    theirs, LIFE bytes each, see Open. forks: of the lineage, see Head. Made by
     `begin`, which gives the replica its codec, chunk grid and hyper-parameters. A subclass for each method overrides
     `contribution`, `_outer_step`, `forfeit` and the properties that describe its private state.
     """
@@ -90,6 +91,9 @@ class Replica:
         self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size + extra, np.float32)
         self.theta[:] = theta
         self.round, self.members, self.lives = 0, tuple(sorted(members)), b""
+        self.forks: Forks = ()
+        self.fetched = 0
+        """Number of states that were taken over from other peers."""
         self._pool = BufferPool(SPARE)
         self._hashes: list[Digest] = []
         self._named: tuple[int, Digest] = (0, bytes(32))
@@ -200,6 +204,11 @@ class Replica:
         """Latest round whose state has its digest, and the digest."""
         return self._named
 
+    @property
+    def contents(self) -> tuple[int, int]:
+        """Round, and number of fetched states: they tell whether the values have changed, in whatever lineage."""
+        return self._named[0], self.fetched
+
     def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
         """Number, members and digest to report of a committed round that has been applied."""
         return self.round, self.members, self.digest
@@ -243,8 +252,13 @@ class Replica:
         self._hashes = self._hashes or [bytes(32)] * len(self)
         for index in chunks:
             self._hashes[index] = blake3.blake3(self.chunk(index)).digest()
-        self._named = self.round, state_digest(self.round, self.layout, self.members, self._hashes, self.lives)
+        self._name()
         self._unsealed = ()
+
+    def _name(self) -> None:
+        """Compute the digest of the state, given the hashes of its chunks."""
+        digest = state_digest(self.round, self.layout, self.members, self._hashes, self.lives, lineage_of(self.forks))
+        self._named = self.round, digest
 
     def delta(self, read: Read) -> Floats:
         """The pseudo-gradient Δ = θ̄ − θ, whole."""
@@ -352,9 +366,10 @@ class Replica:
             yield start, stop, mean[: stop - start]
 
     def advance(self, members: Sequence[PeerId], lives: bytes = b"") -> None:
-        """End the round with these members. `compute_digest` computes the digest of the new state."""
+        """End the round with these members, sorted. `compute_digest` computes the digest of the new state."""
         self.round += 1
-        self.members, self.lives = tuple(sorted(members)), lives
+        found, self.members = lives_of(members, lives), by_seniority(members, self.members)
+        self.lives = b"".join(found.get(peer, bytes(LIFE)) for peer in self.members) if lives else b""
         self._unsealed = tuple(range(len(self)))  # last: another thread may ask for the digest at any moment
 
     @property
@@ -363,8 +378,15 @@ class Replica:
         return lives_of(self.members, self.lives)
 
     def hold_alone(self, member: PeerId, life: bytes) -> None:
-        """Make a peer with this life the only member; `seal` computes the digest."""
+        """Make a peer with this life the only member."""
         self.members, self.lives = (member,), life
+        self.compute_digest()
+        self._name()
+
+    def found(self, fork: Fork) -> None:
+        """Begin the lineage of `fork`, which was founded with our state, when that has its digest."""
+        self.members, self.lives, self.forks = fork.members, fork.lives, forked(self.forks, fork)
+        self._name()
 
     def install(self, fetched: FetchedState) -> int:
         """Take over a fetched, checked state; return the bytes that differed."""
@@ -374,6 +396,7 @@ class Replica:
             raw[index * CHUNK_BYTES : index * CHUNK_BYTES + len(chunk)] = np.frombuffer(chunk, np.uint8)
             changed += len(chunk)
         offer = fetched.offer
-        self.round, self.members, self.lives = offer.round, offer.members, offer.lives
+        self.fetched += 1
+        self.round, self.members, self.lives, self.forks = offer.round, offer.members, offer.lives, offer.forks
         self._hashes, self._named, self._unsealed = list(fetched.hashes), (self.round, offer.digest), ()
         return changed

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 from thinwire.node.state.checkpoint_manifest import Value
 from thinwire.node.state.tensor_file import Array, TensorFileError, Tensors
+from thinwire.swarm.lineage import Forks
 from thinwire.swarm.messages.registry import PeerId
+
+Standing = tuple[int, tuple[PeerId, ...], bytes, Forks]
+"""Last round of a replica, its members, their lives, and the forks of its lineage."""
 
 PRIVATE = "private.safetensors"
 _FRAGMENT = re.compile(r"fragment-(\d{5})\.safetensors")
@@ -42,8 +46,8 @@ class Snapshot:
 
     `digest` is the state digest (32 bytes), `members` the members of that round.
 
-    `chains`: for fragments with separate rounds, the last round, its members and their lives, by fragment. `lives`: of the
-    members, as in Open.
+    `chains`: for fragments with separate rounds, the last round, its members, their lives and the forks, by fragment.
+    `lives`: of the members, as in Open. `forks`: see Head.
     """
 
     run_id: bytes
@@ -52,8 +56,9 @@ class Snapshot:
     members: tuple[PeerId, ...]
     fragments: Mapping[int, FragmentState]
     private: PrivateState | None
-    chains: Mapping[int, tuple[int, tuple[PeerId, ...], bytes]] | None = None
+    chains: Mapping[int, Standing] | None = None
     lives: bytes = b""
+    forks: Forks = ()
 
 
 def files(snapshot: Snapshot) -> Iterator[tuple[str, Tensors]]:

@@ -39,14 +39,15 @@ class SimDisk:
     """Simulated disk; it survives the process that uses it (see `crash`).
 
     rng: determines the effects of a crash. May be set: `capacity` in bytes; `delay` in seconds per operation; `broken`,
-    the error number with which every change fails (0: none); `before`, called with the name of every changing operation
-    before it is executed.
+    the error number with which every change fails (0: none); `lying`, True if a sync succeeds without effect;
+    `before`, called with the name of every changing operation before it is executed.
     """
 
     def __init__(self, rng: random.Random) -> None:
         self.capacity: int | None = None
         self.delay = 0.0
         self.broken = 0
+        self.lying = False
         self.before: Callable[[str], None] = lambda operation: None
         self.spent = 0.0
         """Seconds that operations should have taken since the caller last set it to 0."""
@@ -77,11 +78,24 @@ class SimDisk:
                 node.durable = bytes(node.live)
 
     def _torn(self, file: _File) -> bytes:
-        """Return the synced data and a random part of the rest; the last page of it may hold garbage."""
-        whole, safe = bytes(file.live), len(file.durable)
+        """Return the synced data and a random part of the rest; the last page of it may hold garbage.
+
+        Of data that was overwritten and not synced all pages are old, all are new, or each is old, new, or torn: new up
+        to a random byte, then old.
+        """
+        safe = len(file.durable)
+        whole = bytearray(file.live)
+        if not whole.startswith(file.durable):
+            kinds = self._rng.choice((("old",), ("new",), ("old", "new", "torn")))
+            for at in range(0, safe, PAGE):
+                end = min(at + PAGE, safe)
+                if changed := [place for place in range(at, end) if whole[place] != file.durable[place]]:
+                    kind = self._rng.choice(kinds)
+                    border = {"old": at, "new": end, "torn": self._rng.choice(changed)}[kind]
+                    whole[border:end] = file.durable[border:end]
         if len(whole) <= safe:
-            return file.durable
-        kept = whole[: self._rng.randint(safe, len(whole)) if self._rng.random() < 0.5 else safe]
+            return bytes(whole)
+        kept = bytes(whole)[: self._rng.randint(safe, len(whole)) if self._rng.random() < 0.5 else safe]
         page = max(safe, (len(kept) - 1) // PAGE * PAGE)
         if len(kept) > page and self._rng.random() < 0.5:
             kept = kept[:page] + self._rng.randbytes(len(kept) - page)
@@ -131,6 +145,18 @@ class SimDisk:
         folder.live[path.name] = file = _File()
         return _OpenFile(self, file, path, self._life)
 
+    def overwrite(self, path: Path, data: bytes) -> None:
+        file = self._file(path)
+        grows = len(data) > len(file.live)
+        self._change("overwrite", path, grows=grows)
+        room = self._room(len(data) - len(file.live))
+        new = data[: len(file.live) + room]
+        file.live[: len(new)] = new
+        if len(new) < len(data):
+            _fail(errno.ENOSPC, path)
+        self._change("sync", path, grows=grows)
+        file.durable = bytes(file.live)
+
     def size(self, path: Path) -> int:
         return len(self._file(path).live)
 
@@ -158,7 +184,8 @@ class SimDisk:
     def sync_directory(self, path: Path) -> None:
         self._change("sync_directory", path)
         folder = self._folder(path)
-        folder.durable = dict(folder.live)
+        if not self.lying:
+            folder.durable = dict(folder.live)
 
     def remove(self, path: Path) -> None:
         self._change("remove", path)
@@ -176,7 +203,7 @@ class SimDisk:
     def write(self, file: _File, data: bytes, path: Path, life: int) -> None:
         """Append to an open file."""
         self._change("write", path, life)
-        room = len(data) if self.capacity is None else max(0, self.capacity - self.used())
+        room = self._room(len(data))
         file.live += data[:room]
         if room < len(data):
             _fail(errno.ENOSPC, path)
@@ -184,14 +211,20 @@ class SimDisk:
     def sync(self, file: _File, path: Path, life: int) -> None:
         """Make an open file's content durable."""
         self._change("sync", path, life)
-        file.durable = bytes(file.live)
+        if not self.lying:
+            file.durable = bytes(file.live)
 
-    def _change(self, operation: str, path: Path, life: int | None = None) -> None:
+    def _room(self, wanted: int) -> int:
+        """Return by how many bytes a file can grow, at most `wanted`."""
+        return max(0, wanted if self.capacity is None else min(wanted, self.capacity - self.used()))
+
+    def _change(self, operation: str, path: Path, life: int | None = None, *, grows: bool = True) -> None:
         if life not in (None, self._life):
             _fail(errno.EIO, path)
         self.before(operation)
         self.spent += self.delay
-        if self.broken and operation not in ("remove", "remove_directory"):
+        full = self.broken == errno.ENOSPC
+        if self.broken and operation not in ("remove", "remove_directory") and (grows or not full):
             _fail(self.broken, path)
 
     def _folder(self, path: Path) -> _Folder:

@@ -16,6 +16,7 @@ from thinwire.sims.network.link import CONTROL_WINDOW
 from thinwire.sims.network.network import EPOCH
 from thinwire.sims.peers.machine import Machine, Process
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.membership.broadcast_queue import MAX_QUEUE
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.messages.registry import PeerId
@@ -25,6 +26,12 @@ LOOK_SECONDS = 1.0
 
 ROUNDS = 3
 """Rounds after which all peers are in step again."""
+
+REUNION_ROUNDS, REUNION_SECONDS = 5, 10.0
+"""Rounds and seconds after the last fault in which lineages become one."""
+
+ORPHAN, SPARE = 10.0, 10.0
+"""Seconds without a quorum until the remaining peers found a lineage, and more until a round."""
 
 ARRIVAL = 90.0
 """Seconds after a fault during which a peer that searches for the swarm may give up."""
@@ -37,7 +44,8 @@ class AlwaysInvariants:
     """Checker of these invariants. `machines` by index; those in `honest` are checked.
 
     `settle`: seconds after the last fault in which rosters become correct. `pause`: longest time in seconds without a
-    round and without a fault.
+    round and without a fault. `still`: longest time in seconds that a running peer stays in one round, whatever faults
+    there are (None: not checked).
     """
 
     def __init__(
@@ -51,6 +59,7 @@ class AlwaysInvariants:
         settle: float,
         pause: float,
         window: int,
+        still: float | None = None,
     ) -> None:
         self._machines, self._oracles, self._tell = machines, oracles, tell
         self._honest = [machines[index] for index in honest]
@@ -62,13 +71,16 @@ class AlwaysInvariants:
         self._changed: dict[int, float] = {}
         self._told: dict[int, float] = {}
         self._wrong: dict[int, float] = {}
-        self._quiet_since = self._moved_at = 0.0
+        self._quiet_since = self._moved_at = self._faults_end = 0.0
         self._start = 0
         self._here: dict[Process, int] = {}
-        self._rounds = ROUNDS * oracles.turns
+        self._rounds, self._reunion_rounds = ROUNDS * oracles.turns, REUNION_ROUNDS * oracles.turns
+        self._still = still
+        self._since: dict[int, tuple[Process, int, float]] = {}
 
     def touch(self, peers: Iterable[int], until: float) -> None:
-        """Excuse these peers until then."""
+        """Excuse these peers until then, when a fault ends."""
+        self._faults_end = max(self._faults_end, until)
         for index in peers:
             self._touched[index] = max(self._touched.get(index, 0.0), until)
 
@@ -91,6 +103,13 @@ class AlwaysInvariants:
     def disturb(self, until: float) -> None:
         """Note an event, lasting until then, from which the swarm needs time to recover."""
         self._quiet_since, self._start = max(self._quiet_since, until), self._oracles.frontier
+
+    def founded(self, machine: Machine, lineage: str, now: float) -> None:
+        """Check that a peer may found a lineage: only faults can separate it from a quorum."""
+        quiet = now - max(self._quiet_since, self._faults_end)  # a full disk excuses no round, but it prevents votes
+        honest = machine.index in self._ids.values()
+        if honest and quiet > ORPHAN + SPARE and not self._excused(machine, now):
+            self._tell("lineage", machine.index, f"founds {lineage[:8]}, though nothing has happened for {quiet:.0f} s")
 
     def buried(self, by: Machine, victim: PeerId, now: float) -> None:
         """Check that a roster may declare a peer dead."""
@@ -126,6 +145,10 @@ class AlwaysInvariants:
             self._start = frontier
         elif frontier >= self._start + self._rounds and self._oracles.together:
             self._lockstep(running, frontier, now)
+            if frontier >= self._start + self._reunion_rounds and now > self._quiet_since + REUNION_SECONDS:
+                self._one_lineage(running, now)
+        if self._still is not None:
+            self._standstill(running, self._still, now)
         since = max(self._quiet_since, self._moved_at)
         if now > since + self._pause:
             self._tell("progress", -1, f"no round after {max(here.values(), default=0)} for {now - since:.0f} s")
@@ -185,6 +208,33 @@ class AlwaysInvariants:
             at = process.peer.replica.round
             if frontier - max(at, self._start) > self._rounds:
                 self._tell("lockstep", machine.index, f"in round {at} when others are in round {frontier}")
+
+    def _one_lineage(self, running: list[Machine], now: float) -> None:
+        settled = [machine for machine in running if now > self._last(machine) + self._settle / 4]
+        found: dict[int, set[str]] = {}
+        for machine in settled:
+            if machine.process is not None:
+                peer = machine.process.peer
+                for number, one, _ in peer.replica.each(peer.layout):
+                    found.setdefault(number, set()).add(lineage_of(one.forks).hex())
+        for names in found.values():
+            if len(names) > 1:
+                told = ", ".join(one[:8] or "the first" for one in sorted(names))
+                self._tell("lineage", -1, f"{len(names)} lineages: {told}")
+
+    def _standstill(self, running: list[Machine], still: float, now: float) -> None:
+        before, self._since = self._since, {}
+        for machine in running:
+            process = machine.process
+            if process is None or machine.frozen:
+                continue
+            round = process.peer.replica.round
+            old = before.get(machine.index)
+            since = old[2] if old is not None and old[:2] == (process, round) else now
+            if now > since + still:
+                self._tell("standstill", machine.index, f"in round {round} for {now - since:.0f} s")
+                since = now
+            self._since[machine.index] = (process, round, since)
 
     def _caps(self, machine: Machine, process: Process) -> None:
         session = process.peer.session

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas
 from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
+from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import PeerId
 
@@ -17,7 +18,8 @@ class FragmentInvariants:
     together = True
 
     def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
-        self.frontier, self.turns = 0, manifest.outer.fragment_count
+        self.turns = manifest.outer.fragment_count
+        self._turns: dict[int, int] = {}
         self.each = tuple(
             CommitInvariants(manifest, honest, lambda oracle, peer, detail, number=number: tell(  # type: ignore[misc]
                 oracle, peer, f"fragment {number}: {detail}"
@@ -25,22 +27,30 @@ class FragmentInvariants:
             for number in range(manifest.outer.fragment_count)
         )  # fmt: skip
 
+    @property
+    def frontier(self) -> int:
+        """Latest turn of an honest peer that runs."""
+        return max(self._turns.values(), default=0)
+
     def installed(self, index: int, replica: FragmentReplicas, number: int | None = None) -> None:
         """Record a state that a peer did not compute: of one fragment, or of all that it holds."""
         for one, chain in replica.chains.items():
             if number in (None, one):
-                self.each[one].installed(index, chain.replica.round, chain.replica.digest, chain.replica.state)
-        self.frontier = max(self.frontier, replica.round)
+                held = chain.replica
+                self.each[one].installed(index, held.round, held.digest, held.state, lineage_of(held.forks).hex())
+        self._turns[index] = replica.round
 
     def committed(self, index: int, replica: FragmentReplicas, outcome: Outcome) -> None:
         """Check a round that an honest peer has applied."""
         assert outcome.commit is not None
         number = outcome.commit.opened.fragment
         chain = replica.chains[number].replica
-        self.each[number].committed(index, chain.round, chain.digest, chain.state, outcome)
-        self.frontier = max(self.frontier, replica.round)
+        lineage = lineage_of(chain.forks).hex()
+        self.each[number].committed(index, chain.round, chain.digest, chain.state, outcome, lineage)
+        self._turns[index] = replica.round
 
     def ended(self, index: int) -> None:
         """Record that a process ended."""
+        self._turns.pop(index, None)
         for one in self.each:
             one.ended(index)

@@ -26,7 +26,7 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Commit, Digest, PeerId
 
 ORACLES: Mapping[str, str] = {
-    "agreement": "no two honest peers that live have different states after one round",
+    "agreement": "no two honest peers have different states after one round of one lineage, also if one of them is gone",
     "aggregate": "the new state is the outer step on the mean of what the contributors had announced, bit for bit where all "
     "have the same",
     "mean": "those that have met move the mean of their replicas as DiLoCo would: what one is pushed, the others are pulled",
@@ -40,6 +40,9 @@ ORACLES: Mapping[str, str] = {
     "buried": "no peer is declared dead that was reachable all the time",
     "roster": "when all has been quiet for a while, every roster is the set of those who are there",
     "lockstep": "three rounds after the last fault all honest peers are in the same round",
+    "lineage": "five rounds and ten seconds after the last fault all honest peers are in one lineage, and none is founded "
+    "long after it",
+    "standstill": "no honest peer that runs stays in its round for three rounds, the time to found a lineage, and ten seconds",
     "progress": "without faults, rounds continue and joiners enter",
     "caps": "every queue and table is within its bound",
     "trace": "a rerun of the seed has the same trace",
@@ -102,16 +105,19 @@ class CommitInvariants:
         self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
         self._rule = RULES[manifest.exchange.aggregation]
         self.pairs = GossipInvariants(manifest, honest, tell) if manifest.outer.gossip else None
-        self._claims: dict[int, dict[Digest, dict[int, None]]] = {}
+        self._claims: dict[tuple[str, int], dict[Digest, dict[int, None]]] = {}
         self._states: dict[Digest, _State] = {}
         self._at: dict[int, tuple[int, Digest]] = {}
         self._sent: dict[tuple[PeerId, int, int], _Sent] = {}
         self._longest: dict[int, NDArray[np.float64]] = {}
-        self.frontier = 0
-        """Latest round that an honest peer has applied."""
 
     turns = 1
     """Number of rounds that `frontier` counts in one round of every fragment."""
+
+    @property
+    def frontier(self) -> int:
+        """Latest round of an honest peer that runs."""
+        return max((round for round, _ in self._at.values()), default=0)
 
     @property
     def together(self) -> bool:
@@ -135,28 +141,27 @@ class CommitInvariants:
         if self.pairs is not None:
             self.pairs.encoded(peer, round, attempt, theta)
 
-    def installed(self, index: int, round: int, digest: Digest, state: Floats) -> None:
-        """Record a state that a peer did not compute: its first, or a fetched one."""
-        self._drop_claims(index)
+    def installed(self, index: int, round: int, digest: Digest, state: Floats, lineage: str = "") -> None:
+        """Record a state that a peer did not compute: its first, a fetched one, or the first one of a lineage."""
         self._at[index] = (round, digest)
-        self._claim(index, round, digest)
+        self._claim(index, round, digest, lineage)
         if self.samples is not None and not round:
             self.samples.first(digest)
         if self.pairs is not None:
             self.pairs.installed(index, state)
         cut = state.size // self._vectors
         self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
-        self.frontier = max(self.frontier, round)
 
     def ended(self, index: int) -> None:
         """Record that a process ended."""
-        self._drop_claims(index)
         self._at.pop(index, None)
         if self.pairs is not None:
             self.pairs.ended(index)
 
-    def committed(self, index: int, round: int, digest: Digest, state: Floats, outcome: Outcome) -> None:
-        """Check a round that an honest peer has applied."""
+    def committed(
+        self, index: int, round: int, digest: Digest, state: Floats, outcome: Outcome, lineage: str = ""
+    ) -> None:
+        """Check a round of a lineage (hexadecimal; "" is the first one) that an honest peer has applied."""
         before = self._at.get(index)
         if not np.isfinite(state).all():
             self._tell("finite", index, f"round {round}")
@@ -164,7 +169,7 @@ class CommitInvariants:
         if before is None or (round != before[0] + 1 if self._single else round <= before[0]):
             self._tell("twice", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}")
         self._at[index] = (round, digest)
-        self._claim(index, round, digest)
+        self._claim(index, round, digest, lineage)
         cut = state.size // self._vectors
         new = self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
         old = self._states.get(before[1]) if before is not None else None
@@ -175,25 +180,19 @@ class CommitInvariants:
             self._check(index, old, new, outcome.commit)
         if self.pairs is not None and outcome.commit is not None:
             self.pairs.committed(index, round, state, outcome.commit)
-        if round > self.frontier:
-            self.frontier = round
-            self._forget(round - KEPT)
+        self._forget(self.frontier - KEPT)
 
     # Checks
 
-    def _claim(self, index: int, round: int, digest: Digest) -> None:
-        if self.pairs is not None:
+    def _claim(self, index: int, round: int, digest: Digest, lineage: str) -> None:
+        if self.pairs is not None or index not in self._honest.values():
             return  # Replicas of gossip runs differ.
-        claims = self._claims.setdefault(round, {})
+        claims = self._claims.setdefault((lineage, round), {})
         claims.setdefault(digest, {})[index] = None
         others = [one for other, holders in claims.items() if other != digest for one in holders]
-        if others and round and index in self._honest.values():
-            self._tell("agreement", index, f"round {round}: peers {others[:5]} have another state")
-
-    def _drop_claims(self, index: int) -> None:
-        for claims in self._claims.values():
-            for holders in claims.values():
-                holders.pop(index, None)
+        if others and round:
+            place = f"round {round}" + (f" of lineage {lineage[:8]}" if lineage else "")
+            self._tell("agreement", index, f"{place}: peers {others[:5]} had another state")
 
     def _forget(self, oldest: int) -> None:
         self._states = {digest: state for digest, state in self._states.items() if state.round >= oldest}

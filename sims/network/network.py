@@ -126,16 +126,47 @@ class SimNet:
         for pair in ((a, b),) if one_way else ((a, b), (b, a)):
             self.holds.remove(pair, cut=True)
 
-    def partition(self, groups: Sequence[Sequence[PeerId]], *, end: bool = False) -> None:
-        """Cut every pair of peers in different groups; with `end`, mend these cuts."""
+    def refuse(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
+        """Reset the link of two peers and refuse new ones, until an equal number of `admit`s.
+
+        `one_way`: refuse what a opens, reset the link for a only, and cut what b sends: b notices nothing.
+        """
+        self.holds.refuse((a, b))
+        if one_way:
+            self.cut(b, a, one_way=True)
+            link = self.peers[a].links.get(b) if a in self.peers else None
+            if link is not None:
+                self.peers[a].lose(link, "reset")
+        else:
+            self.holds.refuse((b, a))
+            if a in self.peers and b in self.peers:
+                self.sever(self.peers[a], self.peers[b], "reset")
+
+    def admit(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
+        """End a refusal. With `one_way`, b notices two latencies later that its old link was reset."""
+        self.holds.admit((a, b))
+        if not one_way:
+            self.holds.admit((b, a))
+            return
+        self.mend(b, a, one_way=True)
+        link = self.peers[b].links.get(a) if b in self.peers else None
+        if link is not None and a in self.peers and not link.other(self.peers[b]).has(link):
+            self.at(self.loop.time() + 2 * self.latency(b, a), self.peers[b].lose, link, "reset")
+
+    def partition(self, groups: Sequence[Sequence[PeerId]], *, end: bool = False, refuse: bool = False) -> None:
+        """Cut every pair of peers in different groups; with `end`, mend these cuts.
+
+        `refuse`: refuse and admit connections instead.
+        """
+        act = (self.admit if refuse else self.mend) if end else (self.refuse if refuse else self.cut)
         for i, group in enumerate(groups):
             for a in group:
                 for other in groups[i + 1 :]:
                     for b in other:
-                        self.mend(a, b) if end else self.cut(a, b)
+                        act(a, b)
 
     def heal(self) -> None:
-        """End all cuts and clogs."""
+        """End all cuts, clogs and refusals."""
         self.holds.clear()
 
     def clog(self, a: PeerId, b: PeerId) -> None:

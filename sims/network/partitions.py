@@ -1,7 +1,8 @@
-"""Cuts and clogs, which may overlap, between simulated peers."""
+"""Cuts, clogs and refusals, which may overlap, between simulated peers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
@@ -38,6 +39,7 @@ class Partitions:
     def __init__(self, net: Severable, patience: float) -> None:
         self.pairs: dict[Pair, list[int]] = {}
         """Maps a pair to its cuts, its clogs, and a number that identifies the period."""
+        self._refusals: Counter[Pair] = Counter()
         self._net, self._patience, self._spells = net, patience, 0
 
     def cut(self, sender: PeerId, receiver: PeerId) -> bool:
@@ -47,6 +49,18 @@ class Partitions:
     def held(self, sender: PeerId, receiver: PeerId) -> bool:
         """Return True if bytes of existing connections do not get through."""
         return (sender, receiver) in self.pairs
+
+    def refused(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Return True if a connection attempt of the sender is refused at once."""
+        return self._refusals[sender, receiver] > 0
+
+    def refuse(self, pair: Pair) -> None:
+        """Refuse connection attempts until an equal number of `admit`s."""
+        self._refusals[pair] += 1
+
+    def admit(self, pair: Pair) -> None:
+        """Remove one refusal; no effect if there is none."""
+        self._refusals -= Counter([pair])
 
     def add(self, pair: Pair, *, cut: bool) -> None:
         if pair not in self.pairs:
@@ -71,6 +85,7 @@ class Partitions:
     def clear(self) -> None:
         pairs = list(self.pairs)
         self.pairs.clear()
+        self._refusals.clear()
         for pair in pairs:
             self._release(pair)
 

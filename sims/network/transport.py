@@ -287,6 +287,8 @@ class SimTransport:
             await asyncio.sleep(self._net.deadline)
             return Refuse("unreachable", f"no process listens at {contact.address}")
         await self._cross(self, host)
+        if self._net.holds.refused(self.peer_id, host.peer_id):
+            return Refuse("refused", f"a firewall refused the connection to {contact.address}")
         await self._cross(host, self)
         host = self._net.places[contact.address]  # a cut may have held the packets until another process listened there
         if not host.alive:
@@ -303,7 +305,7 @@ class SimTransport:
             return Refuse("unreachable", str(error))
         if record.transport_key != contact.transport_key or record.peer_id in self.banned:
             return Refuse("unreachable", f"{contact.address} is not who was expected")
-        if not (self.alive and host.alive):
+        if not (self.alive and host.alive) or self._net.holds.refused(self.peer_id, host.peer_id):
             return Refuse("unreachable", f"{contact.address} closed the connection")
         self.learn(record)
         self._connect(host)

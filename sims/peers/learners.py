@@ -89,6 +89,7 @@ class Observed:
         self._tokens = 0
         self._since: dict[int, int] = {}
         self._read_at: dict[int, int] = {}
+        self._before: dict[int, int] = {}
 
     def _reading(self, start: int, theta: Callable[[], Floats]) -> None:
         if start in self.firsts:
@@ -100,7 +101,13 @@ class Observed:
         for first in self.firsts:
             if start <= first < start + size:
                 read = self._read_at.pop(first, self._tokens)
+                self._before[first] = self._since.get(first, 0)
                 self._since[first] = read if self.overlaps else self._tokens
+
+    def uncommitted(self) -> None:
+        """Note that the last contribution went into no round: with `overlaps` the next one contains it."""
+        if self.overlaps:
+            self._since |= self._before
 
 
 class StubLearner(Observed):

@@ -333,6 +333,9 @@ class _Mount:
     def create(self, path: Path) -> DiskFile:
         return self._use().create(path)
 
+    def overwrite(self, path: Path, data: bytes) -> None:
+        self._use().overwrite(path, data)
+
     def size(self, path: Path) -> int:
         return self._use().size(path)
 

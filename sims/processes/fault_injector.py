@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from thinwire.sims.processes.testbed import PeerNetworks, Unplayable
-from thinwire.sims.scenario.faults import Fault
+from thinwire.sims.scenario.faults import Fault, flaps, outages
 
 NEVER = {
     "clock-jump": "the clock of a real machine is not ours",
@@ -16,6 +16,9 @@ NEVER = {
     "slow-disk": "the disk of a real machine is not ours",
     "lost-folder": "the disk of a real machine is not ours",
     "no-space": "the disk of a real machine is not ours",
+    "lying-sync": "the disk of a real machine is not ours",
+    "refuse": "links of a testbed can be held, not refused",
+    "refuse-one-way": "links of a testbed can be held, not refused",
     "liar": "a real daemon has no code that lies",
 }
 """Kinds that need virtual time -> reason."""
@@ -60,6 +63,11 @@ class ProcessFaultInjector:
         match fault.kind:
             case "kill" | "restart":
                 self._processes.kill(first, again=fault.kind == "restart")
+            case "majority-lost":
+                for index in fault.peers:
+                    self._processes.kill(index, again=False)
+            case "outage":
+                self._outage(fault)
             case "bit-rot":
                 self._processes.kill(first, again=True)
                 self._processes.rot(first, self._rng)
@@ -73,6 +81,10 @@ class ProcessFaultInjector:
                 ground.spoil(fault.kind, first, fault.peers[1])
             case "swizzle-clog":
                 self._swizzle(fault)
+            case "flap":
+                for turn, moment in enumerate(flaps(fault)):
+                    act, pairs = (ground.release if turn % 2 else ground.hold), list(self._cuts(fault))
+                    self._later(moment, lambda act=act, pairs=pairs: self._each(act, pairs))  # type: ignore[misc]
             case _:
                 for i, j in self._cuts(fault):
                     ground.hold(i, j)
@@ -104,7 +116,24 @@ class ProcessFaultInjector:
         elif fault.kind == "one-way":
             yield from ((inside[0], other) for other in inside[1:])
         else:
-            yield from ((inside[0], inside[1]), (inside[1], inside[0]))
+            for other in inside[1:]:
+                yield from ((inside[0], other), (other, inside[0]))
+
+    def _outage(self, fault: Fault) -> None:
+        """Kill each peer that runs at its moment, and start it again at another."""
+        killed: set[int] = set()
+
+        def kill(index: int) -> None:
+            if self._processes.kill(index, again=True):
+                killed.add(index)
+
+        def revive(index: int) -> None:
+            if index in killed:
+                self._processes.revive(index)
+
+        for index, (death, back) in outages(fault).items():
+            self._later(death, lambda index=index: kill(index))  # type: ignore[misc]
+            self._later(back, lambda index=index: revive(index))  # type: ignore[misc]
 
     def _swizzle(self, fault: Fault) -> None:
         """Cut each peer off at a random moment in the first half, and reconnect it at one in the second half."""

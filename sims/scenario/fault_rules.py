@@ -8,12 +8,30 @@ from thinwire.sims.scenario.faults import KINDS, LIES, Fault
 from thinwire.sims.scenario.toml_table_reader import nearest
 
 ALONE = frozenset(
-    {"kill", "restart", "lost-folder", "pause", "clock-jump", "clock-drift", "slow-disk", "bit-rot", "no-space", "liar"}
+    {
+        "kill",
+        "restart",
+        "lost-folder",
+        "pause",
+        "clock-jump",
+        "clock-drift",
+        "slow-disk",
+        "bit-rot",
+        "no-space",
+        "lying-sync",
+    }
+    | {"liar"}
 )
 """Kinds that affect one peer; with several peers each gets a separate fault."""
 
 PAIRS = frozenset({"clog", "half-open", "reset", "slow-close", "corrupt", "duplicate", "reorder"})
 """Kinds that affect the link between two peers."""
+
+DIRECTED = frozenset({"one-way", "refuse-one-way", "flap"})
+"""Kinds that affect the links of the first peer to the others named."""
+
+DIVISIVE = frozenset({"partition", "isolate", "refuse", "majority-lost"})
+"""Kinds that need a peer that is not named."""
 
 AMOUNTS: Mapping[str, tuple[float, float]] = {
     "loss": (0.0, 1.0),
@@ -34,13 +52,13 @@ def odd(fault: Fault, peers: int) -> tuple[str, str] | None:
     if fault.kind == "liar" and (hint := no_lie(fault.detail)):
         return f"detail: {fault.detail!r} is no way to lie", hint
     means, named = f"{fault.kind}: {KINDS[fault.kind]}", len(set(fault.peers))
-    least = 0 if fault.kind == "loss" else 2 if fault.kind in PAIRS or fault.kind == "one-way" else 1
+    least = 0 if fault.kind == "loss" else 2 if fault.kind in PAIRS | DIRECTED else 1
     if named < least:
         return f"{fault.kind} concerns {least} peers at least", means
     most = 1 if fault.kind in ALONE else 2 if fault.kind in PAIRS else peers
     if named > most:
         return f"{fault.kind} concerns {most} {'peer' if most == 1 else 'peers'}, {named} are named", means
-    if fault.kind in ("partition", "isolate") and named == peers:
+    if fault.kind in DIVISIVE and named == peers:
         return f"{fault.kind} needs a peer on the other side", "leave out a peer"
     if fault.kind not in AMOUNTS:
         return (f"amount: {fault.kind} has none", "remove it") if fault.amount else None

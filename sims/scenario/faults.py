@@ -18,7 +18,13 @@ KINDS: Mapping[str, str] = {
     "restart": "killed, and back from its disk after `seconds`; unsynced data is lost, the last 4 KiB may be torn",
     "lost-folder": "killed, and back after `seconds` with its key but without the folder of the run",
     "pause": "stopped for `seconds`, as by SIGSTOP: it neither reads nor sends",
+    "outage": "`peers` are killed at different moments and come back in another order, within `seconds`; unsynced data is lost",
+    "majority-lost": "`peers`, more than half of all, are gone for good",
     "partition": "`peers` and all others cannot talk for `seconds`",
+    "refuse": "as a partition, but links are reset and connections refused at once, for `seconds`",
+    "refuse-one-way": "as one-way, from the others named to the first of `peers`; its links to them are reset, and its "
+    "connections refused at once",
+    "flap": "links of the first of `peers` to the others named are cut and mended, each for 0.2 to 5 s, for `seconds`",
     "one-way": "what the first of `peers` sends does not reach the others named, for `seconds`",
     "isolate": "one peer is cut off from all others for `seconds`",
     "clog": "bytes between the first and the second of `peers` stop for `seconds`, then continue; nothing is lost",
@@ -35,6 +41,7 @@ KINDS: Mapping[str, str] = {
     "slow-disk": "every operation of a peer's disk takes `amount` seconds more, for `seconds`",
     "bit-rot": "one bit of what a peer has on disk flips; it is restarted after `seconds` to find out",
     "no-space": "a peer's disk is full for `seconds`",
+    "lying-sync": "for `seconds` a peer's disk reports data as synced that is not; then the machine loses power and restarts",
     "liar": "a peer misbehaves in the way that `detail` names, for `seconds`",
 }
 """Kind -> effect."""
@@ -61,6 +68,26 @@ QUIET = 0.75
 Mix: TypeAlias = Mapping[str, float]
 """Kind -> expected faults per virtual minute in the whole swarm."""
 
+SEVERE: Mix = {
+    **{"refuse": 5.0, "refuse-one-way": 4.0, "flap": 4.0},
+    **{"outage": 1.0, "majority-lost": 0.5, "lying-sync": 0.5},
+}
+"""Kinds that only HARSH has: the trials draw none of them by default."""
+
+HARSH: Mix = {
+    **SEVERE,
+    **{"kill": 3.0, "restart": 7.0, "lost-folder": 2.0, "pause": 2.0, "bit-rot": 2.0},
+    **{"partition": 5.0, "isolate": 3.0, "one-way": 2.0, "clog": 2.0, "swizzle-clog": 2.0, "loss": 2.0},
+    **{"half-open": 2.0, "reset": 2.0, "slow-close": 2.0, "clock-jump": 2.0, "slow-disk": 2.0, "no-space": 2.0},
+}
+"""Mix of more and worse faults than the trials draw by default."""
+
+ALL, MAJORITY = -1, -2
+"""Values of `_Shape.peers`."""
+
+FLAP = (0.2, 5.0)
+"""Range of the seconds after which links that flap are cut or mended."""
+
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fault. `at`: virtual seconds since the start. `peers`: indices. See KINDS for the other fields."""
@@ -78,9 +105,34 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.at + self.seconds
 
 
+def flaps(fault: Fault) -> tuple[float, ...]:
+    """Return the moments, in seconds since the start, at which a flap cuts and mends links by turns.
+
+    Their number is even: at the end of the fault at the latest the links are mended.
+    """
+    rng, moments = random.Random(f"{fault.at}/{fault.peers}"), [0.0]
+    while (at := moments[-1] + rng.uniform(*FLAP)) < fault.seconds:
+        moments.append(at)
+    return tuple(moments if len(moments) % 2 == 0 else [*moments, fault.seconds])
+
+
+def outages(fault: Fault) -> Mapping[int, tuple[float, float]]:
+    """Return peer -> moments of its death and its return, in seconds since the start of an outage.
+
+    The deaths are in the first half of the outage, the returns in the second half.
+    """
+    rng, half = random.Random(f"{fault.at}/{fault.peers}"), 0.5 * fault.seconds
+    deaths, returns = (rng.sample(fault.peers, len(fault.peers)) for _ in range(2))
+    step = half / max(1, len(fault.peers))
+    return {peer: (step * turn, half + step * returns.index(peer)) for turn, peer in enumerate(deaths)}
+
+
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Drawn values of a kind: peers (0: up to half), longest duration in seconds, range of the amount."""
+    """Drawn values of a kind: peers, longest duration in seconds, range of the amount.
+
+    `peers`: 0 means up to half; or ALL, or MAJORITY.
+    """
 
     peers: int
     seconds: float = 0.0
@@ -92,7 +144,12 @@ _SHAPES = {
     "restart": _Shape(1, 20.0),
     "lost-folder": _Shape(1, 20.0),
     "pause": _Shape(1, 60.0),
+    "outage": _Shape(ALL, 20.0),
+    "majority-lost": _Shape(MAJORITY),
     "partition": _Shape(0, 40.0),
+    "refuse": _Shape(0, 40.0),
+    "refuse-one-way": _Shape(2, 20.0),
+    "flap": _Shape(2, 20.0),
     "one-way": _Shape(2, 20.0),
     "isolate": _Shape(1, 30.0),
     "clog": _Shape(2, 20.0),
@@ -109,6 +166,7 @@ _SHAPES = {
     "slow-disk": _Shape(1, 30.0, (0.01, 1.0)),
     "bit-rot": _Shape(1, 5.0),
     "no-space": _Shape(1, 30.0),
+    "lying-sync": _Shape(1, 20.0),
     "liar": _Shape(1, 3600.0),
 }
 
@@ -118,8 +176,9 @@ def draw(seed: int, mix: Mix, peers: int, duration: float, *, liars: Sequence[st
 
     Each kind has a separate random stream, so that a change of one rate leaves the faults of other kinds unchanged.
     Peers 0 and 1 are exempt from "kill" and "liar", which affect at most a third of the others, so that enough honest
-    peers remain. Peer 0 is exempt from "lost-folder": a founder without its folder starts its run again. `liars`: kinds of
-    lies to choose from. Raises ValueError for an unknown kind.
+    peers remain, and from "majority-lost", of which there is at most one. Peer 0 is exempt from "lost-folder" and
+    "lying-sync": a founder without its folder starts its run again. `liars`: kinds of lies to choose from. Raises
+    ValueError for an unknown kind.
     """
     unknown = sorted(mix.keys() - _SHAPES.keys())
     if unknown:
@@ -127,20 +186,27 @@ def draw(seed: int, mix: Mix, peers: int, duration: float, *, liars: Sequence[st
     end = QUIET * duration
     doomed = random.Random(f"{seed}/doomed").sample(range(2, peers), max(0, peers - 2) // 3)
     faults: list[Fault] = []
+    drawn: set[str] = set()
     for kind in sorted(mix):
         rng, at, shape = random.Random(f"{seed}/{kind}"), 0.0, _SHAPES[kind]
         spare = doomed[::2] if kind == "kill" else doomed[1::2] if kind == "liar" else None
         while mix[kind] > 0 and (at := at + rng.expovariate(mix[kind] / 60.0)) < end:
             if spare is not None:
                 chosen = [spare.pop()] if spare else []
+            elif shape.peers == ALL:
+                chosen = list(range(peers))
+            elif shape.peers == MAJORITY:
+                count = peers // 2 + 1
+                chosen = rng.sample(range(2, peers), count) if count <= peers - 2 and kind not in drawn else []
             else:
                 count = shape.peers or rng.randint(1, max(1, peers // 2))
-                able = range(kind == "lost-folder", peers)
+                able = range(kind in ("lost-folder", "lying-sync"), peers)
                 chosen = rng.sample(able, count) if count <= len(able) else []
             if not chosen or (kind == "liar" and not liars):
                 break
             longest = shape.seconds if kind != "liar" else end
             seconds = min(end - at, longest * rng.uniform(0.1, 1.0))
             detail = rng.choice(liars) if kind == "liar" else ""
+            drawn.add(kind)
             faults.append(Fault(at, kind, tuple(chosen), seconds, rng.uniform(*shape.amount), detail))
     return tuple(sorted(faults, key=lambda fault: (fault.at, fault.kind, fault.peers)))

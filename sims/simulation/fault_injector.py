@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence, Set
 from thinwire.sims.network.network import SimNet
 from thinwire.sims.peers.byzantine import corrupt
 from thinwire.sims.peers.machine import Machine
-from thinwire.sims.scenario.faults import Fault
+from thinwire.sims.scenario.faults import Fault, flaps, outages
 
-DISTANT = frozenset({"partition", "isolate", "loss", "swizzle-clog"})
+DISTANT = frozenset({"partition", "isolate", "refuse", "loss", "swizzle-clog"})
 """Faults that may affect every peer, not only the named ones."""
 
 HARMLESS = frozenset({"slow-disk", "no-space", "clock-drift", "liar"})
@@ -32,7 +32,12 @@ class FaultInjector:
             "restart": (self._kill, self._boot),
             "lost-folder": (self._lose_folder, self._boot),
             "pause": (self._pause, self._resume),
+            "outage": (self._outage, _nothing),
+            "majority-lost": (self._lose_majority, _nothing),
             "partition": (self._part, self._join),
+            "refuse": (self._part, self._join),
+            "refuse-one-way": (self._refuse_one_way, self._admit_one_way),
+            "flap": (self._flap, _nothing),
             "isolate": (self._part, self._join),
             "one-way": (self._one_way, self._both_ways),
             "clog": (self._clog, self._unclog),
@@ -49,6 +54,7 @@ class FaultInjector:
             "slow-disk": (self._slow_disk, self._fast_disk),
             "no-space": (self._fill, self._empty),
             "bit-rot": (self._rot, self._boot),
+            "lying-sync": (self._lie_about_syncs, self._lose_power),
             "liar": (self._lie, self._repent),
         }
 
@@ -94,6 +100,30 @@ class FaultInjector:
         self._of(fault)[0].lose_disk()
         return True
 
+    def _outage(self, fault: Fault) -> bool:
+        """Kill each peer that is up at its moment, and start it again at another."""
+        now, killed = self._net.loop.time(), set[int]()
+
+        def kill(machine: Machine) -> None:
+            if machine.up:
+                machine.kill("killed", crash=True)
+                killed.add(machine.index)
+
+        def boot(machine: Machine) -> None:
+            if machine.index in killed:
+                machine.boot()
+
+        for index, (death, back) in outages(fault).items():
+            self._net.at(now + death, kill, self._machines[index])
+            self._net.at(now + back, boot, self._machines[index])
+        return True
+
+    def _lose_majority(self, fault: Fault) -> bool:
+        for machine in self._of(fault):
+            machine.gone = True
+            machine.kill("killed", crash=True)
+        return True
+
     def _boot(self, fault: Fault) -> None:
         self._of(fault)[0].boot()
 
@@ -124,11 +154,29 @@ class FaultInjector:
     # Links
 
     def _part(self, fault: Fault) -> bool:
-        self._net.partition(self._groups(fault))
+        self._net.partition(self._groups(fault), refuse=fault.kind == "refuse")
         return True
 
     def _join(self, fault: Fault) -> None:
-        self._net.partition(self._groups(fault), end=True)
+        self._net.partition(self._groups(fault), refuse=fault.kind == "refuse", end=True)
+
+    def _refuse_one_way(self, fault: Fault) -> bool:
+        first, *others = self._ids(fault)
+        for other in others:
+            self._net.refuse(first, other, one_way=True)
+        return True
+
+    def _admit_one_way(self, fault: Fault) -> None:
+        first, *others = self._ids(fault)
+        for other in others:
+            self._net.admit(first, other, one_way=True)
+
+    def _flap(self, fault: Fault) -> bool:
+        now, (first, *others) = self._net.loop.time(), self._ids(fault)
+        for turn, moment in enumerate(flaps(fault)):
+            for other in others:
+                self._net.at(now + moment, self._net.mend if turn % 2 else self._net.cut, first, other)
+        return True
 
     def _one_way(self, fault: Fault) -> bool:
         first, *others = self._ids(fault)
@@ -234,6 +282,17 @@ class FaultInjector:
 
     def _empty(self, fault: Fault) -> None:
         self._of(fault)[0].disk.broken = 0
+
+    def _lie_about_syncs(self, fault: Fault) -> bool:
+        self._of(fault)[0].disk.lying = True
+        return True
+
+    def _lose_power(self, fault: Fault) -> None:
+        machine = self._of(fault)[0]
+        machine.disk.lying = False
+        if machine.up:
+            machine.kill("killed", crash=True)
+            machine.boot()
 
     def _rot(self, fault: Fault) -> bool:
         machine = self._of(fault)[0]

@@ -21,7 +21,7 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.state.fragments import fragments_of
 from thinwire.node.state.replica import Replica
 from thinwire.sims.engine import virtual_loop
-from thinwire.sims.invariants.always import LOOK_SECONDS, AlwaysInvariants
+from thinwire.sims.invariants.always import LOOK_SECONDS, ORPHAN, ROUNDS, SPARE, AlwaysInvariants
 from thinwire.sims.invariants.fragments import FragmentInvariants
 from thinwire.sims.invariants.on_commit import CommitInvariants, Violation
 from thinwire.sims.invariants.replay import ReplayInvariant, replayed
@@ -38,6 +38,7 @@ from thinwire.sims.simulation.fault_injector import PRIVATE, FaultInjector
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.stage_claim import Seat
+from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import sign
 from thinwire.swarm.membership.presets import WAN, Preset
@@ -79,13 +80,14 @@ def simulate(
     watch: Watch | None = None,
     preset: Preset = WAN,
     stall: float | None = None,
+    still: bool = False,
     first: bool = False,
 ) -> Run:
     """Play a scenario. `seed` and `faults` (all of them, including drawn ones) replace the scenario's own.
 
     watch: called after each sample. preset: timing of the membership. stall: longest time in seconds without a round
-    while no fault is active. first: stop at the first violation. An error in the swarm is a Violation, not an
-    exception.
+    while no fault is active. still: check that no peer stands still, even during faults. first: stop at the first
+    violation. An error in the swarm is a Violation, not an exception.
     """
     scenario = scenario.with_(seed=seed, faults=faults)
     if scenario.mix:
@@ -101,7 +103,7 @@ def simulate(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
         async def main() -> None:
-            holder.append(SimWorld(scenario, journal, watch, preset, stall, first, folder))
+            holder.append(SimWorld(scenario, journal, watch, preset, stall, still, first, folder))
             await holder[0].play()
 
         violations: list[Violation] = []
@@ -125,6 +127,7 @@ class SimWorld:
         watch: Watch | None,
         preset: Preset,
         stall: float | None,
+        still: bool,
         first: bool,
         folder: Path,
     ) -> None:
@@ -156,7 +159,7 @@ class SimWorld:
         ids = {self.machines[i].identity.peer_id: i for i in honest}
         self.oracles = CommitInvariants(self.manifest, ids, self.tell)
         partial = METHODS[self.manifest.outer.method].partial
-        self.lineages = FragmentInvariants(self.manifest, ids, self.tell) if partial else None
+        self.fragments = FragmentInvariants(self.manifest, ids, self.tell) if partial else None
         self.replays: Mapping[int, ReplayInvariant] = {
             number: ReplayInvariant(self.manifest, ids, self.tell)
             for number in range(self.manifest.outer.fragment_count if partial else 1)
@@ -168,16 +171,18 @@ class SimWorld:
         self.always_invariants = AlwaysInvariants(
             self.machines,
             honest,
-            self.lineages or self.oracles,
+            self.fragments or self.oracles,
             self.tell,
             preset=preset,
             # A peer that missed the gossip learns the news at its next exchange of whole tables.
             settle=max(24 * preset.probe_period, preset.push_pull(len(self.machines))),
             pause=stall or 30.0 + 3 * (slowest + self.manifest.exchange.timeout_seconds),
             window=WINDOW,
+            still=ROUNDS * (slowest + self.manifest.exchange.timeout_seconds) + ORPHAN + SPARE if still else None,
         )
         self._misfortune = FaultInjector(self.net, self.machines)
         self._over = asyncio.Event()
+        self._gave_up: set[int] = set()
 
     def tell(self, oracle: str, peer: int, detail: str) -> None:
         """Report a violation."""
@@ -218,9 +223,14 @@ class SimWorld:
         for machine in self.machines:
             machine.kill("the end", crash=False)
 
-    def _changed(self, peers: list[int]) -> None:
-        self.always_invariants.change(peers, self.loop.time())
-        self.always_invariants.disturb(self.loop.time())
+    def _changed(self, machine: Machine) -> None:
+        """Note that a process starts, is ready or ends.
+
+        A process that gives up again and again does not excuse the others.
+        """
+        self.always_invariants.change([machine.index], self.loop.time())
+        if machine.index not in self._gave_up:
+            self.always_invariants.disturb(self.loop.time())
 
     def _begin(self, fault: Fault) -> None:
         if not self._misfortune.begin(fault):
@@ -311,10 +321,10 @@ class SimWorld:
         process = machine.process
         if process is not None and process.ready and process.learner is learner:
             session, oracles = process.peer.session, self.oracles
-            if self.lineages is not None:
+            if self.fragments is not None:
                 whole = process.peer.fragments
                 number = learner.firsts.index(learner.reading)
-                session, oracles = whole.links[number], self.lineages.each[number]
+                session, oracles = whole.links[number], self.fragments.each[number]
                 theta = whole.replica.chains[number].part.take(theta)
             round, attempt = session.replica.round + 1, session.current.attempt + 1
             oracles.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
@@ -324,19 +334,25 @@ class SimWorld:
         now = self.loop.time()
         if kind == "phase" and fields["phase"] == "announce" and machine.process is not None:
             self._announced(machine.process.peer, int(fields.get("fragment", 0)))
-        if kind in ("ready", "synced") and machine.process is not None:
+        if kind in ("ready", "synced", "lineage") and machine.process is not None:
             for number, one, _ in machine.process.peer.replica.each(machine.process.peer.layout):
                 if self.replays and fields.get("fragment", number) == number:
                     self.replays[number].installed(machine.index, one)
             replica = machine.process.peer.replica
-            if self.lineages is not None:
-                self.lineages.installed(machine.index, machine.process.peer.fragments.replica, fields.get("fragment"))
+            if self.fragments is not None:
+                self.fragments.installed(machine.index, machine.process.peer.fragments.replica, fields.get("fragment"))
             else:
-                self.oracles.installed(machine.index, replica.round, replica.digest, _trained(replica))
+                name = lineage_of(replica.forks).hex()
+                self.oracles.installed(machine.index, replica.round, replica.digest, _trained(replica), name)
             if kind == "ready" and machine.lie:
                 byzantine.corrupt(machine.process, machine.lie)
             if kind == "ready":
-                self._changed([machine.index])
+                self._gave_up.discard(machine.index)
+                self._changed(machine)
+            if kind == "lineage":
+                self.always_invariants.founded(machine, str(fields["lineage"]), now)
+        elif kind == "uncommitted" and machine.process is not None and machine.process.learner is not None:
+            machine.process.learner.uncommitted()
         elif kind == "dead":
             self.always_invariants.buried(machine, bytes.fromhex(str(fields["peer"])), now)
         if kind != "phase":
@@ -344,7 +360,7 @@ class SimWorld:
 
     def _announced(self, peer: Peer, fragment: int) -> None:
         """Record what a peer announces for the replay of its round."""
-        session = peer.session if self.lineages is None else peer.fragments.links[fragment]
+        session = peer.session if self.fragments is None else peer.fragments.links[fragment]
         if self.replays and isinstance(session, RoundSession):
             current = session.current
             me, source = peer.identity.peer_id, current.exchange.source
@@ -355,29 +371,32 @@ class SimWorld:
         if machine.process is None:
             return
         replica = machine.process.peer.replica
-        fragment = outcome.commit.opened.fragment if outcome.commit is not None and self.lineages is not None else 0
+        fragment = outcome.commit.opened.fragment if outcome.commit is not None and self.fragments is not None else 0
         for number, one, layout in replica.each(machine.process.peer.layout):
             if number == fragment and machine.index in self._honest and self.replays:
                 self.replays[number].committed(machine.index, one, layout, outcome)
         self.loop.record(b"round", machine.identity.peer_id, replica.digest)
-        if machine.index in self._honest and self.lineages is not None:
-            self.lineages.committed(machine.index, machine.process.peer.fragments.replica, outcome)
+        if machine.index in self._honest and self.fragments is not None:
+            self.fragments.committed(machine.index, machine.process.peer.fragments.replica, outcome)
         elif machine.index in self._honest:
-            self.oracles.committed(machine.index, replica.round, replica.digest, _trained(replica), outcome)
+            name = lineage_of(replica.forks).hex()
+            self.oracles.committed(machine.index, replica.round, replica.digest, _trained(replica), outcome, name)
 
     def booted(self, machine: Machine) -> None:
         """Record that a process runs."""
         self.journal.event(self.loop.time(), machine.index, "up")
-        self._changed([machine.index])
+        self._changed(machine)
 
     def ended(self, machine: Machine, reason: str, failure: BaseException | None) -> None:
         """Record that a process ended."""
         now = self.loop.time()
         self.journal.event(now, machine.index, "down", {"reason": reason})
-        (self.lineages or self.oracles).ended(machine.index)
+        (self.fragments or self.oracles).ended(machine.index)
         for replay in self.replays.values():
             replay.ended(machine.index)
-        self._changed([machine.index])
+        if failure is not None:
+            self._gave_up.add(machine.index)
+        self._changed(machine)
         if (
             failure is not None
             and machine.index in self._honest

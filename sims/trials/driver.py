@@ -63,7 +63,7 @@ def examine(
 
     def play(faults: Sequence[Fault] | None = None) -> Run:
         chosen = None if faults is None else tuple(faults)
-        return simulate(scenario, seed=seed, faults=chosen, preset=preset, stall=stall, first=True)
+        return simulate(scenario, seed=seed, faults=chosen, preset=preset, stall=stall, still=True, first=True)
 
     run = play()
     if not run.violations and rerun:

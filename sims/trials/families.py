@@ -2,6 +2,7 @@
 
     python -m thinwire.sims.trials.trial 17 --family powersgd      # one seed of one family
     python -m thinwire.sims.trials.trial 0 200 --family all        # seeds 0 to 199, each with the next family
+    python -m thinwire.sims.trials.trial 0 200 --mix harsh         # the same with more and worse faults
 
 A seed of a family has one fault of each kind in CHURN, a few more faults of other kinds, late peers, a codec, and for
 dense methods a topology.
@@ -11,21 +12,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from thinwire.collectives.consensus.electorate import ORPHANED
+from thinwire.node.outer.lineages import SETTLE
 from thinwire.node.peer.peer import PATIENCE
 from thinwire.sims.network.regions import MBIT, REGIONS
-from thinwire.sims.scenario.faults import LIES, QUIET, Fault, draw
+from thinwire.sims.scenario.faults import HARSH, LIES, QUIET, Fault, draw
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
+from thinwire.swarm.manifest.tables import Exchange
 
 PEERS = 7
+ORPHAN = Exchange().orphan
 LATE = 2
 """Number of peers that arrive during the run."""
 
 SECONDS = 30.0
 CALM = 12.0
 """Seconds after which no fault is active."""
+
+HARSH_SECONDS, HARSH_CALM = 50.0, 22.0
+"""Duration of a harsh scenario, and the seconds after which no fault is active."""
 
 PARAMETERS = 2000
 
@@ -60,7 +66,7 @@ class Family:
     steps: int = 4
     grace: float = 1.0
     seconds: float = SECONDS
-    stall: float = ORPHANED * PATIENCE + 4.0
+    stall: float = ORPHAN + SETTLE * PATIENCE + 4.0
     begin: float = 0.05
 
 
@@ -147,3 +153,9 @@ def scenario(name: str, seed: int, peers: int = PEERS) -> Scenario:
         faults=churn(name, seed, peers),
         interval=family.seconds,
     )
+
+
+def harsh(name: str, seed: int, peers: int = PEERS) -> Scenario:
+    """Return the scenario of a seed of a family with the faults of HARSH. Raises KeyError."""
+    faults = draw(seed, HARSH, peers, HARSH_CALM / QUIET)
+    return replace(scenario(name, seed, peers), duration=HARSH_SECONDS, interval=HARSH_SECONDS, faults=faults)

@@ -210,6 +210,8 @@ class Exchange(Table, frozen=True):
         the round is lost, and it continues from the swarm's state. A peer that was too late in two rounds in a row is
         not waited for until it is in time by itself. For machines that are always much slower set
         outer.step_balancing = "by-speed", with which all peers arrive together.
+    orphan: seconds without a quorum after which the peers that are left continue as another lineage, at least three patiences;
+        0 = never. Lineages become one again when their peers meet.
     max_weight: most tokens that one contribution may claim; 0 = tokens that a peer trains on in a round (sync_every × batch ×
         accumulate × context), times max_step_ratio with step balancing.
     slow_peers: treatment of a peer that is much slower than the others, or has a lossy link: "report", the status names it; or
@@ -228,6 +230,7 @@ class Exchange(Table, frozen=True):
     quorum: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
     straggler_timeout: Annotated[float, Meta(ge=0, le=3600)] | Literal["auto"] = 10.0
+    orphan: Annotated[float, Meta(ge=0, le=86400)] = 10.0
     max_weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] = 0
     slow_peers: SlowPeers = "report"
     gossip_group_size: Annotated[int, Meta(ge=2, le=8)] = 2

@@ -32,6 +32,15 @@ MAX_SPANS = 24
 
 MAX_STEP = 240
 
+MAX_FAREWELLS = 64
+"""Maximum number of farewells that one proposal may carry."""
+
+MAX_FORKS = 32
+"""Maximum number of forks that a peer knows of its lineage; older ones are forgotten."""
+
+Lineage = Annotated[bytes, Meta(max_length=LIFE)]
+"""Name of a lineage: empty for the first one, otherwise LIFE bytes, see swarm/lineage.py."""
+
 
 class Ballot(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, order=True):
     """Number of a proposal; totally ordered by (term, leader)."""
@@ -76,7 +85,7 @@ class Ready(Message, frozen=True):
     pairs it is the digest of its slow weights (see `Base`). `plan` is the digest of layout, codec, chunk grid and
     aggregation. `hashes` is the concatenated blake3 of each encoded chunk. `loss` is for display; so is `speed` (tokens
     per second), unless inner steps are balanced by it. `weight` 0 means that the sender takes part but contributes
-    nothing. `witness` False means that the sender has restarted and will not vote in this round; it counts as departed.
+    nothing. `witness` False means that the sender will not vote in this round.
     `up` and `down`: known capacity of its link in bytes per second; 0 means unknown. `site`: name of the fast network
     that the sender shares with all peers of the same site; empty means none. `spans`: its measured links to some peers,
     with preference to the nearest. `life` is the sender's (see `Open.lives`); empty in rounds without votes.
@@ -117,6 +126,20 @@ class Base(Message, frozen=True):
     hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
 
 
+class Farewell(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Final statement of a member that leaves: it votes and promises nothing more in this round.
+
+    promised: its highest promise. voted, digest: blake3 of the Open that it voted for last, and the digest of the results;
+    None without a vote. signature: of the Leave with an empty signature and without its Open, see `farewells.statement`.
+    """
+
+    peer: Id
+    promised: Ballot
+    voted: Digest | None
+    digest: Digest | None
+    signature: Annotated[bytes, Meta(max_length=64)]
+
+
 class Open(Message, frozen=True):
     """Proposal of the leader: who takes part in the round.
 
@@ -132,9 +155,10 @@ class Open(Message, frozen=True):
     empty. `order`: the ring, in which each owner sends to the next, as positions in `alive`; empty if contributions go
     directly to owners. `lives`: LIFE bytes for each of `members`, decided with them. A member is a peer and its life, so a
     peer that has lost its run folder, and with it its votes, is no member any more. Zeros: any life; empty: zeros for all.
+    `lineage`: see `Fork`. `farewells` (sorted by peer): members that have left, so that the quorum is counted without them.
     """
 
-    limit: ClassVar[int] = 90_000
+    limit: ClassVar[int] = 105_000
 
     round: U32
     fragment: U16
@@ -151,6 +175,8 @@ class Open(Message, frozen=True):
     sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
     order: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
     lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)] = b""
+    lineage: Lineage = b""
+    farewells: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)] = ()
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -169,6 +195,7 @@ class Prepare(Message, frozen=True):
     round: U32
     fragment: U16
     ballot: Ballot
+    lineage: Lineage = b""
 
 
 class Promise(Message, frozen=True):
@@ -177,13 +204,59 @@ class Promise(Message, frozen=True):
     It carries the sender's last vote, if any, with the Open voted for.
     """
 
-    limit: ClassVar[int] = 90_500
+    limit: ClassVar[int] = 105_500
 
     round: U32
     fragment: U16
     ballot: Ballot
     voted: Open | None
     digest: Digest | None
+
+
+class Leave(Message, frozen=True):
+    """Farewell of a member in one round, with the Open that it voted for, if any. Other peers pass it on.
+
+    round, fragment, lineage: the round in progress.
+    """
+
+    limit: ClassVar[int] = 106_000
+
+    round: U32
+    fragment: U16
+    lineage: Lineage
+    farewell: Farewell
+    opened: Open | None
+
+
+class Fork(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Beginning of a lineage: peers that continue a run without a quorum of its members.
+
+    round: last round of the parent lineage that the lineage contains. base: digest of the state after it, which covers the
+    parent lineage and `before`, its members (not signed). members (sorted), lives: founders of the lineage, and LIFE bytes
+    for each. signatures: of each founder's Found with these values.
+    """
+
+    round: U32
+    base: Digest
+    before: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
+    members: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=MAX_GROUP)]
+    lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)]
+    signatures: Annotated[tuple[Signature, ...], Meta(max_length=MAX_GROUP)]
+
+
+class Found(Message, frozen=True):
+    """Statement of one founder of a lineage: it continues after `round` with exactly these `members`.
+
+    From now on it votes in no round of the parent lineage after `round`. base, members: see Fork. life: the sender's.
+    """
+
+    limit: ClassVar[int] = 9_000
+
+    round: U32
+    fragment: U16
+    base: Digest
+    members: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=MAX_GROUP)]
+    life: Annotated[bytes, Meta(max_length=LIFE)]
 
 
 class Blame(Message, frozen=True):
@@ -235,11 +308,25 @@ class Proof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 class Commit(Message, frozen=True):
     """Certificate: `opened` is committed with results `digest`, as the votes of a quorum prove."""
 
-    limit: ClassVar[int] = 116_500
+    limit: ClassVar[int] = 131_500
 
     opened: Open
     digest: Digest
     votes: Annotated[tuple[Proof, ...], Meta(max_length=MAX_GROUP)]
+
+
+class Head(Message, frozen=True):
+    """Newest committed round of the sender, and the forks of its lineage, oldest first.
+
+    `proof`: for a receiver whose lineage was founded in the sender's, a commit after that fork by the members before it.
+    """
+
+    limit: ClassVar[int] = 445_000
+
+    round: U32
+    fragment: U16
+    forks: Annotated[tuple[Fork, ...], Meta(max_length=MAX_FORKS)]
+    proof: Commit | None = None
 
 
 class Ask(Message, frozen=True):

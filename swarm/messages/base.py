@@ -36,10 +36,10 @@ U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U53 = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Reason = Annotated[str, Meta(max_length=64)]
 Site = Annotated[str, Meta(max_length=64)]
+"""Name of a network that some peers share."""
 
 LIFE = 16
-"""Bytes of a life: a random value that is made with a run folder and kept in it."""
-"""Name of a network that some peers share."""
+"""Bytes of a life: a random value that is made with a peer's votes and stored with them."""
 
 Text = Annotated[str, Meta(max_length=512)]
 Blob = Annotated[bytes, Meta(max_length=2048)]

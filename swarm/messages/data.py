@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from thinwire.swarm.messages.agreement import Ballot
+from thinwire.swarm.messages.agreement import MAX_FORKS, Ballot, Fork
 from thinwire.swarm.messages.base import CHUNK_BYTES, LIFE, MAX_CHUNKS, MAX_GROUP, U16, U32, U53, Digest, Id, Message
 
 # --- bulk data: authenticated by its stream, not signed
@@ -95,10 +95,10 @@ class StateOffer(Message, frozen=True):
 
     `members` are the participants of that round, on which the next quorum is based, and `lives` theirs, as in Open.
     `digest`, the state digest, is blake3 over round, layout, members, lives and the chunk hashes, so that one agreed
-    digest covers all of it.
+    digest covers all of it. `forks`: of the state's lineage, see Head.
     """
 
-    limit: ClassVar[int] = 15_000
+    limit: ClassVar[int] = 325_000
     payload: ClassVar[int] = CHUNK_BYTES
     signed: ClassVar[bool] = True
 
@@ -109,6 +109,7 @@ class StateOffer(Message, frozen=True):
     members: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
     fragment: U16 = 0
     lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)] = b""
+    forks: Annotated[tuple[Fork, ...], Meta(max_length=MAX_FORKS)] = ()
 
 
 class StateFetch(Message, frozen=True):

@@ -6,6 +6,8 @@ Layers: gate (strangers), membership, rounds, state, averages, pipelines.
 from __future__ import annotations
 
 from thinwire.swarm.messages.agreement import (
+    MAX_FAREWELLS,
+    MAX_FORKS,
     Ask,
     Ballot,
     Base,
@@ -15,6 +17,11 @@ from thinwire.swarm.messages.agreement import (
     Contribution,
     Decline,
     Exclusion,
+    Farewell,
+    Fork,
+    Found,
+    Head,
+    Leave,
     Open,
     Prepare,
     Promise,
@@ -103,6 +110,13 @@ __all__ = [
     "Decline",
     "Digest",
     "Exclusion",
+    "Farewell",
+    "Fork",
+    "Found",
+    "Head",
+    "Leave",
+    "MAX_FAREWELLS",
+    "MAX_FORKS",
     "Fetch",
     "FrozenRows",
     "Gossip",
@@ -160,7 +174,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 3
+VERSION = 4
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(
@@ -210,6 +224,9 @@ TYPES: dict[int, type[Message]] = dict(
             Bequest,
             Outdated,
             Base,
+            Leave,
+            Found,
+            Head,
         ],
         start=1,
     )

@@ -112,6 +112,10 @@ class Daemon:
             self._offset = tail.offset
         return self.events
 
+    def alarms(self):
+        """Return the alarms that do not depend on the speed of this machine."""
+        return [event for event in self.of("alarm") if not event["detail"].startswith("contributed to ")]
+
     def of(self, kind: str, **fields: object) -> list[Event]:
         """Return the events of the present process with this kind and these values."""
         begin = self.lives[-1]

@@ -107,7 +107,7 @@ def stale_view(patch):
 def lost_wake_up(patch):
     """No peer is woken when the owner of a chunk dies: those that wait for its result wait forever."""
     due = Agreement._due
-    patch.setattr(Agreement, "on_link_down", lambda self, peer, now, *, gone: None)
+    patch.setattr(Agreement, "on_link_down", lambda self, peer, now: None)
     patch.setattr(Agreement, "_due", lambda self, now: None if self.opened is not None else due(self, now))
     patch.setattr(ShardedReduce, "culprit", lambda self, opened: None)
 

@@ -8,14 +8,28 @@ from typing import Any
 import blake3
 import numpy as np
 from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.proposal import RoundTerms, name_of
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Message, Open, PeerId, Ready, Record, Result
+from thinwire.swarm.messages.registry import (
+    Ballot,
+    Blame,
+    Contribution,
+    Digest,
+    Farewell,
+    Leave,
+    Message,
+    Open,
+    PeerId,
+    Ready,
+    Record,
+    Result,
+)
 
 PEERS = tuple(bytes([index]) * 32 for index in range(5))
 LEADER, ME = PEERS[:2]
@@ -105,6 +119,31 @@ def opening(peers: Sequence[PeerId], **changes: Any) -> Open:
         sources=(),
     )
     return Open(**(given | changes))
+
+
+START = Ballot(0, bytes(32))
+"""Below all ballots."""
+
+
+def leaving(
+    peer: PeerId,
+    promised: Ballot = START,
+    voted: Open | None = None,
+    digest: Digest | None = None,
+    *,
+    round: int = 5,
+    fragment: int = 0,
+    lineage: bytes = b"",
+    sign: Callable[[Message], bytes] = lambda message: b"signed",
+) -> Leave:
+    """Return the message of a member that leaves a round after this promise and vote."""
+    said = Farewell(peer, promised, name_of(voted) if voted is not None else None, digest, b"")
+    return signed(Leave(round, fragment, lineage, said, voted), sign)
+
+
+def farewell(peer: PeerId, promised: Ballot = START) -> Farewell:
+    """Return the farewell of a member without a vote."""
+    return leaving(peer, promised).farewell
 
 
 class RoundHarness:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import blake3
 import numpy as np
+from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.executor import Work, at_once
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.topology.shards import Grid
@@ -19,6 +20,7 @@ from thinwire.sims.network.link import Latency
 from thinwire.sims.network.network import SimNet
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.membership.presets import LOCAL, Preset
 from thinwire.swarm.membership.roster import Roster
@@ -49,6 +51,8 @@ class Node:
         self.id = self.identity.peer_id
         self.log: list[tuple[float, str, Mapping[str, object]]] = []
         self.digests: dict[int, bytes] = {}
+        self.history: dict[tuple[bytes, int], bytes] = {}
+        """Digests by lineage and round; `digests` has the latest of each round."""
         self.committed_at: dict[int, float] = {}
         self.missing: dict[int, dict[PeerId, str]] = {}
         self.contributors: dict[int, list[PeerId]] = {}
@@ -96,7 +100,8 @@ class Node:
             replica=self.replica,
             now=loop.time,
             emit=self._emit,
-            probation=2 if life else 0,
+            entered=not life,
+            votes=lambda fragment: MemoryVoteStore(random.Random(f"votes/{index}/{life}/{fragment}")),
             patience=swarm.patience,
             on_commit=lambda: self.stop.set(),
         )
@@ -172,6 +177,7 @@ class Node:
 
     def note(self) -> None:
         self.digests[self.replica.round] = self.replica.digest
+        self.history[lineage_of(self.replica.forks), self.replica.round] = self.replica.digest
         self.committed_at.setdefault(self.replica.round, virtual_loop.current().time())
 
     def kill(self) -> None:
@@ -254,12 +260,12 @@ class Swarm:
         `dead_lineages`: rounds that only killed nodes have committed may differ. If all holders of a commit die, the
         others cannot learn it and continue without it.
         """
-        by_round: dict[int, set[bytes]] = {}
+        by_round: dict[tuple[bytes, int], set[bytes]] = {}
         for node in self.nodes.values():
-            for number, digest in node.digests.items():
+            for place, digest in node.history.items():
                 if node.transport.alive or not dead_lineages:
-                    by_round.setdefault(number, set()).add(digest)
-        for number, digests in by_round.items():
-            assert len(digests) == 1, f"round {number} has {len(digests)} different states"
+                    by_round.setdefault(place, set()).add(digest)
+        for (lineage, number), digests in by_round.items():
+            assert len(digests) == 1, f"round {number} of lineage {lineage.hex()!r} has {len(digests)} different states"
         for index in indices if indices is not None else sorted(self.nodes):
             assert self.nodes[index].replica.round == self.rounds

@@ -120,7 +120,7 @@ def test_swarm_with_late_killed_and_stopped_peer_keeps_one_state(machine, name):
         daemon.signal(signal.SIGTERM)
     for daemon in living:
         assert daemon.exit() == 0, daemon.stderr
-        assert not daemon.of("alarm") and "Traceback" not in daemon.stderr
+        assert not daemon.alarms() and "Traceback" not in daemon.stderr
         losses = [event["loss"] for event in daemon.of("round") if event["loss"] is not None]
         assert losses and all(math.isfinite(loss) for loss in losses)
     assert min(event["loss"] for event in ended) < min(event["loss"] for event in begun)
@@ -150,7 +150,7 @@ def test_merge_run_with_churn_ends_with_one_average(machine):
         last = daemon.wait("round", round=2)
         assert {founder.id[:8], sleeper.id[:8]} <= set(last["members"])
         assert not {founder.id[:8], sleeper.id[:8]} & set(last["missing"])
-        assert daemon.exit() == 0 and not daemon.of("alarm") and "Traceback" not in daemon.stderr
+        assert daemon.exit() == 0 and not daemon.alarms() and "Traceback" not in daemon.stderr
     assert founder.of("round")[-1]["loss"] < 4.0  # 5.5 at first
     assert here.check() >= 2
 

@@ -12,7 +12,7 @@ def test_four_bit_run_finishes_with_equal_states(machine):
     other = here.join("other", founder.invite(), "--rounds", 3)
     assert (founder.exit(), other.exit()) == (0, 0)
     assert [event["round"] for event in other.of("round")] == [1, 2, 3]
-    assert other.of("round")[-1]["contributors"] == 2 and not other.of("alarm")
+    assert other.of("round")[-1]["contributors"] == 2 and not other.alarms()
     assert here.check() >= 3
 
 

@@ -55,7 +55,7 @@ def together(plane, living, after):
 def well(living):
     """Check that no daemon was harmed."""
     for daemon in living:
-        assert daemon.process.poll() is None and "Traceback" not in daemon.stderr and not daemon.of("alarm")
+        assert daemon.process.poll() is None and "Traceback" not in daemon.stderr and not daemon.alarms()
         assert all(event["loss"] is None or event["loss"] < 6.0 for event in daemon.of("round"))  # 5.5 at first
 
 

@@ -16,4 +16,4 @@ def test_noloco_run_of_two_daemons_finishes(machine):
         if not one["contributors"] == two["contributors"] == 2:
             break  # a step alone makes them differ
         assert one["digest"] == two["digest"]  # with two peers, each pair has all of them, so they stay equal
-    assert not founder.of("alarm") and not other.of("alarm")
+    assert not founder.alarms() and not other.of("alarm")

@@ -16,7 +16,7 @@ def test_streaming_run_of_two_daemons_finishes(machine):
     other = here.join("other", founder.invite(), "--rounds", 6)
     assert (founder.exit(), other.exit()) == (0, 0)
     for daemon in (founder, other):
-        assert daemon.of("round")[-1]["round"] == 6 and not daemon.of("alarm")
+        assert daemon.of("round")[-1]["round"] == 6 and not daemon.alarms()
         assert any(event["contributors"] == 2 for event in daemon.of("round"))
     assert here.check() >= 3
 
@@ -28,7 +28,7 @@ def test_delayed_nesterov_run_of_two_daemons_finishes(machine):
     other = here.join("other", founder.invite(), "--rounds", 8)
     assert (founder.exit(), other.exit()) == (0, 0)
     for daemon in (founder, other):
-        assert [event["round"] for event in daemon.of("round")] == [*range(1, 9)] and not daemon.of("alarm")
+        assert [event["round"] for event in daemon.of("round")] == [*range(1, 9)] and not daemon.alarms()
         assert any(event["tokens"] for event in daemon.of("round"))
     assert here.check() >= 3
 
@@ -48,7 +48,7 @@ def test_killed_daemon_rejoins_overlapped_run(machine, method):
     founder.wait("round", least=alone + 1, contributors=2)
     for daemon in (other, founder):
         daemon.signal(signal.SIGTERM)
-        assert daemon.exit(60) == 0 and not daemon.of("alarm")
+        assert daemon.exit(60) == 0 and not daemon.alarms()
     assert here.check() >= 4
 
 
@@ -82,5 +82,5 @@ def test_killed_daemon_rejoins_run_with_concurrent_fragments(machine):
     founder.wait("round", least=alone + 1, contributors=2)
     for daemon in (other, founder):
         daemon.signal(signal.SIGTERM)
-        assert daemon.exit(60) == 0 and not daemon.of("alarm")
+        assert daemon.exit(60) == 0 and not daemon.alarms()
     assert here.check() >= 4

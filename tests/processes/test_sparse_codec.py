@@ -16,7 +16,7 @@ def test_sparse_run_finishes_and_resumes_from_checkpoint(machine):
     for daemon in (founder, other):
         assert [event["round"] for event in daemon.of("round")] == [1, 2, 3, 4]
         assert all(event["contributors"] == 2 for event in daemon.of("round") if event["round"] > 1)
-        assert not daemon.of("alarm") and daemon.of("round")[-1]["loss"] < 5.2  # from 5.5
+        assert not daemon.alarms() and daemon.of("round")[-1]["loss"] < 5.2  # from 5.5
     assert here.check() >= 4
 
     # Restart from the checkpoint, with the residual of the last round.
@@ -35,7 +35,7 @@ def test_run_of_demo_or_powersgd_finishes(machine, method, steps):
     founder = here.found("founder", "--wait-for", 2)
     other = here.join("other", founder.invite())
     assert (founder.exit(), other.exit()) == (0, 0)
-    assert founder.of("round")[-1]["round"] == 6 and not founder.of("alarm")
+    assert founder.of("round")[-1]["round"] == 6 and not founder.alarms()
     assert {event["contributors"] for event in founder.of("round")[1:]} == {2}
     assert here.check() > 0
 
@@ -47,7 +47,7 @@ def test_sparse_butterfly_run_finishes(machine):
     other = here.join("other", founder.invite())
     assert (founder.exit(), other.exit()) == (0, 0)
     for daemon in (founder, other):
-        assert daemon.of("round")[-1]["round"] == 4 and not daemon.of("alarm")
+        assert daemon.of("round")[-1]["round"] == 4 and not daemon.alarms()
         assert daemon.of("round")[-1]["loss"] < 5.2  # from 5.5
     assert {event["contributors"] for event in founder.of("round")[1:]} == {2}
     assert here.check() > 0

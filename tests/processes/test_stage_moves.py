@@ -65,4 +65,4 @@ def test_host_moves_to_stage_that_lost_its_only_holder(machine):
         for event in daemon.of("round"):
             said.setdefault(event["round"], set()).add(event["digest"])
     assert len(said) > 6 and all(len(digests) == 1 for digests in said.values())
-    assert not mover.of("alarm")
+    assert not mover.alarms()

@@ -169,6 +169,11 @@ class FragmentReplicas:
         return max((self.name(number), chain.replica.newest[1]) for number, chain in self.chains.items())
 
     @property
+    def contents(self) -> tuple[int, int]:
+        """Latest turn, and number of fetched states, see Replica."""
+        return self.newest[0], sum(chain.replica.fetched for chain in self.chains.values())
+
+    @property
     def complete(self) -> bool:
         """True if this peer holds all fragments of the model."""
         return len(self.chains) == self.count

@@ -11,6 +11,7 @@ from functools import partial
 from statistics import median_low
 from typing import Any
 
+from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import STASH, STASH_EACH, fragment_of
 from thinwire.collectives.transport.pending_frames import PendingFrames
@@ -38,12 +39,6 @@ class FragmentSession(RoundSession):
         self._told = told
         super().__init__(*shared, **named)
 
-    def advance(self) -> None:
-        """Begin the next round, and say at once if this peer has no vote: its turn may be far off."""
-        super().advance()
-        if not self.current.agreement.remembers:
-            self.take_part()
-
     def advanced(self) -> None:
         self._told()
 
@@ -61,9 +56,9 @@ class FragmentSessions:
         replica: FragmentReplicas,
         now: Callable[[], float],
         emit: Emit,
-        probation: int = 0,
+        entered: bool = True,
+        votes: OpenVotes = open_in_memory,
         patience: float = 2.0,
-        life: bytes = b"",
         on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.me, self.replica, self.manifest = identity.peer_id, replica, manifest
@@ -92,13 +87,13 @@ class FragmentSessions:
                 replica=chain.replica,
                 now=now,
                 emit=partial(self._say, number),
-                probation=probation,
+                entered=entered,
+                votes=votes,
                 patience=patience,
                 fragment=number,
                 stash=stash,
                 turn=turn,
                 told=self._advanced,
-                life=life,
                 on_commit=on_commit,
             )
             link.stats = self.stats
@@ -147,6 +142,11 @@ class FragmentSessions:
     def report(self, name: str, detail: str) -> None:
         """Emit an event about this peer."""
         self._emit(name, {"peer": self.me.hex(), "detail": detail})
+
+    def leave(self) -> None:
+        """Say farewell in the rounds in progress of all fragments."""
+        for link in self.links.values():
+            link.leave()
 
     def take_part(self) -> None:
         """Become a member of the next rounds of all fragments without a contribution."""

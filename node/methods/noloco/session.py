@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import blake3
 import msgspec
+from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.gossip.group import GossipGroup
 from thinwire.collectives.gossip.pair import PairResult, PairTerms
 from thinwire.collectives.state_sync import FetchedState
@@ -48,7 +49,8 @@ SOURCES = 4
 class GossipSession:
     """Frame handler of the rounds with partners; call `advance` after the replica has made its step.
 
-    `patience`: least seconds to wait for an answer or progress. `probation` and `life` are ignored, since no votes exist.
+    `patience`: least seconds to wait for an answer or progress. `entered` and `votes` are ignored, since no
+    votes exist.
     `on_commit`: called when training may stop, because the partner has waited long enough.
     """
 
@@ -62,13 +64,13 @@ class GossipSession:
         replica: GossipReplica,
         now: Callable[[], float],
         emit: Emit,
-        probation: int = 0,
+        entered: bool = True,
+        votes: OpenVotes = open_in_memory,
         patience: float = 2.0,
-        life: bytes = b"",
         on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
-        self.me, self.fragment, self.life = identity.peer_id, 0, life
+        self.me, self.fragment = identity.peer_id, 0
         self.presence, self.roster, self.live = presence, presence.roster, presence.live
         self.replica, self.codec, self.grid = replica, replica.codec, replica.grid
         codec, grid = replica.codec, replica.grid
@@ -227,6 +229,9 @@ class GossipSession:
             self.on_frame(peer, frame)
 
     # --- frame handler
+
+    def leave(self) -> None:
+        """Do nothing: no votes exist."""
 
     def on_link_up(self, peer: PeerId) -> None:
         for circle in (self._past, self.current):

@@ -79,12 +79,10 @@ class StageRecovery:
                 replica.state[:] = 0
                 replica.theta[:] = theta
             replica.round = newest + 1
-            replica.hold_alone(me, link.life)
             replica.seal()
             replica.reset()
 
-        await link.change(self._work, change)
-        link.brought_back()
+        await link.continue_alone(self._work, change)
         said = self._said(choice, copied, own)
         self._peer.emit("brought back", {"stage": stage, "round": newest + 1, "source": choice.source, "detail": said})
         self._brought(said, choice.anew)

@@ -171,3 +171,64 @@ def test_sim_disk_implements_disk() -> None:
             wrong(Path(path))
     with pytest.raises(NotADirectoryError):
         disk.make_directory(Path("/a/b/c/d"))
+
+
+def test_crashed_disk_leaves_each_overwritten_page_old_new_or_torn() -> None:
+    path, kinds, states = Path("/d/a"), set(), set()
+    for seed in range(200):
+        disk = SimDisk(random.Random(seed))
+        disk.make_directory(path.parent)
+        file = disk.create(path)
+        file.write(b"o" * 3 * PAGE)
+        file.sync()
+        disk.sync_directory(path.parent)
+        disk.before = lambda operation: _raise_at_sync(operation)
+        with pytest.raises(Crash):
+            disk.overwrite(path, b"n" * (2 * PAGE + 10))
+        assert disk.read(path, 1) == b"n", "the cache has it"
+        disk.before = lambda operation: None
+        disk.crash()
+        data = disk.read(path, 4 * PAGE)
+        assert len(data) == 3 * PAGE and data[2 * PAGE + 10 :].strip(b"o") == b""
+        pages = [data[at : at + PAGE] for at in range(0, 2 * PAGE, PAGE)]
+        states.add(tuple(page[:1] + page[-1:] for page in pages))
+        kinds |= {page[:1] + page[-1:] for page in pages}
+    assert kinds == {b"oo", b"nn", b"no"} and len(states) == 9
+
+
+def _raise_at_sync(operation: str) -> None:
+    if operation == "sync":
+        raise Crash
+
+
+def test_overwritten_data_is_durable_and_needs_no_space() -> None:
+    path, disk = Path("/d/a"), SimDisk(random.Random(1))
+    disk.make_directory(path.parent)
+    disk.create(path).write(b"o" * 100)
+    disk.sync_directory(path.parent)
+    disk.capacity = 100
+    disk.overwrite(path, b"n" * 50)
+    disk.crash()
+    assert disk.read(path, 200) == b"n" * 50 + b"o" * 50
+    with pytest.raises(OSError, match="space"):
+        disk.overwrite(path, b"m" * 101)
+    with pytest.raises(OSError, match="No such"):
+        disk.overwrite(Path("/d/b"), b"m")
+
+
+def test_disk_that_lies_about_syncs_loses_synced_data_in_a_crash() -> None:
+    kept = set()
+    for seed in range(20):
+        disk = SimDisk(random.Random(seed))
+        disk.make_directory(Path("/run"))
+        for name, lying in (("old", False), ("new", True)):
+            disk.lying = lying
+            file = disk.create(Path("/run") / name)
+            file.write(b"data")
+            file.sync()
+            disk.sync_directory(Path("/run"))
+        disk.crash()
+        found = disk.names(Path("/run"))
+        assert "old" in found and disk.read(Path("/run/old"), 10) == b"data"
+        kept.add("new" in found)
+    assert kept == {False, True}, "as another file that was not synced, it remains or not"

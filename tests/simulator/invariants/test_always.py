@@ -18,6 +18,7 @@ from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import simulate
 from thinwire.sims.trials import trial
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.messages.registry import Fork
 
 ONE = 3
 """Index of the faulty peer."""
@@ -62,6 +63,24 @@ def test_peer_without_rounds_is_noticed_in_every_trial(monkeypatch):
     for seed in (0, 1):
         found = simulate(trial.trial(seed), preset=trial.PACE, stall=trial.STALL, first=True).violations
         assert found and (found[0].oracle, found[0].peer) == ("lockstep", ONE)
+
+
+def test_peer_that_gives_up_again_and_again_does_not_hide_a_standstill_of_the_others(monkeypatch):
+    lifecycle = PeerLifecycle.run
+
+    async def run(self):
+        if HOST.get() == ONE:
+            raise HintedError("I give up", "do not")
+        return await lifecycle(self)
+
+    async def stuck(self, **given):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(PeerLifecycle, "run", run)
+
+    monkeypatch.setattr(OuterLoop, "sync", stuck)
+    run = simulate(trial.trial(3, 6).with_(faults=()), preset=trial.PACE, stall=8.0)
+    assert {violation.oracle for violation in run.violations} == {"crash", "progress"}
 
 
 def test_peer_that_left_is_no_violation(monkeypatch):
@@ -154,3 +173,101 @@ def test_peer_that_restarts_with_its_old_round_makes_no_progress():
     assert always_invariants._moved_at == 30.0, (
         "a round of those who stayed is progress, though others had made it before"
     )
+
+
+FORKS = (Fork(4, bytes(32), (), (bytes(32),), bytes(16), (bytes(64),)),)
+
+
+class _Swarm:
+    """Machines without processes' contents, their invariants, and the violations: (oracle, peer)."""
+
+    def __init__(self, peers, frontier=0, settle=1e9, **more):
+        clocks, self.told = SimpleNamespace(wall=lambda: EPOCH, now=lambda: 0.0), []
+        self.others = SimpleNamespace(frontier=frontier, together=True, turns=1)
+        self.machines = [
+            SimpleNamespace(
+                index=index,
+                process=self.process(),
+                clocks=clocks,
+                up=True,
+                frozen=False,
+                identity=SimpleNamespace(peer_id=bytes([index])),
+            )
+            for index in range(peers)
+        ]
+        self.invariants = AlwaysInvariants(
+            self.machines,
+            range(peers),
+            self.others,
+            lambda oracle, peer, detail: self.told.append((oracle, peer)),
+            preset=trial.PACE,
+            settle=settle,
+            pause=1e9,
+            window=0,
+            **more,
+        )
+
+    class Process:
+        ready, transport = True, None
+
+        def __init__(self, peer):
+            self.peer = peer
+
+    def process(self):
+        queue = SimpleNamespace(_control={}, _bulk={})
+        roster = SimpleNamespace(banned={}, left=False, _news=())
+        session = SimpleNamespace(roster=roster, sizes=dict, _send_queue=queue)
+        replica = SimpleNamespace(round=0, forks=())
+        replica.each = lambda layout: [(0, replica, layout)]
+        peer = SimpleNamespace(session=session, replica=replica, layout=None)
+        return self.Process(peer)
+
+    def set(self, *rounds):
+        """Set the round of each peer."""
+        for machine, number in zip(self.machines, rounds, strict=True):
+            machine.process.peer.replica.round = number
+        self.others.frontier = max(rounds)
+
+
+@pytest.mark.parametrize("rounds", [4, 5])
+@pytest.mark.parametrize("at", [9.0, 11.0])
+@pytest.mark.parametrize("lineages", [{}, {0: (), 1: ()}, {0: FORKS, 1: FORKS, 2: FORKS}, {1: FORKS}])
+def test_two_lineages_are_a_violation_five_rounds_and_ten_seconds_after_the_last_fault(rounds, at, lineages):
+    swarm = _Swarm(3)
+    swarm.invariants.disturb(0.0)
+    for index, forks in lineages.items():
+        swarm.machines[index].process.peer.replica.forks = forks
+    swarm.set(rounds, rounds, rounds)
+    swarm.invariants.look(at)
+    late = rounds == 5 and at == 11.0
+    assert swarm.told == ([("lineage", -1)] if late and lineages == {1: FORKS} else [])
+
+
+def test_lineage_that_is_founded_long_after_the_last_fault_is_a_violation():
+    swarm = _Swarm(3, settle=1.0)
+    swarm.invariants.touch((), 5.0)
+    swarm.invariants.founded(swarm.machines[0], "3f9a", 14.0)
+    assert swarm.told == []
+    swarm.invariants.founded(swarm.machines[2], "77aa", 26.0)
+    swarm.invariants.founded(swarm.machines[1], "77aa", 26.0)
+    assert swarm.told == [("lineage", 2), ("lineage", 1)]
+
+
+def test_peer_that_stays_in_its_round_is_a_violation_also_during_a_fault():
+    """A stopped process is excused, and so is a new one."""
+    swarm = _Swarm(4, still=29.0)
+    swarm.invariants.disturb(1e6)
+    for second in range(100):
+        swarm.set(second, 7, 7, 7)
+        swarm.machines[2].frozen = second % 20 == 10
+        if second % 20 == 10:
+            swarm.machines[3].process = swarm.process()
+        swarm.invariants.look(float(second))
+    assert set(swarm.told) == {("standstill", 1)}
+
+
+def test_standstill_is_not_checked_without_a_limit():
+    swarm = _Swarm(1)
+    for second in range(100):
+        swarm.invariants.look(float(second))
+    assert swarm.told == []

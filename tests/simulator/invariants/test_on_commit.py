@@ -34,6 +34,47 @@ def test_agreement_invariant_covers_peers_far_behind():
     assert told == ["agreement"] * 11
 
 
+def test_agreement_invariant_compares_peers_of_one_lineage_only():
+    judge, told = oracles(3)
+    state = np.zeros(4, np.float32)
+    for index in range(3):
+        judge.installed(index, 0, bytes(32), state)
+    judge.committed(0, 1, b"a" * 32, state + 1, Outcome())
+    judge.committed(1, 1, b"b" * 32, state + 2, Outcome(), "3f9a")
+    assert not told
+    judge.committed(2, 1, b"c" * 32, state + 3, Outcome(), "3f9a")
+    assert told == ["agreement"]
+
+
+def test_agreement_invariant_compares_rounds_of_one_lineage():
+    judge, told = oracles(3)
+    state = np.zeros(4, np.float32)
+    for index in range(3):
+        judge.installed(index, 0, bytes(32), state)
+    judge.committed(0, 1, b"a" * 32, state + 1, Outcome())
+    judge.committed(1, 1, b"b" * 32, state + 2, Outcome(), "3f9a")
+    judge.installed(2, 1, b"b" * 32, state + 2, "3f9a")
+    assert not told
+    judge.installed(2, 1, b"b" * 32, state + 2)
+    assert told == ["agreement"]
+
+
+@pytest.mark.parametrize("all_gone", [False, True])
+def test_agreement_invariant_remembers_dead_peers(all_gone):
+    """Rounds after the last checkpoint are made again in another lineage, also if all processes have ended."""
+    judge, told = oracles(2)
+    state = np.zeros(4, np.float32)
+    for index in range(2):
+        judge.installed(index, 0, bytes(32), state)
+    judge.committed(0, 1, b"a" * 32, state + 1, Outcome())
+    judge.ended(0)
+    if all_gone:
+        judge.ended(1)
+        judge.installed(1, 0, bytes(32), state)
+    judge.committed(1, 1, b"b" * 32, state + 2, Outcome())
+    assert told == ["agreement"]
+
+
 @pytest.mark.parametrize(("times", "found"), [(900.0, []), (5_000.0, ["bound"]), (1e5, ["bound"])])
 @pytest.mark.parametrize("honest", [2, 11, 49])
 def test_mean_invariant_bounds_a_liar_by_the_norm_screening(honest, times, found):

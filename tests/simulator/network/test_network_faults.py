@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from thinwire.collectives.transport.interface import Arrival
+from thinwire.collectives.transport.interface import REFUSED, Arrival
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import SimNet
 from thinwire.sims.network.transport import SimTransport
@@ -213,5 +213,94 @@ def test_slow_sender_gets_fair_share_of_downlink() -> None:
         await asyncio.gather(*pushes)
         assert ends[c.peer_id] == pytest.approx(3.0, rel=0.15), "its uplink is the bottleneck, not the other's queue"
         assert ends[b.peer_id] == pytest.approx(4.5, rel=0.1)
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_refusing_partition_resets_links_and_refuses_new_ones_at_once() -> None:
+    async def main() -> None:
+        net = SimNet(1, latency=0.05)
+        a, b, c = _pair(net, 3)
+        await a.send(b.peer_id, _frame(0))
+        await a.send(c.peer_id, _frame(0))
+        await b.recv()
+        groups = [[a.peer_id], [b.peer_id]]
+        net.partition(groups, refuse=True)
+        start = net.loop.time()
+        assert await a.recv() == Arrival(b.peer_id, None, "reset") and await b.recv() == Arrival(
+            a.peer_id, None, "reset"
+        )
+        assert net.loop.time() == start
+        for sender, receiver in ((a, b), (b, a)):
+            start = net.loop.time()
+            assert not await sender.send(receiver.peer_id, _frame(1))
+            assert net.loop.time() < start + 0.2, "the attempt does not wait for a time-out"
+            assert await sender.recv() == Arrival(receiver.peer_id, None, REFUSED)
+        assert await a.send(c.peer_id, _frame(1)), "the others are not affected"
+        net.partition(groups, refuse=True, end=True)
+        assert await a.send(b.peer_id, _frame(2)) and _index(await b.recv()) == 2
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_overlapping_refusals_end_separately() -> None:
+    async def main() -> None:
+        net = SimNet(1, latency=0.05)
+        a, b = _pair(net)
+        net.refuse(a.peer_id, b.peer_id)
+        net.refuse(a.peer_id, b.peer_id)
+        net.admit(a.peer_id, b.peer_id)
+        assert not await a.send(b.peer_id, _frame(0))
+        net.heal()
+        assert await a.send(b.peer_id, _frame(0))
+        net.admit(a.peer_id, b.peer_id)  # a surplus end has no effect
+        net.refuse(a.peer_id, b.peer_id)
+        assert (await a.recv()).reason == REFUSED and (await a.recv()).reason == "reset"
+        assert not await a.send(b.peer_id, _frame(1))
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_connection_that_is_being_made_when_refusal_begins_fails() -> None:
+    async def main() -> None:
+        net = SimNet(1, latency=0.5)
+        a, b = _pair(net)
+        net.at(net.loop.time() + 1.2, net.refuse, a.peer_id, b.peer_id)
+        assert not await a.send(b.peer_id, _frame(0))
+        assert not a.links and not b.links
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_one_way_refusal_refuses_first_peer_and_is_silent_to_second() -> None:
+    async def main() -> None:
+        net = SimNet(1, latency=0.05)
+        a, b = _pair(net)
+        await a.send(b.peer_id, _frame(0))
+        await b.recv()
+        net.refuse(a.peer_id, b.peer_id, one_way=True)
+        assert await a.recv() == Arrival(b.peer_id, None, "reset")
+        start = net.loop.time()
+        assert not await a.send(b.peer_id, _frame(1)) and net.loop.time() < start + 0.2
+        assert (await a.recv()).reason == REFUSED
+        assert await b.send(a.peer_id, _frame(1)), "b does not know that the link was reset"
+        reader = asyncio.create_task(b.recv())
+        await asyncio.sleep(5)
+        assert not reader.done()
+        net.admit(a.peer_id, b.peer_id, one_way=True)
+        assert await reader == Arrival(a.peer_id, None, "reset")
+        assert await b.send(a.peer_id, _frame(2)) and _index(await a.recv()) == 2
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_attempt_against_a_one_way_refusal_times_out() -> None:
+    async def main() -> None:
+        net = SimNet(1, latency=0.05, deadline=5.0)
+        a, b = _pair(net)
+        net.refuse(a.peer_id, b.peer_id, one_way=True)
+        start = net.loop.time()
+        assert not await b.send(a.peer_id, _frame(0))
+        assert net.loop.time() == pytest.approx(start + 5.0)
 
     virtual_loop.run(main(), seed=1)

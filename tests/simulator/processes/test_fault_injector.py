@@ -86,8 +86,8 @@ def test_injector_plays_and_undoes_or_refuses_every_fault_kind(stage, kind):
     faults.end(fault)
     assert not ground.cut and not ground.loss and not any(ground.spoilt.values())
     # Killed peers return, and stopped peers continue.
-    if processes.done and kind != "kill":
-        assert processes.done[-1] in (("revive", 2), (signal.SIGCONT, 2))
+    if processes.done and kind not in ("kill", "majority-lost"):
+        assert processes.done[-1] in (("revive", 2), ("revive", 0), (signal.SIGCONT, 2))
 
 
 def test_partitions_cut_the_right_pairs(stage):
@@ -112,6 +112,32 @@ def test_swizzle_clogs_peers_in_turn_and_ends_on_time(stage):
     for _, action in sorted(later, key=lambda one: one[0])[:3]:
         action()
     assert {(0, 1), (1, 2), (2, 3)} <= ground.cut
+
+
+def test_outage_kills_each_process_and_revives_it_later(stage):
+    _, processes, later, faults = stage
+    faults.begin(Fault(0.0, "outage", (0, 1, 2, 3), 8.0))
+    assert not processes.done
+    for _, action in sorted(later, key=lambda one: one[0]):
+        action()
+    killed, revived = processes.done[:4], processes.done[4:]
+    assert sorted(killed) == [("kill", index, True) for index in range(4)]
+    assert sorted(revived) == [("revive", index) for index in range(4)]
+
+
+def test_lost_majority_is_killed_and_does_not_return(stage):
+    _, processes, _, faults = stage
+    faults.begin(Fault(0.0, "majority-lost", (1, 2, 3)))
+    assert processes.done == [("kill", index, False) for index in (1, 2, 3)]
+
+
+def test_flap_holds_and_releases_links_of_first_peer(stage):
+    ground, _, later, faults = stage
+    faults.begin(Fault(0.0, "flap", (0, 1, 2), 20.0))
+    for turn, (_, action) in enumerate(sorted(later, key=lambda one: one[0])):
+        action()
+        assert ground.cut == (set() if turn % 2 else {(0, 1), (1, 0), (0, 2), (2, 0)})
+    assert not ground.cut
 
 
 # --- the switch

@@ -6,6 +6,7 @@ import errno
 from typing import Any
 
 import pytest
+from kit.histories import digests_of, forks
 from kit.scenarios import events_of, manifest_of, play, swarm_of
 from thinwire.node.peer import peer
 from thinwire.sims.scenario.faults import Fault
@@ -70,10 +71,7 @@ def test_member_without_its_folder_does_not_vote_twice(monkeypatch, away, disk):
     run = simulate(scenario, preset=PACE)
     # The cuts are not in the list of faults, so the invariants of membership do not know them.
     assert not {"agreement", "aggregate"} & {violation.oracle for violation in run.violations}
-    digests: dict[int, set[str]] = {}
-    for one in events_of(run, "round"):
-        digests.setdefault(one.fields["round"], set()).add(one.fields["digest"])
-    assert max(digests) > ROUND + 4 and all(len(found) == 1 for found in digests.values())
+    assert max(slot.round for slot in digests_of(run)) > ROUND + 4 and not forks(run)
 
 
 @pytest.mark.parametrize("away", range(3))

@@ -137,8 +137,8 @@ def test_lone_founder_keeps_its_model_against_a_stranger(swarm):
     virtual_loop.run(main(), seed=1)
 
 
-def test_peer_that_fetched_previous_state_does_not_vote_in_its_old_round(swarm):
-    """It has forgotten its promises, and its next announcement is a later one, so that peers accept it."""
+def test_peer_that_fetched_previous_state_announces_anew_and_votes_with_its_memory(swarm):
+    """Its next announcement is a later one, so that peers accept it; its promises are in its store."""
 
     async def main():
         s = swarm(4, rounds=8, size=20_000)
@@ -147,7 +147,7 @@ def test_peer_that_fetched_previous_state_does_not_vote_in_its_old_round(swarm):
         begin = wrong.round_factory.begin
 
         def watch(terms, *args, **named):
-            made.append((terms.round, named["witness"], named["attempt"]))
+            made.append((terms.round, named["store"], named["attempt"]))
             return begin(terms, *args, **named)
 
         wrong.round_factory.begin = watch
@@ -161,8 +161,8 @@ def test_peer_that_fetched_previous_state_does_not_vote_in_its_old_round(swarm):
         s.start()
         await s.finish()
         assert synced(wrong) == [3]
-        assert [one for one in made if one[0] == 4] == [(4, True, 0), (4, True, 0), (4, False, 1)]
-        assert all(witness for round, witness, _ in made if round > 4), "and then it has one again"
+        assert [attempt for round, _, attempt in made if round == 4] == [0, 0, 1]
+        assert {id(store) for _, store, _ in made} == {id(wrong.session.votes)}
         assert wrong.id in s.nodes[0].contributors[6]
         assert {node.replica.digest for node in s.nodes.values()} == {wrong.replica.digest}
 

@@ -31,11 +31,9 @@ def test_newcomer_takes_stage_of_killed_host():
     found = agreed(run)
     assert [event.fields["stage"] for event in events_of(run, "host lost")] == [2]
     assert max(found[4]) == 6 and {(turn - 1) % 3 for turn in found[5]} == {2} and len(found[5]) >= 2
-    assert all(contributors(run, turn) == {3} for turn in range(14, 18))
+    assert all(contributors(run, turn) == {3} for turn in range(17, 20))
     waits = [event.fields["sync_seconds"] for event in events_of(run, "round", 0, 1)]
-    assert (
-        sum(wait > 0.5 for wait in waits) == 2
-    )  # both wait for the dead one, and never for a group that lacks a stage
+    assert all(wait < 0.5 for wait in waits), "none waits for the dead one, nor for a group that lacks a stage"
 
 
 @pytest.mark.parametrize("killed", [2, pytest.param(4, marks=pytest.mark.trial)])

@@ -86,7 +86,7 @@ def test_host_moves_to_the_slowest_stage(seen):
     """Peer 2 is slow, and alone in its stage; the less busy host of the other stage moves there."""
     steps, _, _ = seen
     peers = (peer(0), weak(1, join=9.0), weak(2, step=1.0), weak(3), weak(4))
-    run = play(scenario(peers, pipeline="rebalance = 8.0\nbackup_every = 0\n", seconds=36.0))
+    run = play(scenario(peers, pipeline="rebalance = 8.0\nbackup_every = 0\n", seconds=40.0))
     found = agreed(run)
     (moved,) = events_of(run, "move")
     assert moved.peer == 4 and moved.fields["detail"] == "from stage 2 to 1"

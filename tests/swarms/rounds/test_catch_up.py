@@ -99,6 +99,7 @@ def test_restarted_members_do_not_follow_one_survivor(swarm):
         for index, old in before.items():
             node = s.nodes[index] = type(liar)(s, index, 1)
             node.replica.state[:], node.replica.round, node.replica.members = old.state, old.round, old.members
+            node.replica.lives = old.lives
             node.replica.seal()
             node.rounds.enter = partial(node.rounds.enter, tries=5)
             node.start(joins=True)

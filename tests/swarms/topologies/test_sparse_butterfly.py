@@ -179,7 +179,7 @@ def test_sparse_butterfly_round_without_verdict_changes_nothing(sieve):
         def look():
             assert state() == before[0]
 
-        await scenes.part(s, [[0], [1, 2]], 16.0, lambda: before.append(state()), look)
+        await scenes.part(s, [[0], [1, 2]], 9.0, lambda: before.append(state()), look)
         assert before
 
     virtual_loop.run(main(), seed=6, limit=4000)
@@ -416,7 +416,12 @@ def test_restarted_owner_restores_residual_if_state_is_unchanged(sieve, missed):
         def back(index, old, own):
             again = s.join(index, 1)
             replica, enter = again.replica, again.rounds.enter
-            replica.state[:], replica.round, replica.members = old.state, old.round, old.members
+            replica.state[:], replica.round, replica.members, replica.lives = (
+                old.state,
+                old.round,
+                old.members,
+                old.lives,
+            )
             replica.seal()
             assert replica.digest == old.digest and replica.load_private(own, s.layout) == ""
 
@@ -466,7 +471,12 @@ def test_restarted_owner_does_not_resend_committed_residual(sieve):
             seen["kept"], own = rests(s.nodes[owner]), old.private_state(s.layout)
             s.nodes[owner].kill()
             replica = s.join(owner, 1).replica
-            replica.state[:], replica.round, replica.members = old.state, old.round, old.members
+            replica.state[:], replica.round, replica.members, replica.lives = (
+                old.state,
+                old.round,
+                old.members,
+                old.lives,
+            )
             replica.seal()
             assert replica.round == 3 and replica.load_private(own, s.layout) == ""
 

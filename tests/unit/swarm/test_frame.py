@@ -24,8 +24,12 @@ from thinwire.swarm.frame import (
     verify_message,
 )
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.lineage import forked
 from thinwire.swarm.messages.registry import (
+    LIFE,
     MAX_CHUNKS,
+    MAX_FAREWELLS,
+    MAX_FORKS,
     MAX_GROUP,
     NUMBERS,
     TYPES,
@@ -36,8 +40,13 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Contribution,
     Exclusion,
+    Farewell,
+    Fork,
+    Found,
     Gossip,
+    Head,
     Hello,
+    Leave,
     Message,
     Nack,
     Open,
@@ -75,7 +84,7 @@ def values(info: inspect.Type) -> st.SearchStrategy:
             least = info.min_length or 0
             return st.binary(min_size=least, max_size=max(least, min(info.max_length, 32)))
         case inspect.VarTupleType():
-            return st.lists(values(info.item_type), max_size=3).map(tuple)
+            return st.lists(values(info.item_type), min_size=info.min_length or 0, max_size=3).map(tuple)
         case inspect.UnionType():
             return st.one_of(*map(values, info.types))
         case inspect.StructType():
@@ -358,7 +367,7 @@ def _smallest(kind):
             case inspect.BytesType():
                 return bytes(info.min_length or 0)
             case inspect.VarTupleType():
-                return ()
+                return (least(info.item_type),) * (info.min_length or 0)
             case inspect.UnionType():
                 return None
             case inspect.StructType():
@@ -453,6 +462,9 @@ def test_largest_round_fits_in_a_frame():
     out = tuple(Exclusion(peer, "r" * 64) for peer in group)
     adopted = msgspec.structs.replace(opened, excluded=out, adopted=RUN, sources=group, idle=group[1:], kept=group)
     adopted = msgspec.structs.replace(adopted, order=tuple(range(2**16 - MAX_GROUP, 2**16)))
+    lives, lineage = bytes(LIFE * MAX_GROUP), bytes(LIFE)
+    said = tuple(Farewell(peer, BALLOT, RUN, RUN, b"s" * 64) for peer in group[:MAX_FAREWELLS])
+    adopted = msgspec.structs.replace(adopted, lives=lives, lineage=lineage, farewells=said)
     proofs = tuple(Proof(peer, b"s" * 64) for peer in group)
     for message in (
         announced,
@@ -461,6 +473,21 @@ def test_largest_round_fits_in_a_frame():
         adopted,
         Promise(2**32 - 1, 2**16 - 1, BALLOT, adopted, RUN),
         Commit(adopted, RUN, proofs),
+        Leave(2**32 - 1, 2**16 - 1, lineage, said[0], adopted),
         Record(2**32 - 1, 2**16 - 1, BALLOT, tuple(range(MAX_CHUNKS)), bytes(32 * MAX_CHUNKS)),
+    ):
+        assert read(encode(Frame(message), ME, RUN)).message == message
+
+
+def test_largest_lineage_fits_in_a_frame():
+    group = tuple(bytes([i % 256, i // 256]) * 16 for i in range(MAX_GROUP))
+    fork = Fork(2**32 - 1, RUN, group, group, bytes(LIFE * MAX_GROUP), (b"s" * 64,) * MAX_GROUP)
+    forks = ()
+    for _ in range(MAX_FORKS):
+        forks = forked(forks, fork)
+    for message in (
+        Found(2**32 - 1, 2**16 - 1, RUN, group, bytes(LIFE)),
+        Head(2**32 - 1, 2**16 - 1, forks),
+        StateOffer(2**32 - 1, RUN, RUN, 2**53 - 1, group, 2**16 - 1, bytes(LIFE * MAX_GROUP), forks),
     ):
         assert read(encode(Frame(message), ME, RUN)).message == message

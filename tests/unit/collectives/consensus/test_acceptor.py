@@ -1,11 +1,12 @@
-"""Acceptor of one peer: promises, votes, and the pace at which it accepts ballots of one leader."""
+"""Acceptor of one peer: durable promises and votes, and the pace at which it accepts ballots of one leader."""
 
 from __future__ import annotations
 
 import pytest
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP, REST, Acceptor, rest
-from thinwire.collectives.consensus.proposal import RoundTerms
-from thinwire.swarm.messages.registry import Ballot, Contribution, Open, Prepare
+from thinwire.collectives.consensus.proposal import RoundTerms, name_of
+from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
+from thinwire.swarm.messages.registry import Ballot, Contribution, Farewell, Leave, Open, Prepare
 
 FIRST, SECOND, THIRD = (bytes([index]) * 32 for index in (1, 2, 3))
 MEMBERS = (FIRST, SECOND, THIRD)
@@ -13,8 +14,27 @@ BASE, PLAN, DIGEST, OTHER = bytes(32), b"p" * 32, b"d" * 32, b"e" * 32
 PATIENCE = 2.0
 
 
-def terms():
-    return RoundTerms(5, 0, MEMBERS, BASE, PLAN, max_weight=100, patience=PATIENCE)
+def terms(round=5, **changes):
+    return RoundTerms(round, 0, MEMBERS, BASE, PLAN, max_weight=100, patience=PATIENCE, **changes)
+
+
+def acceptor_of(store=None, *, mute=False, **changes):
+    return Acceptor(terms(**changes), store or MemoryVoteStore(), mute=mute)
+
+
+class FullDisk(MemoryVoteStore):
+    """Store that cannot save while `full`."""
+
+    full = True
+
+    def save(self, record):
+        if self.full:
+            raise OSError("no space left on device")
+        super().save(record)
+
+
+def sign(message):
+    return b"signed"
 
 
 def opened(term, leader=FIRST):
@@ -27,14 +47,14 @@ def prepare(term, leader):
 
 
 def test_acceptor_without_a_promise_has_no_leader_and_no_vote():
-    acceptor = Acceptor(terms())
+    acceptor = acceptor_of()
     assert acceptor.leader == b"" and acceptor.voted is None
 
 
 @pytest.mark.parametrize("later", [2, 3, 4, 7, 40])
 def test_promise_after_any_number_of_terms_carries_the_last_vote(later):
     """Without the old vote in a promise, a new leader could choose another value for a committed round."""
-    acceptor = Acceptor(terms())
+    acceptor = acceptor_of()
     assert acceptor.vote(opened(1), DIGEST)
     for term in range(2, later + 1):
         promise = acceptor.promise(Ballot(term, SECOND))
@@ -43,7 +63,7 @@ def test_promise_after_any_number_of_terms_carries_the_last_vote(later):
 
 
 def test_promise_after_two_votes_carries_the_newer_one():
-    acceptor = Acceptor(terms())
+    acceptor = acceptor_of()
     acceptor.vote(opened(1), DIGEST)
     acceptor.promise(Ballot(2, SECOND))
     assert acceptor.vote(opened(2, SECOND), OTHER)
@@ -52,41 +72,32 @@ def test_promise_after_two_votes_carries_the_newer_one():
 
 
 def test_promise_without_a_vote_carries_none():
-    promise = Acceptor(terms()).promise(Ballot(2, SECOND))
+    promise = acceptor_of().promise(Ballot(2, SECOND))
     assert promise.voted is None and promise.digest is None
 
 
-def test_void_forgets_the_vote_but_not_the_promise():
-    acceptor = Acceptor(terms())
-    acceptor.promise(Ballot(2, SECOND))
-    acceptor.vote(opened(2, SECOND), DIGEST)
-    acceptor.void()
-    assert acceptor.voted is None and acceptor.promised == Ballot(2, SECOND) and acceptor.leader == SECOND
-    assert not acceptor.vote(opened(1), DIGEST)
-
-
 def test_vote_below_the_promise_is_refused_and_changes_nothing():
-    acceptor = Acceptor(terms())
+    acceptor = acceptor_of()
     acceptor.promise(Ballot(3, SECOND))
     assert not acceptor.vote(opened(2, SECOND), DIGEST) and acceptor.voted is None
     assert acceptor.vote(opened(3, SECOND), DIGEST) and acceptor.voted == opened(3, SECOND)
 
 
 def test_vote_for_the_same_ballot_a_second_time_is_refused():
-    acceptor = Acceptor(terms())
+    acceptor = acceptor_of()
     assert acceptor.vote(opened(1), DIGEST)
     assert not acceptor.vote(opened(1), OTHER)
     assert acceptor.promise(Ballot(2, SECOND)).digest == DIGEST
 
 
 def test_vote_above_the_promise_is_accepted():
-    acceptor = Acceptor(terms())
+    acceptor = acceptor_of()
     acceptor.vote(opened(1), DIGEST)
     assert acceptor.vote(opened(2, SECOND), OTHER)
 
 
 def test_heeds_a_prepare_only_from_its_leader_and_above_the_promise():
-    acceptor = Acceptor(terms())
+    acceptor = acceptor_of()
     assert not acceptor.heeds(THIRD, prepare(2, SECOND), 0.0)
     acceptor.promise(Ballot(3, SECOND))
     assert not acceptor.heeds(SECOND, prepare(3, SECOND), 0.0)
@@ -96,7 +107,7 @@ def test_heeds_a_prepare_only_from_its_leader_and_above_the_promise():
 
 
 def test_heeds_a_term_up_to_the_largest_leap_and_the_last_term():
-    acceptor = Acceptor(terms())
+    acceptor = acceptor_of()
     acceptor.promise(Ballot(5, SECOND))
     assert acceptor.heeds(SECOND, prepare(5 + LEAP, SECOND), 0.0)
     assert not acceptor.heeds(SECOND, prepare(5 + LEAP + 1, SECOND), 0.0)
@@ -106,7 +117,7 @@ def test_heeds_a_term_up_to_the_largest_leap_and_the_last_term():
 
 
 def test_heeds_the_first_ballots_at_once_and_later_ones_after_growing_pauses():
-    acceptor, now = Acceptor(terms()), 0.0
+    acceptor, now = acceptor_of(), 0.0
     for term in range(2, 2 + BALLOTS):
         assert acceptor.heeds(SECOND, prepare(term, SECOND), now)
     for number in range(BALLOTS, BALLOTS + 8):
@@ -118,7 +129,7 @@ def test_heeds_the_first_ballots_at_once_and_later_ones_after_growing_pauses():
 
 
 def test_heeds_counts_the_ballots_of_each_leader_separately():
-    acceptor = Acceptor(terms())
+    acceptor = acceptor_of()
     for term in range(2, 4 + BALLOTS):
         acceptor.heeds(SECOND, prepare(term, SECOND), 0.0)
     assert not acceptor.heeds(SECOND, prepare(50, SECOND), 0.0)
@@ -126,7 +137,7 @@ def test_heeds_counts_the_ballots_of_each_leader_separately():
 
 
 def test_trusts_a_peer_until_it_has_begun_more_ballots_than_an_honest_one():
-    acceptor = Acceptor(terms())
+    acceptor = acceptor_of()
     assert acceptor.trusts(SECOND)
     for term in range(2, 2 + BALLOTS):
         acceptor.heeds(SECOND, prepare(term, SECOND), 0.0)
@@ -136,14 +147,14 @@ def test_trusts_a_peer_until_it_has_begun_more_ballots_than_an_honest_one():
 
 
 def test_follows_the_first_term_only_from_the_first_member():
-    assert Acceptor(terms()).follows(FIRST, opened(1), 0.0)
-    assert not Acceptor(terms()).follows(SECOND, opened(1, SECOND), 0.0)
-    assert not Acceptor(terms()).follows(SECOND, opened(1), 0.0), "sent by another peer than its leader"
-    assert not Acceptor(terms()).follows(FIRST, opened(0), 0.0)
+    assert acceptor_of().follows(FIRST, opened(1), 0.0)
+    assert not acceptor_of().follows(SECOND, opened(1, SECOND), 0.0)
+    assert not acceptor_of().follows(SECOND, opened(1), 0.0), "sent by another peer than its leader"
+    assert not acceptor_of().follows(FIRST, opened(0), 0.0)
 
 
 def test_follows_a_later_term_when_promised_or_heeded_and_never_below_the_promise():
-    acceptor = Acceptor(terms())
+    acceptor = acceptor_of()
     assert acceptor.follows(SECOND, opened(2, SECOND), 0.0)
     acceptor.promise(Ballot(3, THIRD))
     assert acceptor.follows(THIRD, opened(3, THIRD), 0.0)
@@ -152,7 +163,7 @@ def test_follows_a_later_term_when_promised_or_heeded_and_never_below_the_promis
 
 
 def test_follows_a_promised_ballot_although_its_leader_has_begun_too_many():
-    acceptor = Acceptor(terms())
+    acceptor = acceptor_of()
     for term in range(2, 3 + BALLOTS):
         acceptor.heeds(SECOND, prepare(term, SECOND), 0.0)
     acceptor.promise(Ballot(9, SECOND))
@@ -168,6 +179,130 @@ def test_rest_is_zero_at_first_then_doubles_up_to_its_bound():
 
 def test_follows_the_first_term_from_the_first_in_leader_order_not_in_peer_order():
     reordered = RoundTerms(5, 0, (SECOND, FIRST, THIRD), BASE, PLAN, max_weight=100, patience=PATIENCE)
-    assert Acceptor(reordered).follows(SECOND, opened(1, SECOND), 0.0)
+    assert Acceptor(reordered, MemoryVoteStore()).follows(SECOND, opened(1, SECOND), 0.0)
     for peer in (FIRST, THIRD):
-        assert not Acceptor(reordered).follows(peer, opened(1, peer), 0.0)
+        assert not Acceptor(reordered, MemoryVoteStore()).follows(peer, opened(1, peer), 0.0)
+
+
+# --- durable before it is sent
+
+
+def test_promise_is_stored_with_the_last_vote_when_it_is_returned():
+    acceptor = acceptor_of(store := MemoryVoteStore())
+    assert store.record is None
+    acceptor.promise(Ballot(2, SECOND))
+    assert store.record == VoteRecord(b"", 5, Ballot(2, SECOND), None, None)
+    acceptor.vote(opened(2, SECOND), DIGEST)
+    assert store.record == VoteRecord(b"", 5, Ballot(2, SECOND), opened(2, SECOND), DIGEST)
+    acceptor.promise(Ballot(7, THIRD))
+    assert store.record == VoteRecord(b"", 5, Ballot(7, THIRD), opened(2, SECOND), DIGEST)
+
+
+def test_vote_above_the_promise_is_stored_as_a_promise_too():
+    acceptor = acceptor_of(store := MemoryVoteStore())
+    acceptor.vote(opened(4, SECOND), DIGEST)
+    assert store.record.promised == Ballot(4, SECOND)
+
+
+def test_followed_ballot_without_a_vote_is_not_stored():
+    """A restarted peer has voted for no ballot that it only followed, so it may promise or follow any."""
+    acceptor = acceptor_of(store := MemoryVoteStore())
+    assert acceptor.follows(SECOND, opened(2, SECOND), 0.0)
+    assert store.record is None and acceptor.promised == Ballot(2, SECOND)
+
+
+def test_restarted_peer_remembers_its_promise_and_vote_and_votes_no_lower_ballot():
+    store = MemoryVoteStore()
+    before = acceptor_of(store)
+    before.vote(opened(1), DIGEST)
+    before.promise(Ballot(3, SECOND))
+    after = acceptor_of(store)
+    assert not after.mute and after.promised == Ballot(3, SECOND) and after.voted == opened(1)
+    assert not after.vote(opened(2, THIRD), OTHER) and not after.vote(opened(1), OTHER)
+    assert not after.follows(THIRD, opened(2, THIRD), 0.0)
+    assert not after.heeds(SECOND, prepare(3, SECOND), 0.0)
+    assert after.vote(opened(3, SECOND), OTHER)
+    assert acceptor_of(store).promise(Ballot(9, THIRD)).voted == opened(3, SECOND)
+
+
+def test_failing_store_means_no_promise_no_vote_and_no_farewell():
+    assert acceptor_of(FullDisk()).promise(Ballot(2, SECOND)) is None
+    assert not acceptor_of(FullDisk()).vote(opened(1), DIGEST)
+    full = acceptor_of(FullDisk())
+    assert not full.withdraw() and full.farewell(FIRST, sign) is None
+
+
+@pytest.mark.parametrize("action", ["promise", "vote", "withdraw"])
+def test_acceptor_whose_store_failed_is_mute_although_the_disk_has_space_again(action):
+    """The store may have written the record in part, and begun another life, which is no member."""
+    acceptor = acceptor_of(store := FullDisk())
+    if action == "promise":
+        acceptor.promise(Ballot(2, SECOND))
+    elif action == "vote":
+        acceptor.vote(opened(1), DIGEST)
+    else:
+        acceptor.withdraw()
+    store.full = False
+    assert acceptor.mute and acceptor.voted is None and acceptor.promised.term == 0
+    assert acceptor.promise(Ballot(3, SECOND)) is None and not acceptor.vote(opened(1), DIGEST)
+    assert not acceptor.withdraw() and acceptor.farewell(FIRST, sign) is None and store.record is None
+
+
+@pytest.mark.parametrize(
+    ("lineage", "round", "muted"),
+    [(b"", 6, True), (b"", 500, True), (b"", 4, False), (b"l" * 16, 6, False), (b"l" * 16, 5, False)],
+)
+def test_record_of_a_later_round_of_the_same_lineage_mutes(lineage, round, muted):
+    """A peer that comes back with an older state may have voted in this round, and the record of that is overwritten."""
+    store = MemoryVoteStore()
+    store.save(VoteRecord(lineage, round, Ballot(8, THIRD), None, None))
+    acceptor = acceptor_of(store)
+    assert acceptor.mute == muted and acceptor.promised.term == 0
+    assert (acceptor.promise(Ballot(2, SECOND)) is None) == muted
+    assert acceptor.vote(opened(2, SECOND), DIGEST) != muted
+    assert (store.record.round, store.record.lineage) == ((round, lineage) if muted else (5, b""))
+
+
+def test_record_of_another_lineage_is_no_promise_in_this_one():
+    acceptor_of(store := MemoryVoteStore(), lineage=b"l" * 16).promise(Ballot(9, THIRD))
+    assert store.record.lineage == b"l" * 16
+    assert acceptor_of(store, lineage=b"m" * 16).promised.term == 0
+    assert acceptor_of(store, lineage=b"l" * 16).promised == Ballot(9, THIRD)
+
+
+# --- end of our part
+
+
+def test_peer_that_left_neither_votes_nor_promises_even_after_a_restart():
+    acceptor = acceptor_of(store := MemoryVoteStore())
+    acceptor.promise(Ballot(2, SECOND))
+    assert acceptor.withdraw() and acceptor.withdraw(), "once more is no change"
+    said = acceptor.farewell(FIRST, sign)
+    for one in (acceptor, acceptor_of(store)):
+        assert one.mute and not one.vote(opened(2, SECOND), DIGEST) and one.promise(Ballot(4, THIRD)) is None
+        assert one.farewell(FIRST, sign) == said, "it says the same again"
+    assert store.record.promised == Ballot(2, SECOND), "nothing was stored after the farewell"
+    assert not acceptor_of(store, round=6).mute, "it may vote in the next round"
+
+
+def test_farewell_has_the_promise_and_the_last_vote():
+    acceptor = acceptor_of()
+    acceptor.vote(opened(2, SECOND), DIGEST)
+    acceptor.promise(Ballot(3, THIRD))
+    farewell = Farewell(FIRST, Ballot(3, THIRD), name_of(opened(2, SECOND)), DIGEST, b"signed")
+    assert acceptor.withdraw()
+    assert acceptor.farewell(FIRST, sign) == Leave(5, 0, b"", farewell, opened(2, SECOND))
+
+
+def test_farewell_without_a_vote_names_none():
+    acceptor = acceptor_of()
+    assert acceptor.farewell(FIRST, sign) is None, "it has not left"
+    assert acceptor.withdraw() and acceptor.farewell(FIRST, sign) == Leave(
+        5, 0, b"", Farewell(FIRST, Ballot(0, bytes(32)), None, None, b"signed"), None
+    )
+
+
+def test_mute_acceptor_neither_votes_nor_promises_nor_leaves_and_stores_nothing():
+    acceptor = acceptor_of(store := MemoryVoteStore(), mute=True)
+    assert acceptor.promise(Ballot(2, SECOND)) is None and not acceptor.vote(opened(1), DIGEST)
+    assert not acceptor.withdraw() and acceptor.farewell(FIRST, sign) is None and store.record is None

@@ -2,7 +2,8 @@
 
 import msgspec
 import pytest
-from thinwire.collectives.consensus.certificates import CertificateCollector
+from kit.round_harness import START, leaving
+from thinwire.collectives.consensus.certificates import certified
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of
 from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Open, Proof, Vote
@@ -11,7 +12,7 @@ IDS = tuple(bytes([number]) * 32 for number in range(5))
 ANN, BEN, CAT, DAN, EVE = IDS
 TERMS = RoundTerms(5, 0, IDS, bytes(32), bytes(32), max_weight=100)
 GOOD, BAD = b"g" * 64, b"b" * 64
-RESULTS, OTHER = b"r" * 32, b"o" * 32
+RESULTS = b"r" * 32
 
 
 def opened(**changes):
@@ -24,25 +25,23 @@ def commit(*voters, digest=RESULTS, signature=GOOD, **changes):
 
 
 class Scene:
-    """Collector and electorate of peer ANN. `verified`: votes whose signatures were checked."""
+    """Electorate of peer ANN. `verified`: votes whose signatures were checked."""
 
-    def __init__(self, live=IDS, gone=()):
+    def __init__(self, live=IDS):
         self.verified = []
-        self.electorate = Electorate(ANN, TERMS, live, gone)
-        self.collector = CertificateCollector(self._verify)
+        self.electorate = Electorate(ANN, TERMS, live, self._verify)
 
-    def _verify(self, peer, vote, signature):
-        self.verified.append((peer, vote))
+    def _verify(self, peer, message, signature):
+        self.verified.append((peer, message))
         return signature == GOOD
 
-    def take(self, message):
-        self.collector.on_message(message, self.electorate)
-        return self.collector.believed(self.electorate)
+    def certified(self, message):
+        return certified(message, self.electorate, self._verify)
 
 
 def test_commit_with_votes_of_a_quorum_is_believed():
-    scene, message = Scene(), commit(ANN, BEN, CAT)
-    assert scene.take(message) is message
+    scene = Scene()
+    assert scene.certified(commit(ANN, BEN, CAT))
     vote = Vote(5, 0, Ballot(1, ANN), name_of(opened()), RESULTS)
     assert sorted(scene.verified) == [(peer, vote) for peer in (ANN, BEN, CAT)]
 
@@ -61,42 +60,51 @@ def test_commit_with_votes_of_a_quorum_is_believed():
     ],
 )
 def test_commit_with_few_unsorted_repeated_or_invalid_votes_is_not_believed(message):
-    assert Scene().take(message) is None
+    assert not Scene().certified(message)
 
 
-def test_commit_of_void_results_is_not_believed_before_or_after():
-    scene, message = Scene(), commit(ANN, BEN, CAT)
-    assert scene.take(message) is message
-    scene.collector.void(RESULTS)
-    assert scene.collector.believed(scene.electorate) is None
-    assert scene.take(message) is None
-    other = commit(ANN, BEN, CAT, digest=OTHER)
-    assert scene.take(other) is other
+def test_commit_with_enough_valid_votes_beside_an_invalid_one_is_believed():
+    message = commit(ANN, BEN, CAT, DAN)
+    votes = tuple(Proof(proof.peer, BAD if proof.peer == BEN else GOOD) for proof in message.votes)
+    assert Scene().certified(msgspec.structs.replace(message, votes=votes))
+    assert not Scene().certified(msgspec.structs.replace(message, votes=votes[:3]))
 
 
-def test_commit_with_more_votes_replaces_one_with_fewer_and_not_the_reverse():
-    scene = Scene()
-    few, more, last = commit(CAT, digest=OTHER), commit(ANN, BEN), commit(DAN, digest=OTHER)
-    gone = tuple(Exclusion(peer, "gone") for peer in (DAN, EVE))
-    more = msgspec.structs.replace(more, opened=opened(excluded=gone))
-    assert [scene.take(message) for message in (few, more, last)] == [None, None, None]
-    scene.electorate.live -= {DAN, EVE}
-    assert scene.collector.believed(scene.electorate) is more
+@pytest.mark.parametrize("live", [IDS, (ANN, BEN), ()])
+def test_commit_is_believed_whoever_is_reachable(live):
+    assert Scene(live=live).certified(commit(ANN, BEN, CAT))
+    assert not Scene(live=live).certified(commit(ANN, BEN))
 
 
-def test_commit_with_a_quorum_replaces_one_with_as_many_votes_without():
-    scene = Scene()
-    gone = tuple(Exclusion(peer, "gone") for peer in (DAN, EVE))
-    hidden = commit(DAN, EVE, digest=OTHER)
-    assert scene.take(hidden) is None
-    scene.electorate.live -= {DAN, EVE}
-    real = msgspec.structs.replace(commit(ANN, BEN), opened=opened(excluded=gone))
-    assert scene.take(real) is real
+def test_excluded_peers_do_not_make_a_quorum_smaller():
+    excluded = tuple(Exclusion(peer, reason) for peer, reason in ((CAT, "gone"), (DAN, "left"), (EVE, "silent")))
+    assert not Scene(live=(ANN, BEN)).certified(commit(ANN, BEN, excluded=excluded, alive=(ANN, BEN)))
 
 
-def test_peers_that_are_reachable_count_although_a_commit_calls_them_gone():
-    gone = tuple(Exclusion(peer, "gone") for peer in (CAT, DAN, EVE))
-    message = commit(ANN, BEN, excluded=gone)
-    assert Scene().take(message) is None
-    assert Scene(live=(ANN, BEN)).take(message) is message
-    assert Scene(gone=(CAT, DAN)).take(message) is message
+def farewells(*peers, promised=START, signature=GOOD):
+    return tuple(leaving(peer, promised, sign=lambda message: signature).farewell for peer in peers)
+
+
+def test_commit_with_proved_farewells_needs_a_quorum_of_those_left():
+    assert Scene().certified(commit(ANN, BEN, farewells=farewells(DAN, EVE)))
+    assert not Scene().certified(commit(BEN, farewells=farewells(DAN, EVE)))
+    assert not Scene().certified(commit(BEN, DAN, farewells=farewells(DAN, EVE))), "a departed member counts no more"
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [
+        farewells(DAN, EVE, signature=BAD),
+        farewells(EVE, DAN),
+        farewells(DAN, EVE, promised=Ballot(1, BEN)),
+        farewells(DAN, bytes([9]) * 32),
+    ],
+    ids=["signature", "unsorted", "promise above the ballot", "stranger"],
+)
+def test_commit_with_unproved_farewells_is_not_believed(carried):
+    assert not Scene().certified(commit(ANN, BEN, farewells=carried))
+    assert not Scene().certified(commit(ANN, BEN, CAT, DAN, farewells=carried)), "even with votes of a quorum"
+
+
+def test_commit_of_another_lineage_is_not_believed():
+    assert not Scene().certified(commit(ANN, BEN, CAT, lineage=b"l" * 16))

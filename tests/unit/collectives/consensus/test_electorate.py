@@ -1,78 +1,82 @@
-"""Electorate: quorums of members, and of present peers after all members are gone."""
+"""Electorate: quorums of the decided members, whatever this peer can reach."""
 
 import pytest
+from kit.round_harness import farewell, leaving
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms
-from thinwire.swarm.messages.registry import Ballot, Exclusion, Open
+from thinwire.swarm.messages.registry import Ballot, Open
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))
 ME, ANN, BEN, CAT, DAN, EVE = IDS
-TERMS = RoundTerms(5, 0, (ANN, BEN), bytes(32), bytes(32), patience=2.0)
+TERMS = RoundTerms(5, 0, (ANN, BEN, CAT, DAN), bytes(32), bytes(32), patience=2.0)
 
 
-def opened(alive, gone=()):
-    excluded = tuple(Exclusion(peer, "gone") for peer in gone) + (Exclusion(EVE, "late"),)
-    return Open(5, 0, Ballot(1, ANN), alive, alive, (), excluded, None, ())
+def electorate(live=IDS, terms=TERMS, left=()):
+    one = Electorate(ME, terms, live, lambda peer, message, signature: True)
+    for peer in left:
+        assert one.farewells.add(leaving(peer))
+    return one
 
 
-def test_electorate_is_orphaned_ten_seconds_after_the_last_member_is_gone():
-    electorate = Electorate(ME, TERMS, {ME}, {ANN, BEN})
-    assert [electorate.orphaned(now) for now in (100.0, 100.0, 109.9, 110.0, 111.0)] == [
-        False,
-        False,
-        False,
-        True,
-        True,
-    ]
+def opened(alive, left=()):
+    return Open(5, 0, Ballot(1, ANN), alive, alive, (), (), None, (), farewells=tuple(map(farewell, left)))
 
 
-def test_electorate_with_a_member_is_not_orphaned_and_starts_to_count_again():
-    electorate = Electorate(ME, TERMS, {ME}, {ANN, BEN})
-    assert not electorate.orphaned(100.0)
-    electorate.gone.discard(BEN)
-    assert not electorate.orphaned(200.0)
-    electorate.gone.add(BEN)
-    assert [electorate.orphaned(now) for now in (201.0, 210.9, 211.0)] == [False, False, True]
+@pytest.mark.parametrize("live", [IDS, (ANN, BEN), ()])
+def test_quorum_of_members_does_not_depend_on_the_reachable_ones(live):
+    one = electorate(live)
+    assert not one.enough({BEN, CAT}) and one.enough({BEN, CAT, DAN})
+    assert one.enough({ANN, BEN}), "half of them with the most senior one"
+    assert not one.enough({ANN, ME, EVE}), "strangers have no vote"
 
 
-def test_electorate_without_members_is_never_orphaned():
-    electorate = Electorate(ME, RoundTerms(1, 0, (), bytes(32), bytes(32)), {ME}, ())
-    assert not electorate.orphaned(0.0) and not electorate.orphaned(1000.0)
+def test_quorum_ties_go_to_the_most_senior_member_not_to_the_first_in_leader_order():
+    one = electorate(terms=RoundTerms(5, 0, (ANN, BEN, CAT, DAN), bytes(32), bytes(32), seniors=(CAT, ANN, BEN, DAN)))
+    assert not one.enough({ANN, BEN}) and one.enough({CAT, DAN})
 
 
-def test_orphaned_electorate_needs_a_majority_of_present_peers():
-    electorate = Electorate(ME, TERMS, {ME, CAT, DAN}, {ANN, BEN})
-    assert not electorate.here({ME, CAT, DAN}, 0.0)
-    assert not electorate.here({ME}, 10.0) and electorate.here({ME, CAT}, 10.0)
+def test_quorum_after_farewells_is_of_the_members_that_are_left():
+    one = electorate(left=[ANN])
+    assert not one.enough({BEN}) and one.enough({BEN, CAT}) and one.enough({BEN, DAN}) and not one.enough({ANN, BEN})
+    assert electorate(left=[ANN, BEN]).enough({CAT}) and not electorate(left=[ANN, BEN]).enough({DAN})
 
 
-def test_electorate_counts_only_members_that_are_not_gone():
-    terms = RoundTerms(5, 0, (ANN, BEN, CAT, DAN), bytes(32), bytes(32))
-    electorate = Electorate(ME, terms, {ME, ANN}, {DAN})
-    assert not electorate.enough({ANN, ME, EVE}) and electorate.enough({ANN, BEN})
-    assert not electorate.enough({BEN, CAT}, ()) and electorate.enough({BEN, CAT, DAN}, ())
-    assert electorate.enough({EVE, ME}, (ANN, BEN, CAT, DAN), (ME, EVE))
+def test_electorate_whose_members_have_all_left_has_no_quorum():
+    one = electorate(left=[ANN, BEN, CAT, DAN])
+    assert not one.enough({ME, EVE}) and not one.able
 
 
-def test_ballot_commits_with_members_that_its_leader_does_not_count_as_gone():
-    terms = RoundTerms(5, 0, (ANN, BEN, CAT, DAN), bytes(32), bytes(32))
-    electorate = Electorate(ME, terms, IDS, ())
-    assert not electorate.suffice({BEN, CAT}, opened((ANN, BEN, CAT, DAN)))
-    assert electorate.suffice({BEN, CAT}, opened((BEN, CAT, DAN), gone=(ANN,)))
+def test_ballot_commits_with_the_farewells_that_it_carries_only():
+    one = electorate(left=[ANN])
+    assert not one.suffice({BEN, CAT}, opened((ANN, BEN, CAT, DAN)))
+    assert one.suffice({BEN, CAT}, opened((BEN, CAT, DAN), left=[ANN]))
 
 
-@pytest.mark.parametrize(("live", "order"), [({ANN, BEN}, [BEN, ANN]), ({ANN, CAT}, [ANN])])
+def test_electorate_without_reachable_quorum_is_not_able():
+    assert electorate({ANN, BEN}).able and not electorate({BEN, CAT}).able and electorate({BEN, CAT, DAN}).able
+
+
+def test_mute_members_are_absent_and_do_not_change_the_quorum():
+    one = electorate({ANN, BEN, CAT})
+    one.mute |= {ANN}
+    assert one.absent == (ANN, DAN) and not one.able
+    assert one.enough({ANN, BEN, CAT}) and not one.enough({BEN, CAT})
+
+
+def test_departed_members_are_not_absent():
+    assert electorate({ANN, BEN}, left=[DAN]).absent == (CAT,)
+
+
+@pytest.mark.parametrize(("live", "order"), [({ANN, BEN}, [BEN, ANN]), ({ANN, CAT}, [ANN, CAT])])
 def test_order_of_leaders_begins_with_the_present_leader(live, order):
-    electorate = Electorate(ME, TERMS, live, ())
-    assert electorate.order(BEN) == order
+    assert electorate(live).order(BEN) == order
 
 
-def test_electorate_waits_for_reachable_members_that_are_not_ready():
-    terms = RoundTerms(5, 0, (ANN, BEN, CAT, DAN), bytes(32), bytes(32))
-    electorate = Electorate(ME, terms, {ME, ANN, BEN, CAT}, {CAT})
-    assert electorate.waiting_for({ANN}) == (BEN,)
+def test_order_of_leaders_is_without_departed_members():
+    assert electorate(left=[BEN]).order(BEN) == [ANN, CAT, DAN]
 
 
-def test_present_peers_decide_when_members_and_others_are_gone():
-    electorate = Electorate(ME, TERMS, {ME, CAT}, {ANN, BEN, EVE})
-    assert electorate.enough({ME, CAT}, present=(ME, CAT, DAN)) and not electorate.enough({ME}, present=(ME, CAT, DAN))
+def test_electorate_waits_for_reachable_members_with_a_vote_that_are_not_ready():
+    one = electorate({ANN, BEN, CAT, DAN}, left=[DAN])
+    one.mute |= {CAT}
+    assert one.waiting_for({ANN}) == (BEN,)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_of
+from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Open, Prepare, Promise, Ready, Vote
 
 IDS = [bytes([n]) * 32 for n in range(3)]
@@ -15,9 +16,22 @@ RESULTS = b"r" * 32
 FIRST = Ballot(1, LEADER)
 
 
+class FixedLife(MemoryVoteStore):
+    """Store of a given life."""
+
+    def __init__(self, life):
+        super().__init__()
+        self.given = life
+
+    @property
+    def life(self):
+        return self.given
+
+
 def agreement(life=LIVES[ME], lives=LIVES):
     terms = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), lives=lives)
-    one = Agreement(ME, terms, sign=lambda message: bytes(64), verify=lambda *_: True, live=IDS, life=life)
+    store = FixedLife(life)
+    one = Agreement(ME, terms, sign=lambda message: bytes(64), verify=lambda *_: True, live=IDS, store=store)
     for peer in (LEADER, OTHER):
         one.on_message(peer, announced(LIVES[peer]), bytes(64), 0.0)
     one.announce(announced(life), 0.0)
@@ -69,7 +83,7 @@ def test_adopted_ballot_may_name_an_earlier_life_of_another_peer_but_not_of_ours
 
 def test_member_with_another_life_neither_votes_nor_promises():
     one = agreement(life=b"z" * LIFE)
-    assert not one.remembers
+    assert not one.witness
     one.on_message(LEADER, Prepare(5, 0, Ballot(2, LEADER)), bytes(64), 0.1)
     assert not any(isinstance(message, Promise) for _, message in one.take())
 

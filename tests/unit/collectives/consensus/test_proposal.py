@@ -6,7 +6,19 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from thinwire.collectives.consensus.proposal import AcceptedValue, RoundTerms, adopt, choices, fit, propose, sound
+from kit.round_harness import leaving
+from thinwire.collectives.consensus.proposal import (
+    AcceptedValue,
+    RoundTerms,
+    adopt,
+    bound,
+    by_seniority,
+    choices,
+    fit,
+    propose,
+    sound,
+)
+from thinwire.collectives.consensus.quorum import enough
 from thinwire.swarm.messages.registry import MAX_GROUP, Ballot, Contribution, Open, Promise, Ready, Span
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))
@@ -232,9 +244,79 @@ def test_votes_count_only_with_ballot_and_digest():
     assert choices(promises) == [AcceptedValue(before, b"x" * 32, (IDS[0], IDS[3]))]
 
 
-@pytest.mark.parametrize("reason", ["late", "base digest"])
-def test_gone_peers_are_listed_before_all_other_excluded_ones(reason):
-    out = {number.to_bytes(2, "big") * 16: reason for number in range(MAX_GROUP + 3)} | {b"z" * 32: "gone"}
+def test_list_of_excluded_peers_is_bounded():
+    out = {number.to_bytes(2, "big") * 16: "late" for number in range(MAX_GROUP + 3)}
     found = propose(FIRST, TERMS, IDS[:4], said(1, 1, 1, 1), out, rejected={}, idle=(), before=None)
     assert found is not None and len(found.excluded) == MAX_GROUP
-    assert any(entry.reason == "gone" for entry in found.excluded)
+
+
+def test_proposal_of_another_lineage_is_refused():
+    terms = replace(equal(), lineage=b"l" * 16)
+    found = opened(said(1, 1, 1, 1), terms=terms)
+    assert found.lineage == b"l" * 16 and not sound(found, equal())
+
+
+# --- votes that bind a ballot: five members, A and B are digests
+
+A, B = b"a" * 32, b"b" * 32
+FIVE = IDS[:5]
+
+
+def voted(digest, *voters, term=1, left=()):
+    farewells = tuple(leaving(peer).farewell for peer in left)
+    before = msgspec.structs.replace(opened(said(1, 1, 1, 1, 1), ballot=Ballot(term, IDS[0])), farewells=farewells)
+    return AcceptedValue(before, digest, voters)
+
+
+def bind(found, *, silent=(), left=()):
+    choice = bound(found, silent, left, lambda agreeing, gone: enough(agreeing, FIVE, gone))
+    return None if choice is None else choice.digest
+
+
+@pytest.mark.parametrize(
+    ("voters", "silent", "binds"),
+    [
+        (IDS[:3], (), True),
+        (IDS[:2], (), False),
+        (IDS[:2], IDS[4:5], True),
+        (IDS[2:4], IDS[4:5], True),
+        (IDS[3:4], IDS[4:5], False),
+        ((), IDS[:5], False),
+    ],
+)
+def test_vote_binds_if_its_voters_and_the_silent_members_would_be_a_quorum(voters, silent, binds):
+    assert bind([voted(A, *voters)] if voters else [], silent=silent) == (A if binds else None)
+
+
+def test_first_possible_value_binds_and_impossible_later_ones_do_not():
+    found = [voted(B, IDS[4], term=7), voted(A, *IDS[:3])]
+    assert bind(found) == A, "an invented later vote does not hide a possible value"
+    assert bind(found, silent=IDS[1:3]) == B
+
+
+def test_departed_members_without_a_vote_do_not_count():
+    assert bind([voted(A, *IDS[2:4])]) is None
+    assert bind([voted(A, *IDS[2:4])], left=IDS[:2]) == A, "two of the three that are left"
+    assert bind([voted(A, IDS[2])], left=IDS[:2]) is None
+    assert bind([voted(A, IDS[2])], left=IDS[:2], silent=IDS[3:4]) == A
+
+
+def test_departed_members_with_a_vote_count():
+    assert bind([voted(A, *IDS[:2])]) is None
+    assert bind([voted(A, *IDS[:3])], left=IDS[:2]) == A
+    assert bind([voted(A, *IDS[:2])], left=IDS[:2], silent=IDS[4:5]) == A
+
+
+def test_departed_members_of_the_ballot_that_was_voted_for_count_as_silent():
+    """A farewell that this ballot does not carry may be of a member that voted in an even earlier ballot."""
+    assert bind([voted(A, *IDS[2:4], left=IDS[:2])]) is None, "they have promised this ballot without a vote"
+    assert bind([voted(A, *IDS[2:4], left=IDS[:2])], silent=IDS[:2]) == A
+
+
+# --- seniority
+
+
+def test_members_that_stay_keep_their_seniority_and_newcomers_follow_by_id():
+    assert by_seniority(IDS[:4], (IDS[3], IDS[1])) == (IDS[3], IDS[1], IDS[0], IDS[2])
+    assert by_seniority({IDS[4], IDS[1]}, (IDS[4], IDS[0], IDS[1])) == (IDS[4], IDS[1])
+    assert by_seniority(IDS[:3], ()) == IDS[:3]

@@ -1,58 +1,19 @@
-"""Peers that a proposer waits for before it opens a ballot."""
+"""Ballots of one peer: promises that it needs, and votes that it counts."""
 
 from dataclasses import replace
 
 import msgspec
 import pytest
+from kit.round_harness import leaving
 from thinwire.collectives.consensus.acceptor import LAST_TERM
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of
-from thinwire.collectives.consensus.proposer import FORSAKEN, Proposer
+from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Open, Promise, Ready, Vote
 
 IDS = [bytes([n]) * 32 for n in range(5)]
 ME = IDS[3]
 TERMS = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), patience=2.0)
-
-
-@pytest.mark.parametrize("linked", [True, False])
-@pytest.mark.parametrize("past", [True, False])
-def test_proposer_waits_for_third_of_five_only_if_present_and_ahead(linked, past):
-    """Two are dead, and may have voted; the third may know of it, and promises nothing."""
-    live = {ME, IDS[4]} | ({IDS[0]} if linked else set())
-    ready = {peer: Ready(5, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0) for peer in (ME, IDS[4])}
-    candidate = Proposer(Electorate(ME, TERMS, live, IDS[1:3]), ready)
-    candidate.past |= {IDS[0]} if past else set()
-    ballot, opened = Ballot(2, ME), None
-    for patiences in range(FORSAKEN + 4):
-        now = 2.0 * patiences
-        if not candidate.preparing:
-            candidate.prepare(Promise(5, 0, ballot, None, None), now)
-            candidate.hear_promise(IDS[4], Promise(5, 0, ballot, None, None), counts=True)
-        opened = candidate.propose(None, now + 0.1)
-        if opened is None:
-            opened = candidate.propose(None, now + 2.1)
-        if opened is not None:
-            break
-    assert (opened is None) == (linked and past)
-    if opened is not None:
-        assert opened.alive == (ME, IDS[4]) and patiences >= FORSAKEN - 2
-
-
-def test_proposer_waits_for_peer_without_state_only_if_member():
-    """One of five is dead; a newcomer and a member have no state. Only the member may have voted before."""
-    guest, alive = bytes([9]) * 32, [peer for peer in IDS if peer != IDS[0]]
-    ready = {peer: Ready(5, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0) for peer in alive}
-    candidate = Proposer(Electorate(ME, TERMS, {*alive, guest}, IDS[:1]), ready)
-    promise = Promise(5, 0, Ballot(2, ME), None, None)
-    candidate.prepare(promise, 0.0)
-    for peer in (IDS[1], IDS[2]):
-        candidate.hear_promise(peer, promise, counts=True)
-    candidate.excuse(guest)
-    candidate.excuse(IDS[4])
-    assert candidate.propose(None, 0.1) is None
-    candidate.hear_promise(IDS[4], promise, counts=True)
-    assert candidate.propose(None, 0.2) is not None
 
 
 RESULTS, OTHER = b"r" * 32, b"o" * 32
@@ -66,9 +27,13 @@ def announced(weight=1):
     return Ready(5, 0, 1, bytes(32), bytes(32), weight, b"", True, 0.0, 0.0)
 
 
-def proposer_of(terms=TERMS, live=IDS, gone=(), weights=(1, 1, 1, 1, 1)):
+def electorate(terms=TERMS, live=IDS):
+    return Electorate(ME, terms, live, lambda peer, message, signature: True)
+
+
+def proposer_of(terms=TERMS, live=IDS, weights=(1, 1, 1, 1, 1)):
     ready = {peer: announced(weight) for peer, weight in zip(IDS, weights, strict=True)}
-    return Proposer(Electorate(ME, terms, live, gone), ready)
+    return Proposer(electorate(terms, live), ready)
 
 
 def promise(term, voted=None, digest=None):
@@ -81,23 +46,61 @@ def prepared(term=3, **options):
     return proposer
 
 
-def test_proposer_without_third_member_opens_after_exactly_ten_patiences():
-    proposer = Proposer(Electorate(ME, TERMS, {ME, IDS[4]}, IDS[1:3]), {peer: announced() for peer in (ME, IDS[4])})
-    for now, opens in ((0.0, False), (19.9, False), (20.0, True)):
-        proposer.prepare(promise(2), now)
-        proposer.hear_promise(IDS[4], promise(2), counts=True)
-        assert (proposer.propose(None, now) is not None) == opens
+@pytest.mark.parametrize("linked", [True, False])
+def test_proposer_without_promises_of_three_of_five_never_opens(linked):
+    """Two are dead, and may have voted; the third promises nothing, whether it is reachable or not."""
+    live = {ME, IDS[4]} | ({IDS[0]} if linked else set())
+    candidate = Proposer(electorate(live=live), {peer: announced() for peer in (ME, IDS[4])})
+    for patiences in range(60):
+        now = 2.0 * patiences
+        if not candidate.preparing:
+            candidate.prepare(promise(2), now)
+            candidate.hear_promise(IDS[4], promise(2), counts=True)
+        assert candidate.propose(None, now + 0.1) is None and candidate.propose(None, now + 2.1) is None
 
 
-def test_proposer_whose_third_member_answered_once_waits_ten_patiences_again():
-    """The member may have voted since it answered."""
-    proposer = Proposer(Electorate(ME, TERMS, {ME, IDS[4]}, IDS[1:3]), {peer: announced() for peer in (ME, IDS[4])})
-    for now, answers, opens in ((0.0, False, False), (10.0, True, True), (20.0, False, False), (40.0, False, True)):
-        proposer.prepare(promise(2), now)
-        proposer.hear_promise(IDS[4], promise(2), counts=True)
-        if answers:
-            proposer.hear_promise(IDS[0], promise(2), counts=True)
-        assert (proposer.propose(None, now) is not None) == opens
+def test_proposer_with_farewells_of_the_dead_opens_with_two_of_three():
+    known = electorate(live={ME, IDS[4]})
+    for peer in IDS[1:3]:
+        known.farewells.add(leaving(peer))
+    candidate = Proposer(known, {peer: announced() for peer in (ME, IDS[4])})
+    candidate.prepare(promise(2), 0.0)
+    assert candidate.propose(None, 0.1) is None
+    candidate.hear_promise(IDS[4], promise(2), counts=True)
+    found = candidate.propose(None, 0.2)
+    assert found is not None and [one.peer for one in found.farewells] == IDS[1:3]
+    assert {(one.peer, one.reason) for one in found.excluded} == {
+        (IDS[0], "silent"),
+        (IDS[1], "left"),
+        (IDS[2], "left"),
+    }
+
+
+def test_departed_member_takes_no_part_although_it_promised_before():
+    known = electorate()
+    candidate = Proposer(known, {peer: announced() for peer in IDS})
+    candidate.prepare(promise(2), 0.0)
+    for peer in IDS:
+        if peer != ME:
+            candidate.hear_promise(peer, promise(2), counts=True)
+    known.farewells.add(leaving(IDS[0], Ballot(2, ME)))
+    found = candidate.propose(None, 0.1)
+    assert found is not None and found.alive == tuple(IDS[1:]) and [one.peer for one in found.farewells] == IDS[:1]
+
+
+def test_proposer_waits_for_peer_without_state_only_if_member():
+    """One of five is dead; a newcomer and a member have no state. Only the member may have voted before."""
+    guest, alive = bytes([9]) * 32, [peer for peer in IDS if peer != IDS[0]]
+    ready = {peer: announced() for peer in alive}
+    candidate = Proposer(electorate(live={*alive, guest}), ready)
+    candidate.prepare(promise(2), 0.0)
+    for peer in (IDS[1], IDS[2]):
+        candidate.hear_promise(peer, promise(2), counts=True)
+    candidate.excuse(guest)
+    candidate.excuse(IDS[4])
+    assert candidate.propose(None, 0.1) is None
+    candidate.hear_promise(IDS[4], promise(2), counts=True)
+    assert candidate.propose(None, 0.2) is not None
 
 
 def test_proposer_waits_longer_for_a_leader_after_four_ballots():

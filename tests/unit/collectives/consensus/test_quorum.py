@@ -1,4 +1,4 @@
-"""Quorums: any two intersect, whichever peers count as gone."""
+"""Quorums: majorities of the members that have not left; a tie goes to the most senior of them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def subsets(of):
 def test_two_quorums_of_one_base_intersect(n, data, fraction):
     members = MEMBERS[:n]
     one, other = data.draw(subsets(members)), data.draw(subsets(members))
-    gone = data.draw(subsets(members))
-    if enough(one, members, gone, fraction=fraction) and enough(other, members, gone, fraction=fraction):
-        assert (one & other) - gone
+    departed = data.draw(subsets(members))
+    if enough(one, members, departed, fraction=fraction) and enough(other, members, departed, fraction=fraction):
+        assert (one & other) - departed
 
 
 @given(st.integers(1, 7), st.data(), fractions)
-def test_quorum_is_monotone_and_ignores_gone_peers(n, data, fraction):
+def test_quorum_is_monotone_and_ignores_departed_peers(n, data, fraction):
     members = MEMBERS[:n]
-    agreeing, more, gone = (data.draw(subsets(members)) for _ in range(3))
-    if enough(agreeing, members, gone, fraction=fraction):
-        assert enough(agreeing | more, members, gone, fraction=fraction)
-        assert enough(agreeing - gone, members, gone, fraction=fraction)
+    agreeing, more, departed = (data.draw(subsets(members)) for _ in range(3))
+    if enough(agreeing, members, departed, fraction=fraction):
+        assert enough(agreeing | more, members, departed, fraction=fraction)
+        assert enough(agreeing - departed, members, departed, fraction=fraction)
 
 
 def test_all_remaining_members_are_a_quorum():
@@ -41,7 +41,7 @@ def test_all_remaining_members_are_a_quorum():
                 assert enough(chosen, MEMBERS[:n], set(MEMBERS[:n]) - set(chosen))
 
 
-def test_tie_is_won_by_side_of_first_remaining_member():
+def test_tie_is_won_by_side_of_most_senior_remaining_member():
     assert enough(MEMBERS[:2], MEMBERS[:4], ())
     assert not enough(MEMBERS[2:4], MEMBERS[:4], ())
     assert enough(MEMBERS[1:3], MEMBERS[:5], MEMBERS[:1])
@@ -59,3 +59,29 @@ def test_empty_set_is_no_quorum():
 def test_quorum_fraction_must_be_exceeded():
     assert not enough(MEMBERS[:4], MEMBERS[:6], (), fraction=2 / 3)
     assert enough(MEMBERS[:5], MEMBERS[:6], (), fraction=2 / 3)
+
+
+def test_tie_depends_on_seniority_and_not_on_ids():
+    seniors = (MEMBERS[3], MEMBERS[0], MEMBERS[1], MEMBERS[2])
+    assert enough({MEMBERS[3], MEMBERS[2]}, seniors) and not enough({MEMBERS[0], MEMBERS[1]}, seniors)
+    assert enough({MEMBERS[0], MEMBERS[1]}, seniors[1:] + seniors[:1])
+
+
+@given(st.integers(1, 6), st.data())
+def test_quorum_grows_when_a_member_leaves_only_by_that_farewell(n, data):
+    """Without a farewell nothing that happens to a member makes a quorum of the others."""
+    members = MEMBERS[:n]
+    agreeing, departed = data.draw(subsets(members)), data.draw(subsets(members))
+    if not enough(agreeing, members) and enough(agreeing, members, departed):
+        assert departed - agreeing
+
+
+@given(st.integers(1, 6), st.data())
+def test_vote_quorum_meets_the_next_promise_quorum_or_a_farewell_reports_it(n, data):
+    """The proof in quorum.py: members that left between two ballots promised nothing in the later one."""
+    members = MEMBERS[:n]
+    before, after = data.draw(subsets(members)), data.draw(subsets(members))
+    votes = data.draw(subsets(members)) - before
+    promises = data.draw(subsets(members)) - after - (before - after)
+    if enough(votes, members, before) and enough(promises, members, after):
+        assert votes & promises or votes & after

@@ -102,7 +102,7 @@ def test_own_pieces_are_sent_to_each_peer_once():
     assert harness.sent(Chunk) == [(peer, Chunk(1, 0, 1, 0), b"me") for peer in (OTHER, LEADER)]
     harness.open(ballot=Ballot(2, LEADER))
     assert not harness.sent(Chunk)
-    harness.round.on_link_down(OTHER, gone=False)
+    harness.round.on_link_down(OTHER)
     harness.round.reach(OTHER)
     assert [to for to, _, _ in harness.sent(Chunk)] == [OTHER]
 
@@ -212,7 +212,7 @@ def test_missing_payload_is_fetched_from_others_then_blamed():
 def test_payload_of_unreachable_peer_is_soon_fetched_from_others():
     harness = Harness()
     harness.send(LEADER)
-    harness.round.on_link_down(OTHER, gone=False)
+    harness.round.on_link_down(OTHER)
     harness.tick(SOON * 2.0 + 0.01)
     assert {to for to, _, _ in harness.sent(Fetch)} == {LEADER}
 

@@ -253,7 +253,7 @@ def test_reconnected_neighbour_gets_all_partials_again(harness):
     harness.queue.sent.clear()
     harness.round.reach(OTHER)
     assert harness.sent(Partial) == [], "it has it all"
-    harness.round.on_link_down(OTHER, gone=False)
+    harness.round.on_link_down(OTHER)
     harness.queue.sent.clear()
     harness.round.reach(OTHER)
     assert {index for _, index in sent(harness.sent(Partial))} == {*BEGUN, *PASSING}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from statistics import median_low
 
 import blake3
@@ -22,7 +23,6 @@ from kit.round_harness import (
     ready,
     signature,
 )
-from thinwire.collectives.consensus.electorate import ORPHANED
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of
 from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.data_plane import STIRRING
@@ -321,20 +321,28 @@ def test_excluded_peer_fetches_results_from_voters(harness):
     assert [bytes(result) for result in harness.round.results] == [harness.result(i) for i in range(6)]
 
 
-def test_gone_peer_stays_gone_in_the_next_round():
-    """It may be a member of that round: members are fixed by the first ballot of the committed results."""
-    late, dead, back = (bytes([n]) * 32 for n in (7, 8, 9))
+def test_adopted_results_are_unobtainable_while_none_of_their_voters_is_reachable():
     harness = Harness()
-    harness.round.exchange.opened = harness.round.agreement.opened = None  # it was paused when the round opened
-    for peer in (dead, back):
-        harness.round.on_link_down(peer, gone=True)
-    harness.round.on_link_down(late, gone=False)
-    assert harness.round.departed == {dead, back}
-    group = tuple(sorted((*IDS, back)))
-    harness.open(ballot=Ballot(2, LEADER), group=group, alive=group)
-    assert harness.round.departed == {dead}
-    harness.round.on_link_down(OTHER, gone=True)
-    assert harness.round.departed == {dead, OTHER}
+    assert not harness.round.unobtainable, "it has results to wait for, and is bound to none"
+    harness.open(ballot=Ballot(2, LEADER), adopted=bytes([7]) * 32, sources=(OTHER,), kept=IDS)
+    assert not harness.round.unobtainable
+    harness.round.on_link_down(OTHER)
+    assert harness.round.unobtainable
+    harness.round.reach(OTHER)
+    assert not harness.round.unobtainable
+
+
+def test_abandoned_round_ends_without_a_commit(harness):
+    outcome = asyncio.run(_abandoned(harness))
+    assert outcome.commit is None and not outcome.diverged and not harness.round.complete
+
+
+async def _abandoned(harness):
+    waiting = asyncio.ensure_future(harness.round.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    harness.round.abandon()
+    return await asyncio.wait_for(waiting, 1.0)
 
 
 def test_results_are_fetched_elsewhere_when_source_has_none():
@@ -390,8 +398,8 @@ def test_owed_bytes_in_transit_are_progress_for_a_while(owes):
 
 
 @pytest.mark.parametrize("honest", [True, False])
-def test_results_are_fetched_from_followers_when_voters_are_dead(honest):
-    """A newcomer has followed the round and is in the next one: it has the results, or lies until they are void."""
+def test_results_are_fetched_from_followers_when_voters_are_unreachable(honest):
+    """A newcomer has followed the round and is in the next one: it has the results, or lies; the commit stays."""
     harness, guest = Harness(), bytes([9]) * 32
     harness.round.reach(guest)
     group = (LEADER, OTHER)
@@ -399,26 +407,26 @@ def test_results_are_fetched_from_followers_when_voters_are_dead(honest):
     opened = Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ())
     harness.on_message(LEADER, _commit(opened, harness))
     for peer in group:
-        harness.round.on_link_down(peer, gone=True)
+        harness.round.on_link_down(peer)
     harness.queue.sent.clear()
-    harness.round.agreement.passed(guest)
+    harness.round.agreement.past.add(guest)
     patience = harness.round.agreement.terms.patience
-    for _ in range(2 * ORPHANED):
+    for _ in range(12):
         harness.now += 0.99 * patience
         harness.round.tick()
     asked = harness.sent(Fetch)
     assert {to for to, _, _ in asked} == {guest} and {i for _, message, _ in asked for i in message.indices} == {
         *range(6)
     }
-    assert harness.round.agreement.commit is not None
     if honest:
         hashes = b"".join(blake3.blake3(harness.result(i)).digest() for i in range(6))
         harness.on_message(guest, Record(1, 0, opened.ballot, tuple(range(6)), hashes))
         for index in range(6):
             harness.on_message(guest, Result(1, 0, opened.ballot, index), harness.result(index))
-    harness.now += patience
+    harness.now += 100 * patience
     harness.round.tick()
-    assert harness.round.complete == honest == (harness.round.agreement.commit is not None)
+    assert harness.round.complete == honest and harness.round.agreement.commit is not None
+    assert harness.round.unobtainable != honest
 
 
 def test_results_before_their_record_are_kept(harness):

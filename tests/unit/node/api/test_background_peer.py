@@ -16,7 +16,7 @@ COMMIT = SimpleNamespace(opened=SimpleNamespace(contributors=()))
 def test_speed_counts_weight_without_round_once(overlap):
     """The loop passes the weight again with later training; the speed is that of the later steps."""
     clock, speeds = SimpleNamespace(now=0.0), []
-    replica = SimpleNamespace(newest=(0, b""), round=0)
+    replica = SimpleNamespace(contents=(0, 0), round=0)
     outcomes = iter([None, None, COMMIT, None, "adopted", None])
 
     async def exchange(*, steps, weight, loss):
@@ -25,7 +25,7 @@ def test_speed_counts_weight_without_round_once(overlap):
             await background_peer._until_due()
         outcome = next(outcomes)
         if outcome is not None:
-            replica.newest = (0, replica.newest[1] + b"x")
+            replica.contents = (0, replica.contents[1] + 1)
         return Outcome(commit=outcome if outcome != "adopted" else None), 0.0
 
     async def settled():

@@ -1,6 +1,7 @@
 """Session of one peer without a network: routes frames, ends rounds, begins the next ones."""
 
 import asyncio
+import random
 from types import SimpleNamespace
 
 import blake3
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from kit.round_harness import FakeSendQueue, hashes_of
 from thinwire.collectives.consensus.proposal import name_of
+from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.rounds.payload import room
 from thinwire.collectives.rounds.results import digest_of
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
@@ -19,6 +21,7 @@ from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import (
     MAX_GROUP,
@@ -28,6 +31,9 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Contribution,
     Decline,
+    Fork,
+    Found,
+    Leave,
     Open,
     Prepare,
     Promise,
@@ -162,31 +168,73 @@ def test_session_applies_rounds_and_remembers_them():
     asyncio.run(main())
 
 
-def test_restarted_peer_has_no_vote_for_its_probation():
+def test_restarted_peer_with_its_votes_has_a_vote_at_once_and_remembers_its_promise():
+    store = MemoryVoteStore()
+    before = Scene(votes=lambda fragment: store)
+    before.on_message(BEN, Prepare(1, 0, Ballot(5, BEN)))
+    assert len(before.sent(Promise, to=BEN)) == 1
+    after = Scene(votes=lambda fragment: store)
+    assert after.announce().witness
+    after.on_message(ANN, Prepare(1, 0, Ballot(4, ANN)))
+    assert not after.sent(Promise)
+    after.on_message(ANN, Prepare(1, 0, Ballot(6, ANN)))
+    assert [message.ballot for message in after.sent(Promise)] == [Ballot(6, ANN)]
+
+
+def test_peer_that_returns_with_an_older_state_has_no_vote_until_a_later_round():
     async def main():
-        scene, witness = Scene(probation=2), []
-        for _ in range(4):
+        store = MemoryVoteStore()
+        store.save(VoteRecord(b"", 2, Ballot(2, ANN), None, None))
+        scene, witness = Scene(votes=lambda fragment: store), []
+        for _ in range(3):
             witness.append(scene.announce().witness)
             await scene.finish_round()
-        assert witness == [False, False, True, True]
+        assert witness == [False, True, True]
 
     asyncio.run(main())
 
 
-def test_state_made_here_ends_the_probation():
-    scene = Scene(probation=2)
-    scene.session.brought_back()
-    scene.session.advance()
-    assert scene.announce().witness
-
-
-def test_round_that_begins_again_has_no_vote_and_a_later_announcement():
+def test_round_that_begins_again_has_its_promises_and_a_later_announcement():
     scene = Scene()
     first = scene.announce()
+    scene.on_message(BEN, Prepare(1, 0, Ballot(5, BEN)))
     scene.session.advance()
     again = scene.announce()
-    assert first.witness and not again.witness and again.attempt > first.attempt
+    assert first.witness and again.witness and again.attempt > first.attempt
     assert scene.session.current.round == 1 and scene.session.history.get(1) is None
+    scene.on_message(ANN, Prepare(1, 0, Ballot(4, ANN)))
+    assert not scene.sent(Promise)
+
+
+def test_departing_peer_says_farewell_with_its_promise():
+    scene = Scene()
+    scene.on_message(BEN, Prepare(1, 0, Ballot(5, BEN)))
+    scene.session.leave()
+    (leave,) = scene.sent(Leave)
+    assert (leave.round, leave.farewell.peer, leave.farewell.promised) == (1, ME, Ballot(5, BEN))
+    scene.on_message(ANN, Prepare(1, 0, Ballot(6, ANN)))
+    assert not scene.sent(Promise)
+
+
+def lone_fork(scene, peer, life, base=None):
+    """Return a fork of the scene's state that this peer founded alone, rightly signed."""
+    base = scene.replica.digest if base is None else base
+    found = Found(scene.replica.round, 0, base, (peer,), life)
+    signature = sign_message(found, b"", KEYS[peer], RUN)
+    return Fork(scene.replica.round, base, scene.replica.members, (peer,), life, (signature,))
+
+
+@pytest.mark.parametrize(("founder", "same"), [(ME, True), (ANN, False)])
+def test_votes_of_another_lineage_are_forgotten_with_the_life_unless_we_founded_this_one(founder, same):
+    """Otherwise the peer could come back to the other lineage, and vote there again."""
+    store = MemoryVoteStore(random.Random(3))
+    scene = Scene(votes=lambda fragment: store)
+    scene.on_message(BEN, Prepare(1, 0, Ballot(5, BEN)))
+    first = store.life
+    scene.replica.found(lone_fork(scene, founder, first if founder == ME else bytes([9]) * 16))
+    scene.session.advance()
+    assert (store.life == first) == same
+    assert scene.session.current.agreement.terms.lineage == lineage_of(scene.replica.forks)
 
 
 @pytest.mark.parametrize(("sequence", "attempt"), [(5_000, 6), (1000 * (2**30 + 7), 2**30 + 8), (1000 * 2**31, 1)])
@@ -195,13 +243,21 @@ def test_first_announcement_of_a_process_is_later_than_those_of_earlier_ones(seq
 
 
 @pytest.mark.parametrize(
-    ("members", "probation", "takes_part"),
-    [((ME,), 0, False), ((ME,), 1, True), ((ME,), 2, True), (ALL, 2, False), ((ANN, BEN), 0, True), (ALL, 0, False)],
+    ("members", "lives", "voted", "takes_part"),
+    [
+        (ALL, b"", 0, False),
+        ((ANN, BEN), b"", 0, True),
+        (ALL, b"", 5, True),  # returned with an older state
+        (ALL, bytes([9]) * 48, 0, True),  # has lost its run folder
+        ((ME,), b"", 0, False),
+    ],
 )
-def test_peer_without_a_vote_of_its_round_takes_part_at_once(members, probation, takes_part):
-    scene = Scene(members, probation=probation)
-    scene.session.catch_up.begin(0, (), committed=True)
-    scene.replica.round = 1  # as a fetched state
+def test_peer_without_a_vote_of_its_round_takes_part_at_once(members, lives, voted, takes_part):
+    store = MemoryVoteStore(random.Random(3))
+    if voted:
+        store.save(VoteRecord(b"", voted, Ballot(1, ANN), None, None))
+    scene = Scene(members, votes=lambda fragment: store)
+    scene.replica.round, scene.replica.lives = 1, lives  # as a fetched state
     scene.session.advance()
     assert [message.weight for message in scene.sent(Ready)] == [0] * takes_part
 
@@ -350,10 +406,14 @@ def test_message_of_the_next_round_is_delivered_when_it_begins():
     asyncio.run(main())
 
 
-def test_dead_peer_is_gone_from_the_round_in_progress():
+def test_refused_connection_is_no_death_for_the_quorum():
     scene = Scene()
     scene.session.stats[ANN] = (1.0, 1.0, 1)
     scene.session.on_link_down(BEN, gone=False)
     assert not scene.session.catch_up.gone
     scene.session.on_link_down(ANN, gone=True)
-    assert scene.session.catch_up.gone == {ANN: 1} and not scene.session.stats
+    assert scene.session.catch_up.gone == {ANN} and not scene.session.stats
+    agreement = scene.session.current.agreement
+    assert not agreement.able and not agreement.able_without((ANN, BEN)) and agreement.able_without((ANN,))
+    scene.session.on_link_up(ANN)
+    assert not scene.session.catch_up.gone and agreement.able

@@ -2,14 +2,15 @@
 
 import asyncio
 
+import msgspec
 import numpy as np
 import pytest
-from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.collectives.state_sync import IN_FLIGHT, vouched
 from thinwire.node.outer.state_server import SIDE_BY_SIDE, SNAPSHOT_SECONDS, StateServer
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import CHUNK_BYTES, StateAsk, StateChunk, StateFetch, StateOffer
+from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Fork, StateAsk, StateChunk, StateFetch, StateOffer
 
 ANN, BEN = b"a" * 32, b"b" * 32
 
@@ -214,3 +215,22 @@ def test_offer_with_wrong_hashes_is_ignored(hashes):
         assert not here.server.offered and here.server.without == {ANN}
 
     asyncio.run(main())
+
+
+def test_offer_names_the_lineage_although_the_values_are_those_of_its_parent():
+    def work():
+        here = Server()
+        here.replica.lives = b"l" * LIFE
+        here.replica.seal()
+        first = here.ask(ANN)
+        fork = Fork(0, here.replica.digest, (ANN,), (BEN,), b"m" * LIFE, (b"s" * 64,))
+        change(here.server, lambda: here.replica.found(fork))
+        here.server.resume()
+        second = here.ask(BEN)
+        assert first.forks == () and first.lives == b"l" * LIFE
+        assert (second.forks, second.members, second.lives) == ((fork,), (BEN,), b"m" * LIFE)
+        assert second.digest == here.replica.digest != first.digest
+        assert vouched(second, b"".join(here.replica.hashes)) == tuple(here.replica.hashes)
+        assert vouched(msgspec.structs.replace(second, forks=()), b"".join(here.replica.hashes)) is None
+
+    run(work)

@@ -32,7 +32,7 @@ def test_tokens_missing_in_late_round_count_in_the_next():
         lease=lambda: None,
         place=tuple,
         identity=SimpleNamespace(peer_id=bytes(32)),
-        replica=SimpleNamespace(round=0, newest=(0, b"")),
+        replica=SimpleNamespace(round=0, newest=(0, b""), contents=(0, b"")),
         idle_weight=0,
         rounds=SimpleNamespace(settled=settled, follows=False, overtaken=False),
     )

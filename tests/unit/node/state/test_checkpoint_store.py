@@ -14,6 +14,7 @@ from thinwire.node.state import checkpoint_manifest
 from thinwire.node.state.checkpoint_store import KEEP, CheckpointStore, Saved, SaveFailed
 from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.messages.registry import LIFE, Fork
 
 RUN = bytes(range(32))
 IDENTITY = Identity.generate(b"\x07" * 32)
@@ -164,7 +165,10 @@ def snapshot(round, *, run=RUN, seed=None, private=True):
     }
     state = PrivateState(tensors, {"cursor": 12_345_678_901, "epoch": 1.5, "shard": "a", "done": False, "last": None})
     members = tuple(bytes([k]) * 32 for k in range(3))
-    return Snapshot(run, round, bytes([round % 256]) * 32, members, fragments, state if private else None)
+    digest = bytes([round % 256]) * 32
+    fork = Fork(round, digest, members, members[:1], bytes([round % 256]) * LIFE, (bytes(64),))
+    forks = (fork,) * (round % 3)
+    return Snapshot(run, round, digest, members, fragments, state if private else None, lives=b"l" * 48, forks=forks)
 
 
 def same_tensors(a, b):
@@ -174,7 +178,7 @@ def same_tensors(a, b):
 
 
 def same(a, b):
-    plain = [(s.run_id, s.round, s.digest, s.members, s.fragments.keys()) for s in (a, b)]
+    plain = [(s.run_id, s.round, s.digest, s.members, s.fragments.keys(), s.lives, s.forks) for s in (a, b)]
     private = (a.private is None and b.private is None) or (
         a.private is not None
         and b.private is not None
@@ -509,3 +513,14 @@ def test_checkpoints_survive_25_sigkills(tmp_path):
 def test_checkpoints_survive_1000_sigkills(tmp_path):
     checked, drafts = killed(1000, tmp_path)
     assert int(checked) == 1000 and int(drafts) > 100
+
+
+@pytest.mark.parametrize("forks", ["00", "91", "9103", "dc", "c0", "91" + "96" + "00" * 6])
+def test_signed_checkpoint_with_damaged_forks_is_skipped(forks):
+    disk = filled([1, 2])
+    place = HOME / "step-00000002"
+    body = checkpoint_manifest.unseal(disk.read(place / "manifest.json", 1 << 20), IDENTITY)
+    body = checkpoint_manifest.msgspec.structs.replace(body, forks=forks)
+    disk.file(place / "manifest.json").live = checkpoint_manifest.seal(body, IDENTITY)
+    loaded = store(disk).load(RUN)
+    assert same(loaded.snapshot, snapshot(1)) and "forks" in loaded.remarks[0]

@@ -18,6 +18,8 @@ from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.sims.engine.disk import SimDisk
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.lineage import lineage_of
+from thinwire.swarm.messages.registry import LIFE, Fork
 
 SIZE = 3000
 LAYOUT = Layout((Piece("w", (SIZE,), "float32", 0, SIZE),), SIZE, blake3.blake3(b"w").digest())
@@ -155,3 +157,33 @@ def test_copy_has_the_digest_of_its_state(known):
     assert peer.replica.digest == digest
     peer.commit()
     assert twin.digest == digest != peer.replica.digest and (twin.round, peer.replica.round) == (1, 2)
+
+
+def fork_of(replica):
+    return Fork(replica.round, replica.digest, replica.members, (ME.peer_id,), b"l" * LIFE, (b"s" * 64,))
+
+
+def test_checkpoint_has_the_forks_of_the_lineage():
+    disk = SimDisk(random.Random(1))
+    peer = Peer(disk)
+    for _ in range(2):
+        peer.commit()
+        peer.replica.found(fork_of(peer.replica))
+    digest, forks = peer.replica.digest, peer.replica.forks
+    assert isinstance(peer.checkpoint(meanwhile=peer.commit), Saved)
+    found = Peer(disk)
+    asyncio.run(found.keep.restore(found.replica, LAYOUT, at_once))
+    assert len(forks) == 2 and found.replica.forks == forks and found.replica.digest == digest
+    assert found.replica.members == (ME.peer_id,) and found.replica.lives == b"l" * LIFE
+
+
+def test_checkpoint_of_an_earlier_lineage_returns_to_it():
+    """The lineage founded since is not stored: then the peer is in the one that its state belongs to."""
+    disk = SimDisk(random.Random(1))
+    peer = Peer(disk)
+    peer.commit()
+    digest = peer.replica.digest
+    peer.checkpoint(meanwhile=lambda: peer.replica.found(fork_of(peer.replica)))
+    found = Peer(disk)
+    asyncio.run(found.keep.restore(found.replica, LAYOUT, at_once))
+    assert lineage_of(peer.replica.forks) and not found.replica.forks and found.replica.digest == digest

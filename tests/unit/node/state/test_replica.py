@@ -14,7 +14,8 @@ from thinwire.collectives.state_sync import FetchedState, state_digest
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.node.state.replica import Replica
-from thinwire.swarm.messages.registry import CHUNK_BYTES, Ballot, Commit, Open, StateOffer
+from thinwire.swarm.lineage import lineage_of
+from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Ballot, Commit, Fork, Open, StateOffer
 from thinwire.swarm.method_specs.diloco import DiLoCo
 
 LAYOUT = blake3.blake3(b"layout").digest()
@@ -169,3 +170,74 @@ def test_install_replaces_only_differing_chunks():
     assert target.state.tobytes() == source.state.tobytes()
     assert (target.round, target.members, target.digest) == (4, source.members, source.digest)
     assert target.digest == state_digest(4, LAYOUT, source.members, target.hashes)
+
+
+PEERS = tuple(bytes([number]) * 32 for number in range(5))
+
+
+def lives(*peers):
+    return b"".join(bytes([100 + peer[0]]) * LIFE for peer in peers)
+
+
+def fork_of(one, *members):
+    return Fork(one.round, one.digest, one.members, members, lives(*members), (b"s" * 64,) * len(members))
+
+
+def test_members_are_ordered_by_seniority_after_each_round():
+    """Equal on all peers, also on those that fetched the state later: a tie goes to the most senior member."""
+    ann, ben, cat, dan, eve = PEERS
+    one = Replica(LAYOUT, np.zeros(10, np.float32), (cat,))
+    for members, seniors in (
+        ((ben, cat), (cat, ben)),
+        ((ann, ben, cat, eve), (cat, ben, ann, eve)),
+        ((ann, ben, dan, eve), (ben, ann, eve, dan)),
+        ((ann, ben, cat, dan, eve), (ben, ann, eve, dan, cat)),
+        ((cat, dan), (dan, cat)),
+    ):
+        one.advance(members, lives(*members))
+        assert one.members == seniors and one.lives == lives(*seniors)
+        assert one.known_lives == {peer: lives(peer) for peer in seniors}
+
+
+def test_state_digest_depends_on_the_order_of_seniority():
+    found = set()
+    for start in (PEERS[0], PEERS[1]):
+        one = Replica(LAYOUT, np.zeros(10, np.float32), (start,))
+        one.advance(PEERS[:2], lives(*PEERS[:2]))
+        found.add(one.digest)
+    assert len(found) == 2
+
+
+def test_founded_lineage_changes_digest_members_and_lives_but_no_values():
+    one, other = (replica(np.ones(10, np.float32)) for _ in range(2))
+    before, hashes, state = one.digest, list(one.hashes), one.state.copy()
+    fork = fork_of(one, *PEERS[1:3])
+    one.found(fork)
+    assert one.forks == (fork,) and one.round == 0
+    assert (one.members, one.lives) == (PEERS[1:3], lives(*PEERS[1:3]))
+    assert one.hashes == hashes and np.array_equal(one.state, state) and one.digest != before
+    other.members, other.lives = PEERS[1:3], lives(*PEERS[1:3])
+    other.seal()
+    assert other.digest != one.digest, "the lineage alone makes a difference"
+    assert one.digest == state_digest(0, LAYOUT, one.members, hashes, one.lives, lineage_of(one.forks))
+
+
+def test_lineages_with_equal_values_never_have_equal_digests_again():
+    one, other = (replica(np.ones(10, np.float32)) for _ in range(2))
+    one.found(fork_of(one, *PEERS[:2]))
+    other.found(fork_of(other, PEERS[0]))
+    for _ in range(3):
+        for each in (one, other):
+            each.advance(PEERS[:3], lives(*PEERS[:3]))
+        assert one.digest != other.digest
+    assert set(one.members) == set(other.members)
+
+
+def test_install_takes_over_the_lineage_of_the_offer():
+    source, target = (replica(np.ones(10, np.float32)) for _ in range(2))
+    source.found(fork_of(source, PEERS[1]))
+    offer = StateOffer(0, source.digest, LAYOUT, source.state.nbytes, source.members, 0, source.lives, source.forks)
+    target.install(FetchedState(offer, tuple(source.hashes), {}, (ME,)))
+    assert (target.forks, target.lives, target.digest) == (source.forks, source.lives, source.digest)
+    target.seal()
+    assert target.digest == source.digest

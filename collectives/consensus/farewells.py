@@ -1,0 +1,80 @@
+"""Farewells of the members that have left a round; see `quorum` for the proof that they may leave the quorum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+import msgspec
+from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
+from thinwire.swarm.messages.registry import MAX_FAREWELLS, Ballot, Farewell, Leave, Message, Open, PeerId
+
+Verify = Callable[[PeerId, Message, bytes], bool]
+"""Checks the signature of a peer under a message."""
+
+
+def statement(leave: Leave) -> Leave:
+    """Return what the leaving peer signs: everything but the Open, which the farewell names."""
+    return msgspec.structs.replace(leave, farewell=msgspec.structs.replace(leave.farewell, signature=b""), opened=None)
+
+
+def signed(leave: Leave, sign: Callable[[Message], bytes]) -> Leave:
+    """Return the message with our signature."""
+    signature = sign(statement(leave))
+    return msgspec.structs.replace(leave, farewell=msgspec.structs.replace(leave.farewell, signature=signature))
+
+
+class Farewells:
+    """Verified farewells of one round, by peer."""
+
+    def __init__(self, terms: RoundTerms, verify: Verify) -> None:
+        self._terms, self._verify = terms, verify
+        self._known: dict[PeerId, Leave] = {}
+
+    def __iter__(self) -> Iterator[PeerId]:
+        return iter(self._known)
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._known
+
+    def add(self, leave: Leave) -> bool:
+        """Add a farewell; return False if it is known, or cannot be right."""
+        peer, opened, terms = leave.farewell.peer, leave.opened, self._terms
+        if peer in self._known or peer not in terms.members or len(self._known) >= MAX_FAREWELLS:
+            return False
+        if (leave.round, leave.fragment, leave.lineage) != (terms.round, terms.fragment, terms.lineage):
+            return False
+        if (opened is None) != (leave.farewell.voted is None) or (opened is None) != (leave.farewell.digest is None):
+            return False
+        if opened is not None and not (sound(opened, terms) and name_of(opened) == leave.farewell.voted):
+            return False
+        if not self._verify(peer, statement(leave), leave.farewell.signature):
+            return False
+        self._known[peer] = leave
+        return True
+
+    def messages(self) -> list[Leave]:
+        """Return the farewells, for other peers."""
+        return [self._known[peer] for peer in sorted(self._known)]
+
+    def below(self, ballot: Ballot) -> dict[PeerId, Leave]:
+        """Return the farewells that this ballot may carry: those with a promise that is not above it."""
+        return {peer: leave for peer, leave in sorted(self._known.items()) if leave.farewell.promised <= ballot}
+
+    def valid(self, opened: Open) -> bool:
+        """Return True if the farewells of a proposal may be left out of its quorum."""
+        peers = [farewell.peer for farewell in opened.farewells]
+        return peers == sorted(set(peers)) and all(self._valid(farewell, opened) for farewell in opened.farewells)
+
+    def _valid(self, farewell: Farewell, opened: Open) -> bool:
+        terms, known = self._terms, self._known.get(farewell.peer)
+        if farewell.promised > opened.ballot or farewell.peer not in terms.members:
+            return False
+        if known is not None and known.farewell == farewell:
+            return True
+        stated = Leave(terms.round, terms.fragment, terms.lineage, farewell, None)
+        return self._verify(farewell.peer, statement(stated), farewell.signature)
+
+
+def departed(opened: Open) -> Collection[PeerId]:
+    """Return the members that the quorum of a proposal is counted without."""
+    return [farewell.peer for farewell in opened.farewells]

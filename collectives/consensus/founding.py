@@ -1,0 +1,89 @@
+"""Founding of a lineage: unanimous agreement of peers that continue without a quorum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from thinwire.swarm.messages.registry import LIFE, Digest, Fork, Found, Message, PeerId
+
+DISAGREE = 3
+"""Settle times after which peers with other statements are left out."""
+
+
+class Founding:
+    """Unanimous agreement of peers to continue as a lineage after `round`.
+
+    Every peer states the founders that it sees. First these are all members that it can reach and all peers that have
+    stated the same state; after `until`, only peers that have, each of which must have named all others. The lineage begins
+    when all founders have stated the same. base: digest of the state after `round`. before: members of the parent lineage.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        round: int,
+        fragment: int,
+        base: Digest,
+        before: Sequence[PeerId],
+        life: bytes,
+        sign: Callable[[Message], bytes],
+    ) -> None:
+        self.me, self.round, self.fragment, self.base, self.before = me, round, fragment, base, tuple(before)
+        self.life, self._sign = life, sign
+        self.stated: dict[PeerId, tuple[Found, bytes]] = {}
+        """Statements of peers about the same state, and their signatures."""
+        self._excluded: set[PeerId] = set()
+        self.until: float | None = None
+        """Time until which members that have not stated anything are waited for; None before our first statement."""
+
+    def on_message(self, sender: PeerId, message: Found, signature: bytes) -> bool:
+        """Note the statement of another peer; return True if it is about the same state."""
+        same = (message.round, message.fragment, message.base) == (self.round, self.fragment, self.base)
+        if same and sender in message.members and len(message.life) == LIFE:
+            self.stated[sender] = message, signature
+            return True
+        return False
+
+    def state(self, now: float, live: Collection[PeerId], silent: Collection[PeerId], settle: float) -> Found | None:
+        """Return our statement if it is new. live: reachable peers. silent: members that will not state anything.
+
+        settle: seconds for which members are waited for.
+        """
+        if self.until is None:
+            self.until = now + settle
+        if self.me in self.stated and now >= self.until + DISAGREE * settle:
+            # Peers that still state something else would prevent a lineage for ever.
+            own = self.stated[self.me][0].members
+            self._excluded |= {peer for peer, (one, _) in self.stated.items() if one.members != own}
+            self.until = now
+        stated = {peer for peer in self.stated if peer in live and peer not in self._excluded}
+        if now < self.until:
+            founders = {self.me, *stated, *(peer for peer in self.before if peer in live and peer not in silent)}
+        else:
+            founders = {self.me}
+            for peer in sorted(stated - {self.me}):
+                named = set(self.stated[peer][0].members)
+                if founders <= named and all(one == self.me or self._names(one, peer) for one in founders):
+                    founders.add(peer)
+        members = tuple(sorted(founders))
+        said = self.stated.get(self.me)
+        if said is not None and said[0].members == members:
+            return None
+        message = Found(self.round, self.fragment, self.base, members, self.life)
+        self.stated[self.me] = message, self._sign(message)
+        return message
+
+    def _names(self, one: PeerId, peer: PeerId) -> bool:
+        return peer in self.stated[one][0].members
+
+    @property
+    def fork(self) -> Fork | None:
+        """The fork, when all founders have stated the same."""
+        if self.me not in self.stated:
+            return None
+        members = self.stated[self.me][0].members
+        if any(peer not in self.stated or self.stated[peer][0].members != members for peer in members):
+            return None
+        lives = b"".join(self.stated[peer][0].life for peer in members)
+        signatures = tuple(self.stated[peer][1] for peer in members)
+        return Fork(self.round, self.base, self.before, members, lives, signatures)

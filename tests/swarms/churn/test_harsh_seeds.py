@@ -1,0 +1,82 @@
+"""Seeds with more faults at once than those of the families: kills, restarts, partitions, lossy and slow links, bad disks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from thinwire.sims.scenario.faults import HARSH, SEVERE, Fault
+from thinwire.sims.simulation.world import simulate
+from thinwire.sims.trials import families, trial
+from thinwire.sims.trials.trial import PACE
+
+KINDS = (
+    *("restart", "restart", "restart", "pause", "partition", "partition", "isolate", "one-way", "clog", "half-open"),
+    *("reset", "slow-close", "swizzle-clog", "loss", "clock-jump", "slow-disk", "no-space", "bit-rot"),
+)
+
+LAST, SECONDS, STALL = 22.0, 50.0, 24.0
+"""Second after which no fault is active, duration, and the longest time without a round."""
+
+
+def _scenario(seed):
+    """Return a scenario of a family with sixteen faults of KINDS and two kills."""
+    names = [name for name in families.FAMILIES if name != "merge"]
+    scenario, rng = families.scenario(names[seed % len(names)], seed), random.Random(f"harsh/{seed}")
+    peers, faults = len(scenario.peers), []
+    for _ in range(16):
+        kind, at = rng.choice(KINDS), rng.uniform(3.0, 20.0)
+        count = {
+            "partition": rng.randint(1, peers // 2),
+            **dict.fromkeys(("one-way", "clog", "half-open", "reset", "slow-close"), 2),
+            "swizzle-clog": rng.randint(2, peers // 2),
+            "loss": rng.randint(1, peers // 2),
+        }.get(kind, 1)
+        chosen = tuple(rng.sample(range(peers), count))
+        amounts = {
+            "loss": rng.uniform(0.05, 0.3),
+            "clock-jump": rng.uniform(-3600, 3600),
+            "slow-disk": rng.uniform(0.01, 1.0),
+        }
+        seconds = min(LAST - at, rng.uniform(0.3, 9.0))
+        faults.append(Fault(at, kind, chosen, seconds, amounts.get(kind, 0.0)))
+    faults += [Fault(rng.uniform(4, 18), "kill", (peer,)) for peer in rng.sample(range(2, peers), 2)]
+    ordered = tuple(sorted(faults, key=lambda fault: (fault.at, fault.kind, fault.peers)))
+    return replace(scenario, duration=SECONDS, interval=SECONDS, faults=ordered)
+
+
+@pytest.mark.parametrize("seed", [910078, 910094, 910156])
+def test_swarm_under_many_faults_at_once_violates_no_invariant(seed):
+    run = simulate(_scenario(seed), preset=PACE, stall=STALL, first=True)
+    assert run.violations == ()
+
+
+def test_harsh_scenario_draws_severe_faults_that_end_before_the_quiet_part():
+    scenarios = [families.harsh(name, seed) for seed in range(5) for name in ("diloco", "chains")]
+    faults = [fault for scenario in scenarios for fault in scenario.faults]
+    assert all(0.0 < fault.at and fault.until <= families.HARSH_CALM + 1e-9 for fault in faults)
+    kinds = {fault.kind for fault in faults}
+    assert SEVERE.keys() <= kinds <= HARSH.keys() and len(faults) > 10 * len(scenarios)
+    assert all(scenario.duration > families.HARSH_CALM + 25.0 for scenario in scenarios)
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["0", "3", "--mix", "harsh"], ["diloco", "muloco", "noloco"]),
+        (["7", "--mix", "harsh", "--family", "ring"], ["ring"]),
+    ],
+)
+def test_trial_command_plays_the_harsh_mix(monkeypatch, words, names):
+    seen = []
+
+    def examine(scenario, *, command, **rest):
+        seen.append((scenario, command(scenario.seed, None)))
+
+    monkeypatch.setattr(trial, "examine", examine)
+    assert trial.main(words) == 0
+    first = int(words[0])
+    assert [scenario for scenario, _ in seen] == [families.harsh(name, first + at) for at, name in enumerate(names)]
+    text = "python -m thinwire.sims.trials.trial {} --family {} --mix harsh"
+    assert [command for _, command in seen] == [text.format(first + at, name) for at, name in enumerate(names)]

@@ -1,0 +1,51 @@
+"""After an outage of all peers the newest history continues, in whatever order they return."""
+
+from __future__ import annotations
+
+import pytest
+from kit.histories import digests_of, played, save_each_round, short_rounds, troubles
+from thinwire.sims.scenario.faults import Fault
+
+NOTHING_SAVED = pytest.mark.xfail(strict=True, reason="no peer has written a checkpoint: all stop and say so")
+
+
+def _newest(run, until):
+    return max(slot.round for slot in digests_of(run, until=until))
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_swarm_that_returns_after_staggered_deaths_continues_its_newest_round(monkeypatch, first):
+    """The peer that returns first died earlier than others, or last."""
+    save_each_round(monkeypatch)
+    back, deaths = 26.0, (10.0, 13.0, 16.0, 19.0, 22.0)
+    returns = {peer: back + 0.05 * ((peer - first) % 5) for peer in range(5)}
+    faults = (Fault(at, "restart", (peer,), returns[peer] - at) for peer, at in enumerate(deaths))
+    run = played(short_rounds(5, *faults, seconds=100.0, seed=4))
+    assert troubles(run, back + 0.2) == []
+    again = min(slot.round for slot in digests_of(run, since=back) if not slot.lineage)
+    assert again >= _newest(run, back), "no committed round is lost"
+    assert not any(slot.lineage for slot in digests_of(run, since=run.ended - 30.0)), "nor is another lineage left"
+
+
+def test_swarm_continues_after_staggered_deaths_and_one_lost_folder(monkeypatch):
+    """Three come back with checkpoints of different rounds, and one without its run folder; the founder is not first."""
+    save_each_round(monkeypatch)
+    times = {0: (10.9, 27.0), 1: (10.9, 25.0), 2: (14.5, 25.2), 3: (17.0, 25.4)}
+    faults = (
+        Fault(death, "lost-folder" if peer == 3 else "restart", (peer,), back - death)
+        for peer, (death, back) in times.items()
+    )
+    run = played(short_rounds(4, *sorted(faults, key=lambda fault: fault.at), seconds=110.0, seed=4))
+    assert troubles(run, 27.0) == []
+
+
+@pytest.mark.parametrize("saves", ["each round", "seldom"])
+@pytest.mark.parametrize("at", [8.0, 9.1, 10.3])
+def test_swarm_continues_after_outage_of_all_peers(monkeypatch, request, at, saves):
+    """If checkpoints are seldom, the last rounds are made again: they need a lineage, since they get other digests."""
+    if saves == "each round":
+        save_each_round(monkeypatch)
+    elif at < 10.0:
+        request.applymarker(NOTHING_SAVED)
+    run = played(short_rounds(5, Fault(at, "outage", (0, 1, 2, 3, 4), 4.0), seconds=70.0))
+    assert troubles(run, at + 4.0) == []

@@ -1,0 +1,38 @@
+"""A partition of any kind leaves one history: a round has one digest in a lineage, and all meet again afterwards."""
+
+from __future__ import annotations
+
+import pytest
+from kit.histories import played, short_rounds, troubles
+from thinwire.sims.scenario.faults import Fault
+
+AT = 9.5
+"""Virtual second of the fault: in the midst of a round."""
+
+
+@pytest.mark.parametrize("seconds", [1.0, 10.0])
+@pytest.mark.parametrize(("peers", "side"), [(7, (6,)), (2, (0,)), (5, (3, 4)), (4, (2, 3))])
+def test_swarm_split_by_a_firewall_that_refuses_has_one_history(peers, side, seconds):
+    run = played(short_rounds(peers, Fault(AT, "refuse", side, seconds), seconds=60.0))
+    assert troubles(run, AT + seconds) == []
+
+
+@pytest.mark.parametrize("seconds", [1.0, 10.0])
+@pytest.mark.parametrize(("peers", "side"), [(7, (6,)), (5, (3, 4)), (4, (2, 3))])
+def test_swarm_split_by_a_firewall_that_drops_has_one_history(peers, side, seconds):
+    run = played(short_rounds(peers, Fault(AT, "partition", side, seconds), seconds=60.0))
+    assert troubles(run, AT + seconds) == []
+
+
+@pytest.mark.parametrize("refused", ["one", "others"])
+def test_swarm_with_one_peer_refused_in_one_direction_has_one_history(refused):
+    """The connections of one side are refused at once, those of the other side hang."""
+    pairs = [(6, 0, 1, 2, 3, 4, 5)] if refused == "one" else [(other, 6) for other in range(6)]
+    faults = (Fault(AT, "refuse-one-way", pair, 1.0) for pair in pairs)
+    assert troubles(played(short_rounds(7, *faults, seconds=60.0)), AT + 1.0) == []
+
+
+@pytest.mark.parametrize("others", [(0,), (0, 1, 2, 3)])
+def test_swarm_with_flapping_links_has_one_history(others):
+    run = played(short_rounds(5, Fault(AT, "flap", (4, *others), 20.0), seconds=70.0))
+    assert troubles(run, AT + 20.0) == []
