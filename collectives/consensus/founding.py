@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from thinwire.swarm.messages.registry import LIFE, Digest, Fork, Found, Message, PeerId
 
 DISAGREE = 3
-"""Settle times after which peers with other statements are left out."""
+"""Settle times after which peers that name others without a statement are left out."""
 
 
 class Founding:
@@ -52,9 +52,9 @@ class Founding:
         if self.until is None:
             self.until = now + settle
         if self.me in self.stated and now >= self.until + DISAGREE * settle:
-            # Peers that still state something else would prevent a lineage for ever.
-            own = self.stated[self.me][0].members
-            self._excluded |= {peer for peer, (one, _) in self.stated.items() if one.members != own}
+            # Peers that still name others without a statement would prevent a lineage for ever.
+            seen = {self.me, *(peer for peer in self.stated if peer in live)}
+            self._excluded |= {peer for peer, (one, _) in self.stated.items() if not seen.issuperset(one.members)}
             self.until = now
         stated = {peer for peer in self.stated if peer in live and peer not in self._excluded}
         if now < self.until:

@@ -32,7 +32,7 @@ from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame, sign_message
-from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import (
@@ -248,6 +248,15 @@ class RoundSession:
     def waiting_for(self) -> Collection[PeerId]:
         """Return the peers that the round in progress waits for."""
         return self.current.agreement.waiting_for()
+
+    def stalled(self) -> str:
+        """Return why no round can commit, for whom this peer waits, and until when; empty if a quorum is here."""
+        since, until = self.lineages.since, self.lineages.until
+        if since is None:
+            return ""
+        absent = ", ".join(map(short, self.current.agreement.absent)) or "the results of the round"
+        told = f"no quorum for {self._now() - since:.0f} s: waiting for {absent}"
+        return told if until is None else f"{told}; a lineage continues in {max(0.0, until - self._now()):.0f} s"
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return size and limit of each buffer, by name."""

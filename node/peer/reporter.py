@@ -11,6 +11,7 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.status import PeerStatus, Phase, Status
 from thinwire.node.runtime.console import bytes_text, count_text
 from thinwire.swarm.identity.identity import short
+from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.messages.registry import PeerId
 
 DEBUG, INFO, WARNING = 10, 20, 30
@@ -114,7 +115,8 @@ class Reporter:
     def uncommitted(self, peer: Peer) -> None:
         """Record a round without a commit."""
         waiting = ", ".join(short(absent) for absent in peer.session.waiting_for())
-        self.emit("uncommitted", {"round": peer.replica.round + 1, "detail": f"waiting for {waiting or 'a quorum'}"})
+        detail = peer.session.stalled() or f"waiting for {waiting or 'a quorum'}"
+        self.emit("uncommitted", {"round": peer.replica.round + 1, "detail": detail})
 
     def snapshot(self, peer: Peer) -> Status:
         """Return the status; for a peer that is not ready only its identity."""
@@ -172,4 +174,6 @@ class Reporter:
             checkpoint=self.checkpoint,
             seat=seats.told(peer.identity.peer_id),
             group=self._group(),
+            stalled=session.stalled(),
+            lineage=", ".join(sorted({lineage_of(one.forks).hex() for _, one, _ in replica.each(peer.layout)} - {""})),
         )

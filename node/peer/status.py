@@ -43,7 +43,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     versions may have more. `alike`: True if the digests of all peers in one round are equal. `fp32_bytes`: bytes that
     synchronous data parallelism in fp32 would have sent for the same steps. `alarm`: a problem for a person, such as a
     checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds
-    the model.
+    the model. `stalled`: why no round can commit, for whom this peer waits, and until when; empty if a quorum is here.
+    `lineage`: name of the lineage; empty for the first one.
     """
 
     process: int
@@ -72,6 +73,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     alarm: str = ""
     seat: str = ""
     group: str = ""
+    stalled: str = ""
+    lineage: str = ""
 
     @property
     def saved_factor(self) -> float:

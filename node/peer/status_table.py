@@ -45,6 +45,8 @@ def summary(status: Status, wall: float) -> Text:
         ("checkpoint", status.checkpoint or "-"),
         *((("holds", status.seat),) if status.seat else ()),
         *((("group", status.group),) if status.group else ()),
+        *((("waits", status.stalled),) if status.stalled else ()),
+        *((("lineage", status.lineage),) if status.lineage else ()),
         ("process", f"{status.process}, said this {max(0.0, wall - status.wall):.0f} s ago"),
     ]
     return Text("\n".join(f"{name:<11}{plain(value)}" for name, value in facts))

@@ -130,6 +130,11 @@ class FragmentSessions:
         """Return the peers that the round of the next turn waits for."""
         return self.ahead.waiting_for()
 
+    def stalled(self) -> str:
+        """Return why rounds of some fragment cannot commit, see RoundSession."""
+        told = {number: link.stalled() for number, link in self.links.items()}
+        return "; ".join(f"fragment {number}: {text}" for number, text in told.items() if text)
+
     @property
     def strays(self) -> int:
         """Dropped frames: of past or distant rounds, and of unknown fragments."""

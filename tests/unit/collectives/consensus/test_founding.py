@@ -183,3 +183,16 @@ def test_random_visibility_gives_groups_that_see_each_other_and_leaves_nobody_ou
     assert all(fork is None or me in fork.members for me, fork in forks.items())
     for members in found:
         assert all(pair in links for pair in itertools.combinations(members, 2))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_peer_that_never_states_the_same_as_others_is_left_out(seed):
+    """It names all the others, so each of them names it, but it also names a peer that does not exist."""
+    group, other = Group((ANN, BEN, FAY), silent=(FAY,), seed=seed), b"x" * 32
+    members = tuple(sorted((ANN, BEN, FAY, other)))
+    for part in group.parts.values():
+        part.on_message(FAY, Found(7, 0, BASE, members, life(FAY)), b"")
+    group.run(2 * SETTLE)
+    assert not group.begun
+    found = group.run(8 * SETTLE)
+    assert found[ANN] is not None and found[ANN] == found[BEN] and found[ANN].members == (ANN, BEN)

@@ -20,7 +20,7 @@ from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.frame import Frame, sign_message
-from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import (
@@ -417,3 +417,16 @@ def test_refused_connection_is_no_death_for_the_quorum():
     assert not agreement.able and not agreement.able_without((ANN, BEN)) and agreement.able_without((ANN,))
     scene.session.on_link_up(ANN)
     assert not scene.session.catch_up.gone and agreement.able
+
+
+@pytest.mark.parametrize(("exchange", "end"), [("", "; a lineage continues in 8 s"), ("orphan = 0\n", "")])
+def test_session_without_a_quorum_tells_for_whom_and_until_when_it_waits(exchange, end):
+    scene = Scene(exchange=exchange)
+    assert scene.session.stalled() == ""
+    for peer in (ANN, BEN):
+        scene.session.presence.live.discard(peer)
+        scene.session.on_link_down(peer, gone=False)
+    scene.session.on_tick()
+    scene.now += 2.0
+    first, second = (short(peer) for peer in scene.session.current.agreement.terms.members if peer in (ANN, BEN))
+    assert scene.session.stalled() == f"no quorum for 2 s: waiting for {first}, {second}{end}"
