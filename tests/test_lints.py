@@ -586,8 +586,6 @@ BANNED = re.compile(
 )
 """Patterns that CONTRIBUTING.md bans."""
 
-IN_PREPARATION = "collectives/consensus/"
-
 
 def texts(source, strings=True):
     """Yield (line, docstring or "", text) of docstrings, comments, and longer strings if wanted."""
@@ -620,15 +618,12 @@ def riddles(source, strings=True, longest=LONGEST_FIRST_LINE):
 
 
 def test_language_of_package_and_tests_is_plain():
-    """Docstrings of collectives/consensus wait for their next version.
-
-    Strings of tests are data, and first lines of their docstrings may fill the line.
-    """
+    """Strings of tests are data, and first lines of their docstrings may fill the line."""
     found = {}
     for file in (*own_modules((*DOORS, "sims")), *TESTS):
         name = file.relative_to(ROOT).as_posix()
         bad = list(riddles(file.read_text(), False, 120) if file in TESTS else riddles(file.read_text()))
-        if bad and not name.startswith(IN_PREPARATION):
+        if bad:
             found[name] = bad
     assert not found
 

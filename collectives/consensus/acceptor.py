@@ -1,4 +1,4 @@
-"""Acceptor: the promises and votes of one peer in a round. Its memory makes the result of the round unique.
+"""Acceptor: promises and votes of one peer in a round; its memory makes the result unique.
 
 A promise or vote is durable before it is sent (see `vote_store`), so a peer that restarts remembers it. If the store
 fails, the peer does not promise or vote. A peer without its store is another life, which is no member (see `Open.lives`).
@@ -18,16 +18,16 @@ from thinwire.collectives.consensus.vote_store import VoteRecord, VoteStore
 from thinwire.swarm.messages.registry import Ballot, Digest, Farewell, Leave, Message, Open, PeerId, Prepare, Promise
 
 LEAP = 10_000
-"""Maximum number of terms between two ballots: the two sides of a partition can be that far apart after a day."""
+"""Maximum number of terms between two ballots: two sides of a partition after a day."""
 
 LAST_TERM = 2**31
 """Highest term of a ballot: the numbers of a message must suffice."""
 
 BALLOTS = 4
-"""Ballots of one round that may follow each other at once, for the failures and complaints of an ordinary bad moment."""
+"""Ballots of one round that may follow each other at once, for the usual failures and complaints."""
 
 REST = 8.0
-"""Maximum patiences between two ballots of one leader; the first pause is a quarter, each next one is twice as long."""
+"""Maximum patiences between two ballots of one leader; pauses begin with a quarter and double."""
 
 
 def rest(ballots: int) -> float:
@@ -103,14 +103,14 @@ class Acceptor:
         return self._heeded.get(peer, (0, 0.0))[0] <= BALLOTS
 
     def vote(self, opened: Open, digest: Digest) -> bool:
-        """Store a vote for a ballot; return False if it is not allowed, was made already, or could not be stored."""
+        """Store a vote for a ballot; return False if it is not allowed, repeated, or could not be stored."""
         voted = self._record.voted
         if self.mute or opened.ballot < self.promised or (voted is not None and voted.ballot == opened.ballot):
             return False
         return self._save(opened.ballot, opened, digest)
 
     def promise(self, ballot: Ballot) -> Promise | None:
-        """Promise that no lower ballot gets our vote from now on, with our last vote; None if it could not be stored."""
+        """Promise that no lower ballot gets our vote, with our last vote; None if it could not be stored."""
         if self.mute or not self._save(ballot, self._record.voted, self._record.digest):
             return None
         return Promise(self._terms.round, self._terms.fragment, ballot, self._record.voted, self._record.digest)

@@ -25,7 +25,7 @@ def continues(
     fraction: float,
     verify: Verify,
 ) -> bool:
-    """Return True if a commit proves that a lineage has continued `after` a round with a quorum of these members.
+    """Return True if a commit proves that a lineage has continued `after` a round with these members.
 
     members: by seniority. It may be a later commit than the next one, as long as the members did not change before it.
     """

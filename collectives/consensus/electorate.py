@@ -11,7 +11,7 @@ from thinwire.swarm.messages.registry import Open, PeerId
 
 
 class Electorate:
-    """Members of a round. `live`: peers with a link, and ourselves. `mute`: peers without a vote in this round.
+    """Members of a round. `live`: peers with a link, and ourselves. `mute`: peers without a vote in it.
 
     `farewells`: of the members that have left.
     """
@@ -22,7 +22,7 @@ class Electorate:
         self.farewells = Farewells(terms, verify)
 
     def enough(self, agreeing: Collection[PeerId], left: Collection[PeerId] | None = None) -> bool:
-        """Return True if a quorum agrees: of the members without those that have `left` (default: all farewells)."""
+        """Return True if a quorum of the members without `left` agrees (default: all with a farewell)."""
         left = set(self.farewells) if left is None else left
         return enough(agreeing, self.terms.seniors or self.terms.members, left, fraction=self.terms.fraction)
 
@@ -50,6 +50,6 @@ class Electorate:
         )
 
     def order(self, leader: PeerId) -> list[PeerId]:
-        """Return the reachable members in the order in which they replace `leader`, which is the first if reachable."""
+        """Return the reachable members in the order in which they lead; `leader` is the first of them."""
         order = [peer for peer in self.terms.members if peer in self.live and peer not in self.farewells]
         return [leader, *[peer for peer in order if peer != leader]] if leader in order else order

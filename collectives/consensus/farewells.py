@@ -1,4 +1,4 @@
-"""Farewells of the members that have left a round; see `quorum` for the proof that they may leave the quorum."""
+"""Farewells of the members that have left a round; `quorum` proves that it may do without them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Founding:
         """Statements of peers about the same state, and their signatures."""
         self._excluded: set[PeerId] = set()
         self.until: float | None = None
-        """Time until which members that have not stated anything are waited for; None before our first statement."""
+        """Time until which silent members are waited for; None before our first statement."""
 
     def on_message(self, sender: PeerId, message: Found, signature: bytes) -> bool:
         """Note the statement of another peer; return True if it is about the same state."""
@@ -45,7 +45,7 @@ class Founding:
         return False
 
     def state(self, now: float, live: Collection[PeerId], silent: Collection[PeerId], settle: float) -> Found | None:
-        """Return our statement if it is new. live: reachable peers. silent: members that will not state anything.
+        """Return our statement if it is new. live: reachable peers. silent: members without a statement.
 
         settle: seconds for which members are waited for.
         """

@@ -173,7 +173,7 @@ class Agreement:
         self.tick(now)
 
     def leave(self) -> None:
-        """Say farewell if we are a member, because our process ends in a moment, and if another one hears it."""
+        """Say farewell if we are a member, because our process ends in a moment, and if it helps the others."""
         reached = self._electorate.live.intersection(self.terms.members) - {self.me}
         left = {*self._electorate.farewells, self.me}
         reached = reached if self._electorate.enough(reached, left) else set()  # Otherwise it would help none of them.

@@ -28,7 +28,7 @@ from thinwire.swarm.messages.registry import PeerId
 def enough(
     agreeing: Collection[PeerId], seniors: Sequence[PeerId], left: Collection[PeerId] = (), *, fraction: float = 0.5
 ) -> bool:
-    """Return True if `agreeing` exceeds `fraction` of `seniors`, the members by seniority, that have not `left`.
+    """Return True if `agreeing` exceeds `fraction` of `seniors` (members by seniority) without `left`.
 
     A tie at one half goes to the most senior of them. False if all have left: newcomers have no vote.
     """
