@@ -40,6 +40,13 @@ class FragmentInvariants:
                 self.each[one].installed(index, held.round, held.digest, held.state, lineage_of(held.forks).hex())
         self._turns[index] = replica.round
 
+    def founded(self, index: int, replica: FragmentReplicas, number: int | None = None) -> None:
+        """Record that a peer continues its state in a lineage: of one fragment, or of all that it holds."""
+        for one, chain in replica.chains.items():
+            if number in (None, one):
+                held = chain.replica
+                self.each[one].founded(index, held.round, held.digest, held.state, lineage_of(held.forks).hex())
+
     def committed(self, index: int, replica: FragmentReplicas, outcome: Outcome) -> None:
         """Check a round that an honest peer has applied."""
         assert outcome.commit is not None

@@ -152,6 +152,11 @@ class CommitInvariants:
         cut = state.size // self._vectors
         self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
 
+    def founded(self, index: int, round: int, digest: Digest, state: Floats, lineage: str) -> None:
+        """Record that a peer continues its state in a lineage, unless it has not reported the round of the state yet."""
+        if index in self._at and self._at[index][0] == round:
+            self.installed(index, round, digest, state, lineage)
+
     def ended(self, index: int) -> None:
         """Record that a process ended."""
         self._at.pop(index, None)

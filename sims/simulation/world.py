@@ -335,15 +335,18 @@ class SimWorld:
         if kind == "phase" and fields["phase"] == "announce" and machine.process is not None:
             self._announced(machine.process.peer, int(fields.get("fragment", 0)))
         if kind in ("ready", "synced", "lineage") and machine.process is not None:
-            for number, one, _ in machine.process.peer.replica.each(machine.process.peer.layout):
-                if self.replays and fields.get("fragment", number) == number:
-                    self.replays[number].installed(machine.index, one)
-            replica = machine.process.peer.replica
-            if self.fragments is not None:
-                self.fragments.installed(machine.index, machine.process.peer.fragments.replica, fields.get("fragment"))
+            number, replica = fields.get("fragment"), machine.process.peer.replica
+            for one, held, _ in replica.each(machine.process.peer.layout):
+                if self.replays and number in (None, one):
+                    self.replays[one].installed(machine.index, held)
+            if self.fragments is not None and kind == "lineage":
+                self.fragments.founded(machine.index, machine.process.peer.fragments.replica, number)
+            elif self.fragments is not None:
+                self.fragments.installed(machine.index, machine.process.peer.fragments.replica, number)
             else:
+                record = self.oracles.founded if kind == "lineage" else self.oracles.installed
                 name = lineage_of(replica.forks).hex()
-                self.oracles.installed(machine.index, replica.round, replica.digest, _trained(replica), name)
+                record(machine.index, replica.round, replica.digest, _trained(replica), name)
             if kind == "ready" and machine.lie:
                 byzantine.corrupt(machine.process, machine.lie)
             if kind == "ready":

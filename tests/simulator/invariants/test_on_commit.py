@@ -93,3 +93,16 @@ def test_mean_invariant_bounds_a_liar_by_the_norm_screening(honest, times, found
     after = np.concatenate([theta - np.float32(0.7) * mean, mean])
     judge.committed(0, 1, b"1" * 32, after, Outcome(commit=Commit(opened, b"1" * 32, ()), missing={}))
     assert told == found
+
+
+def test_lineage_of_a_peer_that_has_not_reported_its_round_is_no_second_round():
+    """Rounds that overlap with training are reported late."""
+    judge, told = oracles(1)
+    state = np.zeros(4, np.float32)
+    judge.installed(0, 0, bytes(32), state)
+    judge.founded(0, 1, b"b" * 32, state + 1, "3f9a")
+    judge.committed(0, 1, b"b" * 32, state + 1, Outcome(), "3f9a")
+    assert not told
+    judge.founded(0, 1, b"c" * 32, state + 1, "77aa")
+    judge.committed(0, 2, b"d" * 32, state + 2, Outcome(), "77aa")
+    assert not told
