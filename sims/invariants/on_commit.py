@@ -153,7 +153,7 @@ class CommitInvariants:
         self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
 
     def founded(self, index: int, round: int, digest: Digest, state: Floats, lineage: str) -> None:
-        """Record that a peer continues its state in a lineage, unless it has not reported the round of the state yet."""
+        """Record that a peer continues in a lineage, unless it has yet to report the round of its state."""
         if index in self._at and self._at[index][0] == round:
             self.installed(index, round, digest, state, lineage)
 
