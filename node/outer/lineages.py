@@ -158,8 +158,13 @@ class Lineages:
             return replica.members == fork.before
         if fork.round in self._states:
             return self._states[fork.round] == (fork.base, fork.before)
-        known = {*replica.members, *(one for fork in ours for one in (*fork.before, *fork.members))}
-        return not known.isdisjoint(fork.members) and fork.round < replica.round + LEAP
+        return not self._known.isdisjoint(fork.members) and fork.round < replica.round + LEAP
+
+    @property
+    def _known(self) -> set[PeerId]:
+        """Peers that are or were members of our lineage, as far as its forks name them."""
+        replica = self._replica
+        return {*replica.members, *(one for fork in replica.forks for one in (*fork.before, *fork.members))}
 
     def _note(self) -> None:
         """Note the present state, which has its digest."""
@@ -216,11 +221,13 @@ class Lineages:
         """Return the name of the lineage to which ours gives way because it has more reachable peers.
 
         That decides if two lineages have met for a while and the forks did not decide, because a peer that restarted does
-        not know the state at which another lineage began. Of equally many, the lower name.
+        not know the state at which another lineage began. Only members that we know count. Of equally many, the lower name.
         """
-        count: Counter[bytes] = Counter(lineage_of(head.forks) for head in self._heads.values())
+        known = self._known
+        count: Counter[bytes] = Counter(lineage_of(head.forks) for peer, head in self._heads.items() if peer in known)
         if not self._name:
-            count[b""] += len(self._live.difference(self._heads))  # The first lineage is not announced.
+            # The first lineage is not announced.
+            count[b""] += len(known.intersection(self._live).difference(self._heads))
         count[self._name] += 1
         best = min(count, key=lambda name: (-count[name], name))
         wait = PATIENCES * self._current().agreement.terms.patience

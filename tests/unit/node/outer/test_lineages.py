@@ -485,14 +485,14 @@ def test_larger_lineage_prevails_after_a_while_if_the_forks_do_not_decide():
     """A peer that restarted does not know the state at which the other lineage began."""
     scene = Scene(live=())
     scene.run(ORPHAN + 1.0)
-    others, one = (STRANGER, b"s" * 32), b"t" * 32
-    scene.link(*others, one)
-    for peer in others:
-        scene.lineages.on_head(peer, head(*others, base=OTHER, round=ROUND + 7))
-    scene.lineages.on_head(one, head(one, base=OTHER, round=ROUND + 900))
+    strangers = tuple(bytes([120 + n]) * 32 for n in range(3))
+    scene.link(ANN, BEN, *strangers)
+    for group in ((ANN, BEN), strangers):
+        for peer in group:
+            scene.lineages.on_head(peer, head(*group, base=OTHER))
     assert not scene.lineages.prevailing()
     scene.run(ORPHAN + 1.0)
-    assert sorted(scene.lineages.prevailing()) == sorted(others), "two; we are alone, and so is the third"
+    assert sorted(scene.lineages.prevailing()) == [ANN, BEN], "two members; we are alone, and strangers do not count"
 
 
 # --- alone
