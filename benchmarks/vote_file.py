@@ -54,8 +54,8 @@ def compare(peers: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
-        store = VoteFile(folder / "votes", RealDisk(), random.Random(1))
-        unsynced = VoteFile(folder / "unsynced", Unsynced(), random.Random(1))
+        store = VoteFile(folder / "votes", RealDisk(), random.Random(1), time.time)
+        unsynced = VoteFile(folder / "unsynced", Unsynced(), random.Random(1), time.time)
 
         def replace(record: VoteRecord) -> None:
             replace_file(folder / "replaced", RealDisk(), msgspec.msgpack.encode(record))

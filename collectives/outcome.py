@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.messages.registry import Commit, PeerId
+from thinwire.swarm.messages.registry import Certificate, Commit, PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,8 @@ class Outcome:
     """End of one round for one peer.
 
     results: encoded chunks of the aggregate in grid order, equal on all peers that committed; empty unless committed.
-    commit: certificate of the round, or None if it did not commit here. missing: peers that are out of the round, with
+    commit: end of the round, or None if it did not commit here. certificate: the commit with what proves it to others, in
+    methods with agreement. missing: peers that are out of the round, with
     reasons. diverged: this peer's state differs from the majority's and must be fetched. dropped: the round did not
     commit, and its contribution will not be part of any later round, because the model was reset. kept: weight given
     for a committed round that is not part of it but still in the model, and counts for the next. taken: with or without
@@ -28,6 +29,7 @@ class Outcome:
     kept: int = 0
     dropped: bool = False
     taken: bool = False
+    certificate: Certificate | None = None
 
     @property
     def contributors(self) -> tuple[PeerId, ...]:

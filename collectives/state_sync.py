@@ -1,8 +1,10 @@
 """State transfer: a joiner or straggler fetches the state of the last committed round from many peers.
 
-Several peers offer the hashes of their state's chunks; enough of them must agree on one digest. All peers are asked,
-and the first answers alone do not decide, because a peer that applies a round answers only when it has finished. A
-missing answer that could not change the decision is not waited for. Then only the chunks that differ from the local
+Peers offer the hashes of their state's chunks, with the chain that proves round and members of the state
+(collectives/consensus/chain.py). Offers without a valid chain count as no answer. Of the others the prevailing lineage
+counts, of its states the newest, and of several digests of one round the one that most members of this round offer: the
+chain does not prove the content. The answers of more than half of the reachable ones suffice; otherwise all peers are waited
+for, because a peer that applies a round answers only when it has finished. Then only the chunks that differ from the local
 ones are fetched, a few at a time from every source that offered that digest, and each chunk is checked. A source that
 sends a wrong chunk is not asked again, and neither is one that no longer has the state. If the states are equal, only
 the offers are sent. Chunks fetched by a failed try are reused by the next one (`PartialState`) as far as they are still the
@@ -18,12 +20,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import blake3
+from thinwire.collectives.consensus.chain import Configuration, decode
+from thinwire.collectives.consensus.proposal import lives_of
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.lineage import lineage_of
+from thinwire.swarm.lineage import lineage_of, prevails
 from thinwire.swarm.messages.registry import (
     CHUNK_BYTES,
     LIFE,
+    Chain,
     Digest,
     Message,
     PeerId,
@@ -39,27 +44,19 @@ IN_FLIGHT = 4
 STALL = 5
 """Multiple of the patience that a source may take per chunk, and that too few offers are waited for."""
 
-AGED = 5
-"""With this many offers, two thirds must agree.
-
-With fewer, more than half must agree, and no offer may be of the same round but different.
-"""
-
-LEAP = 2**20
-"""Maximum number of rounds that a member can have missed; there is no way back from a round far ahead."""
-
 LAST_ROUND = 2**32 - 2
 """First round whose offers are not accepted, because the next number would not fit a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedState:
-    """State to install: its offer, the chunk hashes, and the chunks that differ from the local ones."""
+    """State to install: its offer, the chunk hashes, the chunks that differ from the local ones, and the chain."""
 
     offer: StateOffer
     hashes: tuple[Digest, ...]
     chunks: Mapping[int, Buffer]
     sources: tuple[PeerId, ...]
+    chain: Chain = ()
 
 
 @dataclass(slots=True)
@@ -77,20 +74,22 @@ class OtherModelState:
     nbytes: int
 
 
-Offers = dict[PeerId, tuple[StateOffer, tuple[Digest, ...]]]
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Offer of one peer with the content of its payload."""
+
+    offer: StateOffer
+    hashes: tuple[Digest, ...]
+    chain: Chain
+
+
+Offers = dict[PeerId, Offered]
 
 Mail = tuple[PeerId, Frame | None]
 """A peer's message about its state, or no frame if the link to the peer is lost."""
 
-Believed = Callable[[Collection[PeerId]], bool]
-"""Function that returns True if the common offer of these peers is accepted."""
-
-Agreed = Callable[[Mapping[PeerId, StateOffer], Collection[PeerId], bool], tuple[PeerId, ...] | None]
-"""Function that returns the peers whose common offer is accepted.
-
-The result is empty if the offers contradict each other. It is None if more answers are needed first. Arguments: the
-offers; the peers that have answered anything; whether no more answers will be awaited.
-"""
+Accept = Callable[[StateOffer, Chain], bool]
+"""Function that returns True if a state is of use to this peer, and its chain proves it."""
 
 
 def state_digest(
@@ -110,20 +109,30 @@ def state_digest(
     return hasher.digest()
 
 
-def vouched(offer: StateOffer, payload: Buffer) -> tuple[Digest, ...] | None:
-    """Return the chunk hashes of an offer, or None if they do not match its digest.
+def vouched(offer: StateOffer, payload: Buffer) -> Offered | None:
+    """Return an offer with the content of its payload, or None if that does not match its digest.
 
     Also None if the offer has no members: then it is not the result of a round, but the state of a peer that looks for
-    a state itself.
+    a state itself. The chain is not checked.
     """
-    raw = bytes(payload)
-    if len(offer.lives) not in (0, LIFE * len(offer.members)):
+    raw, count = bytes(payload), 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES)
+    if len(offer.lives) not in (0, LIFE * len(offer.members)) or not offer.members or len(raw) < count:
         return None
-    if not offer.members or len(raw) != 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES):
+    hashes = tuple(raw[at : at + 32] for at in range(0, count, 32))
+    if state_digest(offer.round, offer.layout, offer.members, hashes, offer.lives, offer.lineage) != offer.digest:
         return None
-    hashes = tuple(raw[at : at + 32] for at in range(0, len(raw), 32))
-    digest = state_digest(offer.round, offer.layout, offer.members, hashes, offer.lives, lineage_of(offer.forks))
-    return hashes if digest == offer.digest else None
+    try:
+        return Offered(offer, hashes, decode(raw[count:]))
+    except ValueError:
+        return None
+
+
+def matches(offer: StateOffer, proven: Configuration | None) -> bool:
+    """Return True if an offer is of the state after the last round that its chain proves."""
+    return proven is not None and (
+        (offer.lineage, offer.round, offer.members, lives_of(offer.members, offer.lives))
+        == (proven.lineage, proven.round, proven.members, dict(proven.lives))
+    )
 
 
 async def fetch_state(
@@ -135,63 +144,41 @@ async def fetch_state(
     have: Sequence[Digest],
     nbytes: int,
     patience: float,
-    newer_than: int = -1,
-    believed: Believed | None = None,
+    accept: Accept = lambda offer, chain: True,
     partial: PartialState | None = None,
     fragment: int = 0,
     turn: asyncio.Semaphore | None = None,
     copy_below: int | None = None,
 ) -> FetchedState | OtherModelState | None:
-    """Fetch the agreed state of the last committed round.
+    """Fetch the state of the last committed round.
 
-    Returns None if no offer has enough agreement (try again), and OtherModelState if the answers agree on the state of
-    another model.
+    Returns None if no peer offers a state that is accepted (try again), and OtherModelState if only states of another
+    model are offered.
 
     peers: reachable peers. The collection may change meanwhile: new peers are asked, and departed ones are not waited
     for. have: hashes of the local chunks; nbytes: size of the state; both follow from the layout. patience: seconds to
-    wait for all offers, and the unit of STALL. newer_than: rounds up to this one are of no use. believed: decides
-    whether the peers behind one offer are enough; useless offers are no dissent then. Without it (a newcomer), more
-    than half of the peers that may have a state must have answered and must agree; after STALL times the patience,
-    those that have answered are enough. If all have answered, but the swarm was between two rounds, they are asked
-    again at once. partial: remains of earlier tries, updated by this one. receive_queue: messages about this `fragment`.
+    wait for all offers, and the unit of STALL: after STALL times the patience the peers that have answered are enough. If
+    all have answered, but were between two rounds, they are asked again at once. accept: decides which offers count.
+    partial: remains of earlier tries, updated by this one. receive_queue: messages about this `fragment`.
     turn: held during the transfer, to limit the number of simultaneous transfers of several states; after waiting for it,
     offers are requested again, because rounds have continued. copy_below: look for a backup copy of a state whose
     holders are all gone, namely the newest copy of a round below this one, on whichever peer.
     """
     partial = PartialState() if partial is None else partial
     ours = (layout, nbytes)
-
-    def agreed(
-        found: Mapping[PeerId, StateOffer], answered: Collection[PeerId], late: bool
-    ) -> tuple[PeerId, ...] | None:
-        if believed is not None:
-            return _believed(found, newer_than, believed, ours) or None
-        if copy_below is not None:
-            return _newest(found, copy_below, ours) if late or set(peers) <= set(answered) else None
-        might = len(found) + len(set(peers).difference(answered))
-        own = {peer: offer for peer, offer in found.items() if (offer.layout, offer.nbytes) == ours}
-        # A peer that never answers has no state: it may be looking for one itself and must not block us.
-        return _agreed(own or found) if 2 * len(found) > might or late else None
-
-    def certain(found: Mapping[PeerId, StateOffer], answered: Collection[PeerId]) -> bool:
-        """Return True if enough offers agree already, even if all other peers dissent (newcomers only)."""
-        might = len(found) + len(set(peers).difference(answered))
-        same = Counter(offer.digest for offer in found.values() if (offer.layout, offer.nbytes) == ours)
-        simple = believed is None and copy_below is None
-        return simple and might >= AGED and 3 * max(same.values(), default=0) >= 2 * might
-
     question, away = StateAsk(fragment, copy_below is not None), set[PeerId]()
 
+    def choose(found: Offers) -> tuple[tuple[PeerId, ...], bool]:
+        return _best(found, ours, peers) if copy_below is None else (_newest(found, copy_below, ours), False)
+
     async def find() -> tuple[Offers, StateOffer] | OtherModelState | None:
-        offers, chosen = await _offers(
-            peers, lambda peer: send(peer, question), receive_queue, patience, agreed, certain, away
+        found, chosen = await _offers(
+            peers, lambda peer: send(peer, question), receive_queue, patience, accept, choose, away
         )
-        offer = offers[chosen[0]][0] if chosen else None
-        if offer is None:
+        if not chosen:
             return None
-        if (offer.layout, offer.nbytes) != ours:
-            return OtherModelState(offer.nbytes)
-        return (offers, offer) if offer.round > newer_than else None
+        offer = found[chosen[0]].offer
+        return (found, offer) if (offer.layout, offer.nbytes) == ours else OtherModelState(offer.nbytes)
 
     found = await find()
     if not isinstance(found, tuple):
@@ -245,8 +232,8 @@ async def _fetch(
 
     Returns None if no source is left.
     """
-    chosen = tuple(sorted(peer for peer, (one, _) in offers.items() if one.digest == offer.digest))
-    hashes, nbytes = offers[chosen[0]][1], offer.nbytes
+    chosen = tuple(sorted(peer for peer, one in offers.items() if one.offer.digest == offer.digest))
+    hashes, nbytes = offers[chosen[0]].hashes, offer.nbytes
     needed = [index for index, found in enumerate(hashes) if index >= len(have) or have[index] != found]
     here = [peer for peer in chosen if peer not in away]
     sources = [peer for peer in here if peer not in partial.liars] or here
@@ -303,7 +290,7 @@ async def _fetch(
             if len(frame.payload):  # otherwise the source has moved on to the state of a later round
                 partial.liars.add(peer)
             give_up(peer)
-    return FetchedState(offer, hashes, chunks, chosen)
+    return FetchedState(offer, hashes, chunks, chosen, offers[chosen[0]].chain)
 
 
 async def _offers(
@@ -311,25 +298,23 @@ async def _offers(
     ask: Callable[[PeerId], None],
     receive_queue: asyncio.Queue[Mail],
     patience: float,
-    agreed: Agreed,
-    certain: Callable[[Mapping[PeerId, StateOffer], Collection[PeerId]], bool],
+    accept: Accept,
+    choose: Callable[[Offers], tuple[tuple[PeerId, ...], bool]],
     away: set[PeerId],
 ) -> tuple[Offers, tuple[PeerId, ...]]:
-    """Collect consistent offers. Returns them, and the peers whose offer is accepted.
+    """Collect accepted offers. Returns them, and the peers with the best one.
 
-    away: receives the peers whose link was lost after they were asked. Their offers count, but they are not waited for,
-    and chunks cannot be fetched from them.
+    choose: returns the peers with the best offer, and True if it is not necessary to wait for others. away: receives the
+    peers whose link was lost after they were asked. Their offers count, but they are not waited for, and chunks cannot be
+    fetched from them.
     """
     found: Offers = {}
     asked: set[PeerId] = set()
     answered: set[PeerId] = set()
 
-    def offered() -> dict[PeerId, StateOffer]:
-        return {peer: offer for peer, (offer, _) in found.items()}
-
     async def listen() -> None:
         """Wait until all asked and reachable peers have answered, or until those that have are enough."""
-        while not answered.issuperset(asked.intersection(peers) - away) and not certain(offered(), answered):
+        while not answered.issuperset(asked.intersection(peers) - away) and not choose(found)[1]:
             peer, frame = await receive_queue.get()
             if frame is None:
                 away.add(peer)
@@ -339,9 +324,9 @@ async def _offers(
                 continue
             answered.add(peer)
             away.discard(peer)
-            hashes = vouched(offer, frame.payload)
-            if hashes is not None:
-                found[peer] = (offer, hashes)
+            offered = vouched(offer, frame.payload)
+            if offered is not None and offer.round < LAST_ROUND and accept(offer, offered.chain):
+                found[peer] = offered
 
     waited = hurried = 0
     while True:
@@ -355,58 +340,62 @@ async def _offers(
             hurried += 1
         except TimeoutError:
             waited += 1
-        # Only time given to silent peers makes it late, not the number of times that the others were asked.
-        chosen = agreed(offered(), answered, waited == STALL)
-        if chosen or not answered or STALL in (waited, hurried):
+        chosen, sure = choose(found)
+        # Those that have answered without an accepted offer have no state. Of the others, a few may never answer.
+        most = waited and 2 * len(chosen) > len(set(peers).difference(answered.difference(found)))
+        if sure or most or not answered or STALL in (waited, hurried):
             break
-        if answered.issuperset(peers) and len({offer.round for offer in offered().values()}) > 1:
+        if answered.issuperset(peers):
+            if len({one.offer.round for one in found.values()}) <= 1:
+                break
             found.clear()  # some peers had already made a step that the others were about to make
             answered.clear()
-        elif chosen is not None or answered.issuperset(peers):
-            break
-    return found, chosen or ()
+    return found, chosen
 
 
-def _believed(
-    offers: Mapping[PeerId, StateOffer], newer_than: int, believed: Believed, ours: tuple[Digest, int]
-) -> tuple[PeerId, ...]:
-    """Return the peers, sorted, whose common offer is accepted.
+def _best(offers: Offers, ours: tuple[Digest, int], peers: Collection[PeerId]) -> tuple[tuple[PeerId, ...], bool]:
+    """Return the peers, sorted, with the best offer, and True if more than half of its members among `peers` make it.
 
-    The offer must be of a state like `ours` and later than `newer_than`.
+    Offers of different states after one round, without a majority, are no offer. An offer of a state like `ours` is
+    better than others. A peer without a chain cannot compare two beginnings of the run by different founders; then most
+    peers decide.
     """
-    same: dict[tuple[int, Digest], list[PeerId]] = {}
-    for peer, offer in offers.items():
-        if newer_than < offer.round < min(newer_than + LEAP, LAST_ROUND) and (offer.layout, offer.nbytes) == ours:
-            same.setdefault((offer.round, offer.digest), []).append(peer)
-    able = [(len(peers), round, sorted(peers)) for (round, _), peers in same.items() if believed(peers)]
-    return tuple(max(able)[2]) if able else ()
+    same = {peer: one for peer, one in offers.items() if (one.offer.layout, one.offer.nbytes) == ours}
+    found = same or offers
+    if not found:
+        return (), False
+    roots = Counter(one.chain[0].fork.members for one in found.values() if one.chain)
+    root = max(roots, key=lambda members: (roots[members], members), default=None)
+    chains = [one.chain for one in found.values() if one.chain and one.chain[0].fork.members == root]
+    best: Chain = ()
+    for chain in chains:
+        best = chain if prevails(chain, best) else best
+    lineage = {peer: one for peer, one in found.items() if lineage_of(one.chain) == lineage_of(best)}
+    newest = max(one.offer.round for one in lineage.values())
+    latest = {peer: one.offer for peer, one in lineage.items() if one.offer.round == newest}
+    count = Counter(offer.digest for offer in latest.values())
+    known = Counter(offer.digest for peer, offer in latest.items() if peer in offer.members)
+    votes = known or count
+    digest = max(votes, key=lambda one: (votes[one], one))
+    if 2 * votes[digest] <= votes.total():
+        return (), False  # Nobody can tell which of them is right.
+    chosen = tuple(sorted(peer for peer, offer in latest.items() if offer.digest == digest))
+    asked = {*latest[chosen[0]].members}.intersection(peers)
+    return chosen, bool(same) and 2 * known[digest] > len(asked)
 
 
-def _agreed(offers: Mapping[PeerId, StateOffer]) -> tuple[PeerId, ...]:
-    """Return the peers, sorted, whose common offer is accepted; empty if there is none."""
-    support = Counter((offer.round, offer.digest) for offer in offers.values() if offer.round < LAST_ROUND)
-    if not support:
-        return ()
-    (round, digest), count = max(support.items(), key=lambda item: (item[1], item[0][0]))
-    # Offers of other rounds count as dissent, or one peer that names a later round would decide alone.
-    same_round = sum(offer.round == round for offer in offers.values())
-    few = 2 * count > len(offers) and count == same_round
-    if not (3 * count >= 2 * len(offers) if len(offers) >= AGED else few):
-        return ()
-    return tuple(sorted(peer for peer, offer in offers.items() if offer.digest == digest))
-
-
-def _newest(offers: Mapping[PeerId, StateOffer], below: int, ours: tuple[Digest, int]) -> tuple[PeerId, ...]:
+def _newest(offers: Offers, below: int, ours: tuple[Digest, int]) -> tuple[PeerId, ...]:
     """Return the peers, sorted, that have the newest copy of a state like `ours` of a round below `below`.
 
     Of two copies of the same round, the one that more peers have is taken.
     """
+    found = {peer: one.offer for peer, one in offers.items()}
     copies = Counter(
         (offer.round, offer.digest)
-        for offer in offers.values()
+        for offer in found.values()
         if offer.round < below and (offer.layout, offer.nbytes) == ours
     )
     if not copies:
         return ()
     _, digest = max(copies, key=lambda one: (one[0], copies[one], one[1]))
-    return tuple(sorted(peer for peer, offer in offers.items() if offer.digest == digest))
+    return tuple(sorted(peer for peer, offer in found.items() if offer.digest == digest))

@@ -35,7 +35,7 @@ PACKAGES = {
     "swarm/membership": ("swarm/identity",),
     "swarm/method_specs": ("swarm", "swarm/messages"),
     "swarm/manifest": ("swarm/identity", "swarm/method_specs"),
-    "collectives": ("swarm", "compression"),
+    "collectives": ("swarm", "compression", "collectives/consensus"),
     "collectives/transport": ("swarm", "swarm/membership", "compression/core"),
     "collectives/transport/zeromq": ("collectives/transport",),
     "collectives/topology": ("swarm", "swarm/membership"),

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
-from thinwire.swarm.messages.registry import Commit, Message, PeerId, Vote
-
-Verify = Callable[[PeerId, Message, bytes], bool]
+from thinwire.collectives.consensus.farewells import Verify, departed
+from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, name_of, sound
+from thinwire.swarm.messages.registry import Certificate, Commit, PeerId, Vote
 
 
 def certified(message: Commit, electorate: Electorate, verify: Verify) -> bool:
     """Return True if the votes of a commit prove it: valid, each of another peer, and a quorum."""
-    return sound(message.opened, electorate.terms) and _voted(message, electorate, verify)
+    return sound(message.opened, electorate.terms) and bool(_voters(message, electorate, verify))
 
 
-def continues(
-    message: Commit,
-    lineage: bytes,
-    fragment: int,
-    after: int,
-    members: Sequence[PeerId],
-    fraction: float,
-    verify: Verify,
-) -> bool:
-    """Return True if a commit proves that a lineage has continued `after` a round with these members.
+def certificate(message: Commit, terms: RoundTerms, key_of: Callable[[PeerId], bytes | None]) -> Certificate:
+    """Return a commit that this peer has checked with all that others need to check it.
 
-    members: by seniority. It may be a later commit than the next one, as long as the members did not change before it.
+    key_of: returns the public key of a peer.
     """
+    members = terms.seniors or terms.members
+    signers = [*(proof.peer for proof in message.votes), *departed(message.opened)]
+    keys = tuple(key for peer in dict.fromkeys(signers) if (key := key_of(peer)) is not None)
+    return Certificate(members, lives_in_order(members, terms.lives), message, keys)
+
+
+def voters(message: Commit, members: Sequence[PeerId], fraction: float, verify: Verify) -> Collection[PeerId]:
+    """Return the peers whose valid votes prove a commit; empty if they are no quorum of `members`, by seniority."""
     opened = message.opened
-    terms = RoundTerms(opened.round, fragment, tuple(members), bytes(32), bytes(32), fraction=fraction, lineage=lineage)
-    same = (opened.lineage, opened.fragment) == (lineage, fragment)
-    return same and opened.round > after and _voted(message, Electorate(b"", terms, (), verify), verify)
+    terms = RoundTerms(
+        opened.round, opened.fragment, tuple(members), bytes(32), bytes(32), fraction=fraction, lineage=opened.lineage
+    )
+    return _voters(message, Electorate(b"", terms, (), verify), verify)
 
 
-def _voted(message: Commit, electorate: Electorate, verify: Verify) -> bool:
+def _voters(message: Commit, electorate: Electorate, verify: Verify) -> Collection[PeerId]:
     opened, named = message.opened, [proof.peer for proof in message.votes]
     if named != sorted(set(named)) or not set(named) <= set(opened.alive) or not electorate.suffice(named, opened):
-        return False
+        return ()
     if not electorate.farewells.valid(opened):
-        return False
+        return ()
     vote = Vote(opened.round, opened.fragment, opened.ballot, name_of(opened), message.digest)
-    return electorate.suffice({one.peer for one in message.votes if verify(one.peer, vote, one.signature)}, opened)
+    valid = {one.peer for one in message.votes if verify(one.peer, vote, one.signature)}
+    return valid if electorate.suffice(valid, opened) else ()

@@ -16,6 +16,7 @@ class Founding:
     Every peer states the founders that it sees. First these are all members that it can reach and all peers that have
     stated the same state; after `until`, only peers that have, each of which must have named all others. The lineage begins
     when all founders have stated the same. base: digest of the state after `round`. before: members of the parent lineage.
+    key_of: returns the public key of a peer.
     """
 
     def __init__(
@@ -27,9 +28,10 @@ class Founding:
         before: Sequence[PeerId],
         life: bytes,
         sign: Callable[[Message], bytes],
+        key_of: Callable[[PeerId], bytes | None],
     ) -> None:
         self.me, self.round, self.fragment, self.base, self.before = me, round, fragment, base, tuple(before)
-        self.life, self._sign = life, sign
+        self.life, self._sign, self._key_of = life, sign, key_of
         self.stated: dict[PeerId, tuple[Found, bytes]] = {}
         """Statements of peers about the same state, and their signatures."""
         self._excluded: set[PeerId] = set()
@@ -86,4 +88,5 @@ class Founding:
             return None
         lives = b"".join(self.stated[peer][0].life for peer in members)
         signatures = tuple(self.stated[peer][1] for peer in members)
-        return Fork(self.round, self.base, self.before, members, lives, signatures)
+        keys = tuple(key for peer in members if (key := self._key_of(peer)) is not None)
+        return Fork(self.round, self.base, self.before, members, lives, signatures, keys)

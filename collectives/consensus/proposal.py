@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import blake3
 import msgspec
@@ -82,6 +83,12 @@ class RoundTerms:
     seniors: tuple[PeerId, ...] = ()
     lineage: bytes = b""
 
+    @property
+    def electorate(self) -> Digest:
+        """Digest of the members that vote, see `electorate_digest`."""
+        seniors = self.seniors or self.members
+        return electorate_digest(seniors, lives_in_order(seniors, self.lives))
+
     def other_life(self, peer: PeerId, life: bytes) -> bool:
         """Return True if `life` is not the member's life: it has lost its run folder since it became a member."""
         return self.lives.get(peer, life) != life
@@ -91,6 +98,23 @@ def lives_of(members: Sequence[PeerId], lives: bytes) -> dict[PeerId, bytes]:
     """Return the known lives of members. `lives`: LIFE bytes each, in their order; zeros mean unknown."""
     pairs = zip(members, range(0, len(lives), LIFE), strict=False)
     return {peer: life for peer, at in pairs if any(life := lives[at : at + LIFE])}
+
+
+def lives_in_order(members: Sequence[PeerId], lives: Mapping[PeerId, bytes]) -> bytes:
+    """Return LIFE bytes for each of `members`, zeros for an unknown life; the inverse of `lives_of`."""
+    return b"".join(lives.get(peer, bytes(LIFE)) for peer in members)
+
+
+@lru_cache(maxsize=64)
+def electorate_digest(members: tuple[PeerId, ...], lives: bytes) -> Digest:
+    """Return the blake3 of members, by seniority, and their lives, LIFE bytes each."""
+    return blake3.blake3(b"".join(members) + lives).digest()
+
+
+def next_members(decided: Sequence[PeerId], lives: bytes, before: Sequence[PeerId]) -> tuple[tuple[PeerId, ...], bytes]:
+    """Return the members that a commit has `decided`, and their `lives`, by seniority; `before` is the electorate so."""
+    members = by_seniority(decided, before)
+    return members, lives_in_order(members, lives_of(decided, lives)) if lives else b""
 
 
 def lives_agree(opened: Open, me: PeerId, life: bytes, ready: Mapping[PeerId, Ready]) -> bool:
@@ -114,13 +138,15 @@ def name_of(opened: Open) -> Digest:
 def sound(opened: Open, terms: RoundTerms) -> bool:
     """Return True if the structure of an Open is valid.
 
-    Round and lineage are those of the terms. Lists are sorted without duplicates, `alive` is within the group and has an
-    owner, each chunk has one owner, weights are bounded or as settled, a ring has all owners. Contributors are members of
-    the next round. A proposal of adopted results names their holders, and the members that were decided with them.
+    Round, lineage and electorate are those of the terms. Lists are sorted without duplicates, `alive` is within the group
+    and has an owner, each chunk has one owner, weights are bounded or as settled, a ring has all owners. Contributors are
+    members of the next round. A proposal of adopted results names their holders, and the members that were decided with
+    them.
     """
     peers = [contribution.peer for contribution in opened.contributors]
     return (
         (opened.round, opened.fragment, opened.lineage) == (terms.round, terms.fragment, terms.lineage)
+        and opened.electorate == terms.electorate
         and set(opened.idle) < set(opened.alive)
         and terms.min_peers <= len(opened.contributors) <= terms.room
         and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, opened.idle, opened.kept, peers))
@@ -238,6 +264,7 @@ def propose(
         else b"",
         lineage=terms.lineage,
         farewells=farewells,
+        electorate=terms.electorate,
     )
 
 
@@ -318,6 +345,7 @@ def adopt(
         lives=old.lives,
         lineage=terms.lineage,
         farewells=farewells,
+        electorate=terms.electorate,
     )
 
 

@@ -16,20 +16,22 @@ from msgspec import Meta
 from thinwire.swarm.messages.base import LIFE, U32
 from thinwire.swarm.messages.registry import Ballot, Digest, Open
 
-LINEAGE = 16
-"""Bytes of the id of a lineage; the founder's lineage has an empty id."""
+
+def new_life(rng: random.Random, wall: float) -> bytes:
+    """Return a new life, LIFE bytes. It begins with the time, in milliseconds since 1970, so older lives are smaller."""
+    return int(wall * 1000).to_bytes(6, "big") + rng.randbytes(LIFE - 6)
 
 
 @dataclass(frozen=True, slots=True)
 class VoteRecord:
     """State of an acceptor in one round.
 
-    lineage: empty or LINEAGE bytes. promised: no lower ballot gets a vote. voted, digest: the last vote, with the Open
+    lineage: empty or LIFE bytes. promised: no lower ballot gets a vote. voted, digest: the last vote, with the Open
     voted for and the digest of its results; None before the first vote. left: the acceptor has sent a farewell, so it
     neither promises nor votes any more. Raises ValueError if the fields contradict each other.
     """
 
-    lineage: Annotated[bytes, Meta(max_length=LINEAGE)]
+    lineage: Annotated[bytes, Meta(max_length=LIFE)]
     round: U32
     promised: Ballot
     voted: Open | None
@@ -37,8 +39,8 @@ class VoteRecord:
     left: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.lineage) not in (0, LINEAGE):
-            raise ValueError(f"a lineage has {LINEAGE} bytes or none, not {len(self.lineage)}")
+        if len(self.lineage) not in (0, LIFE):
+            raise ValueError(f"a lineage has {LIFE} bytes or none, not {len(self.lineage)}")
         if (self.voted is None) != (self.digest is None):
             raise ValueError("a vote without results, or results without a vote")
         if self.voted is not None and self.voted.round != self.round:

@@ -11,6 +11,7 @@ from typing import Any
 import blake3
 import numpy as np
 from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.consensus.certificates import certificate
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
@@ -35,7 +36,8 @@ from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
 from thinwire.swarm.choices import Aggregation, Collective, Topology
 from thinwire.swarm.frame import sign_message, verify_message
-from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.identity import Identity, peer_id_of
+from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import Commit, Digest, Message, PeerId, Span
 from thinwire.swarm.rendezvous_hash import leader_order, rank
 
@@ -203,6 +205,9 @@ class RoundFactory:
         finally:
             wait.cancel()
             behind.cancel()
+        if outcome.commit is not None:
+            proof = certificate(outcome.commit, fly.agreement.terms, self.key_of)
+            outcome = replace(outcome, certificate=proof)
         if outcome.commit is not None and not fly.booked:
             fly.booked = True  # callers that follow rounds ask again for the outcome of the next one
             withheld = fly.exchange.withheld & set(self._live)  # a broken link shows nothing
@@ -235,5 +240,19 @@ class RoundFactory:
 
     def verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
         """Return True if `signature` is the peer's under the message, and its key is known."""
-        key = self._identity.public_key if peer == self._identity.peer_id else self._key_of(peer)
+        key = self.key_of(peer)
         return key is not None and verify_message(message, signature, key, self._run_id)
+
+    def with_keys(self, keys: tuple[bytes, ...]) -> Verify:
+        """Return `verify`, also for peers that we do not know, by their public keys."""
+        known = {peer_id_of(key): key for key in keys}
+
+        def verify(peer: PeerId, message: Message, signature: bytes) -> bool:
+            key = known.get(peer) or self.key_of(peer)
+            return key is not None and verify_message(message, signature, key, self._run_id)
+
+        return verify
+
+    def key_of(self, peer: PeerId) -> bytes | None:
+        """Return the public key of a peer, if it is known."""
+        return self._identity.public_key if peer == self._identity.peer_id else self._key_of(peer)

@@ -151,7 +151,7 @@ class Presence:
     def _arrived(self, arrival: Arrival) -> None:
         peer = arrival.peer
         if arrival.frame is None:
-            if peer in self.live:
+            if peer in self.live and not self.roster.left:  # Then we no longer note that others leave.
                 self._emit("lost", {"peer": peer.hex(), "reason": arrival.reason})
             self._lose(peer, gone=arrival.gone)
             # The roster's probe dials again: a refusal by the machine tells a dead process from a broken connection.

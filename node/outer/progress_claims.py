@@ -1,8 +1,8 @@
-"""Claims of other peers to be ahead; no single claim makes this peer drop its state."""
+"""Claims of other peers to be ahead. A claim makes this peer ask for the proof, see `Head`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from thinwire.swarm.messages.registry import PeerId
 
@@ -14,8 +14,8 @@ class ProgressClaims:
     """Claims about later rounds, by peer.
 
     A peer that is ahead is asked how our round ended. It answers with the commit while it has the results, and we
-    follow round by round; otherwise it answers that we are behind. The state is fetched only if most peers answer so,
-    and none has sent the commit for one patience.
+    follow round by round; otherwise it answers that we are behind. The state is fetched only if a chain proves that, and
+    no peer has sent the commit for one patience.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -23,21 +23,19 @@ class ProgressClaims:
         self._seen: dict[PeerId, int] = {}
         self._claims: dict[PeerId, int] = {}
         self._asked: dict[PeerId, float] = {}
+        self._questioned: dict[PeerId, float] = {}
         self._since: float | None = None
-        self._inquired = 0.0
 
     @property
     def silent(self) -> bool:
         """True if no present peer has claimed a later round."""
-        if self._claims or self._seen:
-            return False
-        self._since = None
-        return True
+        return not (self._claims or self._seen)
 
     def begin(self, round: int) -> list[PeerId]:
         """Begin our next round; return the peers to ask how it ended."""
         self._claims.clear()
         self._asked.clear()
+        self._questioned.clear()
         self._since = None
         self._seen = {peer: seen for peer, seen in self._seen.items() if seen > round}
         return sorted(self._seen)[:ASKED]
@@ -48,13 +46,6 @@ class ProgressClaims:
         if self._now() < self._asked.get(peer, -patience) + patience / 4:
             return False
         self._asked[peer] = self._now()
-        return True
-
-    def inquire(self, round: int, voices: Collection[PeerId], moved: float, patience: float) -> bool:
-        """Return True if all `voices` should be asked: one is past `round`, and a patience is over."""
-        if not self.further(round).intersection(voices) or self._now() < max(moved, self._inquired) + patience:
-            return False
-        self._inquired = self._now()
         return True
 
     def claimed(self, peer: PeerId, round: int) -> None:
@@ -69,26 +60,29 @@ class ProgressClaims:
         """Return the peers that have committed a later round, by their claims or by their messages."""
         return self.past(round) | {peer for peer, seen in self._seen.items() if seen > round + 1}
 
+    def unproved(self, round: int, moved: float, patience: float, *, waits: bool) -> list[PeerId]:
+        """Return the peers whose proof is to be asked for now: each once in a patience, and ASKED at most.
+
+        These are the peers that say that we are behind, unless this peer `waits` only for results; and the others that are
+        ahead if there was no progress in our round for a patience, since the time `moved`.
+        """
+        now, further = self._now(), self.further(round)
+        if now < moved + patience:
+            further = set() if waits else self.past(round)
+        due = [peer for peer in sorted(further) if now >= self._questioned.get(peer, -patience) + patience][:ASKED]
+        self._questioned |= dict.fromkeys(due, now)
+        return due
+
     def on_link_down(self, peer: PeerId) -> None:
-        for what in (self._seen, self._claims, self._asked):
+        for what in (self._seen, self._claims, self._asked, self._questioned):
             what.pop(peer, None)
 
-    def beyond_reach(
-        self,
-        round: int,
-        voices: Collection[PeerId],
-        moved: float,
-        patience: float,
-        able: Callable[[Collection[PeerId]], bool] = lambda without: True,
-    ) -> bool:
-        """Return True if the swarm is past `round`, our last, and no peer has helped us for a patience.
+    def beyond_reach(self, proved: bool, moved: float, patience: float) -> bool:
+        """Return True if peers have `proved` that they are ahead, and none has helped us for a patience.
 
-        This holds if most of `voices` claim so, or if the others cannot commit a round without them, as reported by
-        `able`. Otherwise half of a swarm would wait endlessly for the other half.
+        moved: time of the last progress in our round.
         """
-        past = self.past(round)
-        most = 2 * sum(peer in past for peer in voices) > len(voices)
-        if not most and (not past or able(past)):
+        if not proved:
             self._since = None
             return False
         if self._since is None:

@@ -17,9 +17,6 @@ MOST_ROUNDS = 8
 MOST_VERDICTS = 64
 """Maximum number of stored commits."""
 
-MOST_CHANGES = 256
-"""Maximum number of stored commits that changed the members."""
-
 FOLLOWED_SECONDS = 15.0
 """Seconds for which a peer counts as following after its last question about a past round."""
 
@@ -37,7 +34,6 @@ class RoundHistory:
         self._sizes: dict[int, int] = {}
         self._followers: dict[PeerId, float] = {}
         self._verdicts: dict[int, Commit] = {}
-        self._changes: list[Commit] = []
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -54,14 +50,6 @@ class RoundHistory:
         if commit is not None:
             self._verdicts[done.round] = commit
             self._verdicts.pop(done.round - MOST_VERDICTS, None)
-            if set(commit.opened.members) != set(done.agreement.terms.members):
-                self._changes = [*self._changes, commit][-MOST_CHANGES:]
-
-    def proof(self, after: int, lineage: bytes) -> Commit | None:
-        """Return the first known commit of a lineage after a round; the members did not change before it."""
-        known = [*self._verdicts.values(), *self._changes]
-        later = [one for one in known if one.opened.lineage == lineage and one.opened.round > after]
-        return min(later, key=lambda commit: commit.opened.round, default=None)
 
     def get(self, round: int) -> Round | None:
         return self._rounds.get(round)

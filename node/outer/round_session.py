@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import blake3
 import msgspec
+from thinwire.collectives.consensus.chain import Prove, proven
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.health.straggler_grace import StragglerGrace
@@ -33,7 +35,6 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.identity import Identity, short
-from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import (
     MAX_GROUP,
@@ -59,7 +60,7 @@ class RoundSession:
 
     `entered`: True if our state is that of the swarm, False if it must be compared with the others' first. `votes`: opens the
     memory of our votes. `patience`: seconds without progress before a peer acts; adapts to the duration of rounds. `on_commit`:
-    called when a round commits, before it is applied: training on the old state may stop.
+    called when a round commits, before it is applied: training on the old state may stop. `anchor`: see Lineages.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class RoundSession:
         stash: PendingFrames | None = None,
         turn: asyncio.Semaphore | None = None,
         on_commit: Callable[[], None] = lambda: None,
+        anchor: bytes = b"",
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
         self.me, self.fragment = identity.peer_id, fragment
@@ -115,6 +117,13 @@ class RoundSession:
         self._send_queue = presence.send_queue
         entered = entered and self.me in replica.members
         self._history = RoundHistory(replica.state.nbytes, now)
+        self.prove: Prove = partial(
+            proven,
+            fraction=manifest.exchange.quorum,
+            verifier=self._round_factory.with_keys,
+            gaps=manifest.pipeline.stages > 1,
+        )
+        """Checks chains of this run."""
         self.states = StateServer(
             replica, presence.send_queue, now, entered=entered, fragment=fragment, emit=emit, report=self.report
         )
@@ -124,8 +133,8 @@ class RoundSession:
             presence=presence,
             series=self._round_factory,
             current=lambda: self.current,
-            prevailing=lambda: self.lineages.prevailing(),
-            drop=lambda peers: self.lineages.drop(peers),
+            lineages=lambda: self.lineages,
+            prove=self.prove,
             now=now,
             fragment=fragment,
             turn=turn,
@@ -146,11 +155,12 @@ class RoundSession:
             now=now,
             emit=emit,
             sign=lambda message: sign_message(message, b"", identity, run_id),
-            verify=self._round_factory.verify,
+            key_of=self._round_factory.key_of,
+            prove=self.prove,
             life=lambda: self.life,
             current=lambda: self.current,
             founded=self._founded,
-            proof=self._history.proof,
+            anchor=anchor,
         )
         self._straggler_grace = StragglerGrace(
             exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.quorum
@@ -311,7 +321,7 @@ class RoundSession:
         self._ahead &= self.replica.round == 0
         if self.replica.round + 1 == done.round and self.states.entered:
             attempt = done.attempt  # Our next announcement in this round is a later one.
-        self.catch_up.begin(committed=committed)
+        self.catch_up.begin()
         self._give_up()
         self.current = self._next_round(attempt)
         self._send_queue.begin(self.current.round, self.fragment)
@@ -369,7 +379,7 @@ class RoundSession:
             graces=self._graces_of(self.replica.round + 1),
             buffered=self.replica.asynchronous,
             lives=self.replica.known_lives,
-            lineage=lineage_of(self.replica.forks),
+            lineage=self.replica.lineage,
         )
         terms = self.replica.terms(terms)
         self._ahead |= check_votes(self.replica, self.votes, self.me)
@@ -427,7 +437,7 @@ class RoundSession:
                 self.current.spent(peer)
             self.catch_up.look()
         elif isinstance(message, Head):
-            self.lineages.on_head(peer, message)
+            self.lineages.on_head(peer, message, frame.payload)
             self.catch_up.look()
         elif isinstance(message, Found):
             self.lineages.on_found(peer, message, frame.signature)

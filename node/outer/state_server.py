@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
+from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_sync import (
     IN_FLIGHT,
     LAST_ROUND,
-    Believed,
+    Accept,
     FetchedState,
     Mail,
     OtherModelState,
@@ -24,7 +25,7 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import short
-from thinwire.swarm.messages.registry import CHUNK_BYTES, Digest, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
+from thinwire.swarm.messages.registry import CHUNK_BYTES, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
 STATE = (StateAsk, StateFetch, StateOffer, StateChunk)
 """Types of messages about the state."""
@@ -39,7 +40,8 @@ SNAPSHOT_SECONDS = 15.0
 @dataclass(slots=True)
 class _Snapshot:
     offer: StateOffer
-    hashes: tuple[Digest, ...]
+    proof: bytes
+    """Payload of the offer."""
     raw: memoryview
     used: float
     served: float | None = None
@@ -165,12 +167,11 @@ class StateServer:
         work: Work,
         *,
         patience: float,
-        newer_than: int,
-        believed: Believed | None = None,
+        accept: Accept,
         turn: asyncio.Semaphore | None = None,
         copy_below: int | None = None,
     ) -> FetchedState | OtherModelState | None:
-        """Fetch the state that these peers agree on, see `fetch_state`; NaN and infinity are rejected."""
+        """Fetch the state of the last round of these peers, see `fetch_state`; NaN and infinity are rejected."""
         self._mail, self.offered = asyncio.Queue(), False
         self.forget(*self.without)
         try:
@@ -182,8 +183,7 @@ class StateServer:
                 have=self._replica.hashes,
                 nbytes=self._replica.state.nbytes,
                 patience=patience,
-                newer_than=newer_than,
-                believed=believed,
+                accept=accept,
                 partial=self._partial,
                 fragment=self._fragment,
                 turn=turn,
@@ -236,12 +236,13 @@ class StateServer:
                 replica.members,
                 self._fragment,
                 replica.lives,
-                replica.forks,
+                replica.lineage,
             )
-            snapshot = self._snapshot = _Snapshot(offer, tuple(replica.hashes), raw, self._now())
+            proof = b"".join(replica.hashes) + encode(replica.chain)
+            snapshot = self._snapshot = _Snapshot(offer, proof, raw, self._now())
         snapshot.used = self._now()
         snapshot.readers.add(peer)
-        self._send_queue.bulk(peer, Frame(snapshot.offer, b"".join(snapshot.hashes)), later=True)
+        self._send_queue.bulk(peer, Frame(snapshot.offer, snapshot.proof), later=True)
 
     def _serve(self, peer: PeerId, message: StateFetch) -> None:
         if self._send_queue.later(peer, StateChunk) > SIDE_BY_SIDE * IN_FLIGHT:

@@ -228,8 +228,7 @@ class Peer:
         method = method_of(self.manifest)
         codec, cut = fitted(self.manifest, layout)
         self.layout = layout
-        members = () if joins else (self.identity.peer_id,)
-        begin = partial(method.replica.begin, self.manifest, layout, codec, cut, theta, members)
+        begin = partial(method.replica.begin, self.manifest, layout, codec, cut, theta, ())
         if self._held is not None:
             if not (method.partial and joins):
                 raise ManifestError(
@@ -294,7 +293,7 @@ class Peer:
             told = f"{path}: {reason}; this peer votes again when a round has made it a member"
             self.emit("alarm", {"detail": told})
 
-        return VoteFile(path, self.environment.disk, self.environment.rng, report)
+        return VoteFile(path, self.environment.disk, self.environment.rng, self.environment.wall, report)
 
     def save(self, private: PrivateState | None) -> SaveOutcome:
         """Write a checkpoint, see `Checkpointer.save`."""

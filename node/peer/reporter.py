@@ -11,7 +11,6 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.status import PeerStatus, Phase, Status
 from thinwire.node.runtime.console import bytes_text, count_text
 from thinwire.swarm.identity.identity import short
-from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.messages.registry import PeerId
 
 DEBUG, INFO, WARNING = 10, 20, 30
@@ -175,5 +174,7 @@ class Reporter:
             seat=seats.told(peer.identity.peer_id),
             group=self._group(),
             stalled=session.stalled(),
-            lineage=", ".join(sorted({lineage_of(one.forks).hex() for _, one, _ in replica.each(peer.layout)} - {""})),
+            lineage=", ".join(
+                sorted({one.lineage.hex() for _, one, _ in replica.each(peer.layout) if len(one.chain) > 1})
+            ),
         )

@@ -12,7 +12,7 @@ from blake3 import blake3
 from msgspec import Meta
 from thinwire.swarm.identity.identity import Identity, peer_id_of, short, verify
 
-FORMAT = 1
+FORMAT = 2
 """Version of the checkpoint format; the error for another version names both numbers."""
 
 CHUNK_BYTES = 4 << 20
@@ -22,7 +22,7 @@ Value: TypeAlias = None | bool | int | float | str
 
 _Hex = Annotated[str, Meta(pattern="^([0-9a-f]{64})$")]
 _Lives = Annotated[str, Meta(pattern="^([0-9a-f]{32})*$")]
-_Forks = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
+_Chain = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
 _DOMAIN = "checkpoint"
 
 
@@ -89,13 +89,13 @@ class Hasher:
         return FileEntry(name, self._nbytes, self._whole.hexdigest(), tuple(self._chunks))
 
 
-class ChainEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Last round of a fragment with separate rounds, its members, their lives, and its forks."""
+class StandingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Last round of a fragment with separate rounds, its members, their lives, and the chain that proves them."""
 
     round: Annotated[int, Meta(ge=0)]
     members: tuple[_Hex, ...]
     lives: _Lives = ""
-    forks: _Forks = ""
+    chain: _Chain = ""
 
 
 class CheckpointContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -104,8 +104,8 @@ class CheckpointContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     `serial` counts this store's checkpoints, `written` is wall time in seconds since 1970.
 
     `previous` is the blake3 of the manifest before this one, "" for the first; hashes and ids are hexadecimal.
-    `chains`: by fragment number, if fragments have separate rounds. `lives`: of the members, see Open.
-    `forks`: of the lineage, see Head; msgpack in hexadecimal.
+    `standings`: by fragment number, if fragments have separate rounds. `lives`: of the members, see Open.
+    `chain`: proves round and members, see collectives/consensus/chain.py; in hexadecimal.
     """
 
     format: int = FORMAT
@@ -118,9 +118,9 @@ class CheckpointContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     previous: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
     files: tuple[FileEntry, ...]
     values: dict[str, Value]
-    chains: dict[int, ChainEntry] | msgspec.UnsetType = msgspec.UNSET
+    standings: dict[int, StandingEntry] | msgspec.UnsetType = msgspec.UNSET
     lives: _Lives = ""
-    forks: _Forks = ""
+    chain: _Chain = ""
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
 from blake3 import blake3
+from msgspec import UNSET
+from thinwire.collectives.consensus.chain import decode, encode
 from thinwire.node.runtime.disk import Disk
 from thinwire.node.state.checkpoint_manifest import (
     CHUNK_BYTES,
-    ChainEntry,
     CheckpointContents,
     CheckpointManifestError,
     FileEntry,
     Hasher,
+    StandingEntry,
     seal,
     unseal,
 )
@@ -39,7 +40,7 @@ from thinwire.node.state.snapshot import (
 )
 from thinwire.node.state.tensor_file import TensorFileError, Tensors, parse, pieces
 from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.lineage import Forks
+from thinwire.swarm.messages.registry import Chain
 
 MANIFEST = "manifest.json"
 LATEST = "LATEST"
@@ -169,14 +170,16 @@ class CheckpointStore:
             previous=blake3(previous.manifest).hexdigest() if previous else "",
             files=tuple(entries),
             values=values,
-            chains=msgspec.UNSET
-            if snapshot.chains is None
+            standings=UNSET
+            if snapshot.standings is None
             else {
-                number: ChainEntry(round, tuple(member.hex() for member in members), lives.hex(), _encoded(forks))
-                for number, (round, members, lives, forks) in snapshot.chains.items()
+                number: StandingEntry(
+                    round, tuple(member.hex() for member in members), lives.hex(), encode(chain).hex()
+                )
+                for number, (round, members, lives, chain) in snapshot.standings.items()
             },
             lives=snapshot.lives.hex(),
-            forks=_encoded(snapshot.forks),
+            chain=encode(snapshot.chain).hex(),
         )
         file = self._disk.create(draft / MANIFEST)
         try:
@@ -267,19 +270,19 @@ class CheckpointStore:
                     remarks.append(f"{entry.name}: private state is lost: {_reason(error)}")
         members = tuple(bytes.fromhex(member) for member in body.members)
         run_id, digest = bytes.fromhex(body.run_id), bytes.fromhex(body.digest)
-        chains = None
-        if isinstance(body.chains, dict):
-            chains = {
+        standings = None
+        if isinstance(body.standings, dict):
+            standings = {
                 number: (
                     one.round,
                     tuple(bytes.fromhex(member) for member in one.members),
                     bytes.fromhex(one.lives),
-                    _decoded(one.forks),
+                    _chain(one.chain),
                 )
-                for number, one in body.chains.items()
+                for number, one in body.standings.items()
             }
-        lives, forks = bytes.fromhex(body.lives), _decoded(body.forks)
-        return Snapshot(run_id, body.round, digest, members, fragments, private, chains, lives, forks)
+        lives, chain = bytes.fromhex(body.lives), _chain(body.chain)
+        return Snapshot(run_id, body.round, digest, members, fragments, private, standings, lives, chain)
 
     def _tensors(self, directory: str, file: FileEntry) -> Tensors:
         path = self._directory / directory / file.name
@@ -305,13 +308,9 @@ def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-def _encoded(forks: Forks) -> str:
-    return msgspec.msgpack.encode(forks).hex() if forks else ""
-
-
-def _decoded(forks: str) -> Forks:
-    """Return the forks of a manifest. Raises CheckpointManifestError."""
+def _chain(text: str) -> Chain:
+    """Return the chain of a manifest. Raises CheckpointManifestError."""
     try:
-        return msgspec.msgpack.decode(bytes.fromhex(forks), type=Forks) if forks else ()
-    except msgspec.MsgspecError as error:
-        raise CheckpointManifestError(f"the forks of the lineage are damaged: {error}") from None
+        return decode(bytes.fromhex(text))
+    except ValueError as error:
+        raise CheckpointManifestError(str(error)) from None

@@ -113,7 +113,7 @@ class Checkpointer:
         self, replica: Replica, layout: Layout, own: Mapping[int, Tensors], private: PrivateState | None
     ) -> Snapshot:
         """Describe a state. `own`: private tensors of the replica, by fragment number."""
-        fragments, chains, tensors = dict[int, FragmentState](), {}, dict[str, Array]()
+        fragments, standings, tensors = dict[int, FragmentState](), {}, dict[str, Array]()
         for number, one, inner in replica.each(layout):
             momentum = inner.split(one.momentum) if one.momentum.size else {}
             if one.extra.size:
@@ -121,7 +121,7 @@ class Checkpointer:
             fragments[number] = FragmentState(inner.split(one.theta), momentum)
             tensors |= {f"{_own(one, replica, number)}{name}": tensor for name, tensor in own[number].items()}
             if one is not replica:
-                chains[number] = (one.round, one.members, one.lives, one.forks)
+                standings[number] = (one.round, one.members, one.lives, one.chain)
         if tensors:
             private = private or PrivateState({}, {})
             private = PrivateState({**private.tensors, **tensors}, private.values)
@@ -132,9 +132,9 @@ class Checkpointer:
             replica.members,
             fragments,
             private,
-            chains or None,
-            b"" if chains else replica.lives,
-            () if chains else replica.forks,
+            standings or None,
+            b"" if standings else replica.lives,
+            () if standings else replica.chain,
         )
 
 
@@ -151,17 +151,17 @@ def _install(snapshot: Snapshot, whole: Replica, layout: Layout) -> None:
         (one, _state(snapshot.fragments[number], one, inner), _place(snapshot, None if one is whole else number))
         for number, one, inner in whole.each(layout)
     ]
-    for one, state, (round, members, lives, forks) in found:
+    for one, state, (round, members, lives, chain) in found:
         one.state[:] = state
-        one.round, one.members, one.lives, one.forks = round, members, lives, forks
+        one.round, one.members, one.lives, one.chain = round, members, lives, chain
         one.seal()
         one.reset()
 
 
 def _place(snapshot: Snapshot, number: int | None) -> Standing:
     """Return the standing of a fragment with separate rounds, or of the whole replica."""
-    whole = (snapshot.round, snapshot.members, snapshot.lives, snapshot.forks)
-    return whole if number is None else (snapshot.chains or {})[number]
+    whole = (snapshot.round, snapshot.members, snapshot.lives, snapshot.chain)
+    return whole if number is None else (snapshot.standings or {})[number]
 
 
 def _state(fragment: FragmentState, replica: Replica, layout: Layout) -> Array:

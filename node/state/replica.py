@@ -15,7 +15,8 @@ import blake3
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from thinwire.collectives.consensus.proposal import RoundTerms, by_seniority, lives_of
+from thinwire.collectives.consensus.chain import extended, founded
+from thinwire.collectives.consensus.proposal import RoundTerms, lives_of, next_members
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
@@ -28,9 +29,9 @@ from thinwire.compression.kernels.base import outer_step
 from thinwire.node.state.data_ledger import DataLedger
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.tensor_file import Array, Tensors
-from thinwire.swarm.lineage import Forks, forked, lineage_of
+from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Digest, Fork, Open, PeerId
+from thinwire.swarm.messages.registry import CHUNK_BYTES, Chain, Digest, Era, Fork, Open, PeerId
 from thinwire.swarm.method_specs.base import MethodSpec
 
 SPARE = 64 << 20
@@ -57,7 +58,7 @@ class Replica:
 
     theta, momentum: flat float32 vectors with one element per parameter of the layout. round: number of the last committed
     round, 0 before the first. members: peers that took part in that round, by seniority; they vote in the next one. lives:
-    theirs, LIFE bytes each, see Open. forks: of the lineage, see Head. Made by
+    theirs, LIFE bytes each, see Open. chain: proves round, members, lives and lineage; empty without a state. Made by
     `begin`, which gives the replica its codec, chunk grid and hyper-parameters. A subclass for each method overrides
     `contribution`, `_outer_step`, `forfeit` and the properties that describe its private state.
     """
@@ -91,7 +92,8 @@ class Replica:
         self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size + extra, np.float32)
         self.theta[:] = theta
         self.round, self.members, self.lives = 0, tuple(sorted(members)), b""
-        self.forks: Forks = ()
+        given = Fork(0, bytes(32), (), self.members, b"", ())
+        self.chain: Chain = (Era(given),) if self.members else ()
         self.fetched = 0
         """Number of states that were taken over from other peers."""
         self._pool = BufferPool(SPARE)
@@ -200,6 +202,11 @@ class Replica:
         return fragments[0]
 
     @property
+    def lineage(self) -> bytes:
+        """Name of the lineage."""
+        return lineage_of(self.chain)
+
+    @property
     def newest(self) -> tuple[int, Digest]:
         """Latest round whose state has its digest, and the digest."""
         return self._named
@@ -257,7 +264,7 @@ class Replica:
 
     def _name(self) -> None:
         """Compute the digest of the state, given the hashes of its chunks."""
-        digest = state_digest(self.round, self.layout, self.members, self._hashes, self.lives, lineage_of(self.forks))
+        digest = state_digest(self.round, self.layout, self.members, self._hashes, self.lives, self.lineage)
         self._named = self.round, digest
 
     def delta(self, read: Read) -> Floats:
@@ -347,6 +354,8 @@ class Replica:
         if self.ledger is not None:
             self.ledger.book(opened.contributors, self.members, self.round)
         stepped = self._outer_step(outcome.results, opened, me, since)
+        if outcome.certificate is not None:
+            self.chain = extended(self.chain, outcome.certificate)
         self.advance(opened.members, opened.lives)
         return stepped
 
@@ -366,10 +375,9 @@ class Replica:
             yield start, stop, mean[: stop - start]
 
     def advance(self, members: Sequence[PeerId], lives: bytes = b"") -> None:
-        """End the round with these members, sorted. `compute_digest` computes the digest of the new state."""
+        """End a round that has decided these members, sorted, and lives. `compute_digest` computes the new digest."""
         self.round += 1
-        found, self.members = lives_of(members, lives), by_seniority(members, self.members)
-        self.lives = b"".join(found.get(peer, bytes(LIFE)) for peer in self.members) if lives else b""
+        self.members, self.lives = next_members(members, lives, self.members)
         self._unsealed = tuple(range(len(self)))  # last: another thread may ask for the digest at any moment
 
     @property
@@ -377,15 +385,13 @@ class Replica:
         """Lives of the members of which one was announced."""
         return lives_of(self.members, self.lives)
 
-    def hold_alone(self, member: PeerId, life: bytes) -> None:
-        """Make a peer with this life the only member."""
-        self.members, self.lives = (member,), life
-        self.compute_digest()
-        self._name()
-
     def found(self, fork: Fork) -> None:
-        """Begin the lineage of `fork`, which was founded with our state, when that has its digest."""
-        self.members, self.lives, self.forks = fork.members, fork.lives, forked(self.forks, fork)
+        """Begin the lineage of `fork`, which was founded with our state, when that has its digest.
+
+        One with nobody before it begins the run.
+        """
+        parent = self.chain if fork.before else ()
+        self.members, self.lives, self.chain = fork.members, fork.lives, founded(parent, fork)
         self._name()
 
     def install(self, fetched: FetchedState) -> int:
@@ -397,6 +403,6 @@ class Replica:
             changed += len(chunk)
         offer = fetched.offer
         self.fetched += 1
-        self.round, self.members, self.lives, self.forks = offer.round, offer.members, offer.lives, offer.forks
+        self.round, self.members, self.lives, self.chain = offer.round, offer.members, offer.lives, fetched.chain
         self._hashes, self._named, self._unsealed = list(fetched.hashes), (self.round, offer.digest), ()
         return changed

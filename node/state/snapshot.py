@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from thinwire.node.state.checkpoint_manifest import Value
 from thinwire.node.state.tensor_file import Array, TensorFileError, Tensors
-from thinwire.swarm.lineage import Forks
-from thinwire.swarm.messages.registry import PeerId
+from thinwire.swarm.messages.registry import Chain, PeerId
 
-Standing = tuple[int, tuple[PeerId, ...], bytes, Forks]
-"""Last round of a replica, its members, their lives, and the forks of its lineage."""
+Standing = tuple[int, tuple[PeerId, ...], bytes, Chain]
+"""Last round of a replica, its members, their lives, and the chain that proves them."""
 
 PRIVATE = "private.safetensors"
 _FRAGMENT = re.compile(r"fragment-(\d{5})\.safetensors")
@@ -46,8 +45,8 @@ class Snapshot:
 
     `digest` is the state digest (32 bytes), `members` the members of that round.
 
-    `chains`: for fragments with separate rounds, the last round, its members, their lives and the forks, by fragment.
-    `lives`: of the members, as in Open. `forks`: see Head.
+    `standings`: by fragment, if fragments have separate rounds; then the whole has no chain.
+    `lives`: of the members, as in Open. `chain`: proves round and members.
     """
 
     run_id: bytes
@@ -56,9 +55,9 @@ class Snapshot:
     members: tuple[PeerId, ...]
     fragments: Mapping[int, FragmentState]
     private: PrivateState | None
-    chains: Mapping[int, Standing] | None = None
+    standings: Mapping[int, Standing] | None = None
     lives: bytes = b""
-    forks: Forks = ()
+    chain: Chain = ()
 
 
 def files(snapshot: Snapshot) -> Iterator[tuple[str, Tensors]]:

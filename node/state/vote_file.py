@@ -34,7 +34,7 @@ from pathlib import Path
 
 import blake3
 import msgspec
-from thinwire.collectives.consensus.vote_store import VoteRecord, VoteStore
+from thinwire.collectives.consensus.vote_store import VoteRecord, VoteStore, new_life
 from thinwire.node.runtime.disk import Disk
 from thinwire.swarm.messages.registry import LIFE
 
@@ -55,19 +55,25 @@ class _Damaged(Exception):
 
 
 class VoteFile(VoteStore):
-    """VoteStore in a file. rng: draws lives. report: called with the reason whenever votes are lost.
+    """VoteStore in a file. rng, wall: make lives. report: called with the reason whenever votes are lost.
 
     If a life cannot be stored, its votes remain in memory. This is as safe: no later process knows such a life, so none
     votes in its name. lost: reason why the file had no usable content when it was opened; empty if it was loaded.
     """
 
     def __init__(
-        self, path: Path, disk: Disk, rng: random.Random, report: Callable[[str], None] = lambda reason: None
+        self,
+        path: Path,
+        disk: Disk,
+        rng: random.Random,
+        wall: Callable[[], float],
+        report: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.lost = ""
         self._life = b""
         self._record: VoteRecord | None = None
-        self._path, self._disk, self._rng, self._report = path, disk, rng, report
+        self._path, self._disk, self._report = path, disk, report
+        self._rng, self._wall = rng, wall
         self._allocated, self._durable = False, True
         try:
             self._load()
@@ -103,7 +109,7 @@ class VoteFile(VoteStore):
         self._record = record
 
     def renew(self) -> None:
-        self._life, self._record, self._durable = self._rng.randbytes(LIFE), None, True
+        self._life, self._record, self._durable = new_life(self._rng, self._wall()), None, True
         try:
             self._store(_encoded(self._life, None))
         except OSError as error:
@@ -111,7 +117,7 @@ class VoteFile(VoteStore):
 
     def _forget(self, error: OSError) -> None:
         """Begin a life in memory, other than that in the file, which may have been written in part."""
-        self._life, self._record, self._durable = self._rng.randbytes(LIFE), None, False
+        self._life, self._record, self._durable = new_life(self._rng, self._wall()), None, False
         self._report(f"cannot be written: {error.strerror or error}")
 
     def _load(self) -> None:

@@ -16,7 +16,6 @@ from thinwire.sims.network.link import CONTROL_WINDOW
 from thinwire.sims.network.network import EPOCH
 from thinwire.sims.peers.machine import Machine, Process
 from thinwire.swarm.identity.errors import HintedError
-from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.membership.broadcast_queue import MAX_QUEUE
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.messages.registry import PeerId
@@ -216,10 +215,10 @@ class AlwaysInvariants:
             if machine.process is not None:
                 peer = machine.process.peer
                 for number, one, _ in peer.replica.each(peer.layout):
-                    found.setdefault(number, set()).add(lineage_of(one.forks).hex())
+                    found.setdefault(number, set()).add(one.lineage.hex())
         for names in found.values():
             if len(names) > 1:
-                told = ", ".join(one[:8] or "the first" for one in sorted(names))
+                told = ", ".join(one[:8] for one in sorted(names))
                 self._tell("lineage", -1, f"{len(names)} lineages: {told}")
 
     def _standstill(self, running: list[Machine], still: float, now: float) -> None:

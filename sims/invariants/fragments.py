@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas
 from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
-from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import PeerId
 
@@ -37,7 +36,7 @@ class FragmentInvariants:
         for one, chain in replica.chains.items():
             if number in (None, one):
                 held = chain.replica
-                self.each[one].installed(index, held.round, held.digest, held.state, lineage_of(held.forks).hex())
+                self.each[one].installed(index, held.round, held.digest, held.state, held.lineage.hex())
         self._turns[index] = replica.round
 
     def founded(self, index: int, replica: FragmentReplicas, number: int | None = None) -> None:
@@ -45,14 +44,14 @@ class FragmentInvariants:
         for one, chain in replica.chains.items():
             if number in (None, one):
                 held = chain.replica
-                self.each[one].founded(index, held.round, held.digest, held.state, lineage_of(held.forks).hex())
+                self.each[one].founded(index, held.round, held.digest, held.state, held.lineage.hex())
 
     def committed(self, index: int, replica: FragmentReplicas, outcome: Outcome) -> None:
         """Check a round that an honest peer has applied."""
         assert outcome.commit is not None
         number = outcome.commit.opened.fragment
         chain = replica.chains[number].replica
-        lineage = lineage_of(chain.forks).hex()
+        lineage = chain.lineage.hex()
         self.each[number].committed(index, chain.round, chain.digest, chain.state, outcome, lineage)
         self._turns[index] = replica.round
 

@@ -38,7 +38,6 @@ from thinwire.sims.simulation.fault_injector import PRIVATE, FaultInjector
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.stage_claim import Seat
-from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import sign
 from thinwire.swarm.membership.presets import WAN, Preset
@@ -345,7 +344,7 @@ class SimWorld:
                 self.fragments.installed(machine.index, machine.process.peer.fragments.replica, number)
             else:
                 record = self.oracles.founded if kind == "lineage" else self.oracles.installed
-                name = lineage_of(replica.forks).hex()
+                name = replica.lineage.hex()
                 record(machine.index, replica.round, replica.digest, _trained(replica), name)
             if kind == "ready" and machine.lie:
                 byzantine.corrupt(machine.process, machine.lie)
@@ -382,7 +381,7 @@ class SimWorld:
         if machine.index in self._honest and self.fragments is not None:
             self.fragments.committed(machine.index, machine.process.peer.fragments.replica, outcome)
         elif machine.index in self._honest:
-            name = lineage_of(replica.forks).hex()
+            name = replica.lineage.hex()
             self.oracles.committed(machine.index, replica.round, replica.digest, _trained(replica), outcome, name)
 
     def booted(self, machine: Machine) -> None:

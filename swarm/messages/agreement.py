@@ -35,11 +35,15 @@ MAX_STEP = 240
 MAX_FAREWELLS = 64
 """Maximum number of farewells that one proposal may carry."""
 
-MAX_FORKS = 32
-"""Maximum number of forks that a peer knows of its lineage; older ones are forgotten."""
+CHAIN_BYTES = 4 << 20
+"""Maximum number of bytes of an encoded chain."""
 
 Lineage = Annotated[bytes, Meta(max_length=LIFE)]
 """Name of a lineage: empty for the first one, otherwise LIFE bytes, see swarm/lineage.py."""
+
+
+Keys = Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP + MAX_FAREWELLS)]
+"""Public keys, Ed25519. A peer id is the hash of a key, so they need no other proof."""
 
 
 class Ballot(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, order=True):
@@ -156,6 +160,7 @@ class Open(Message, frozen=True):
     directly to owners. `lives`: LIFE bytes for each of `members`, decided with them. A member is a peer and its life, so a
     peer that has lost its run folder, and with it its votes, is no member any more. Zeros: any life; empty: zeros for all.
     `lineage`: see `Fork`. `farewells` (sorted by peer): members that have left, so that the quorum is counted without them.
+    `electorate`: digest of the members that vote in this round, see proposal.electorate_digest.
     """
 
     limit: ClassVar[int] = 105_000
@@ -177,6 +182,7 @@ class Open(Message, frozen=True):
     lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)] = b""
     lineage: Lineage = b""
     farewells: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)] = ()
+    electorate: Annotated[bytes, Meta(max_length=32)] = b""
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -229,11 +235,12 @@ class Leave(Message, frozen=True):
 
 
 class Fork(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Beginning of a lineage: peers that continue a run without a quorum of its members.
+    """Beginning of a lineage: peers that continue a run without a quorum of its members, or its founder.
 
     round: last round of the parent lineage that the lineage contains. base: digest of the state after it, which covers the
     parent lineage and `before`, its members (not signed). members (sorted), lives: founders of the lineage, and LIFE bytes
-    for each. signatures: of each founder's Found with these values.
+    for each. signatures: of each founder's Found with these values. keys: public keys of the founders.
+    The first lineage of a run has round 0, nobody before it, and the founder of the run.
     """
 
     round: U32
@@ -242,6 +249,7 @@ class Fork(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     members: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=MAX_GROUP)]
     lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)]
     signatures: Annotated[tuple[Signature, ...], Meta(max_length=MAX_GROUP)]
+    keys: Keys = ()
 
 
 class Found(Message, frozen=True):
@@ -315,18 +323,42 @@ class Commit(Message, frozen=True):
     votes: Annotated[tuple[Proof, ...], Meta(max_length=MAX_GROUP)]
 
 
-class Head(Message, frozen=True):
-    """Newest committed round of the sender, and the forks of its lineage, oldest first.
+class Certificate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Commit with what proves it to a peer that does not know its members.
 
-    `proof`: for a receiver whose lineage was founded in the sender's, a commit after that fork by the members before it.
+    members (by seniority), lives: electorate of the round, which `Open.electorate` names. keys: of the voters and of the
+    members that said farewell.
     """
 
-    limit: ClassVar[int] = 445_000
+    members: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
+    lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)]
+    commit: Commit
+    keys: Keys
+
+
+class Era(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """One lineage in a chain: how it began, and the rounds that prove its members; the last one is its newest round."""
+
+    fork: Fork
+    certificates: tuple[Certificate, ...] = ()
+
+
+Chain = tuple[Era, ...]
+"""Proof of the members of a run: its first lineage, then those founded in it; see collectives/consensus/chain.py."""
+
+
+class Head(Message, frozen=True):
+    """Lineage and newest committed round of the sender. The payload is its encoded chain, or empty.
+
+    A peer answers with its chain if it has a newer one, or one of a lineage that prevails; to a Head without a chain also
+    if it has another lineage.
+    """
+
+    payload: ClassVar[int] = CHAIN_BYTES
 
     round: U32
     fragment: U16
-    forks: Annotated[tuple[Fork, ...], Meta(max_length=MAX_FORKS)]
-    proof: Commit | None = None
+    lineage: Lineage
 
 
 class Ask(Message, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from thinwire.swarm.messages.agreement import MAX_FORKS, Ballot, Fork
+from thinwire.swarm.messages.agreement import CHAIN_BYTES, Ballot, Lineage
 from thinwire.swarm.messages.base import CHUNK_BYTES, LIFE, MAX_CHUNKS, MAX_GROUP, U16, U32, U53, Digest, Id, Message
 
 # --- bulk data: authenticated by its stream, not signed
@@ -91,15 +91,16 @@ class StateAsk(Message, frozen=True):
 
 
 class StateOffer(Message, frozen=True):
-    """Offer of a state. The payload is the concatenated blake3 of every chunk of CHUNK_BYTES.
+    """Offer of a state. The payload is the concatenated blake3 of every chunk of CHUNK_BYTES, and the encoded chain.
 
     `members` are the participants of that round, on which the next quorum is based, and `lives` theirs, as in Open.
-    `digest`, the state digest, is blake3 over round, layout, members, lives and the chunk hashes, so that one agreed
-    digest covers all of it. `forks`: of the state's lineage, see Head.
+    `digest`, the state digest, is blake3 over round, layout, members, lives, lineage and the chunk hashes, so that one
+    agreed digest covers all of it. The chain proves round, members, lives and lineage; it is absent in methods without
+    agreement, and in the offer of a peer that has no state.
     """
 
-    limit: ClassVar[int] = 325_000
-    payload: ClassVar[int] = CHUNK_BYTES
+    limit: ClassVar[int] = 14_000
+    payload: ClassVar[int] = CHUNK_BYTES + CHAIN_BYTES
     signed: ClassVar[bool] = True
 
     round: U32
@@ -109,7 +110,7 @@ class StateOffer(Message, frozen=True):
     members: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
     fragment: U16 = 0
     lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)] = b""
-    forks: Annotated[tuple[Fork, ...], Meta(max_length=MAX_FORKS)] = ()
+    lineage: Lineage = b""
 
 
 class StateFetch(Message, frozen=True):

@@ -6,16 +6,19 @@ Layers: gate (strangers), membership, rounds, state, averages, pipelines.
 from __future__ import annotations
 
 from thinwire.swarm.messages.agreement import (
+    CHAIN_BYTES,
     MAX_FAREWELLS,
-    MAX_FORKS,
     Ask,
     Ballot,
     Base,
     Behind,
     Blame,
+    Certificate,
+    Chain,
     Commit,
     Contribution,
     Decline,
+    Era,
     Exclusion,
     Farewell,
     Fork,
@@ -111,12 +114,15 @@ __all__ = [
     "Digest",
     "Exclusion",
     "Farewell",
+    "Certificate",
+    "Chain",
+    "Era",
     "Fork",
     "Found",
     "Head",
     "Leave",
     "MAX_FAREWELLS",
-    "MAX_FORKS",
+    "CHAIN_BYTES",
     "Fetch",
     "FrozenRows",
     "Gossip",
@@ -174,7 +180,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 4
+VERSION = 5
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(

@@ -28,7 +28,7 @@ STILL = 3 * ROUND + ORPHAN + 10.0
 
 
 class Slot(NamedTuple):
-    """Round of a fragment in a lineage (its id in hexadecimal digits; "" is the first lineage)."""
+    """Round of a fragment in a lineage (its name in hexadecimal digits; "" is the first lineage that had a round)."""
 
     lineage: str
     fragment: int
@@ -55,10 +55,14 @@ def played(scenario: Scenario) -> Run:
 def digests_of(run: Run, *peers: int, since: float = 0.0, until: float = float("inf")) -> dict[Slot, set[str]]:
     """Return slot -> digests that these peers, or all, had after they committed it in a span of time."""
     found: dict[Slot, set[str]] = {}
+    first: dict[int, str] = {}
     for event in run.journal.of("round"):
+        lineage = event.fields.get("lineage", "")
+        if first.setdefault(event.fields.get("fragment", 0), lineage) == lineage:
+            lineage = ""
         if since <= event.at <= until and (not peers or event.peer in peers):
             fields = event.fields
-            slot = Slot(fields.get("lineage", ""), fields.get("fragment", 0), fields["round"])
+            slot = Slot(lineage, fields.get("fragment", 0), fields["round"])
             found.setdefault(slot, set()).add(fields["digest"])
     return found
 

@@ -20,7 +20,6 @@ from thinwire.sims.network.link import Latency
 from thinwire.sims.network.network import SimNet
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.membership.presets import LOCAL, Preset
 from thinwire.swarm.membership.roster import Roster
@@ -177,7 +176,7 @@ class Node:
 
     def note(self) -> None:
         self.digests[self.replica.round] = self.replica.digest
-        self.history[lineage_of(self.replica.forks), self.replica.round] = self.replica.digest
+        self.history[self.replica.lineage, self.replica.round] = self.replica.digest
         self.committed_at.setdefault(self.replica.round, virtual_loop.current().time())
 
     def kill(self) -> None:

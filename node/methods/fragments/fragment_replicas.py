@@ -131,11 +131,6 @@ class FragmentReplicas:
         """Members of the last round of any held fragment."""
         return tuple(sorted({peer for chain in self.chains.values() for peer in chain.replica.members}))
 
-    def hold_alone(self, member: PeerId, life: bytes) -> None:
-        """Make a peer the only member of all held fragments, see Replica."""
-        for chain in self.chains.values():
-            chain.replica.hold_alone(member, life)
-
     @property
     def theta(self) -> Floats:
         """Copy of the outer parameters; fragments that are not held have their initial values."""

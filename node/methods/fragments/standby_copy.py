@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.consensus.chain import Prove
+from thinwire.collectives.state_sync import FetchedState, matches
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplica
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import PeerId
+from thinwire.swarm.messages.registry import Chain, PeerId, StateOffer
 
 
 class StandbyCopy:
-    """State that changes only when it is fetched.
+    """State that changes only when it is fetched. prove: checks chains.
 
     It may be older than that of the holders, so it is offered only to peers that ask for copies.
     """
 
-    def __init__(self, chain: FragmentReplica, send_queue: SendQueue, now: Callable[[], float]) -> None:
-        self.chain = chain
+    def __init__(self, chain: FragmentReplica, send_queue: SendQueue, now: Callable[[], float], prove: Prove) -> None:
+        self.chain, self._prove = chain, prove
         self._server = StateServer(chain.replica, send_queue, now, entered=False, fragment=chain.number)
 
     @property
@@ -36,7 +37,11 @@ class StandbyCopy:
     async def fetch(self, peers: Collection[PeerId], work: Work, patience: float) -> bool:
         """Fetch the state that these peers agree on; return True if it is newer than the copy."""
         older = self.round if self.held else -1
-        fetched = await self._server.fetch(peers, work, patience=patience, newer_than=older)
+
+        def accept(offer: StateOffer, chain: Chain) -> bool:
+            return offer.round > older and matches(offer, self._prove(chain, self.chain.number, lambda fork: True))
+
+        fetched = await self._server.fetch(peers, work, patience=patience, accept=accept)
         if not isinstance(fetched, FetchedState):
             return False
         await self._server.install(work, fetched)

@@ -46,7 +46,9 @@ class GossipCatchUp:
         self._offered = False
         foreign: OtherModelState | None = None
         for peer in self._draw():
-            fetched = await self._states.fetch([peer], work, patience=self._patience(), newer_than=oldest - 1)
+            fetched = await self._states.fetch(
+                [peer], work, patience=self._patience(), accept=lambda offer, chain: offer.round >= oldest
+            )
             self._offered |= self._states.offered
             if isinstance(fetched, OtherModelState):
                 foreign = fetched

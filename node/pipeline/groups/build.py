@@ -151,7 +151,7 @@ def keep(
         codec, _ = fitted(manifest, layout)
         # Only the stage's own elements of the zeros are ever touched.
         chain = chain_of(manifest, layout, codec, np.zeros(layout.total, np.float32), number, ())
-        return StandbyCopy(chain, peer.presence.send_queue, peer.environment.now)
+        return StandbyCopy(chain, peer.presence.send_queue, peer.environment.now, peer.fragments.ahead.prove)
 
     def brought(source: str, anew: bool) -> None:
         learner.source = source

@@ -18,7 +18,6 @@ from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import simulate
 from thinwire.sims.trials import trial
 from thinwire.swarm.identity.errors import HintedError
-from thinwire.swarm.messages.registry import Fork
 
 ONE = 3
 """Index of the faulty peer."""
@@ -175,9 +174,6 @@ def test_peer_that_restarts_with_its_old_round_makes_no_progress():
     )
 
 
-FORKS = (Fork(4, bytes(32), (), (bytes(32),), bytes(16), (bytes(64),)),)
-
-
 class _Swarm:
     """Machines without processes' contents, their invariants, and the violations: (oracle, peer)."""
 
@@ -217,7 +213,7 @@ class _Swarm:
         queue = SimpleNamespace(_control={}, _bulk={})
         roster = SimpleNamespace(banned={}, left=False, _news=())
         session = SimpleNamespace(roster=roster, sizes=dict, _send_queue=queue)
-        replica = SimpleNamespace(round=0, forks=())
+        replica = SimpleNamespace(round=0, lineage=b"first")
         replica.each = lambda layout: [(0, replica, layout)]
         peer = SimpleNamespace(session=session, replica=replica, layout=None)
         return self.Process(peer)
@@ -231,16 +227,16 @@ class _Swarm:
 
 @pytest.mark.parametrize("rounds", [4, 5])
 @pytest.mark.parametrize("at", [9.0, 11.0])
-@pytest.mark.parametrize("lineages", [{}, {0: (), 1: ()}, {0: FORKS, 1: FORKS, 2: FORKS}, {1: FORKS}])
+@pytest.mark.parametrize("lineages", [{}, {0: b"first", 1: b"first"}, {0: b"new", 1: b"new", 2: b"new"}, {1: b"new"}])
 def test_two_lineages_are_a_violation_five_rounds_and_ten_seconds_after_the_last_fault(rounds, at, lineages):
     swarm = _Swarm(3)
     swarm.invariants.disturb(0.0)
-    for index, forks in lineages.items():
-        swarm.machines[index].process.peer.replica.forks = forks
+    for index, name in lineages.items():
+        swarm.machines[index].process.peer.replica.lineage = name
     swarm.set(rounds, rounds, rounds)
     swarm.invariants.look(at)
     late = rounds == 5 and at == 11.0
-    assert swarm.told == ([("lineage", -1)] if late and lineages == {1: FORKS} else [])
+    assert swarm.told == ([("lineage", -1)] if late and lineages == {1: b"new"} else [])
 
 
 def test_lineage_that_is_founded_long_after_the_last_fault_is_a_violation():

@@ -31,6 +31,7 @@ from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import SimNet
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
+from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.parser import sign
 from thinwire.swarm.membership.presets import LOCAL
 
@@ -512,7 +513,7 @@ def told(monkeypatch):
 
     def true(replica):
         hashes = [blake3.blake3(replica.chunk(index)).digest() for index in range(len(replica))]
-        named = state_digest(replica.round, replica.layout, replica.members, hashes, replica.lives)
+        named = state_digest(replica.round, replica.layout, replica.members, hashes, replica.lives, replica.lineage)
         return replica.newest == (replica.round, named) and replica.digest == named
 
     def watch(owner, name, look):
@@ -531,9 +532,8 @@ def told(monkeypatch):
     def stored(store, snapshot):
         (fragment,) = snapshot.fragments.values()
         state = np.concatenate([LAYOUT.flat(fragment.weights), LAYOUT.flat(fragment.momentum)])
-        named = state_digest(
-            snapshot.round, LAYOUT.digest, snapshot.members, [blake3.blake3(state.tobytes()).digest()], snapshot.lives
-        )
+        hashes, lineage = [blake3.blake3(state.tobytes()).digest()], lineage_of(snapshot.chain)
+        named = state_digest(snapshot.round, LAYOUT.digest, snapshot.members, hashes, snapshot.lives, lineage)
         told.append(("checkpoint", snapshot.round, snapshot.digest == named))
 
     def sealed(replica, chunks):

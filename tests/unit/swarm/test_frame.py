@@ -24,12 +24,10 @@ from thinwire.swarm.frame import (
     verify_message,
 )
 from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.lineage import forked
 from thinwire.swarm.messages.registry import (
     LIFE,
     MAX_CHUNKS,
     MAX_FAREWELLS,
-    MAX_FORKS,
     MAX_GROUP,
     NUMBERS,
     TYPES,
@@ -41,7 +39,6 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Exclusion,
     Farewell,
-    Fork,
     Found,
     Gossip,
     Head,
@@ -464,7 +461,7 @@ def test_largest_round_fits_in_a_frame():
     adopted = msgspec.structs.replace(adopted, order=tuple(range(2**16 - MAX_GROUP, 2**16)))
     lives, lineage = bytes(LIFE * MAX_GROUP), bytes(LIFE)
     said = tuple(Farewell(peer, BALLOT, RUN, RUN, b"s" * 64) for peer in group[:MAX_FAREWELLS])
-    adopted = msgspec.structs.replace(adopted, lives=lives, lineage=lineage, farewells=said)
+    adopted = msgspec.structs.replace(adopted, lives=lives, lineage=lineage, farewells=said, electorate=RUN)
     proofs = tuple(Proof(peer, b"s" * 64) for peer in group)
     for message in (
         announced,
@@ -481,13 +478,9 @@ def test_largest_round_fits_in_a_frame():
 
 def test_largest_lineage_fits_in_a_frame():
     group = tuple(bytes([i % 256, i // 256]) * 16 for i in range(MAX_GROUP))
-    fork = Fork(2**32 - 1, RUN, group, group, bytes(LIFE * MAX_GROUP), (b"s" * 64,) * MAX_GROUP)
-    forks = ()
-    for _ in range(MAX_FORKS):
-        forks = forked(forks, fork)
     for message in (
         Found(2**32 - 1, 2**16 - 1, RUN, group, bytes(LIFE)),
-        Head(2**32 - 1, 2**16 - 1, forks),
-        StateOffer(2**32 - 1, RUN, RUN, 2**53 - 1, group, 2**16 - 1, bytes(LIFE * MAX_GROUP), forks),
+        Head(2**32 - 1, 2**16 - 1, bytes(LIFE)),
+        StateOffer(2**32 - 1, RUN, RUN, 2**53 - 1, group, 2**16 - 1, bytes(LIFE * MAX_GROUP), bytes(LIFE)),
     ):
         assert read(encode(Frame(message), ME, RUN)).message == message

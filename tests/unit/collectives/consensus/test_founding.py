@@ -20,6 +20,14 @@ def sign(peer, message):
     return repr((peer, message)).encode()
 
 
+def key_of(peer):
+    return peer[::-1]
+
+
+def founding(me, base, before):
+    return Founding(me, 7, 0, base, before, life(me), lambda message: sign(me, message), key_of)
+
+
 class Group:
     """Peers that found a lineage. `links`: pairs that see each other. `silent`: peers that state nothing."""
 
@@ -30,10 +38,7 @@ class Group:
         self.rng, self.now, self.bag = random.Random(seed), 0.0, []
         self.begun = {}
         """Forks of the peers that have begun a lineage."""
-        self.parts = {
-            me: Founding(me, 7, 0, (bases or {}).get(me, BASE), before, life(me), lambda m, me=me: sign(me, m))
-            for me in self.peers
-        }
+        self.parts = {me: founding(me, (bases or {}).get(me, BASE), before) for me in self.peers}
 
     def live(self, me):
         return {peer for pair in self.links if me in pair for peer in pair if peer != me}
@@ -86,7 +91,8 @@ def verify(peer, message, signature):
 def test_peers_that_see_each_other_found_one_lineage(seed):
     forks = Group((ANN, BEN, EVE), seed=seed).run()
     fork = forks[ANN]
-    assert forks == dict.fromkeys((ANN, BEN, EVE), fork) and proved((fork,), 0, verify)
+    assert forks == dict.fromkeys((ANN, BEN, EVE), fork) and proved(fork, 0, verify)
+    assert fork.keys == tuple(map(key_of, fork.members))
     assert (fork.round, fork.base, fork.before, fork.members) == (7, BASE, IDS, (ANN, BEN, EVE))
     assert fork.lives == life(ANN) + life(BEN) + life(EVE)
 
@@ -102,7 +108,7 @@ def test_founders_need_not_be_members_of_the_parent():
 
 
 def test_lineage_begins_only_when_all_founders_have_stated_the_same():
-    one = Founding(ANN, 7, 0, BASE, IDS, life(ANN), lambda message: b"")
+    one = founding(ANN, BASE, IDS)
     assert one.fork is None
     one.state(0.0, {BEN, CAT}, (), SETTLE)
     for peer, members, complete in (
@@ -117,7 +123,7 @@ def test_lineage_begins_only_when_all_founders_have_stated_the_same():
 
 
 def test_statement_is_repeated_only_if_it_changes():
-    one = Founding(ANN, 7, 0, BASE, (ANN, BEN), life(ANN), lambda message: b"")
+    one = founding(ANN, BASE, (ANN, BEN))
     assert one.state(0.0, {BEN}, (), SETTLE) == Found(7, 0, BASE, (ANN, BEN), life(ANN))
     assert one.state(0.1, {BEN}, (), SETTLE) is None
     assert one.state(0.2, {BEN, CAT}, (), SETTLE) is None, "no member, and has stated nothing"
@@ -135,7 +141,7 @@ def test_silent_member_is_dropped_after_the_settle_time(seed):
 
 
 def test_member_that_is_known_to_be_silent_is_not_waited_for():
-    one = Founding(ANN, 7, 0, BASE, (ANN, BEN), life(ANN), lambda message: b"")
+    one = founding(ANN, BASE, (ANN, BEN))
     assert one.state(0.0, {BEN}, {BEN}, SETTLE).members == (ANN,)
 
 
@@ -157,7 +163,7 @@ def test_peer_with_another_base_is_not_counted(seed):
     ids=["round", "fragment", "base", "not in its own list", "life"],
 )
 def test_statement_about_something_else_is_ignored(message):
-    one = Founding(ANN, 7, 0, BASE, IDS, life(ANN), lambda message: b"")
+    one = founding(ANN, BASE, IDS)
     assert not one.on_message(BEN, message, b"s") and not one.stated
 
 

@@ -41,8 +41,10 @@ def transfer(member: Replica, joiner: Replica) -> None:
     """Install the member's state on the joiner, as a state server fetches it: the chunks that differ."""
     hashes = tuple(member.hashes)
     chunks = {i: bytes(member.chunk(i)) for i, own in enumerate(joiner.hashes) if own != hashes[i]}
-    offer = StateOffer(member.round, member.digest, member.layout, member.state.nbytes, member.members)
-    joiner.install(FetchedState(offer, hashes, chunks, member.members[:1]))
+    offer = StateOffer(
+        member.round, member.digest, member.layout, member.state.nbytes, member.members, lineage=member.lineage
+    )
+    joiner.install(FetchedState(offer, hashes, chunks, member.members[:1], member.chain))
 
 
 def join(method: str) -> bool:

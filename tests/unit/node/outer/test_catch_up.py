@@ -1,103 +1,157 @@
-"""Claims that a peer follows when some members have lost their state."""
+"""Catch-up: which proofs make a peer give up its round, and which states it fetches."""
 
 import asyncio
 from types import SimpleNamespace
 
 import pytest
-from thinwire.collectives.consensus.quorum import enough
-from thinwire.node.outer.catch_up import CatchUp
-from thinwire.swarm.messages.registry import Ask, StateAsk
+from thinwire.collectives.consensus.chain import Configuration, founded
+from thinwire.collectives.state_sync import OtherModelState
+from thinwire.node.outer.catch_up import TRIES, CatchUp
+from thinwire.swarm.lineage import lineage_of
+from thinwire.swarm.messages.registry import Ask, Fork, StateOffer
 
-ME, ANN, BEN, CAT, DAN, EVE = (bytes([n]) * 32 for n in range(6))
+ME, ANN, BEN = (bytes([n]) * 32 for n in range(3))
 PATIENCE = 2.0
 
 
-class Here:
-    """A peer after round 3 of `members`, with `alive` in reach. `told`: sent messages; `asked`: its fetches."""
+def begun(life):
+    return founded((), Fork(0, bytes(32), (), (ANN,), bytes([life]) * 16, ()))
 
-    def __init__(self, members, alive, empty=(), fetched=()):
-        self.now, self.told, self.asked = 100.0, [], []
-        self.states = SimpleNamespace(empty=set(empty), without=set(empty), fetch=self._fetch)
-        agreement = SimpleNamespace(
-            commit=None,
-            ready={},
-            overtaken=lambda: None,
-            able_without=lambda without: enough(set(members) - set(without), members, ()),
-        )
-        fly = SimpleNamespace(round=4, moved=0.0, forsaken=False, pump=lambda: None, agreement=agreement)
-        roster = SimpleNamespace(alive=lambda peer: peer in alive, record=SimpleNamespace(peer_id=ME))
+
+OURS, BETTER, WORSE = begun(2), begun(1), begun(3)
+
+
+class Here:
+    """A peer after round 3 of OURS. `told`: sent messages; `asked`: peers asked for proof; `accepts`: of its fetches."""
+
+    def __init__(self, *, chain=OURS, fetched=()):
+        self.now, self.told, self.asked, self.accepts, self.dropped = 100.0, [], [], [], []
+        self.ahead, self.prevailing = [], []
+        self.states = SimpleNamespace(without=set(), fetch=self._fetch, offered=True, forget=lambda *peers: None)
+        agreement = SimpleNamespace(commit=None, ready={}, overtaken=lambda: None)
+        self.fly = SimpleNamespace(round=4, moved=0.0, forsaken=False, pump=lambda: None, agreement=agreement)
+        roster = SimpleNamespace(alive=lambda peer: True, record=SimpleNamespace(peer_id=ME))
         send_queue = SimpleNamespace(control=lambda to, message: self.told.append((to, type(message))))
         self._fetched = iter(fetched)
+        lineages = SimpleNamespace(
+            ahead=lambda: self.ahead,
+            prevailing=lambda: self.prevailing,
+            ask=self.asked.append,
+            drop=self.dropped.append,
+            gives_way=lambda other: other == BETTER,
+            trusted=lambda fork: fork.lives != WORSE[0].fork.lives,
+        )
+        replica = SimpleNamespace(round=3, members=(ME, ANN), chain=chain, lineage=lineage_of(chain))
         self.catch_up = CatchUp(
-            SimpleNamespace(round=3, members=members),
+            replica,
             self.states,
-            presence=SimpleNamespace(roster=roster, live=set(alive), send_queue=send_queue),
-            series=SimpleNamespace(behind=asyncio.Event(), patience=PATIENCE, floor=PATIENCE),
-            current=lambda: fly,
+            presence=SimpleNamespace(roster=roster, live={ANN, BEN}, send_queue=send_queue),
+            series=SimpleNamespace(behind=asyncio.Event(), patience=PATIENCE, floor=0.5),
+            current=lambda: self.fly,
+            lineages=lambda: lineages,
+            prove=lambda chain, fragment, trusted: (
+                Configuration(lineage_of(chain), self.proven, (ANN,), {}) if trusted(chain[0].fork) else None
+            ),
             now=lambda: self.now,
             fragment=0,
         )
+        self.proven = 4
 
-    async def _fetch(self, peers, work, *, believed, **rest):
-        self.asked.append(believed)
-        found, empty = next(self._fetched)
-        self.states.empty |= set(empty)
-        return found
+    async def _fetch(self, peers, work, *, accept, **rest):
+        self.accepts.append(accept)
+        return next(self._fetched)
 
-    def behind(self, *past):
-        """Return True if the peer gives way to peers that claim to be past its round."""
-        for peer in past:
-            self.catch_up.progress_claims.claimed(peer, 4)
-        for _ in range(5):
-            self.now += PATIENCE
-            self.catch_up.look()
+    def newer(self):
+        async def work(function):
+            return function()
+
+        return asyncio.run(self.catch_up.newer(work))
+
+    def look(self, seconds):
+        self.now += seconds
+        self.catch_up.look()
         return self.catch_up.behind.is_set()
 
 
+def offer(round, chain):
+    return StateOffer(round, bytes(32), bytes(32), 4, (ANN,), lineage=lineage_of(chain))
+
+
+def test_claim_is_questioned_and_does_not_make_a_peer_give_up_its_round():
+    here = Here()
+    here.catch_up.progress_claims.claimed(ANN, 10**6)
+    assert not here.look(0.0)
+    assert here.asked == [ANN] and here.told == [(ANN, Ask)]
+    assert not here.look(100 * PATIENCE)
+
+
+def test_proved_round_counts_after_a_patience_without_help():
+    here = Here()
+    here.ahead = [ANN]
+    assert not here.look(0.0) and not here.look(PATIENCE - 0.1)
+    here.fly.moved = here.now
+    assert not here.look(PATIENCE - 0.1) and here.look(0.1)
+    assert not here.asked, "the proof is there"
+
+
+@pytest.mark.parametrize(("forsaken", "wait"), [(False, 2 * PATIENCE), (True, 0.5)])
+def test_peer_with_a_commit_waits_for_its_results(forsaken, wait):
+    here = Here()
+    here.ahead, here.fly.agreement.commit, here.fly.forsaken = [ANN], object(), forsaken
+    assert not here.look(0.0) and not here.look(wait - 0.1) and here.look(0.1)
+
+
+def test_prevailing_lineage_is_followed_at_once():
+    here = Here()
+    here.prevailing = [ANN]
+    assert here.look(0.0)
+
+
 @pytest.mark.parametrize(
-    ("members", "alive", "past", "empty", "behind"),
+    ("chain", "round", "behind", "accepted"),
     [
-        ((BEN, ANN), (ANN, BEN), ANN, (), False),  # the first of two may continue alone
-        ((BEN, ANN), (ANN, BEN), ANN, (BEN,), True),
-        ((BEN,), (ANN, BEN), ANN, (BEN,), True),  # the peer ahead is a stranger, and no other peer can continue
-        ((ANN, BEN, CAT, DAN, EVE), (ANN, BEN), ANN, (BEN,), True),  # as if only one member were here
-        ((ANN, BEN), (BEN,), BEN, (BEN,), True),  # it has got a state since
+        (OURS, 2, False, False),
+        (OURS, 3, False, True),
+        (OURS, 3, True, False),
+        (OURS, 4, True, True),
+        (BETTER, 1, True, True),
+        (WORSE, 9, False, False),
     ],
 )
-def test_catch_up_does_not_wait_for_peer_without_state(members, alive, past, empty, behind):
-    assert Here(members, alive, empty).behind(past) == behind
+def test_peer_fetches_later_states_of_its_lineage_and_those_of_a_prevailing_one(chain, round, behind, accepted):
+    here = Here(fetched=[None])
+    if behind:
+        here.catch_up.behind.set()
+    assert here.newer() is None
+    here.proven = round
+    assert here.accepts[0](offer(round, chain), chain) == accepted
+    here.proven = round - 1
+    assert not here.accepts[0](offer(round, chain), chain), "the chain is of another round"
 
 
-def test_catch_up_asks_only_silent_peers_for_their_state():
-    here = Here((CAT, BEN, ANN), (ANN, BEN, CAT), empty=(CAT,))
-    here.behind(ANN)
-    assert {to for to, kind in here.told if kind is StateAsk} == {BEN}
-    assert {to for to, kind in here.told if kind is Ask} >= {ANN, BEN}
+def test_peer_without_a_state_takes_any_trusted_one():
+    here = Here(chain=(), fetched=[None])
+    here.newer()
+    assert here.accepts[0](offer(4, BETTER), BETTER) and not here.accepts[0](offer(4, WORSE), WORSE)
 
 
-def newer(here):
-    async def work(function):
-        return function()
-
-    return asyncio.run(here.catch_up.newer(work))
-
-
-def test_peer_without_state_does_not_vote_on_the_right_state():
-    here = Here((ANN, BEN), (ANN, BEN), fetched=[(None, ())])
-    assert newer(here) is None
-    (believed,) = here.asked
-    assert not believed([ANN])
-    here.states.empty.add(BEN)
-    assert believed([ANN]) and not believed([CAT])
+def test_outdated_holder_of_a_stage_takes_the_recovered_state_whoever_founded_it():
+    here = Here(fetched=[None])
+    here.catch_up.gone.update((ANN, BEN))
+    assert here.catch_up.outdated()
+    here.newer()
+    assert here.accepts[0](offer(4, WORSE), WORSE)
 
 
-def test_peer_with_state_from_stateless_peers_is_a_newcomer():
-    state = object()
-    here = Here((BEN,), (ANN, BEN), fetched=[(None, [BEN]), (state, [])])
-    assert newer(here) is state
-    assert here.asked[0] is not None and here.asked[1] is None
+def test_peers_that_serve_no_state_are_dropped_after_some_failures():
+    here = Here(fetched=[None] * TRIES)
+    here.ahead = [ANN]
+    for _ in range(TRIES):
+        assert not here.dropped
+        here.newer()
+    assert here.dropped == [{ANN}]
 
 
-def test_member_is_no_newcomer_when_all_others_lost_state():
-    here = Here((ME, BEN), (ANN, BEN), fetched=[(None, [BEN])])
-    assert newer(here) is None and len(here.asked) == 1
+def test_state_of_another_model_is_noted():
+    here = Here(fetched=[OtherModelState(7)])
+    assert here.newer() is None and here.catch_up.foreign == OtherModelState(7)

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import blake3
 import msgspec
 import numpy as np
 import pytest
+from thinwire.collectives.consensus.chain import decode, encode, extended, founded, proven
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of
+from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.node.outer.lineages import PATIENCES, SETTLE, Lineages, continue_alone
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import verify_message
 from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.lineage import lineage_of, name_of_fork, proved
+from thinwire.swarm.lineage import lineage_of, name_of_fork, newest_round, proved
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ballot,
+    Certificate,
     Commit,
     Contribution,
+    Era,
     Fork,
     Found,
     Head,
@@ -70,22 +74,52 @@ class Store(MemoryVoteStore):
         super().save(record)
 
 
+def lives(*peers):
+    return b"".join(map(life, peers))
+
+
+def certificate(round, lineage, before, voters, *, after=IDS, signer=None):
+    """Return the certificate of a round of the members `before`, a dict of lives, with the votes of these peers."""
+    electorate, voters = b"".join(before.values()), tuple(sorted(voters))
+    opened = Open(round, 0, Ballot(1, voters[0]), after, after, (Contribution(voters[0], 1, 1),), (), None, ())
+    digest = electorate_digest(tuple(before), electorate)
+    opened = msgspec.structs.replace(opened, lives=lives(*after), lineage=lineage, electorate=digest)
+    vote = Vote(round, 0, opened.ballot, name_of(opened), OTHER)
+    commit = Commit(opened, OTHER, tuple(Proof(peer, sign(signer or peer, vote)) for peer in voters))
+    return Certificate(tuple(before), electorate, commit, ())
+
+
+def step(replica, *voters, signer=None):
+    """Make a round of a replica; all are members after it."""
+    before = {peer: replica.known_lives.get(peer, bytes(LIFE)) for peer in replica.members}
+    proof = certificate(replica.round + 1, replica.lineage, before, voters or replica.members, signer=signer)
+    replica.chain = extended(replica.chain, proof)
+    replica.advance(IDS, lives(*IDS))
+
+
 def replica_after(round, members=IDS):
+    """Return a replica after rounds in which all of IDS were members."""
     replica = Replica(LAYOUT, np.zeros(10, np.float32), members)
     for _ in range(round):
-        replica.advance(members, b"".join(map(life, members)))
+        step(replica)
     return replica
 
 
 class Scene:
-    """Peer `me` after round ROUND, with links to `live`. `sent`: (peer, message); `events`: (name, fields)."""
+    """Peer `me` after round ROUND, with links to `live`.
 
-    def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND):
-        self.now, self.sent, self.events, self.me, self.patience = 0.0, [], [], me, patience
+    `sent`: (peer, message); `told`: (peer, Head, chain); `events`: (name, fields).
+    """
+
+    def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND, anchor=b""):
+        self.now, self.sent, self.told, self.events, self.me, self.patience = 0.0, [], [], [], me, patience
         self.replica, self.store, self.live = replica_after(round), Store(me), set(live) - {me}
         presence = SimpleNamespace(
             live=self.live,
-            send_queue=SimpleNamespace(control=lambda to, message: self.sent.append((to, message))),
+            send_queue=SimpleNamespace(
+                control=lambda to, message: self.sent.append((to, message)),
+                bulk=lambda to, frame: self.told.append((to, frame.message, decode(frame.payload))),
+            ),
             roster=SimpleNamespace(record=SimpleNamespace(peer_id=me)),
         )
         self.fly = self.next_round()
@@ -97,13 +131,13 @@ class Scene:
             now=lambda: self.now,
             emit=lambda name, fields: self.events.append((name, fields)),
             sign=lambda message: sign(me, message),
-            verify=verify,
+            key_of=lambda peer: None,
+            prove=partial(proven, fraction=0.5, verifier=lambda keys: verify),
             life=lambda: self.store.life,
             current=lambda: self.fly,
             founded=self.founded,
-            proof=lambda after, lineage: self.proofs.get((after, lineage)),
+            anchor=anchor,
         )
-        self.proofs = {}
 
     def next_round(self):
         replica = self.replica
@@ -116,7 +150,7 @@ class Scene:
             patience=self.patience,
             seniors=replica.members,
             lives=replica.known_lives,
-            lineage=lineage_of(replica.forks),
+            lineage=replica.lineage,
         )
         agreement = Agreement(
             self.me, terms, sign=lambda m: sign(self.me, m), verify=verify, live=set(self.live), store=self.store
@@ -156,30 +190,43 @@ class Scene:
         message = Found(self.replica.round, 0, self.replica.digest, tuple(sorted(members)), life(peer))
         self.lineages.on_found(peer, message, sign(peer, message))
 
+    def on_chain(self, peer, chain):
+        """Deliver the Head of a peer with its chain, after the time in which its chains are not checked again."""
+        self.now += PATIENCE
+        self.lineages.on_head(peer, Head(newest_round(chain[-1]), 0, lineage_of(chain)), encode(chain))
+
+    def chains(self):
+        """Return (peer, chain) of the chains that were sent since the last call."""
+        found, self.told = [(to, chain) for to, _, chain in self.told], []
+        return found
+
     @property
-    def names(self):
-        return [name_of_fork(fork) for fork in self.replica.forks]
-
-
-def head(*members, round=ROUND, at=None, base=None, before=IDS, forks=()):
-    """Return the head of a lineage that these peers founded after `round`, and that is now at round `at`."""
-    members = tuple(sorted(members))
-    base = replica_after(ROUND).digest if base is None else base
-    signatures = tuple(sign(peer, Found(round, 0, base, members, life(peer))) for peer in members)
-    fork = Fork(round, base, before, members, b"".join(map(life, members)), signatures)
-    return Head(round if at is None else at, 0, (*forks, fork))
+    def forks(self):
+        """Forks of the lineages after the first one."""
+        return [era.fork for era in self.replica.chain[1:]]
 
 
 OTHER = b"o" * 32
 """Digest of a state that no peer has."""
 
+FIRST = replica_after(ROUND).chain
+"""Chain of the first lineage, after ROUND."""
 
-def commit(round, *voters, signer=None):
-    """Return the commit of a round of the first lineage, with the votes of these peers."""
-    voters = tuple(sorted(voters))
-    opened = Open(round, 0, Ballot(1, voters[0]), voters, voters, (Contribution(voters[0], 1, 1),), (), None, ())
-    vote = Vote(round, 0, opened.ballot, name_of(opened), OTHER)
-    return Commit(opened, OTHER, tuple(Proof(peer, sign(signer or peer, vote)) for peer in voters))
+
+def branch(*members, chain=FIRST, round=ROUND, base=None, before=IDS):
+    """Return the chain of a lineage that these peers founded after `round`."""
+    members = tuple(sorted(members))
+    base = replica_after(ROUND).digest if base is None else base
+    signatures = tuple(sign(peer, Found(round, 0, base, members, life(peer))) for peer in members)
+    return founded(chain, Fork(round, base, before, members, lives(*members), signatures))
+
+
+def later_chain(*voters, signer=None, rounds=1):
+    """Return the chain of the first lineage some rounds later, with the votes of these peers."""
+    replica = replica_after(ROUND)
+    for _ in range(rounds):
+        step(replica, *voters, signer=signer)
+    return replica.chain
 
 
 # --- the timer
@@ -188,11 +235,11 @@ def commit(round, *voters, signer=None):
 def test_peer_without_a_quorum_founds_a_lineage_after_the_orphan_time():
     scene = Scene(live=())
     scene.run(ORPHAN)
-    assert scene.lineages.until == pytest.approx(0.5 + ORPHAN) and not scene.replica.forks
+    assert scene.lineages.until == pytest.approx(0.5 + ORPHAN) and not scene.forks
     assert scene.store.record is None
     scene.run(1.0)
-    (fork,) = scene.replica.forks
-    assert (fork.round, fork.members, fork.before) == (ROUND, (ME,), IDS) and proved((fork,), 0, verify)
+    (fork,) = scene.forks
+    assert (fork.round, fork.members, fork.before) == (ROUND, (ME,), IDS) and proved(fork, 0, verify)
     assert scene.lineages.until is None, "it is a quorum of its lineage"
     assert [name for name, _ in scene.events] == ["lineage", "alarm"]
     assert scene.events[1][1]["detail"].startswith("1 of 5 members continue as lineage ")
@@ -207,23 +254,23 @@ def test_timer_is_reset_when_a_quorum_is_back():
         scene.link(ANN, BEN)
         scene.run(0.5)
         assert scene.lineages.until is None
-    assert not scene.replica.forks and scene.store.record is None
+    assert not scene.forks and scene.store.record is None
 
 
 def test_timer_is_reset_by_a_commit():
     scene = Scene(live=())
     scene.run(0.9 * ORPHAN)
-    scene.replica.advance(IDS, b"".join(map(life, IDS)))
+    step(scene.replica)
     scene.fly = scene.next_round()
     scene.lineages.advance()
     scene.run(0.9 * ORPHAN)
-    assert not scene.replica.forks and scene.lineages.until > scene.now
+    assert not scene.forks and scene.lineages.until > scene.now
 
 
 def test_peer_with_a_quorum_never_founds_a_lineage():
     scene = Scene(live=(ANN, BEN))
     scene.run(100 * ORPHAN)
-    assert not scene.replica.forks and not scene.take(Found) and scene.lineages.until is None
+    assert not scene.forks and not scene.take(Found) and scene.lineages.until is None
 
 
 def test_peer_whose_results_are_unobtainable_founds_one_although_a_quorum_is_here():
@@ -241,7 +288,7 @@ def test_orphan_time_is_at_least_three_patiences_and_zero_means_never(orphan, pa
     scene.run(0.5)
     assert scene.lineages.until == (None if wait is None else 0.5 + wait)
     scene.run(1000.0)
-    assert bool(scene.replica.forks) == (wait is not None)
+    assert bool(scene.forks) == (wait is not None)
 
 
 @pytest.mark.parametrize("why", ["no state", "complete", "diverged"])
@@ -254,7 +301,7 @@ def test_peer_with_nothing_to_continue_founds_no_lineage(why):
     else:
         scene.fly.agreement.overtaken()
     scene.run(10 * ORPHAN)
-    assert not scene.replica.forks and not scene.take(Found)
+    assert not scene.forks and not scene.take(Found)
 
 
 def test_peer_whose_disk_is_full_founds_with_the_life_that_it_has_since():
@@ -272,7 +319,7 @@ def test_founder_is_muted_in_the_parent_lineage_and_votes_in_the_new_one():
     scene.run(ORPHAN + 1.0)
     assert not parent.witness and scene.fly.agreement.witness
     record = scene.store.record
-    assert record.left and (record.lineage, record.round) == (b"", ROUND + 1)
+    assert record.left and (record.lineage, record.round) == (lineage_of(FIRST), ROUND + 1)
 
 
 # --- founding with others
@@ -284,15 +331,15 @@ def test_two_of_five_found_one_lineage_together():
         for scene in scenes.values():
             scene.run(0.5)
         for me, scene in scenes.items():
-            for to, message in scene.take((Found, Head)):
-                other = scenes[to].lineages
-                if isinstance(message, Found):
-                    other.on_found(me, message, sign(me, message))
-                else:
-                    other.on_head(me, message)
+            for to, message in scene.take(Found):
+                scenes[to].lineages.on_found(me, message, sign(me, message))
+            for to, message in scene.take(Head):
+                scenes[to].lineages.on_head(me, message, b"")
+            for to, chain in scene.chains():
+                scenes[to].on_chain(me, chain)
     one, other = scenes[ME].replica, scenes[ANN].replica
-    assert one.forks == other.forks and one.members == other.members == (ME, ANN) and one.digest == other.digest
-    assert one.lives == life(ME) + life(ANN) and len(one.forks) == 1
+    assert one.chain == other.chain and one.members == other.members == (ME, ANN) and one.digest == other.digest
+    assert one.lives == life(ME) + life(ANN) and len(one.chain) == 2
     assert all(scene.fly.agreement.able for scene in scenes.values())
 
 
@@ -302,7 +349,7 @@ def test_silent_member_is_waited_for_during_the_settle_time_only():
     scene.run(ORPHAN + 0.5)
     assert [message.members for _, message in scene.take(Found)] == [(ME, ANN)]
     scene.run(SETTLE * PATIENCE - 0.5)
-    assert not scene.replica.forks
+    assert not scene.forks
     scene.run(1.0)
     assert scene.replica.members == (ME,)
 
@@ -327,30 +374,88 @@ def test_statement_about_another_state_changes_nothing():
 # --- lineages that meet
 
 
-def test_first_lineage_is_not_announced_and_another_one_is():
+def test_linked_peer_learns_the_name_of_our_lineage_and_the_chain_if_it_has_another():
     scene = Scene(live=())
     scene.link(ANN)
-    assert not scene.take(Head)
+    assert scene.take(Head) == [(ANN, Head(ROUND, 0, lineage_of(FIRST)))] and not scene.chains()
+    for round, name, answered in (
+        (ROUND, lineage_of(FIRST), False),
+        (ROUND + 1, lineage_of(FIRST), False),
+        (ROUND - 1, lineage_of(FIRST), True),
+        (ROUND, b"x" * LIFE, True),
+    ):
+        scene.lineages.on_head(ANN, Head(round, 0, name), b"")
+        assert scene.chains() == [(ANN, FIRST)] * answered
+
+
+def test_peer_without_a_state_announces_no_lineage_and_follows_none():
+    scene = Scene(live=(), round=0)
+    scene.replica.chain = ()
+    scene.link(ANN)
+    scene.lineages.on_head(ANN, Head(9, 0, b"x" * LIFE), b"")
+    scene.on_chain(ANN, FIRST)
+    assert not scene.take(Head) and not scene.chains()
+    assert not scene.lineages.prevailing() and not scene.lineages.ahead()
+
+
+def test_founded_lineage_is_announced_to_all():
+    scene = Scene(live=())
+    scene.link(ANN)
+    scene.take(Head)
     scene.lose(ANN)
     scene.run(ORPHAN + 1.0)
     scene.link(BEN)
-    assert scene.take(Head) == [(BEN, Head(ROUND, 0, scene.replica.forks))]
+    assert scene.take(Head) == [(BEN, Head(ROUND, 0, scene.replica.lineage))]
+
+
+def test_peer_that_proves_a_later_round_is_ahead():
+    scene = Scene()
+    scene.on_chain(ANN, FIRST)
+    assert not scene.lineages.ahead() and not scene.chains()
+    scene.on_chain(ANN, later_chain(ANN, BEN, CAT))
+    assert list(scene.lineages.ahead()) == [ANN] and not scene.lineages.prevailing()
+    scene.on_chain(BEN, later_chain(ANN, BEN, CAT, rounds=2))
+    assert sorted(scene.lineages.ahead()) == [ANN, BEN]
+    scene.lose(ANN)
+    assert list(scene.lineages.ahead()) == [BEN]
+    for _ in range(2):
+        step(scene.replica)
+        scene.lineages.advance()
+    assert not scene.lineages.ahead()
+
+
+def test_older_chain_is_answered_with_ours():
+    scene = Scene()
+    scene.on_chain(ANN, replica_after(ROUND - 1).chain)
+    assert scene.chains() == [(ANN, FIRST)] and not scene.lineages.ahead()
+
+
+def test_chains_of_one_peer_are_checked_now_and_then():
+    scene = Scene()
+    chain = later_chain(ANN, BEN, CAT)
+    scene.on_chain(ANN, FIRST)
+    scene.lineages.on_head(ANN, Head(ROUND + 1, 0, lineage_of(chain)), encode(chain))
+    assert not scene.lineages.ahead()
+    scene.on_chain(ANN, chain)
+    assert list(scene.lineages.ahead()) == [ANN]
 
 
 def test_peer_with_a_quorum_does_not_give_way_to_a_lineage_founded_in_its_own():
     scene = Scene(live=(ANN, BEN))
     scene.link(CAT)
-    scene.lineages.on_head(CAT, head(CAT, DAN))
-    scene.lineages.on_head(DAN, head(CAT, DAN))
+    scene.on_chain(CAT, branch(CAT, DAN))
+    scene.on_chain(DAN, branch(CAT, DAN))
     assert not scene.lineages.prevailing()
 
 
 def test_peer_without_a_quorum_takes_up_a_lineage_founded_with_its_state():
     scene = Scene(live=(CAT,))
     scene.run(1.0)
-    scene.lineages.on_head(CAT, head(CAT, DAN))
+    scene.on_chain(CAT, branch(CAT, DAN))
+    assert not scene.forks, "not before the next tick, because a commit may be in progress"
     scene.run(0.5)
-    assert scene.replica.members == (CAT, DAN) and not scene.lineages.prevailing()
+    assert scene.replica.chain == branch(CAT, DAN) and scene.replica.members == (CAT, DAN)
+    assert not scene.lineages.prevailing(), "it is ours now"
 
 
 def test_peer_of_a_lineage_gives_way_to_a_prevailing_one_although_it_has_a_quorum():
@@ -359,72 +464,103 @@ def test_peer_of_a_lineage_gives_way_to_a_prevailing_one_although_it_has_a_quoru
     assert scene.fly.agreement.able
     scene.link(ANN, BEN, CAT)
     for peer in (ANN, BEN):
-        scene.lineages.on_head(peer, head(ANN, BEN))
+        scene.on_chain(peer, branch(ANN, BEN))
     assert sorted(scene.lineages.prevailing()) == [ANN, BEN], "two of the five members"
-    scene.lineages.on_head(CAT, Head(ROUND + 1, 0, (), commit(ROUND + 1, CAT, DAN, ANN)))
+    scene.on_chain(CAT, later_chain(CAT, DAN, ANN))
     assert list(scene.lineages.prevailing()) == [CAT], "the parent lineage has continued with a quorum"
 
 
 @pytest.mark.parametrize(
-    "proof",
+    "chain",
     [
-        commit(ROUND, ANN, BEN, CAT),
-        commit(ROUND + 1, CAT, DAN),
-        commit(ROUND + 1, ANN, BEN, CAT, signer=CAT),
-        commit(ROUND + 1, *(bytes([200 + n]) * 32 for n in range(5))),
+        FIRST,
+        later_chain(CAT, DAN),
+        later_chain(ANN, BEN, CAT, signer=CAT),
+        later_chain(ANN, BEN, CAT)[:-1],
+        (*FIRST[:-1], Era(FIRST[-1].fork, (later_chain(ANN, BEN, CAT)[-1].certificates[-1],) * 2)),
     ],
-    ids=["of the parent's round", "two of five", "forged", "of strangers"],
+    ids=["of the parent's round", "two of five", "forged", "empty", "twice"],
 )
-def test_parent_lineage_that_does_not_prove_its_rounds_is_ignored(proof):
+def test_parent_lineage_that_does_not_prove_its_rounds_is_ignored(chain):
     scene = Scene(live=())
     scene.run(ORPHAN + 1.0)
     scene.link(CAT)
-    scene.lineages.on_head(CAT, Head(ROUND + 1000, 0, (), proof))
-    assert not scene.lineages.prevailing()
-    scene.link(STRANGER)
-    scene.lineages.on_head(STRANGER, Head(ROUND + 1000, 0, ()))
-    assert not scene.lineages.prevailing(), "without a proof only members count"
+    scene.now += PATIENCE
+    scene.lineages.on_head(CAT, Head(ROUND + 1000, 0, lineage_of(FIRST)), encode(chain))
+    assert not scene.lineages.prevailing() and not scene.lineages.ahead()
 
 
-@pytest.mark.parametrize("changes", [{"base": OTHER}, {"before": (CAT,)}])
-def test_lineage_that_claims_another_state_of_a_known_round_is_ignored(changes):
-    """One peer can sign any fork; its state and its members count only where we know them."""
-    for founds in (False, True):
-        scene = Scene(live=())
-        scene.run(ORPHAN + 1.0 if founds else 1.0)
-        scene.link(CAT)
-        scene.lineages.on_head(CAT, head(CAT, **changes))
-        assert not scene.lineages.prevailing()
-
-
-def test_lineage_of_strangers_at_an_unknown_round_is_ignored_unless_many_are_in_it():
+@pytest.mark.parametrize(
+    "chain",
+    [
+        branch(CAT, before=(CAT,)),
+        branch(CAT, round=ROUND + 9),
+        branch(CAT, round=ROUND - 1),
+        branch(STRANGER, before=IDS),
+        branch(CAT, DAN, chain=()),
+    ],
+    ids=["members", "later round", "earlier round", "of strangers", "another run"],
+)
+@pytest.mark.parametrize("founds", [False, True])
+def test_lineage_that_does_not_continue_what_its_chain_proves_is_ignored(chain, founds):
+    """One peer can sign any fork; round and members count only as its chain proves them."""
     scene = Scene(live=())
-    scene.run(ORPHAN + 1.0)
-    scene.link(STRANGER, CAT)
-    scene.lineages.on_head(STRANGER, head(STRANGER, base=OTHER, round=ROUND + 9))
+    scene.run(ORPHAN + 1.0 if founds else 1.0)
+    scene.link(CAT)
+    scene.on_chain(CAT, chain)
     assert not scene.lineages.prevailing()
-    scene.lineages.on_head(CAT, head(CAT, base=OTHER, round=ROUND + 9))
-    assert list(scene.lineages.prevailing()) == [CAT], "a member may know a later round"
+
+
+@pytest.mark.parametrize("garbage", [b"\0", b"\x91", bytes(1000), encode(FIRST)[:-1]])
+def test_garbage_instead_of_a_chain_is_ignored(garbage):
+    scene = Scene(live=(CAT,))
+    scene.run(1.0)
+    scene.on_chain(CAT, branch(CAT, DAN))
+    scene.now += PATIENCE
+    scene.lineages.on_head(CAT, Head(ROUND, 0, lineage_of(branch(CAT, DAN))), garbage)
+    assert not scene.lineages.prevailing(), "the last chain counts"
+
+
+def test_run_founded_again_by_its_founder_is_trusted_and_by_another_peer_is_not():
+    def begun(peer, life):
+        found = Found(0, 0, OTHER, (peer,), life)
+        return founded((), Fork(0, OTHER, (), (peer,), life, (sign(peer, found),)))
+
+    young, old = b"\2" * LIFE, b"\1" * LIFE
+    scene = Scene(live=(CAT, DAN), round=0)
+    scene.replica.chain = begun(CAT, young)
+    for peer, chain, given_way in ((DAN, begun(DAN, old), False), (CAT, begun(CAT, old), True)):
+        scene.on_chain(peer, chain)
+        assert bool(scene.lineages.prevailing()) == given_way
+    scene.replica.chain = begun(CAT, old)
+    scene.on_chain(CAT, begun(CAT, young))
+    assert not scene.lineages.prevailing(), "the older one counts"
+
+
+@pytest.mark.parametrize(("anchor", "trusts"), [(b"", True), (CAT[:16], True), (DAN[:16], False)])
+def test_peer_without_a_state_trusts_the_founder_that_its_invite_names(anchor, trusts):
+    scene = Scene(anchor=anchor, round=0)
+    scene.replica.chain = ()
+    assert scene.lineages.trusted(Fork(0, OTHER, (), (CAT,), life(CAT), ())) == trusts
 
 
 def test_peer_tells_and_proves_to_peers_of_weaker_lineages_that_its_own_has_continued():
     scene = Scene(live=(ANN, BEN))
     scene.lineages.advance()
-    scene.proofs[ROUND, b""] = proof = commit(ROUND + 1, ME, ANN, BEN)
     for round in (ROUND + 1, ROUND + 2):
-        scene.replica.advance(IDS, b"".join(map(life, IDS)))
+        step(scene.replica, ME, ANN, BEN)
         scene.lineages.advance()
         if round == ROUND + 1:
             scene.link(DAN)
-            scene.lineages.on_head(DAN, head(DAN))
-        assert scene.take(Head) == [(DAN, Head(round, 0, (), proof))], "again after each round"
+            scene.on_chain(DAN, branch(DAN))
+        assert scene.chains() == [(DAN, scene.replica.chain)], "again after each round"
         assert not scene.lineages.prevailing()
 
 
-def test_peer_that_has_not_gone_on_tells_a_descendant_nothing():
+def test_peer_that_has_not_continued_tells_a_descendant_nothing():
     scene = Scene(live=(ANN, BEN))
-    scene.lineages.on_head(DAN, head(DAN))
-    assert not scene.take(Head)
+    scene.on_chain(DAN, branch(DAN))
+    assert not scene.chains()
 
 
 @pytest.mark.parametrize(
@@ -439,25 +575,14 @@ def test_peer_that_has_not_gone_on_tells_a_descendant_nothing():
 def test_lineage_without_proof_is_ignored(forged):
     scene = Scene(live=(ANN,))
     scene.run(1.0)
-    honest = head(ANN, BEN)
-    scene.lineages.on_head(ANN, msgspec.structs.replace(honest, forks=(forged(honest.forks[0]),)))
-    assert not scene.lineages.prevailing() and not scene.take(Head)
+    honest = branch(ANN, BEN)
+    scene.on_chain(ANN, (*honest[:-1], Era(forged(honest[-1].fork))))
+    assert not scene.lineages.prevailing() and not scene.chains()
     scene.run(1.0)
-    assert not scene.replica.forks
-    scene.lineages.on_head(ANN, honest)
+    assert not scene.forks
+    scene.on_chain(ANN, honest)
     scene.run(0.5)
-    assert scene.replica.forks == honest.forks
-
-
-def test_lineage_that_was_founded_with_our_state_is_continued_without_a_fetch():
-    scene = Scene(live=(CAT,))
-    scene.run(1.0)
-    found = head(CAT, DAN)
-    scene.lineages.on_head(CAT, found)
-    assert not scene.replica.forks, "not before the next tick, because a commit may be in progress"
-    scene.run(0.5)
-    assert scene.replica.forks == found.forks and scene.replica.members == (CAT, DAN)
-    assert not scene.lineages.prevailing(), "it is ours now"
+    assert scene.replica.chain == honest
 
 
 def test_linked_member_in_another_lineage_has_no_vote_in_ours():
@@ -465,34 +590,20 @@ def test_linked_member_in_another_lineage_has_no_vote_in_ours():
     scene = Scene(live=(ANN, CAT))
     parent = scene.fly.agreement
     assert parent.able
-    scene.lineages.on_head(CAT, head(CAT))
+    scene.on_chain(CAT, branch(CAT))
     scene.run(0.5)
     assert not parent.able and scene.replica.members == (CAT,)
 
 
 def test_peer_with_a_commit_founds_no_lineage_while_its_results_can_be_had():
     scene = Scene(live=())
-    scene.fly.agreement.commit = commit(ROUND + 1, ANN, BEN, CAT)
+    scene.fly.agreement.commit = later_chain(ANN, BEN, CAT)[-1].certificates[-1].commit
     for _ in range(20):
         scene.fly.moved = scene.now
         scene.run(PATIENCE)
-    assert not scene.replica.forks
+    assert not scene.forks
     scene.run(PATIENCES * PATIENCE + ORPHAN + 1.0)
-    assert scene.replica.forks, "nothing arrives any more"
-
-
-def test_larger_lineage_prevails_after_a_while_if_the_forks_do_not_decide():
-    """A peer that restarted does not know the state at which the other lineage began."""
-    scene = Scene(live=())
-    scene.run(ORPHAN + 1.0)
-    strangers = tuple(bytes([120 + n]) * 32 for n in range(3))
-    scene.link(ANN, BEN, *strangers)
-    for group in ((ANN, BEN), strangers):
-        for peer in group:
-            scene.lineages.on_head(peer, head(*group, base=OTHER))
-    assert not scene.lineages.prevailing()
-    scene.run(ORPHAN + 1.0)
-    assert sorted(scene.lineages.prevailing()) == [ANN, BEN], "two members; we are alone, and strangers do not count"
+    assert scene.forks, "nothing arrives any more"
 
 
 # --- alone
@@ -502,17 +613,21 @@ KEY = Identity.generate(b"k" * 32)
 RUN = b"r" * 32
 
 
+def check(peer, message, signature):
+    return verify_message(message, signature, KEY.public_key, RUN)
+
+
 def alone(replica, votes=None):
     return continue_alone(replica, 0, votes or MemoryVoteStore(random.Random(1)), KEY, RUN)
 
 
-def test_founder_of_a_run_needs_no_lineage_before_the_first_round():
-    replica, votes = replica_after(0, (KEY.peer_id,)), MemoryVoteStore(random.Random(1))
-    assert alone(replica, votes) is None and not replica.forks
+def test_founder_of_a_run_founds_its_first_lineage():
+    replica, votes = Replica(LAYOUT, np.zeros(10, np.float32), ()), MemoryVoteStore(random.Random(1))
+    base = replica.digest
+    assert alone(replica, votes) is None, "nothing to report"
+    fork = Fork(0, base, (), (KEY.peer_id,), votes.life, replica.chain[0].fork.signatures, (KEY.public_key,))
+    assert replica.chain == (Era(fork),) and replica.lineage == name_of_fork(fork) and proved(fork, 0, check)
     assert replica.members == (KEY.peer_id,) and replica.known_lives == {KEY.peer_id: votes.life}
-    same = replica_after(0, (KEY.peer_id,))
-    same.hold_alone(KEY.peer_id, votes.life)
-    assert replica.digest == same.digest
 
 
 def test_peer_that_continues_alone_founds_a_lineage_that_others_can_check():
@@ -520,9 +635,8 @@ def test_peer_that_continues_alone_founds_a_lineage_that_others_can_check():
     base = replica.digest
     fork = alone(replica, votes)
     assert (fork.round, fork.base, fork.before, fork.members) == (ROUND, base, IDS, (KEY.peer_id,))
-    assert fork.lives == votes.life and replica.forks == (fork,) and replica.digest != base
-    check = lambda peer, message, signature: verify_message(message, signature, KEY.public_key, RUN)  # noqa: E731
-    assert proved(replica.forks, 0, check) and not proved(replica.forks, 1, check)
+    assert fork.lives == votes.life and replica.chain == (*FIRST, Era(fork)) and replica.digest != base
+    assert fork.keys == (KEY.public_key,) and proved(fork, 0, check) and not proved(fork, 1, check)
 
 
 def sole(votes):
@@ -548,7 +662,7 @@ def test_only_member_that_returns_with_an_older_state_founds_a_lineage(round, fo
     """It may have told others of the rounds that it has lost; their digests would not be those of its next rounds."""
     votes = MemoryVoteStore(random.Random(1))
     replica = sole(votes)
-    votes.save(VoteRecord(b"", round, Ballot(1, KEY.peer_id), None, None))
+    votes.save(VoteRecord(replica.lineage, round, Ballot(1, KEY.peer_id), None, None))
     assert (alone(replica, votes) is not None) == founds
 
 

@@ -85,14 +85,3 @@ def test_verdicts_are_kept_longer_than_results(shelf):
     assert shelf.history.verdict(9, CAT) is None, "who had no say in it"
     shelf.history.clear()
     assert shelf.history.verdict(5, ANN) is None, "it is not our history any more"
-
-
-def test_proof_is_the_first_commit_of_the_lineage_after_a_round(shelf):
-    """Commits that changed the members are kept, so that the members before the proof are those after the round."""
-    shelf.history.add(fly(1, alive=(ANN, BEN)))
-    for round in range(2, MOST_VERDICTS + 9):
-        shelf.history.add(fly(round, alive=(ANN, CAT), before=(ANN, BEN) if round == 2 else (ANN, CAT)))
-    proof = shelf.history.proof
-    assert proof(0, b"").opened.round == proof(1, b"").opened.round == 2
-    assert proof(MOST_VERDICTS + 4, b"").opened.round == MOST_VERDICTS + 5
-    assert proof(MOST_VERDICTS + 8, b"") is None and proof(0, b"l" * 16) is None

@@ -5,6 +5,7 @@ import random
 from types import SimpleNamespace
 
 import blake3
+import msgspec
 import numpy as np
 import pytest
 from kit.round_harness import FakeSendQueue, hashes_of
@@ -21,7 +22,7 @@ from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.identity import Identity, short
-from thinwire.swarm.lineage import lineage_of
+from thinwire.swarm.lineage import name_of_fork
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import (
     MAX_GROUP,
@@ -66,6 +67,14 @@ class Queue(FakeSendQueue):
 
     def later(self, to, *kinds):
         return 0
+
+
+def first_lineage(members):
+    """Return the name of the lineage of peers that are given these members."""
+    return name_of_fork(Fork(0, bytes(32), (), tuple(sorted(members)), b"", ()))
+
+
+FIRST = first_lineage(ALL)
 
 
 class Scene:
@@ -131,7 +140,8 @@ class Scene:
         idle = tuple(sorted((ME, BEN)))
         group = tuple(sorted(ALL))
         opened = Open(number, 0, ballot, group, group, (Contribution(ANN, 1, 10),), (), None, (), idle)
-        self.on_message(ANN, Prepare(number, 0, ballot))
+        opened = msgspec.structs.replace(opened, lineage=terms.lineage, electorate=terms.electorate)
+        self.on_message(ANN, Prepare(number, 0, ballot, terms.lineage))
         self.on_message(ANN, opened)
         self.on_message(ANN, Record(number, 0, ballot, (0,), hashes_of([values])))
         self.on_message(ANN, Result(number, 0, ballot, 0), values)
@@ -171,20 +181,20 @@ def test_session_applies_rounds_and_remembers_them():
 def test_restarted_peer_with_its_votes_has_a_vote_at_once_and_remembers_its_promise():
     store = MemoryVoteStore()
     before = Scene(votes=lambda fragment: store)
-    before.on_message(BEN, Prepare(1, 0, Ballot(5, BEN)))
+    before.on_message(BEN, Prepare(1, 0, Ballot(5, BEN), FIRST))
     assert len(before.sent(Promise, to=BEN)) == 1
     after = Scene(votes=lambda fragment: store)
     assert after.announce().witness
-    after.on_message(ANN, Prepare(1, 0, Ballot(4, ANN)))
+    after.on_message(ANN, Prepare(1, 0, Ballot(4, ANN), FIRST))
     assert not after.sent(Promise)
-    after.on_message(ANN, Prepare(1, 0, Ballot(6, ANN)))
+    after.on_message(ANN, Prepare(1, 0, Ballot(6, ANN), FIRST))
     assert [message.ballot for message in after.sent(Promise)] == [Ballot(6, ANN)]
 
 
 def test_peer_that_returns_with_an_older_state_has_no_vote_until_a_later_round():
     async def main():
         store = MemoryVoteStore()
-        store.save(VoteRecord(b"", 2, Ballot(2, ANN), None, None))
+        store.save(VoteRecord(FIRST, 2, Ballot(2, ANN), None, None))
         scene, witness = Scene(votes=lambda fragment: store), []
         for _ in range(3):
             witness.append(scene.announce().witness)
@@ -197,22 +207,22 @@ def test_peer_that_returns_with_an_older_state_has_no_vote_until_a_later_round()
 def test_round_that_begins_again_has_its_promises_and_a_later_announcement():
     scene = Scene()
     first = scene.announce()
-    scene.on_message(BEN, Prepare(1, 0, Ballot(5, BEN)))
+    scene.on_message(BEN, Prepare(1, 0, Ballot(5, BEN), FIRST))
     scene.session.advance()
     again = scene.announce()
     assert first.witness and again.witness and again.attempt > first.attempt
     assert scene.session.current.round == 1 and scene.session.history.get(1) is None
-    scene.on_message(ANN, Prepare(1, 0, Ballot(4, ANN)))
+    scene.on_message(ANN, Prepare(1, 0, Ballot(4, ANN), FIRST))
     assert not scene.sent(Promise)
 
 
 def test_departing_peer_says_farewell_with_its_promise():
     scene = Scene()
-    scene.on_message(BEN, Prepare(1, 0, Ballot(5, BEN)))
+    scene.on_message(BEN, Prepare(1, 0, Ballot(5, BEN), FIRST))
     scene.session.leave()
     (leave,) = scene.sent(Leave)
     assert (leave.round, leave.farewell.peer, leave.farewell.promised) == (1, ME, Ballot(5, BEN))
-    scene.on_message(ANN, Prepare(1, 0, Ballot(6, ANN)))
+    scene.on_message(ANN, Prepare(1, 0, Ballot(6, ANN), FIRST))
     assert not scene.sent(Promise)
 
 
@@ -229,12 +239,12 @@ def test_votes_of_another_lineage_are_forgotten_with_the_life_unless_we_founded_
     """Otherwise the peer could come back to the other lineage, and vote there again."""
     store = MemoryVoteStore(random.Random(3))
     scene = Scene(votes=lambda fragment: store)
-    scene.on_message(BEN, Prepare(1, 0, Ballot(5, BEN)))
+    scene.on_message(BEN, Prepare(1, 0, Ballot(5, BEN), FIRST))
     first = store.life
     scene.replica.found(lone_fork(scene, founder, first if founder == ME else bytes([9]) * 16))
     scene.session.advance()
     assert (store.life == first) == same
-    assert scene.session.current.agreement.terms.lineage == lineage_of(scene.replica.forks)
+    assert scene.session.current.agreement.terms.lineage == scene.replica.lineage
 
 
 @pytest.mark.parametrize(("sequence", "attempt"), [(5_000, 6), (1000 * (2**30 + 7), 2**30 + 8), (1000 * 2**31, 1)])
@@ -255,7 +265,7 @@ def test_first_announcement_of_a_process_is_later_than_those_of_earlier_ones(seq
 def test_peer_without_a_vote_of_its_round_takes_part_at_once(members, lives, voted, takes_part):
     store = MemoryVoteStore(random.Random(3))
     if voted:
-        store.save(VoteRecord(b"", voted, Ballot(1, ANN), None, None))
+        store.save(VoteRecord(FIRST, voted, Ballot(1, ANN), None, None))
     scene = Scene(members, votes=lambda fragment: store)
     scene.replica.round, scene.replica.lives = 1, lives  # as a fetched state
     scene.session.advance()
@@ -319,7 +329,7 @@ def test_computed_grace_learns_from_announcements_only(monkeypatch):
     scene = Scene(exchange='straggler_timeout = "auto"')
     terms = scene.session.current.agreement.terms
     scene.on_message(ANN, Ready(1, 0, 1, terms.base, terms.plan, 0, b"", True, 0.0, 0.0))
-    scene.on_message(BEN, Prepare(1, 0, Ballot(2, BEN)))
+    scene.on_message(BEN, Prepare(1, 0, Ballot(2, BEN), FIRST))
     scene.on_message(CAT, Ready(2, 0, 1, terms.base, terms.plan, 0, b"", True, 0.0, 0.0))
     assert came == [(ANN, 1)]
 
@@ -342,7 +352,7 @@ def test_sender_of_a_commit_is_past_the_round_and_a_voter_is_not():
 @pytest.mark.parametrize(("members", "declines"), [((), 1), (ALL, 0)])
 def test_peer_without_a_state_declines_to_promise(members, declines):
     scene = Scene(members)
-    scene.on_message(ANN, Prepare(1, 0, Ballot(2, ANN)))
+    scene.on_message(ANN, Prepare(1, 0, Ballot(2, ANN), FIRST))
     assert len(scene.sent(Decline)) == declines
 
 
@@ -399,7 +409,7 @@ def test_message_of_the_next_round_waits_and_of_a_later_one_is_counted(ahead, st
 def test_message_of_the_next_round_is_delivered_when_it_begins():
     async def main():
         scene = Scene()
-        scene.on_message(ANN, Prepare(2, 0, Ballot(2, ANN)))
+        scene.on_message(ANN, Prepare(2, 0, Ballot(2, ANN), FIRST))
         await scene.finish_round()
         assert [message.round for message in scene.sent(Promise)] == [1, 2]
 

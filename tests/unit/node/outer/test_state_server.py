@@ -5,12 +5,14 @@ import asyncio
 import msgspec
 import numpy as np
 import pytest
-from thinwire.collectives.state_sync import IN_FLIGHT, vouched
+from thinwire.collectives.consensus.chain import encode
+from thinwire.collectives.state_sync import IN_FLIGHT, Offered, vouched
 from thinwire.node.outer.state_server import SIDE_BY_SIDE, SNAPSHOT_SECONDS, StateServer
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Fork, StateAsk, StateChunk, StateFetch, StateOffer
+from thinwire.swarm.lineage import lineage_of, name_of_fork
+from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Era, Fork, StateAsk, StateChunk, StateFetch, StateOffer
 
 ANN, BEN = b"a" * 32, b"b" * 32
 
@@ -206,7 +208,9 @@ def test_offer_with_wrong_hashes_is_ignored(hashes):
 
     async def main():
         here = Server()
-        fetching = asyncio.ensure_future(here.server.fetch([ANN], at_once, patience=60.0, newer_than=-1))
+        fetching = asyncio.ensure_future(
+            here.server.fetch([ANN], at_once, patience=60.0, accept=lambda offer, chain: True)
+        )
         await asyncio.sleep(0)
         replica = here.replica
         offer = StateOffer(9, bytes(32), replica.layout, replica.state.nbytes, (ANN,))
@@ -222,15 +226,17 @@ def test_offer_names_the_lineage_although_the_values_are_those_of_its_parent():
         here = Server()
         here.replica.lives = b"l" * LIFE
         here.replica.seal()
-        first = here.ask(ANN)
+        first, before = here.ask(ANN), here.replica.chain
         fork = Fork(0, here.replica.digest, (ANN,), (BEN,), b"m" * LIFE, (b"s" * 64,))
         change(here.server, lambda: here.replica.found(fork))
         here.server.resume()
         second = here.ask(BEN)
-        assert first.forks == () and first.lives == b"l" * LIFE
-        assert (second.forks, second.members, second.lives) == ((fork,), (BEN,), b"m" * LIFE)
+        assert first.lineage == lineage_of(before) and first.lives == b"l" * LIFE
+        assert (second.lineage, second.members, second.lives) == (name_of_fork(fork), (BEN,), b"m" * LIFE)
         assert second.digest == here.replica.digest != first.digest
-        assert vouched(second, b"".join(here.replica.hashes)) == tuple(here.replica.hashes)
-        assert vouched(msgspec.structs.replace(second, forks=()), b"".join(here.replica.hashes)) is None
+        payload = b"".join(here.replica.hashes) + encode(here.replica.chain)
+        assert vouched(second, payload) == Offered(second, tuple(here.replica.hashes), (*before, Era(fork)))
+        assert vouched(msgspec.structs.replace(second, lineage=first.lineage), payload) is None
+        assert vouched(second, payload[:-1]) is None and vouched(second, payload + b"x") is None
 
     run(work)

@@ -14,7 +14,7 @@ from thinwire.node.state import checkpoint_manifest
 from thinwire.node.state.checkpoint_store import KEEP, CheckpointStore, Saved, SaveFailed
 from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot
 from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.messages.registry import LIFE, Fork
+from thinwire.swarm.messages.registry import LIFE, Era, Fork
 
 RUN = bytes(range(32))
 IDENTITY = Identity.generate(b"\x07" * 32)
@@ -167,8 +167,8 @@ def snapshot(round, *, run=RUN, seed=None, private=True):
     members = tuple(bytes([k]) * 32 for k in range(3))
     digest = bytes([round % 256]) * 32
     fork = Fork(round, digest, members, members[:1], bytes([round % 256]) * LIFE, (bytes(64),))
-    forks = (fork,) * (round % 3)
-    return Snapshot(run, round, digest, members, fragments, state if private else None, lives=b"l" * 48, forks=forks)
+    chain = (Era(fork),) * (round % 3)
+    return Snapshot(run, round, digest, members, fragments, state if private else None, lives=b"l" * 48, chain=chain)
 
 
 def same_tensors(a, b):
@@ -178,7 +178,7 @@ def same_tensors(a, b):
 
 
 def same(a, b):
-    plain = [(s.run_id, s.round, s.digest, s.members, s.fragments.keys(), s.lives, s.forks) for s in (a, b)]
+    plain = [(s.run_id, s.round, s.digest, s.members, s.fragments.keys(), s.lives, s.chain) for s in (a, b)]
     private = (a.private is None and b.private is None) or (
         a.private is not None
         and b.private is not None
@@ -453,7 +453,7 @@ def test_other_checkpoint_format_is_refused_with_both_versions():
     manifest = disk.file(HOME / "step-00000002" / "manifest.json")
     body = checkpoint_manifest.unseal(manifest.live, IDENTITY)
     manifest.live = checkpoint_manifest.seal(checkpoint_manifest.msgspec.structs.replace(body, format=7), IDENTITY)
-    assert "format 7; this version reads format 1" in store(disk).load().remarks[0]
+    assert "format 7; this version reads format 2" in store(disk).load().remarks[0]
 
 
 def test_checkpoints_accept_repeated_and_lower_rounds():
@@ -515,12 +515,12 @@ def test_checkpoints_survive_1000_sigkills(tmp_path):
     assert int(checked) == 1000 and int(drafts) > 100
 
 
-@pytest.mark.parametrize("forks", ["00", "91", "9103", "dc", "c0", "91" + "96" + "00" * 6])
-def test_signed_checkpoint_with_damaged_forks_is_skipped(forks):
+@pytest.mark.parametrize("chain", ["00", "91", "9103", "dc", "c0", "91" + "92" + "00" * 2])
+def test_signed_checkpoint_with_damaged_chain_is_skipped(chain):
     disk = filled([1, 2])
     place = HOME / "step-00000002"
     body = checkpoint_manifest.unseal(disk.read(place / "manifest.json", 1 << 20), IDENTITY)
-    body = checkpoint_manifest.msgspec.structs.replace(body, forks=forks)
+    body = checkpoint_manifest.msgspec.structs.replace(body, chain=chain)
     disk.file(place / "manifest.json").live = checkpoint_manifest.seal(body, IDENTITY)
     loaded = store(disk).load(RUN)
-    assert same(loaded.snapshot, snapshot(1)) and "forks" in loaded.remarks[0]
+    assert same(loaded.snapshot, snapshot(1)) and "not a chain" in loaded.remarks[0]

@@ -18,7 +18,6 @@ from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.sims.engine.disk import SimDisk
 from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.messages.registry import LIFE, Fork
 
 SIZE = 3000
@@ -163,17 +162,17 @@ def fork_of(replica):
     return Fork(replica.round, replica.digest, replica.members, (ME.peer_id,), b"l" * LIFE, (b"s" * 64,))
 
 
-def test_checkpoint_has_the_forks_of_the_lineage():
+def test_checkpoint_has_the_chain_of_the_lineage():
     disk = SimDisk(random.Random(1))
     peer = Peer(disk)
     for _ in range(2):
         peer.commit()
         peer.replica.found(fork_of(peer.replica))
-    digest, forks = peer.replica.digest, peer.replica.forks
+    digest, chain = peer.replica.digest, peer.replica.chain
     assert isinstance(peer.checkpoint(meanwhile=peer.commit), Saved)
     found = Peer(disk)
     asyncio.run(found.keep.restore(found.replica, LAYOUT, at_once))
-    assert len(forks) == 2 and found.replica.forks == forks and found.replica.digest == digest
+    assert len(chain) == 3 and found.replica.chain == chain and found.replica.digest == digest
     assert found.replica.members == (ME.peer_id,) and found.replica.lives == b"l" * LIFE
 
 
@@ -182,8 +181,8 @@ def test_checkpoint_of_an_earlier_lineage_returns_to_it():
     disk = SimDisk(random.Random(1))
     peer = Peer(disk)
     peer.commit()
-    digest = peer.replica.digest
+    digest, lineage = peer.replica.digest, peer.replica.lineage
     peer.checkpoint(meanwhile=lambda: peer.replica.found(fork_of(peer.replica)))
     found = Peer(disk)
     asyncio.run(found.keep.restore(found.replica, LAYOUT, at_once))
-    assert lineage_of(peer.replica.forks) and not found.replica.forks and found.replica.digest == digest
+    assert peer.replica.lineage != found.replica.lineage == lineage and found.replica.digest == digest

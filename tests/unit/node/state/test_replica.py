@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import blake3
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,8 +15,8 @@ from thinwire.collectives.state_sync import FetchedState, state_digest
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.node.state.replica import Replica
-from thinwire.swarm.lineage import lineage_of
-from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Ballot, Commit, Fork, Open, StateOffer
+from thinwire.swarm.lineage import name_of_fork
+from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Ballot, Commit, Era, Fork, Open, StateOffer
 from thinwire.swarm.method_specs.diloco import DiLoCo
 
 LAYOUT = blake3.blake3(b"layout").digest()
@@ -164,12 +165,12 @@ def test_install_replaces_only_differing_chunks():
     hashes = tuple(source.hashes)
     differ = [i for i, (a, b) in enumerate(zip(hashes, target.hashes, strict=True)) if a != b]
     assert differ == [0] and len(hashes) == 6
-    offer = StateOffer(4, source.digest, LAYOUT, source.state.nbytes, source.members)
-    changed = target.install(FetchedState(offer, hashes, {0: bytes(source.chunk(0))}, (ME,)))
+    offer = StateOffer(4, source.digest, LAYOUT, source.state.nbytes, source.members, lineage=source.lineage)
+    changed = target.install(FetchedState(offer, hashes, {0: bytes(source.chunk(0))}, (ME,), source.chain))
     assert changed == CHUNK_BYTES
     assert target.state.tobytes() == source.state.tobytes()
     assert (target.round, target.members, target.digest) == (4, source.members, source.digest)
-    assert target.digest == state_digest(4, LAYOUT, source.members, target.hashes)
+    assert target.digest == state_digest(4, LAYOUT, source.members, target.hashes, lineage=source.lineage)
 
 
 PEERS = tuple(bytes([number]) * 32 for number in range(5))
@@ -213,13 +214,13 @@ def test_founded_lineage_changes_digest_members_and_lives_but_no_values():
     before, hashes, state = one.digest, list(one.hashes), one.state.copy()
     fork = fork_of(one, *PEERS[1:3])
     one.found(fork)
-    assert one.forks == (fork,) and one.round == 0
+    assert one.chain == (*other.chain, Era(fork)) and one.lineage == name_of_fork(fork) and one.round == 0
     assert (one.members, one.lives) == (PEERS[1:3], lives(*PEERS[1:3]))
     assert one.hashes == hashes and np.array_equal(one.state, state) and one.digest != before
     other.members, other.lives = PEERS[1:3], lives(*PEERS[1:3])
     other.seal()
     assert other.digest != one.digest, "the lineage alone makes a difference"
-    assert one.digest == state_digest(0, LAYOUT, one.members, hashes, one.lives, lineage_of(one.forks))
+    assert one.digest == state_digest(0, LAYOUT, one.members, hashes, one.lives, one.lineage)
 
 
 def test_lineages_with_equal_values_never_have_equal_digests_again():
@@ -236,8 +237,9 @@ def test_lineages_with_equal_values_never_have_equal_digests_again():
 def test_install_takes_over_the_lineage_of_the_offer():
     source, target = (replica(np.ones(10, np.float32)) for _ in range(2))
     source.found(fork_of(source, PEERS[1]))
-    offer = StateOffer(0, source.digest, LAYOUT, source.state.nbytes, source.members, 0, source.lives, source.forks)
-    target.install(FetchedState(offer, tuple(source.hashes), {}, (ME,)))
-    assert (target.forks, target.lives, target.digest) == (source.forks, source.lives, source.digest)
+    offer = StateOffer(0, source.digest, LAYOUT, source.state.nbytes, source.members, 0, source.lives)
+    offer = msgspec.structs.replace(offer, lineage=source.lineage)
+    target.install(FetchedState(offer, tuple(source.hashes), {}, (ME,), source.chain))
+    assert (target.chain, target.lives, target.digest) == (source.chain, source.lives, source.digest)
     target.seal()
     assert target.digest == source.digest

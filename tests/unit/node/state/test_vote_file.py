@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import tempfile
+import time
 from pathlib import Path
 
 import blake3
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.collectives.consensus.vote_store import LINEAGE, MemoryVoteStore, VoteRecord
+from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.vote_file import ABSENT, MAGIC, SIZE, VoteFile
 from thinwire.sims.engine.disk import PAGE, SimDisk
@@ -61,7 +62,7 @@ def largest_open():
         bytes(32),
         ids,
         lives=b"l" * LIFE * MAX_GROUP,
-        lineage=b"l" * LINEAGE,
+        lineage=b"l" * LIFE,
         farewells=farewells,
     )
 
@@ -71,7 +72,7 @@ def sim_disk(seed=0):
 
 
 def vote_file(disk, seed=0, path=PATH):
-    return VoteFile(path, disk, random.Random(f"{seed}/lives"))
+    return VoteFile(path, disk, random.Random(f"{seed}/lives"), lambda: 1.7e9)
 
 
 def used(disk, path=PATH):
@@ -98,7 +99,7 @@ def signed(life, body):
 ballots = st.builds(Ballot, st.integers(0, 2**32 - 1), st.binary(min_size=32, max_size=32))
 records = st.builds(
     lambda lineage, round, promised, vote, left: VoteRecord(lineage, round, promised, *vote(round), left),
-    st.sampled_from((b"", b"l" * LINEAGE)),
+    st.sampled_from((b"", b"l" * LIFE)),
     st.integers(0, 2**32 - 1),
     ballots,
     st.sampled_from(
@@ -143,7 +144,7 @@ def test_vote_file_holds_largest_open_and_refuses_longer_record():
     assert 0.6 * Open.limit < len(msgspec.msgpack.encode(largest)) and Promise.limit + 1000 < SIZE
     disk = sim_disk()
     store = vote_file(disk)
-    one = VoteRecord(b"l" * LINEAGE, 2**32 - 1, Ballot(2**32 - 1, B), largest, B, True)
+    one = VoteRecord(b"l" * LIFE, 2**32 - 1, Ballot(2**32 - 1, B), largest, B, True)
     store.save(one)
     assert vote_file(disk).record == one
     exclusions = tuple(Exclusion(A, "x" * 64) for _ in range(2000))
@@ -357,7 +358,7 @@ def test_vote_file_without_space_has_a_life_in_memory_that_no_later_process_know
     disk = sim_disk()
     disk.capacity = SIZE // 2
     told = []
-    store = VoteFile(PATH, disk, random.Random(1), told.append)
+    store = VoteFile(PATH, disk, random.Random(1), time.time, told.append)
     assert store.lost == ABSENT and len(told) == 1 and "cannot be written: No space" in told[0]
     store.save(record())
     assert store.record == record()
@@ -382,7 +383,7 @@ def test_vote_file_that_cannot_be_made_durable_gives_a_life_for_this_process_onl
 
 def test_vote_file_renewed_on_broken_disk_has_a_new_life_and_the_old_one_stays_on_disk():
     disk, told = sim_disk(), []
-    store = VoteFile(PATH, disk, random.Random(1), told.append)
+    store = VoteFile(PATH, disk, random.Random(1), time.time, told.append)
     store.save(record())
     life = store.life
     disk.broken = errno.EIO
@@ -404,7 +405,7 @@ def test_vote_file_saves_an_equal_record_only_once():
 def test_vote_file_at_a_directory_reports_it_and_votes_in_memory():
     with tempfile.TemporaryDirectory() as folder:
         told = []
-        store = VoteFile(Path(folder), RealDisk(), random.Random(1), told.append)
+        store = VoteFile(Path(folder), RealDisk(), random.Random(1), time.time, told.append)
         assert store.lost and len(told) == 2 and store.record is None
         store.save(record())
         assert store.record == record()

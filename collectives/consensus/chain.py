@@ -1,0 +1,160 @@
+"""Chain: proof of the members of a run, for a peer that knows no more than the run's founder.
+
+A chain has the lineages of a run, each founded in the one before, and for each the certificates of the rounds that
+changed its members. The last certificate of a lineage is its newest round. A certificate names its electorate, which the
+votes cover (`Open.electorate`). It proves its round, and the members that its round decided, if
+
+- a quorum of this electorate has voted for it, and
+- the electorate is known from the chain so far, or more than half of the members known so far, in the same lives, have
+  voted, too: none of them votes in a round whose electorate it does not know.
+
+The second rule is the skipping verification of Tendermint's light client (Braithwaite and others, arXiv 2010.07031) for
+peers that crash but do not lie. It keeps chains short: a certificate that follows from an earlier point of the chain
+replaces all between (`extended`). So a run whose founder stays has two links, however often others come and go.
+
+Peer ids are hashes of public keys, so the keys that signatures need are part of the chain and prove themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import msgspec
+from thinwire.collectives.consensus.certificates import voters
+from thinwire.collectives.consensus.proposal import electorate_digest, lives_of, next_members
+from thinwire.swarm.lineage import Verify, founders_of, name_of_fork, proved
+from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, Certificate, Chain, Era, Fork, PeerId
+
+WithKeys = Callable[[tuple[bytes, ...]], Verify]
+"""Returns a function that checks signatures, also of the owners of these public keys."""
+
+Trusted = Callable[[Fork], bool]
+
+_decoder = msgspec.msgpack.Decoder(Chain)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Members after a committed round, as a chain proves them.
+
+    lineage: its name. members: by seniority; they vote in the next round. lives: by member.
+    """
+
+    lineage: bytes
+    round: int
+    members: tuple[PeerId, ...]
+    lives: Mapping[PeerId, bytes]
+
+
+Prove = Callable[[Chain, int, Trusted], Configuration | None]
+"""`proven` for one run."""
+
+
+def founded(chain: Chain, fork: Fork) -> Chain:
+    """Return the chain of a lineage that was founded in the lineage of `chain`."""
+    return (*chain, Era(fork))
+
+
+def extended(chain: Chain, certificate: Certificate) -> Chain:
+    """Return the chain with a newer round of its lineage, without the certificates that this makes superfluous.
+
+    The certificate is one that this peer has checked when its round committed.
+    """
+    era = chain[-1]
+    agreed = {proof.peer for proof in certificate.commit.votes}
+    at, here = 0, _start(era.fork)
+    while at < len(era.certificates) and not _follows(certificate, here, agreed):
+        here = _after(era.certificates[at], here.lineage)
+        at += 1
+    return (*chain[:-1], Era(era.fork, (*era.certificates[:at], certificate)))
+
+
+def encode(chain: Chain) -> bytes:
+    """Return the encoded chain; empty for an empty one."""
+    return msgspec.msgpack.encode(chain) if chain else b""
+
+
+def decode(data: bytes | bytearray | memoryview) -> Chain:
+    """Return an encoded chain, which is not checked. Raises ValueError if it has another form."""
+    raw = bytes(data)
+    if len(raw) > CHAIN_BYTES:
+        raise ValueError(f"a chain of {len(raw)} bytes (limit {CHAIN_BYTES})")
+    try:
+        return _decoder.decode(raw) if raw else ()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not a chain: {error}") from None
+
+
+def proven(
+    chain: Chain, fragment: int, trusted: Trusted, *, fraction: float, verifier: WithKeys, gaps: bool = False
+) -> Configuration | None:
+    """Return the members that a chain proves, or None if it is not valid, or empty.
+
+    fraction: see RoundTerms. trusted: returns True for the beginning of a run that this peer may take part in. gaps: a
+    lineage may begin at a later round than the newest one before it, and without its members: a lost pipeline stage is made
+    again so.
+    """
+    here: Configuration | None = None
+    for era in chain:
+        fork = era.fork
+        if here is None:
+            if fork.before or not trusted(fork):
+                return None
+        elif fork.before != here.members or fork.round < here.round:
+            return None
+        if not gaps and fork.round != (0 if here is None else here.round):
+            return None
+        if not gaps and here is not None and not set(fork.members) & set(here.members):
+            return None  # Strangers cannot continue a run without any of its members.
+        # The first members of a run may be given to each of them; then nobody founds it, and `trusted` compares them.
+        given = here is None and not fork.lives
+        if not given and not proved(fork, fragment, verifier(fork.keys)):
+            return None
+        here = _start(fork)
+        for certificate in era.certificates:
+            if not _proves(certificate, here, fragment, fraction, verifier(certificate.keys)):
+                return None
+            here = _after(certificate, here.lineage)
+    return here
+
+
+def end_of(chain: Chain) -> Configuration:
+    """Return the members after the last round of a chain that is known to be valid, and not empty."""
+    era = chain[-1]
+    start = _start(era.fork)
+    return _after(era.certificates[-1], start.lineage) if era.certificates else start
+
+
+def _start(fork: Fork) -> Configuration:
+    lives = {peer: life for peer, life in founders_of(fork) if life}
+    return Configuration(name_of_fork(fork), fork.round, fork.members, lives)
+
+
+def _after(certificate: Certificate, lineage: bytes) -> Configuration:
+    opened = certificate.commit.opened
+    members, lives = next_members(opened.members, opened.lives, certificate.members)
+    return Configuration(lineage, opened.round, members, lives_of(members, lives))
+
+
+def _follows(certificate: Certificate, here: Configuration, agreed: Collection[PeerId]) -> bool:
+    """Return True if the members known so far confirm the electorate of a later round, whose voters have `agreed`."""
+    lives = lives_of(certificate.members, certificate.lives)
+    if (certificate.members, lives) == (here.members, dict(here.lives)):
+        return True
+    same = [peer for peer in here.members if peer in agreed and lives.get(peer) == here.lives.get(peer)]
+    return 2 * len(same) > len(here.members)
+
+
+def _proves(certificate: Certificate, here: Configuration, fragment: int, fraction: float, verify: Verify) -> bool:
+    opened, members = certificate.commit.opened, certificate.members
+    if (opened.lineage, opened.fragment) != (here.lineage, fragment) or opened.round <= here.round:
+        return False
+    if len(set(members)) != len(members) or len(certificate.lives) != LIFE * len(members):
+        return False
+    if opened.electorate != electorate_digest(members, certificate.lives):
+        return False
+    if list(opened.members) != sorted(set(opened.members)) or len(opened.lives) not in (0, LIFE * len(opened.members)):
+        return False
+    agreed = voters(certificate.commit, members, fraction, verify)
+    return bool(agreed) and _follows(certificate, here, agreed)
