@@ -105,8 +105,6 @@ def proven(
             return None
         if not gaps and fork.round != (0 if here is None else here.round):
             return None
-        if not gaps and here is not None and not set(fork.members) & set(here.members):
-            return None  # Strangers cannot continue a run without any of its members.
         # The first members of a run may be given to each of them; then nobody founds it, and `trusted` compares them.
         given = here is None and not fork.lives
         if not given and not proved(fork, fragment, verifier(fork.keys)):
