@@ -6,13 +6,13 @@ import random
 from functools import partial
 from types import SimpleNamespace
 
-import blake3
 import msgspec
 import numpy as np
 import pytest
+from kit.chains import certificate, sign, verify
 from thinwire.collectives.consensus.chain import decode, encode, extended, founded, proven
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
+from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.node.outer.lineages import PATIENCES, SETTLE, Lineages, continue_alone
 from thinwire.node.state.replica import Replica
@@ -22,17 +22,11 @@ from thinwire.swarm.lineage import lineage_of, name_of_fork, newest_round, prove
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ballot,
-    Certificate,
-    Commit,
-    Contribution,
     Era,
     Fork,
     Found,
     Head,
     Leave,
-    Open,
-    Proof,
-    Vote,
 )
 
 IDS = tuple(bytes([number]) * 32 for number in range(5))
@@ -40,14 +34,6 @@ ME, ANN, BEN, CAT, DAN = IDS
 STRANGER = b"r" * 32
 LAYOUT = b"l" * 32
 PATIENCE, ORPHAN, ROUND = 2.0, 10.0, 3
-
-
-def sign(peer, message):
-    return blake3.blake3(peer + type(message).__name__.encode() + msgspec.msgpack.encode(message)).digest(64)
-
-
-def verify(peer, message, signature):
-    return signature == sign(peer, message)
 
 
 def life(peer):
@@ -78,21 +64,11 @@ def lives(*peers):
     return b"".join(map(life, peers))
 
 
-def certificate(round, lineage, before, voters, *, after=IDS, signer=None):
-    """Return the certificate of a round of the members `before`, a dict of lives, with the votes of these peers."""
-    electorate, voters = b"".join(before.values()), tuple(sorted(voters))
-    opened = Open(round, 0, Ballot(1, voters[0]), after, after, (Contribution(voters[0], 1, 1),), (), None, ())
-    digest = electorate_digest(tuple(before), electorate)
-    opened = msgspec.structs.replace(opened, lives=lives(*after), lineage=lineage, electorate=digest)
-    vote = Vote(round, 0, opened.ballot, name_of(opened), OTHER)
-    commit = Commit(opened, OTHER, tuple(Proof(peer, sign(signer or peer, vote)) for peer in voters))
-    return Certificate(tuple(before), electorate, commit, ())
-
-
 def step(replica, *voters, signer=None):
     """Make a round of a replica; all are members after it."""
     before = {peer: replica.known_lives.get(peer, bytes(LIFE)) for peer in replica.members}
-    proof = certificate(replica.round + 1, replica.lineage, before, voters or replica.members, signer=signer)
+    after = {peer: life(peer) for peer in IDS}
+    proof = certificate(replica.round + 1, replica.lineage, before, voters or replica.members, after, signer=signer)
     replica.chain = extended(replica.chain, proof)
     replica.advance(IDS, lives(*IDS))
 
