@@ -275,10 +275,11 @@ def check_votes(replica: Replica, votes: VoteStore, me: PeerId) -> bool:
 def continue_alone(
     replica: Replica, fragment: int, votes: VoteStore, identity: Identity, run_id: bytes, *, ahead: bool = False
 ) -> Fork | None:
-    """Make this peer the only member; return the fork of the lineage if that is not the first one. Runs in `work`.
+    """Make this peer the only member. Runs in `work`.
 
-    No lineage is needed if the peer is the only member already, or in methods without agreement. One is needed in any case
-    if this peer has been further (`ahead`): rounds that are made again get other results.
+    Return the fork of the lineage if that is not the first one. No lineage is needed if the peer is the only member already,
+    or in methods without agreement. One is needed in any case if this peer has been further (`ahead`): rounds that are made
+    again get other results.
     """
     me = identity.peer_id
     ahead |= check_votes(replica, votes, me)

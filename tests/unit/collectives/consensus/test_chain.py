@@ -105,7 +105,7 @@ def test_chain_with_a_vote_of_the_founder_has_one_certificate_whatever_others_do
 
 
 def test_round_of_unknown_members_needs_the_votes_of_most_known_ones():
-    """A certificate of its own electorate proves nothing: anybody can sign one."""
+    """A certificate of an unknown electorate alone proves nothing: any peer can make one."""
     history = History()
     history.commit(lived(ANN, BEN, CAT, DAN))
     base, members = history.chain[0], lived(ANN, BEN, EVE)
