@@ -66,11 +66,20 @@ class Lineages:
         self._founding: Founding | None = None
         self.since: float | None = None
         """Time since which the round in progress has had no quorum; None if it has one."""
+        self._asked: float | None = None
+        """Time at which a person asked for a lineage, see `recover`."""
 
     @property
     def until(self) -> float | None:
         """Time at which this peer begins to found a lineage; None: not at all, as things are."""
-        return None if self.since is None or not self._orphan else self.since + self._wait
+        if self.since is not None and self._asked is None:
+            return self.since + self._wait if self._orphan else None
+        return self._asked
+
+    def recover(self) -> None:
+        """Wait no longer for a quorum, unless one is here."""
+        if self.since is not None and self._asked is None:
+            self._asked = self._now()
 
     @property
     def _wait(self) -> float:
@@ -125,13 +134,15 @@ class Lineages:
 
     def advance(self) -> None:
         """Begin a round: peers of lineages over which ours prevails learn that, and all learn of a new one."""
-        self._founding, self.since = None, None
-        ours = self._replica.chain
+        founding, ours = self._founding, self._replica.chain
+        self._founding, self.since, self._asked = None, None, None
         self._chains = {
             one: chain for one, chain in self._chains.items() if not self._of_ours(chain) or later(chain, ours)
         }
         before, self._name = self._name, self._replica.lineage
         if before != self._name:
+            if ours and founding is not None and founding.began(ours[-1].fork):
+                report(ours[-1].fork, self._emit)  # Another founder was faster, and we have fetched its state.
             for peer in sorted(self._live):
                 if before or self._names.get(peer, self._name) != self._name:
                     self.ask(peer)
@@ -198,7 +209,7 @@ class Lineages:
             able = now < fly.moved + PATIENCES * agreement.terms.patience
         able = able and not fly.unobtainable
         if not self._replica.members or fly.complete or able:
-            self.since = None
+            self.since, self._asked = None, None
             return
         if self.since is None:
             self.since = now
@@ -211,7 +222,8 @@ class Lineages:
         if agreement.diverged:
             return
         called = bool(self._live.intersection(self._begun.stated).intersection(self._replica.members))
-        if not self._orphan or (now < self.since + self._wait and not called):
+        due = self.until is not None and now >= self.until
+        if not due and not called:
             return  # Links to the lost members do not break at the same time everywhere: the first peer calls the others.
         if not agreement.withdraw():
             return  # The disk must remember that this peer votes no more in the parent lineage.
@@ -232,6 +244,7 @@ class Lineages:
         return self._founding
 
     def _begin(self, fork: Fork) -> None:
+        self._founding = None
         self._founded(fork)
         report(fork, self._emit)
 
