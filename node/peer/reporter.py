@@ -9,6 +9,7 @@ import msgspec
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.peer.lineage_alarms import LineageAlarms
 from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.stalls import stalls
 from thinwire.node.peer.status import PeerStatus, Phase, Status
 from thinwire.node.runtime.console import bytes_text, count_text
 from thinwire.swarm.identity.identity import short
@@ -201,6 +202,7 @@ class Reporter:
             seat=seats.told(peer.identity.peer_id),
             group=self._group(),
             stalled=session.stalled(),
+            stalls=stalls(peer),
             lineage=", ".join(lineages(peer)),
             continued=tuple(self._lineages.told),
         )

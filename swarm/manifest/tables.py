@@ -211,7 +211,7 @@ class Exchange(Table, frozen=True):
         not waited for until it is in time by itself. For machines that are always much slower set
         outer.step_balancing = "by-speed", with which all peers arrive together.
     orphan: seconds without a quorum after which the peers that are left continue as another lineage, at least three patiences;
-        0 = never. Lineages become one again when their peers meet.
+        0 = never by themselves, see `thinwire recover`. Lineages become one again when their peers meet.
     max_weight: most tokens that one contribution may claim; 0 = tokens that a peer trains on in a round (sync_every × batch ×
         accumulate × context), times max_step_ratio with step balancing.
     slow_peers: treatment of a peer that is much slower than the others, or has a lossy link: "report", the status names it; or
