@@ -18,7 +18,10 @@ MOST = 64
 
 @dataclass(slots=True)
 class LineageAlarm:
-    """Alarm about one lineage. `met`: peers that have been members of it. `over`: why it has ended; empty: it has not."""
+    """Alarm about one lineage.
+
+    `met`: peers that have been members of the lineage after a round. `over`: why the alarm has ended; empty: it has not.
+    """
 
     name: str
     text: str

@@ -1,4 +1,7 @@
-"""Request of `thinwire recover` to a running daemon: a file in its run folder, which the daemon looks for and removes."""
+"""Request of `thinwire recover` to a running daemon: a file in the run folder.
+
+The daemon looks for the file and removes it.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,10 @@ from thinwire.node.peer.status import Stall
 
 
 def stalls(peer: Peer) -> tuple[Stall, ...]:
-    """Return the waits of a peer for a quorum, by fragment; empty if quorums are here, or the method needs none."""
+    """Return the waits of a peer for a quorum, by fragment.
+
+    Empty if quorums are here, or if the method needs none.
+    """
     now = peer.environment.now()
     return tuple(_stall(link, now) for link in _waiting(peer))
 
