@@ -30,7 +30,7 @@ def refused(done):
 
 @pytest.mark.trial
 def test_survivors_without_a_quorum_continue_when_a_person_asks_for_it(machine):
-    here = machine(steps=10, exchange="orphan = 0")
+    here = machine(steps=300, exchange="orphan = 0")  # 100 rounds should take longer than the return of the others
     founder = here.found("peer0", "--wait-for", 5)
     swarm = [founder, *(here.join(f"peer{n}", founder.newest_invite()) for n in range(1, 5))]
     for daemon in swarm:
