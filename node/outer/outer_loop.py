@@ -229,7 +229,9 @@ class OuterLoop(RoundLoop):
         lineage, given = self._given
         # A lineage that was founded in ours contains our rounds.
         merged = given if lineage == lineage_of(before) and not descends(fetched.chain, lineage) else 0
-        session.report("merged", f"training on {weight + merged} tokens since the split is part of the next contribution")
+        session.report(
+            "merged", f"training on {weight + merged} tokens since the split is part of the next contribution"
+        )
         return replace(outcome, taken=True, kept=weight, merged=merged)
 
     @property

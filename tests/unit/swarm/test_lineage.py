@@ -237,16 +237,6 @@ def names_against(better, worse):
     raise AssertionError("no such name")
 
 
-def test_lineage_with_older_lives_prevails_if_all_else_is_equal():
-    old, new = ((1000).to_bytes(6) + b"\xff" * (LIFE - 6), (1001).to_bytes(6) + bytes(LIFE - 6))
-    assert_prevails_with_the_same_parent(
-        *names_against(
-            lambda **more: fork_of(3, ANN, BEN, lives={ANN: old, BEN: new}, **more),
-            lambda **more: fork_of(3, ANN, BEN, lives={ANN: new, BEN: new}, **more),
-        )
-    )
-
-
 def test_run_that_its_founder_founded_first_prevails_over_its_second_foundation():
     """The founder has lost its folder; peers of the first foundation continue, and its own next life gives way."""
     times = [{ANN: wall.to_bytes(6) + bytes([wall]) * (LIFE - 6)} for wall in (7, 8)]
@@ -256,6 +246,16 @@ def test_run_that_its_founder_founded_first_prevails_over_its_second_foundation(
     for rounds, others in itertools.product(((), (90,)), repeat=2):
         assert_prevails((era(first, *rounds),), (era(second, *others),))
     assert_prevails((era(first),), (era(second, 3), era(fork_of(3, ANN, BEN, CAT))))
+
+
+def test_run_with_other_members_prevails_over_one_that_its_founder_founded_alone_with_an_older_life():
+    """A clock that was set back must not end a run of others."""
+    alone = root(9, lives={ANN: bytes(LIFE)})
+    joined = root()
+    opened = Open(9, 0, Ballot(1, ANN), (ANN, BEN), (ANN, BEN), (), (), None, ())
+    certificate = Certificate((ANN,), LIVES[ANN], Commit(opened, bytes(32), ()), ())
+    assert_prevails((Era(joined.fork, (certificate,)),), (alone,))
+    assert_prevails((alone,), (joined,))
 
 
 def test_lineages_that_differ_only_in_their_base_are_ordered_by_their_names():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from kit.round_harness import START, leaving
-from thinwire.collectives.consensus.certificates import certified
+from thinwire.collectives.consensus.certificates import certificate, certified
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
 from thinwire.swarm.messages.registry import LIFE, Ballot, Commit, Contribution, Exclusion, Open, Proof, Vote
@@ -137,3 +137,24 @@ def test_commit_names_the_electorate_by_seniority_with_lives():
     assert Scene(terms=known).certified(message)
     for other in (TERMS, replace(known, lives={}), replace(known, seniors=())):
         assert not Scene(terms=other).certified(message)
+
+
+def key_of(peer):
+    return peer[::-1]
+
+
+def test_certificate_has_only_the_valid_votes_and_their_keys():
+    """A later certificate may rest on these votes alone. An invalid one among them would make the chain unprovable."""
+    message = commit(ANN, BEN, CAT, DAN)
+    votes = tuple(Proof(proof.peer, BAD if proof.peer == DAN else GOOD) for proof in message.votes)
+    scene = Scene()
+    proof = certificate(
+        msgspec.structs.replace(message, votes=votes), TERMS, key_of, lambda peer, message, signature: signature == GOOD
+    )
+    assert proof.commit.votes == votes[:3] and proof.keys == tuple(map(key_of, (ANN, BEN, CAT)))
+    assert proof.members == IDS
+
+
+def test_commit_without_a_quorum_of_valid_votes_has_no_certificate():
+    message = commit(ANN, BEN, CAT, signature=BAD)
+    assert certificate(message, TERMS, key_of, lambda peer, vote, signature: signature == GOOD) is None
