@@ -16,7 +16,7 @@ vote, it does not bind (`proposal.bound`).
     Commit     leader -> all           D, with the votes that prove it
     Prepare    candidate -> all        the leader is gone or stuck, or a peer must be left out: report your last vote
     Promise    all -> candidate        the last vote; no lower ballot gets another one
-    Decline    newcomer -> candidate   no state yet, so no commit is known here
+    Decline    peer -> candidate       no state of this fragment, so no commit is known here
     Blame      participant -> leader   that peer stops our progress
     Ask        any -> any              a latecomer asks for announcements, or for the end of the round
     Leave      member -> all           the last vote, and no further one in this round

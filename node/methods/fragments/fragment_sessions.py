@@ -24,7 +24,7 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import Digest, Open, PeerId, Ready, StateAsk, StateOffer
+from thinwire.swarm.messages.registry import Decline, Digest, Open, PeerId, Prepare, Ready, StateAsk, StateOffer
 from thinwire.swarm.method_specs.streaming import MAX_SEPARATE
 
 CHAIN_EACH = 2
@@ -191,6 +191,8 @@ class FragmentSessions:
             if self._send_queue.later(peer, StateOffer) <= MAX_SEPARATE:
                 nothing = StateOffer(0, bytes(32), bytes(32), 0, (), number)
                 self._send_queue.bulk(peer, Frame(nothing), later=True)
+        elif isinstance(message, Prepare) and number < self.replica.count:
+            self._send_queue.control(peer, Decline(message.round, number, "no state"))
         else:
             self._strays += number >= self.replica.count
 
