@@ -50,7 +50,7 @@ LAST_ROUND = 2**32 - 2
 
 @dataclass(frozen=True, slots=True)
 class FetchedState:
-    """State to install: its offer, the chunk hashes, the chunks that differ from the local ones, and the chain."""
+    """State to install: offer, chunk hashes, the chunks that differ from the local ones, and chain."""
 
     offer: StateOffer
     hashes: tuple[Digest, ...]
@@ -89,7 +89,7 @@ Mail = tuple[PeerId, Frame | None]
 """A peer's message about its state, or no frame if the link to the peer is lost."""
 
 Accept = Callable[[StateOffer, Chain], bool]
-"""Function that returns True if a state is of use to this peer, and its chain proves it."""
+"""Returns True if this peer can use a state, and its chain proves it."""
 
 
 def state_digest(
@@ -128,7 +128,7 @@ def vouched(offer: StateOffer, payload: Buffer) -> Offered | None:
 
 
 def matches(offer: StateOffer, proven: Configuration | None) -> bool:
-    """Return True if an offer is of the state after the last round that its chain proves."""
+    """Return True if an offer has the state after the last round that its chain proves."""
     return proven is not None and (
         (offer.lineage, offer.round, offer.members, lives_of(offer.members, offer.lives))
         == (proven.lineage, proven.round, proven.members, dict(proven.lives))
@@ -354,7 +354,9 @@ async def _offers(
 
 
 def _best(offers: Offers, ours: tuple[Digest, int], peers: Collection[PeerId]) -> tuple[tuple[PeerId, ...], bool]:
-    """Return the peers, sorted, with the best offer, and True if more than half of its members among `peers` make it.
+    """Return the peers, sorted, with the best offer, and True if it is sure.
+
+    It is sure if more than half of its members among `peers` make it.
 
     Offers of different states after one round, without a majority, are no offer. An offer of a state like `ours` is
     better than others. A peer without a chain cannot compare two beginnings of the run by different founders; then most
@@ -378,7 +380,7 @@ def _best(offers: Offers, ours: tuple[Digest, int], peers: Collection[PeerId]) -
     votes = known or count
     digest = max(votes, key=lambda one: (votes[one], one))
     if 2 * votes[digest] <= votes.total():
-        return (), False  # Nobody can tell which of them is right.
+        return (), False  # It is unknown which of them is right.
     chosen = tuple(sorted(peer for peer, offer in latest.items() if offer.digest == digest))
     asked = {*latest[chosen[0]].members}.intersection(peers)
     return chosen, bool(same) and 2 * known[digest] > len(asked)

@@ -47,7 +47,7 @@ def newest_round(era: Era) -> int:
 
 
 def later(chain: Chain, other: Chain) -> bool:
-    """Return True if two chains are of one lineage, and `chain` proves a later round of it."""
+    """Return True if two chains prove rounds of one lineage, and `chain` proves a later one."""
     same = bool(chain) and lineage_of(chain) == lineage_of(other)
     return same and newest_round(chain[-1]) > newest_round(other[-1])
 

@@ -27,7 +27,10 @@ def certificate(message: Commit, terms: RoundTerms, key_of: Callable[[PeerId], b
 
 
 def voters(message: Commit, members: Sequence[PeerId], fraction: float, verify: Verify) -> Collection[PeerId]:
-    """Return the peers whose valid votes prove a commit; empty if they are no quorum of `members`, by seniority."""
+    """Return the peers whose valid votes prove a commit; empty if they are no quorum.
+
+    members: the electorate, by seniority.
+    """
     opened = message.opened
     terms = RoundTerms(
         opened.round, opened.fragment, tuple(members), bytes(32), bytes(32), fraction=fraction, lineage=opened.lineage

@@ -57,9 +57,10 @@ def founded(chain: Chain, fork: Fork) -> Chain:
 
 
 def extended(chain: Chain, certificate: Certificate) -> Chain:
-    """Return the chain with a newer round of its lineage, without the certificates that this makes superfluous.
+    """Return the chain with a newer round of its lineage.
 
-    The certificate is one that this peer has checked when its round committed.
+    It lacks the certificates that are not needed any more. The new one is not checked: this peer did so when its round
+    committed.
     """
     era = chain[-1]
     agreed = {proof.peer for proof in certificate.commit.votes}
@@ -105,9 +106,7 @@ def proven(
             return None
         if not gaps and fork.round != (0 if here is None else here.round):
             return None
-        if not gaps and here is not None and not set(fork.members) & set(here.members):
-            return None  # Strangers cannot continue a run without any of its members.
-        # The first members of a run may be given to each of them; then nobody founds it, and `trusted` compares them.
+        # The first members of a run may be given to each of them. Then it has no founder, and `trusted` compares them.
         given = here is None and not fork.lives
         if not given and not proved(fork, fragment, verifier(fork.keys)):
             return None
@@ -138,7 +137,7 @@ def _after(certificate: Certificate, lineage: bytes) -> Configuration:
 
 
 def _follows(certificate: Certificate, here: Configuration, agreed: Collection[PeerId]) -> bool:
-    """Return True if the members known so far confirm the electorate of a later round, whose voters have `agreed`."""
+    """Return True if the members known so far confirm the electorate of a later round. agreed: its voters."""
     lives = lives_of(certificate.members, certificate.lives)
     if (certificate.members, lives) == (here.members, dict(here.lives)):
         return True

@@ -15,7 +15,8 @@ class Founding:
 
     Every peer states the founders that it sees. First these are all members that it can reach and all peers that have
     stated the same state; after `until`, only peers that have, each of which must have named all others. The lineage begins
-    when all founders have stated the same. base: digest of the state after `round`. before: members of the parent lineage.
+    when all founders have stated the same; if none of them is a member, not before `until`, because these peers learn of
+    each other only by their statements. base: digest of the state after `round`. before: members of the parent lineage.
     key_of: returns the public key of a peer.
     """
 
@@ -37,6 +38,7 @@ class Founding:
         self._excluded: set[PeerId] = set()
         self.until: float | None = None
         """Time until which silent members are waited for; None before our first statement."""
+        self._settled = False
 
     def on_message(self, sender: PeerId, message: Found, signature: bytes) -> bool:
         """Note the statement of another peer; return True if it is about the same state."""
@@ -67,6 +69,7 @@ class Founding:
                 named = set(self.stated[peer][0].members)
                 if founders <= named and all(one == self.me or self._names(one, peer) for one in founders):
                     founders.add(peer)
+        self._settled = now >= self.until or not founders.isdisjoint(self.before)
         members = tuple(sorted(founders))
         said = self.stated.get(self.me)
         if said is not None and said[0].members == members:
@@ -81,7 +84,7 @@ class Founding:
     @property
     def fork(self) -> Fork | None:
         """The fork, when all founders have stated the same."""
-        if self.me not in self.stated:
+        if self.me not in self.stated or not self._settled:
             return None
         members = self.stated[self.me][0].members
         if any(peer not in self.stated or self.stated[peer][0].members != members for peer in members):

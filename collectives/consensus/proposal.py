@@ -112,7 +112,10 @@ def electorate_digest(members: tuple[PeerId, ...], lives: bytes) -> Digest:
 
 
 def next_members(decided: Sequence[PeerId], lives: bytes, before: Sequence[PeerId]) -> tuple[tuple[PeerId, ...], bytes]:
-    """Return the members that a commit has `decided`, and their `lives`, by seniority; `before` is the electorate so."""
+    """Return the members that a commit has `decided`, and their `lives`, by seniority.
+
+    before: the electorate of its round, by seniority.
+    """
     members = by_seniority(decided, before)
     return members, lives_in_order(members, lives_of(decided, lives)) if lives else b""
 

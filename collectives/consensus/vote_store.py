@@ -18,8 +18,11 @@ from thinwire.swarm.messages.registry import Ballot, Digest, Open
 
 
 def new_life(rng: random.Random, wall: float) -> bytes:
-    """Return a new life, LIFE bytes. It begins with the time, in milliseconds since 1970, so older lives are smaller."""
-    return int(wall * 1000).to_bytes(6, "big") + rng.randbytes(LIFE - 6)
+    """Return a new life, LIFE bytes.
+
+    It begins with the time in milliseconds since 1970, so older lives are smaller. wall: seconds since 1970.
+    """
+    return (int(wall * 1000) % 2**48).to_bytes(6, "big") + rng.randbytes(LIFE - 6)
 
 
 @dataclass(frozen=True, slots=True)

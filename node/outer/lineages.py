@@ -31,8 +31,9 @@ class Lineages:
     """Lineage of one peer's replica, and those of other peers.
 
     `orphan`: seconds without a quorum before this peer founds a lineage; 0: never. `life`: returns ours. `current`: returns
-    the round in progress. `founded`: called with the fork of a lineage that this peer and others have founded. `prove`
-    checks chains. `anchor`: prefix of the id of the run's founder, which a peer without a state demands; empty: any founder.
+    the round in progress; `entered`: returns True if our state is the swarm's. `founded`: called with the fork of a lineage
+    that this peer and others have founded. `prove` checks chains. `founder`: the peer that has founded the run, as the
+    author of its manifest; a peer without a state believes no other beginning. Empty: any.
     """
 
     def __init__(
@@ -49,13 +50,15 @@ class Lineages:
         prove: Prove,
         life: Callable[[], bytes],
         current: Callable[[], Round],
+        entered: Callable[[], bool],
         founded: Callable[[Fork], None],
-        anchor: bytes = b"",
+        founder: bytes = b"",
     ) -> None:
         self._replica, self._fragment, self._orphan = replica, fragment, orphan
         self._live, self._send_queue, self._me = presence.live, presence.send_queue, presence.roster.record.peer_id
         self._now, self._emit, self._sign, self._key_of, self._prove = now, emit, sign, key_of, prove
-        self._life, self._current, self._founded, self._anchor = life, current, founded, anchor
+        self._life, self._current, self._entered = life, current, entered
+        self._founded, self._founder = founded, founder
         self._names: dict[PeerId, bytes] = {}
         """Lineages of other peers, as they say."""
         self._chains: dict[PeerId, Chain] = {}
@@ -119,7 +122,7 @@ class Lineages:
     def trusted(self, fork: Fork) -> bool:
         """Return True if a run that begins so is ours: as we know it, or founded again by the same founder."""
         if not self._replica.chain:
-            return not self._anchor or bool(fork.round) or any(one.startswith(self._anchor) for one in fork.members)
+            return not self._founder or (fork.members == (self._founder,) and bool(fork.lives))
         root = self._replica.chain[0].fork
         return name_of_fork(fork) == name_of_fork(root) or (fork.members == root.members and bool(fork.lives))
 
@@ -159,11 +162,17 @@ class Lineages:
     def gives_way(self, chain: Chain) -> bool:
         """Return True if our lineage gives way to that of `chain`.
 
-        While it has a quorum it does not give way to one that was founded in it.
+        While it has a quorum it does not give way to one that was founded in it. Its members never give way to one that
+        strangers alone have founded in it: they found one that prevails over that.
         """
         ours = self._replica.chain
-        founded_here = descends(chain, self._replica.lineage) and self.since is None
-        return bool(ours) and prevails(chain, ours) and not founded_here
+        if not ours or not prevails(chain, ours):
+            return False
+        if not self._entered() or not descends(chain, self._replica.lineage):
+            return True
+        fork = chain[len(ours)].fork
+        strangers = set(fork.members).isdisjoint(fork.before)
+        return self.since is not None and not (strangers and self._me in self._replica.members)
 
     def prevailing(self) -> Collection[PeerId]:
         """Return the peers of the lineage that prevails over ours; empty if there is none."""
@@ -266,10 +275,11 @@ def check_votes(replica: Replica, votes: VoteStore, me: PeerId) -> bool:
 def continue_alone(
     replica: Replica, fragment: int, votes: VoteStore, identity: Identity, run_id: bytes, *, ahead: bool = False
 ) -> Fork | None:
-    """Make this peer the only member; return the fork of the lineage if that is not the first one. Runs in `work`.
+    """Make this peer the only member. Runs in `work`.
 
-    No lineage is needed if the peer is the only member already, or in methods without agreement. One is needed in any case
-    if this peer has been further (`ahead`): rounds that are made again get other results.
+    Return the fork of the lineage if that is not the first one. No lineage is needed if the peer is the only member already,
+    or in methods without agreement. One is needed in any case if this peer has been further (`ahead`): rounds that are made
+    again get other results.
     """
     me = identity.peer_id
     ahead |= check_votes(replica, votes, me)

@@ -60,7 +60,7 @@ class RoundSession:
 
     `entered`: True if our state is that of the swarm, False if it must be compared with the others' first. `votes`: opens the
     memory of our votes. `patience`: seconds without progress before a peer acts; adapts to the duration of rounds. `on_commit`:
-    called when a round commits, before it is applied: training on the old state may stop. `anchor`: see Lineages.
+    called when a round commits, before it is applied: training on the old state may stop. `founder`: see Lineages.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RoundSession:
         stash: PendingFrames | None = None,
         turn: asyncio.Semaphore | None = None,
         on_commit: Callable[[], None] = lambda: None,
-        anchor: bytes = b"",
+        founder: bytes = b"",
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
         self.me, self.fragment = identity.peer_id, fragment
@@ -159,8 +159,10 @@ class RoundSession:
             prove=self.prove,
             life=lambda: self.life,
             current=lambda: self.current,
+            entered=lambda: self.states.entered,
             founded=self._founded,
-            anchor=anchor,
+            # A lost pipeline stage begins again with the peer that makes it.
+            founder=b"" if manifest.pipeline.stages > 1 else founder,
         )
         self._straggler_grace = StragglerGrace(
             exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.quorum

@@ -38,7 +38,7 @@ from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.state.vote_file import VoteFile
 from thinwire.node.training.step_balancing import FRESH, steps_by_power
 from thinwire.swarm.identity.errors import HintedError
-from thinwire.swarm.identity.identity import Identity, short
+from thinwire.swarm.identity.identity import Identity, peer_id_of, short
 from thinwire.swarm.identity.invite import MAX_SEEDS, Invite, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
 from thinwire.swarm.identity.stage_claim import Seating, seating
@@ -262,6 +262,7 @@ class Peer:
             votes=votes.__getitem__,
             patience=PATIENCE,
             on_commit=on_commit,
+            founder=peer_id_of(self.signed.author),
         )
         self.presence.attach(Family.ROUNDS, self.session)
         self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work, beside=beside)

@@ -90,7 +90,7 @@ class Hasher:
 
 
 class StandingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Last round of a fragment with separate rounds, its members, their lives, and the chain that proves them."""
+    """Last round of a fragment with separate rounds, its members, their lives, and the chain."""
 
     round: Annotated[int, Meta(ge=0)]
     members: tuple[_Hex, ...]

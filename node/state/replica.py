@@ -375,7 +375,7 @@ class Replica:
             yield start, stop, mean[: stop - start]
 
     def advance(self, members: Sequence[PeerId], lives: bytes = b"") -> None:
-        """End a round that has decided these members, sorted, and lives. `compute_digest` computes the new digest."""
+        """End a round that has decided these members, sorted, and lives; `compute_digest` is needed next."""
         self.round += 1
         self.members, self.lives = next_members(members, lives, self.members)
         self._unsealed = tuple(range(len(self)))  # last: another thread may ask for the digest at any moment
@@ -388,7 +388,7 @@ class Replica:
     def found(self, fork: Fork) -> None:
         """Begin the lineage of `fork`, which was founded with our state, when that has its digest.
 
-        One with nobody before it begins the run.
+        A fork without members before it begins the run.
         """
         parent = self.chain if fork.before else ()
         self.members, self.lives, self.chain = fork.members, fork.lives, founded(parent, fork)

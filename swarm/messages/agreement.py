@@ -240,7 +240,7 @@ class Fork(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     round: last round of the parent lineage that the lineage contains. base: digest of the state after it, which covers the
     parent lineage and `before`, its members (not signed). members (sorted), lives: founders of the lineage, and LIFE bytes
     for each. signatures: of each founder's Found with these values. keys: public keys of the founders.
-    The first lineage of a run has round 0, nobody before it, and the founder of the run.
+    The first lineage of a run has round 0, no members before it, and the founder of the run.
     """
 
     round: U32
@@ -337,14 +337,17 @@ class Certificate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
 
 
 class Era(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """One lineage in a chain: how it began, and the rounds that prove its members; the last one is its newest round."""
+    """One lineage in a chain: its beginning, and certificates that prove its members.
+
+    The last certificate has its newest round.
+    """
 
     fork: Fork
     certificates: tuple[Certificate, ...] = ()
 
 
 Chain = tuple[Era, ...]
-"""Proof of the members of a run: its first lineage, then those founded in it; see collectives/consensus/chain.py."""
+"""Proof of the members of a run; the first lineage comes first. See collectives/consensus/chain.py."""
 
 
 class Head(Message, frozen=True):

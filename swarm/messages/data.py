@@ -91,12 +91,12 @@ class StateAsk(Message, frozen=True):
 
 
 class StateOffer(Message, frozen=True):
-    """Offer of a state. The payload is the concatenated blake3 of every chunk of CHUNK_BYTES, and the encoded chain.
+    """Offer of a state. The payload has the hashes of its chunks, then the encoded chain.
 
-    `members` are the participants of that round, on which the next quorum is based, and `lives` theirs, as in Open.
-    `digest`, the state digest, is blake3 over round, layout, members, lives, lineage and the chunk hashes, so that one
-    agreed digest covers all of it. The chain proves round, members, lives and lineage; it is absent in methods without
-    agreement, and in the offer of a peer that has no state.
+    A hash is the blake3 of a chunk of CHUNK_BYTES. `members` are the participants of that round, on which the next quorum
+    is based, and `lives` theirs, as in Open. `digest`, the state digest, is blake3 over round, layout, members, lives,
+    lineage and the chunk hashes, so that one agreed digest covers all of it. The chain proves round, members, lives and
+    lineage. It is absent in methods without agreement, and in the offer of a peer that has no state.
     """
 
     limit: ClassVar[int] = 14_000

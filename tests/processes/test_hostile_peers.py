@@ -22,7 +22,7 @@ PLANES = {
     "pairs": {"method": "noloco"},
 }
 SITES = ("home", "lab", "lab")
-LIAR = str(Path(__file__).parents[1] / "kit" / "lying_process.py")
+LIAR = str(Path(__file__).parents[1] / "kit" / "programs" / "lying_process.py")
 
 FOUND_OUT = ("hash", "nan", "base", "silent")
 """Lies after which a round excludes the liar and reports it."""

@@ -7,7 +7,7 @@ import sys
 
 import torch
 import uvloop
-from kit import pipeline_process as shared
+from kit.programs import pipeline_process as shared
 from thinwire.node.membership.presence import Family
 from thinwire.node.pipeline.step.origin import Origin
 from thinwire.node.pipeline.step.stage_holders import StageHolders

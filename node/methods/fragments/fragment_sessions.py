@@ -60,6 +60,7 @@ class FragmentSessions:
         votes: OpenVotes = open_in_memory,
         patience: float = 2.0,
         on_commit: Callable[[], None] = lambda: None,
+        founder: bytes = b"",
     ) -> None:
         self.me, self.replica, self.manifest = identity.peer_id, replica, manifest
         self.presence, self.roster, self.live, self._send_queue = (
@@ -95,6 +96,7 @@ class FragmentSessions:
                 turn=turn,
                 told=self._advanced,
                 on_commit=on_commit,
+                founder=founder,
             )
             link.stats = self.stats
         self.ahead: RoundSession = next(iter(self.links.values()))

@@ -68,6 +68,7 @@ class GossipSession:
         votes: OpenVotes = open_in_memory,
         patience: float = 2.0,
         on_commit: Callable[[], None] = lambda: None,
+        founder: bytes = b"",
     ) -> None:
         self.identity, self.manifest, self.run_id = identity, manifest, run_id
         self.me, self.fragment = identity.peer_id, 0

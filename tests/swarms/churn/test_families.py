@@ -119,7 +119,7 @@ def test_agreement_invariant_finds_diverging_replica(monkeypatch: pytest.MonkeyP
     ("name", "at", "away", "until", "ready"),
     [
         ("diloco", 0.25, 3.0, 12.0, range(1)),  # no present peer has the state yet: the founder founds the run again
-        ("diloco", 1.5, 16.0, 26.0, range(2, 20)),  # they continued without it
+        ("diloco", 1.5, 19.0, 29.0, range(2, 20)),  # they continued without it
         pytest.param(
             "merge", 8.0, 3.0, 64.0, range(1, 2), marks=pytest.mark.trial
         ),  # the founder has had a round alone

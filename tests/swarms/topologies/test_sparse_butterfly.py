@@ -473,7 +473,7 @@ def test_restarted_owner_does_not_resend_committed_residual(sieve):
             assert replica.round == 3 and replica.load_private(own, s.layout) == ""
 
         leader.presence.send_queue.control = say
-        leader.session.states._offer = lambda peer: None  # The others have the state of round 3.
+        leader.session.states.on_frame = lambda peer, frame: None  # The others have the state of round 3.
         s.fail_at(leader.index, 4, "commit", crash)
         s.fail_at(owner, 4, "applied", lambda node: seen.update(after=rests(node)))
         s.start()

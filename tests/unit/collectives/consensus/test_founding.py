@@ -107,6 +107,27 @@ def test_founders_need_not_be_members_of_the_parent():
     assert groups(Group((EVE, FAY), before=(ANN, EVE)).run()) == [(EVE, FAY)]
 
 
+def test_founders_without_a_member_learn_of_each_other_before_they_begin():
+    """None of them names others before it has their statements, so each would found a lineage alone."""
+    peers, live = (CAT, DAN, EVE, FAY), {CAT, DAN, EVE, FAY}
+    parts = {me: founding(me, BASE, (ANN,)) for me in peers}
+    for tick in range(5):
+        said = {me: part.state(tick * SETTLE / 4, live - {me}, (), SETTLE) for me, part in parts.items()}
+        assert tick == 4 or not any(part.fork for part in parts.values())
+        for me, found in said.items():
+            for part in parts.values():
+                if found is not None:
+                    part.on_message(me, found, sign(me, found))
+    assert groups({me: part.fork for me, part in parts.items()}) == [peers]
+
+
+def test_lone_founder_that_is_no_member_begins_after_the_settle_time():
+    group = Group((CAT,), before=(ANN,))
+    group.step(CAT)
+    assert group.parts[CAT].fork is None
+    assert groups(group.run()) == [(CAT,)]
+
+
 def test_lineage_begins_only_when_all_founders_have_stated_the_same():
     one = founding(ANN, BASE, IDS)
     assert one.fork is None

@@ -6,13 +6,13 @@ import random
 from functools import partial
 from types import SimpleNamespace
 
-import blake3
 import msgspec
 import numpy as np
 import pytest
+from kit.chains import certificate, sign, verify
 from thinwire.collectives.consensus.chain import decode, encode, extended, founded, proven
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
+from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.node.outer.lineages import PATIENCES, SETTLE, Lineages, continue_alone
 from thinwire.node.state.replica import Replica
@@ -22,17 +22,11 @@ from thinwire.swarm.lineage import lineage_of, name_of_fork, newest_round, prove
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ballot,
-    Certificate,
-    Commit,
-    Contribution,
     Era,
     Fork,
     Found,
     Head,
     Leave,
-    Open,
-    Proof,
-    Vote,
 )
 
 IDS = tuple(bytes([number]) * 32 for number in range(5))
@@ -40,14 +34,6 @@ ME, ANN, BEN, CAT, DAN = IDS
 STRANGER = b"r" * 32
 LAYOUT = b"l" * 32
 PATIENCE, ORPHAN, ROUND = 2.0, 10.0, 3
-
-
-def sign(peer, message):
-    return blake3.blake3(peer + type(message).__name__.encode() + msgspec.msgpack.encode(message)).digest(64)
-
-
-def verify(peer, message, signature):
-    return signature == sign(peer, message)
 
 
 def life(peer):
@@ -78,21 +64,11 @@ def lives(*peers):
     return b"".join(map(life, peers))
 
 
-def certificate(round, lineage, before, voters, *, after=IDS, signer=None):
-    """Return the certificate of a round of the members `before`, a dict of lives, with the votes of these peers."""
-    electorate, voters = b"".join(before.values()), tuple(sorted(voters))
-    opened = Open(round, 0, Ballot(1, voters[0]), after, after, (Contribution(voters[0], 1, 1),), (), None, ())
-    digest = electorate_digest(tuple(before), electorate)
-    opened = msgspec.structs.replace(opened, lives=lives(*after), lineage=lineage, electorate=digest)
-    vote = Vote(round, 0, opened.ballot, name_of(opened), OTHER)
-    commit = Commit(opened, OTHER, tuple(Proof(peer, sign(signer or peer, vote)) for peer in voters))
-    return Certificate(tuple(before), electorate, commit, ())
-
-
 def step(replica, *voters, signer=None):
     """Make a round of a replica; all are members after it."""
     before = {peer: replica.known_lives.get(peer, bytes(LIFE)) for peer in replica.members}
-    proof = certificate(replica.round + 1, replica.lineage, before, voters or replica.members, signer=signer)
+    after = {peer: life(peer) for peer in IDS}
+    proof = certificate(replica.round + 1, replica.lineage, before, voters or replica.members, after, signer=signer)
     replica.chain = extended(replica.chain, proof)
     replica.advance(IDS, lives(*IDS))
 
@@ -111,8 +87,9 @@ class Scene:
     `sent`: (peer, message); `told`: (peer, Head, chain); `events`: (name, fields).
     """
 
-    def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND, anchor=b""):
+    def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND, founder=b""):
         self.now, self.sent, self.told, self.events, self.me, self.patience = 0.0, [], [], [], me, patience
+        self.entered = True
         self.replica, self.store, self.live = replica_after(round), Store(me), set(live) - {me}
         presence = SimpleNamespace(
             live=self.live,
@@ -135,8 +112,9 @@ class Scene:
             prove=partial(proven, fraction=0.5, verifier=lambda keys: verify),
             life=lambda: self.store.life,
             current=lambda: self.fly,
+            entered=lambda: self.entered,
             founded=self.founded,
-            anchor=anchor,
+            founder=founder,
         )
 
     def next_round(self):
@@ -496,10 +474,9 @@ def test_parent_lineage_that_does_not_prove_its_rounds_is_ignored(chain):
         branch(CAT, before=(CAT,)),
         branch(CAT, round=ROUND + 9),
         branch(CAT, round=ROUND - 1),
-        branch(STRANGER, before=IDS),
         branch(CAT, DAN, chain=()),
     ],
-    ids=["members", "later round", "earlier round", "of strangers", "another run"],
+    ids=["members", "later round", "earlier round", "another run"],
 )
 @pytest.mark.parametrize("founds", [False, True])
 def test_lineage_that_does_not_continue_what_its_chain_proves_is_ignored(chain, founds):
@@ -509,6 +486,27 @@ def test_lineage_that_does_not_continue_what_its_chain_proves_is_ignored(chain, 
     scene.link(CAT)
     scene.on_chain(CAT, chain)
     assert not scene.lineages.prevailing()
+
+
+@pytest.mark.parametrize("since", [0.0, 1.0, ORPHAN + 1.0])
+def test_member_does_not_give_way_to_a_lineage_of_strangers(since):
+    """Otherwise any peer that has seen the state could take over a member that is cut off."""
+    scene = Scene(live=())
+    scene.run(since)
+    scene.link(CAT)
+    scene.on_chain(CAT, branch(STRANGER, before=IDS))
+    assert not scene.lineages.prevailing()
+
+
+def test_peer_that_is_no_member_or_enters_gives_way_to_a_lineage_of_strangers():
+    guest = Scene(live=(), me=STRANGER)
+    guest.run(1.0)
+    founder = Scene(live=())
+    founder.entered = False
+    for scene in (guest, founder):
+        scene.link(CAT)
+        scene.on_chain(CAT, branch(b"s" * 32, before=IDS))
+        assert list(scene.lineages.prevailing()) == [CAT]
 
 
 @pytest.mark.parametrize("garbage", [b"\0", b"\x91", bytes(1000), encode(FIRST)[:-1]])
@@ -537,11 +535,20 @@ def test_run_founded_again_by_its_founder_is_trusted_and_by_another_peer_is_not(
     assert not scene.lineages.prevailing(), "the older one counts"
 
 
-@pytest.mark.parametrize(("anchor", "trusts"), [(b"", True), (CAT[:16], True), (DAN[:16], False)])
-def test_peer_without_a_state_trusts_the_founder_that_its_invite_names(anchor, trusts):
-    scene = Scene(anchor=anchor, round=0)
+@pytest.mark.parametrize(("founder", "trusts"), [(b"", True), (CAT, True), (DAN, False)])
+def test_peer_without_a_state_trusts_a_run_that_the_author_of_its_manifest_began(founder, trusts):
+    scene = Scene(founder=founder, round=0)
     scene.replica.chain = ()
     assert scene.lineages.trusted(Fork(0, OTHER, (), (CAT,), life(CAT), ())) == trusts
+
+
+@pytest.mark.parametrize(
+    "fork", [Fork(0, OTHER, (), (CAT,), b"", ()), Fork(0, OTHER, (), (CAT, DAN), life(CAT) + life(DAN), ())]
+)
+def test_peer_without_a_state_trusts_no_beginning_without_a_life_or_with_a_second_founder(fork):
+    scene = Scene(founder=CAT, round=0)
+    scene.replica.chain = ()
+    assert not scene.lineages.trusted(fork)
 
 
 def test_peer_tells_and_proves_to_peers_of_weaker_lineages_that_its_own_has_continued():

@@ -494,7 +494,7 @@ def test_foreign_files_in_store_are_left_alone():
 
 def killed(times, tmp_path):
     """Run the killer in a process without torch: it forks writers and kills them at random moments."""
-    script = Path(__file__).parents[3] / "kit" / "kill_checkpoint.py"
+    script = Path(__file__).parents[3] / "kit" / "programs" / "kill_checkpoint.py"
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path), str(times)], capture_output=True, text=True, timeout=3000
     )

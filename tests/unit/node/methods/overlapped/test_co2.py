@@ -110,9 +110,10 @@ def test_co2_joiner_continues_from_fetched_state():
     table, _ = play("", 3)
     replica, other = (table.seats[index].replica for index in (0, 1))
     replica.theta[:], replica.momentum[:] = 0.0, 0.0
-    offer = StateOffer(other.round, other.digest, LAYOUT.digest, other.state.nbytes, other.members)
+    size, lineage = other.state.nbytes, other.lineage
+    offer = StateOffer(other.round, other.digest, LAYOUT.digest, size, other.members, lineage=lineage)
     chunks = {index: bytes(other.chunk(index)) for index in range(len(other))}
-    replica.install(FetchedState(offer, tuple(other.hashes), chunks, ()))
+    replica.install(FetchedState(offer, tuple(other.hashes), chunks, (), other.chain))
     assert np.array_equal(replica.start, other.theta) and not replica.sent.any()
     results = [bytes(one) for one in other.contribution(lambda start, stop, out: out.fill(0), attempt=1, peers=2)]
     opened = Open(other.round + 1, 0, Ballot(1, bytes(32)), table.members, table.members, (), (), None, ())
