@@ -27,7 +27,7 @@ needs_namespaces = pytest.mark.skipif(bool(lacking()), reason=lacking() or "-")
 
 @pytest.mark.trial
 def test_swarm_under_short_churn_keeps_one_history(tmp_path):
-    found = churned(tmp_path, seconds=20.0, seed=2, every=3.0)
+    found = churned(tmp_path, seconds=30.0, seed=2, every=2.0)
     print(found)
     assert found.rounds > 10 and not found.violations, found
 
@@ -69,7 +69,7 @@ class Walled:
                 self.machine.join(daemon.name, invite)
             self.daemons.append(daemon)
         for daemon in self.daemons:
-            daemon.wait("round", contributors=count)
+            daemon.wait("round", contributors=count, least=6)
 
     def note(self, text: str) -> float:
         """Record a fault; return its time."""
