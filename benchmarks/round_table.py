@@ -30,6 +30,7 @@ class StubSession:
 
     def __init__(self, table: RoundTable, me: PeerId, replica: Any, number: int = 0) -> None:
         self.me, self.replica, self.number, self._table = me, replica, number, table
+        self.manifest = table.manifest
         self.catch_up = SimpleNamespace(behind=asyncio.Event(), lone=False)
         self.patience, self.grace = 1.0, table.manifest.exchange.timeout_seconds
         self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None, opened=None), attempt=0)

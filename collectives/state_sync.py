@@ -24,7 +24,7 @@ from thinwire.collectives.consensus.chain import Configuration, decode
 from thinwire.collectives.consensus.proposal import lives_of
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.lineage import lineage_of, prevails
+from thinwire.swarm.lineage import by_strangers, lineage_of, name_of_fork, prevails
 from thinwire.swarm.messages.registry import (
     CHUNK_BYTES,
     LIFE,
@@ -369,9 +369,13 @@ def _best(offers: Offers, ours: tuple[Digest, int], peers: Collection[PeerId]) -
     roots = Counter(one.chain[0].fork.members for one in found.values() if one.chain)
     root = max(roots, key=lambda members: (roots[members], members), default=None)
     chains = [one.chain for one in found.values() if one.chain and one.chain[0].fork.members == root]
+    # Strangers can make a lineage of any round. It does not count while members of that round are here.
+    held = {lineage_of(one.chain) for peer, one in found.items() if peer in one.offer.members}
     best: Chain = ()
     for chain in chains:
-        best = chain if prevails(chain, best) else best
+        pairs = zip(chain, chain[1:], strict=False)
+        taken = any(by_strangers(next.fork) and name_of_fork(one.fork) in held for one, next in pairs)
+        best = chain if not taken and prevails(chain, best) else best
     lineage = {peer: one for peer, one in found.items() if lineage_of(one.chain) == lineage_of(best)}
     newest = max(one.offer.round for one in lineage.values())
     latest = {peer: one.offer for peer, one in lineage.items() if one.offer.round == newest}
@@ -383,7 +387,8 @@ def _best(offers: Offers, ours: tuple[Digest, int], peers: Collection[PeerId]) -
         return (), False  # It is unknown which of them is right.
     chosen = tuple(sorted(peer for peer, offer in latest.items() if offer.digest == digest))
     asked = {*latest[chosen[0]].members}.intersection(peers)
-    return chosen, bool(same) and 2 * known[digest] > len(asked)
+    sure = 2 * known[digest] > len(asked) and not any(by_strangers(era.fork) for era in best)
+    return chosen, bool(same) and sure
 
 
 def _newest(offers: Offers, below: int, ours: tuple[Digest, int]) -> tuple[PeerId, ...]:

@@ -9,13 +9,15 @@ not change while lineages continue. That both have continued as far as they clai
 - A lineage that has continued with a quorum prevails over those that were founded from its earlier rounds.
 - A lineage that has not continued gives way to those that were founded from it: they contain it.
 - Of two lineages with the same parent, the one that contains more of it prevails, then the one with more of its members,
-  then the one with more founders, then the one with the older lives. So if the founder of a run founds it again, because it
-  has lost its folder, the first time counts.
+  then the one with more founders, then the one with the higher name.
+- If the founder of a run founds it again, because it has lost its folder, the lineage prevails that has had other members,
+  then the one with the older life.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import takewhile
 
 import blake3
@@ -26,6 +28,7 @@ Verify = Callable[[PeerId, Message, bytes], bool]
 """Checks the signature of a peer under a message."""
 
 
+@lru_cache(maxsize=1024)
 def name_of_fork(fork: Fork) -> bytes:
     """Return the name of the lineage that begins with this fork, LIFE bytes."""
     return blake3.blake3(msgspec.msgpack.encode((fork.round, fork.base, fork.members, fork.lives))).digest(LIFE)
@@ -81,14 +84,30 @@ def prevails(chain: Chain, over: Chain) -> bool:
         return newest_round(chain[-1]) > over[common].fork.round
     if len(over) == common:
         return not common or newest_round(over[-1]) <= chain[common].fork.round
-    return _rank(chain, common) > _rank(over, common)
+    if not common:
+        return _root_rank(chain) > _root_rank(over)
+    return _rank(chain[common].fork) > _rank(over[common].fork)
 
 
-def _rank(chain: Chain, at: int) -> tuple[int, int, int, int, bytes]:
-    fork = chain[at].fork
-    known = len(set(fork.members).intersection(fork.before))
+def _rank(fork: Fork) -> tuple[int, int, int, bytes]:
+    return fork.round, len(set(fork.members).intersection(fork.before)), len(fork.members), name_of_fork(fork)
+
+
+def _root_rank(chain: Chain) -> tuple[bool, int, bytes]:
+    root, others = chain[0], set[PeerId]()
+    for one in root.certificates:
+        others.update(one.members, one.commit.opened.members)
+    shared = not others.issubset(root.fork.members)
     # Lives begin with the time at which they were drawn, see vote_store.new_life.
-    return fork.round, known, len(fork.members), -int.from_bytes(fork.lives, "big"), name_of_fork(fork)
+    return shared, -int.from_bytes(root.fork.lives, "big"), name_of_fork(root.fork)
+
+
+def by_strangers(fork: Fork) -> bool:
+    """Return True if none of the founders is a member of a parent lineage that has committed a round.
+
+    They can only have what the parent lineage published, so they must not take over its members or its newcomers.
+    """
+    return fork.round > 0 and set(fork.members).isdisjoint(fork.before)
 
 
 def proved(fork: Fork, fragment: int, verify: Verify) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+import msgspec
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.farewells import Verify, departed
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, name_of, sound
@@ -15,15 +16,21 @@ def certified(message: Commit, electorate: Electorate, verify: Verify) -> bool:
     return sound(message.opened, electorate.terms) and bool(_voters(message, electorate, verify))
 
 
-def certificate(message: Commit, terms: RoundTerms, key_of: Callable[[PeerId], bytes | None]) -> Certificate:
-    """Return a commit that this peer has checked with all that others need to check it.
+def certificate(
+    message: Commit, terms: RoundTerms, key_of: Callable[[PeerId], bytes | None], verify: Verify
+) -> Certificate | None:
+    """Return a commit with all that others need to check it; None if too few votes can be checked any more.
 
-    key_of: returns the public key of a peer.
+    It has only the valid votes: others judge by these how far they can believe it. key_of: returns the public key of a peer.
     """
     members = terms.seniors or terms.members
-    signers = [*(proof.peer for proof in message.votes), *departed(message.opened)]
+    valid = voters(message, members, terms.fraction, verify)
+    if not valid:
+        return None
+    signers = [*sorted(valid), *departed(message.opened)]
     keys = tuple(key for peer in dict.fromkeys(signers) if (key := key_of(peer)) is not None)
-    return Certificate(members, lives_in_order(members, terms.lives), message, keys)
+    commit = msgspec.structs.replace(message, votes=tuple(proof for proof in message.votes if proof.peer in valid))
+    return Certificate(members, lives_in_order(members, terms.lives), commit, keys)
 
 
 def voters(message: Commit, members: Sequence[PeerId], fraction: float, verify: Verify) -> Collection[PeerId]:

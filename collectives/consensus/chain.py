@@ -24,7 +24,7 @@ import msgspec
 from thinwire.collectives.consensus.certificates import voters
 from thinwire.collectives.consensus.proposal import electorate_digest, lives_of, next_members
 from thinwire.swarm.lineage import Verify, founders_of, name_of_fork, proved
-from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, Certificate, Chain, Era, Fork, PeerId
+from thinwire.swarm.messages.registry import LIFE, MAX_ERAS, Certificate, Chain, Era, Fork, PeerId
 
 WithKeys = Callable[[tuple[bytes, ...]], Verify]
 """Returns a function that checks signatures, also of the owners of these public keys."""
@@ -68,6 +68,8 @@ def extended(chain: Chain, certificate: Certificate) -> Chain:
     while at < len(era.certificates) and not _follows(certificate, here, agreed):
         here = _after(era.certificates[at], here.lineage)
         at += 1
+    if not _follows(certificate, here, agreed):
+        return chain  # A certificate before it is missing here; a later one may follow again.
     return (*chain[:-1], Era(era.fork, (*era.certificates[:at], certificate)))
 
 
@@ -79,8 +81,6 @@ def encode(chain: Chain) -> bytes:
 def decode(data: bytes | bytearray | memoryview) -> Chain:
     """Return an encoded chain, which is not checked. Raises ValueError if it has another form."""
     raw = bytes(data)
-    if len(raw) > CHAIN_BYTES:
-        raise ValueError(f"a chain of {len(raw)} bytes (limit {CHAIN_BYTES})")
     try:
         return _decoder.decode(raw) if raw else ()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -97,7 +97,7 @@ def proven(
     again so.
     """
     here: Configuration | None = None
-    for era in chain:
+    for era in chain if len(chain) <= MAX_ERAS else ():
         fork = era.fork
         if here is None:
             if fork.before or not trusted(fork):

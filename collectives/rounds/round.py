@@ -155,10 +155,15 @@ class Round:
         return self.exchange.nbytes
 
     @property
+    def lacking(self) -> int:
+        """Number of results that are missing here although the round is bound to them."""
+        results = self.exchange.results
+        return results.missing if self.exchange.opened is not None and results.wanted is not None else 0
+
+    @property
     def unobtainable(self) -> bool:
         """True if the round is bound to results that are missing, and none of their voters is reachable."""
-        opened, results = self.exchange.opened, self.exchange.results
-        return opened is not None and results.wanted is not None and bool(results.missing) and not self._voters
+        return bool(self.lacking) and not self._voters
 
     @property
     def moved(self) -> float:

@@ -206,7 +206,7 @@ class RoundFactory:
             wait.cancel()
             behind.cancel()
         if outcome.commit is not None:
-            proof = certificate(outcome.commit, fly.agreement.terms, self.key_of)
+            proof = certificate(outcome.commit, fly.agreement.terms, self.key_of, self.verify)
             outcome = replace(outcome, certificate=proof)
         if outcome.commit is not None and not fly.booked:
             fly.booked = True  # callers that follow rounds ask again for the outcome of the next one

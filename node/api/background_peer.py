@@ -277,7 +277,7 @@ class BackgroundPeer:
         moved = not (committed or outcome.taken or peer.rounds.follows) and peer.replica.contents != before
         adopted = committed or outcome.dropped or moved
         if committed or adopted or outcome.taken:
-            self._carried = outcome.kept
+            self._carried = outcome.kept + outcome.merged
         before_up, before_down = self._traffic
         up, down = self._traffic = peer.traffic()
         return RoundReport(
@@ -293,7 +293,7 @@ class BackgroundPeer:
             down - before_down,
             steps,
             weight,
-            outcome.kept,
+            outcome.kept + outcome.merged,
             outcome.taken,
         )
 

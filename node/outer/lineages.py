@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from thinwire.collectives.consensus.chain import Prove, decode, encode
+from thinwire.collectives.consensus.chain import Prove, decode, end_of
 from thinwire.collectives.consensus.founding import Founding
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.rounds.round import Round
@@ -14,14 +14,24 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.identity import Identity, short
-from thinwire.swarm.lineage import descends, founded_by, later, lineage_of, name_of_fork, prevails
+from thinwire.swarm.lineage import (
+    by_strangers,
+    descends,
+    founded_by,
+    later,
+    lineage_of,
+    name_of_fork,
+    newest_round,
+    prevails,
+    shared,
+)
 from thinwire.swarm.messages.registry import Chain, Fork, Found, Head, Message, PeerId
 
 PATIENCES = 3
 """Least number of patiences without a quorum before a lineage is founded."""
 
-HEADS = 0.25
-"""Patiences between two chains of one peer that are checked."""
+CHECKED = 100_000
+"""Bytes of chains that are checked for one peer in a patience: each takes time, because of its signatures."""
 
 SETTLE = 1.0
 """Patiences for which members are waited for that have not stated the founders they see."""
@@ -66,7 +76,11 @@ class Lineages:
         self._name = replica.lineage
         self._checks: dict[PeerId, float] = {}
         """Times from which on another chain of a peer is checked."""
+        self._missed: set[PeerId] = set()
+        """Peers of which a chain came before that time."""
         self._founding: Founding | None = None
+        self._lacking = 0, 0.0
+        """Results that the round in progress lacks, and the time since which there are so many."""
         self.since: float | None = None
         """Time since which the round in progress has had no quorum; None if it has one."""
 
@@ -87,6 +101,7 @@ class Lineages:
 
     def on_link_down(self, peer: PeerId) -> None:
         self._checks.pop(peer, None)
+        self._missed.discard(peer)
         self.drop([peer])
 
     def drop(self, peers: Collection[PeerId]) -> None:
@@ -97,27 +112,30 @@ class Lineages:
 
     def on_head(self, peer: PeerId, head: Head, payload: Buffer) -> None:
         """Note the lineage of another peer; send our chain if that may prove that the peer is behind."""
-        self._names[peer] = head.lineage
-        if not memoryview(payload).nbytes:
-            if lineage_of(self._chains.get(peer, ())) != head.lineage:
-                self._chains.pop(peer, None)
+        self._names[peer], nbytes, ours = head.lineage, memoryview(payload).nbytes, self._replica.chain
+        if lineage_of(self._chains.get(peer, ())) != head.lineage:
+            self._chains.pop(peer, None)
+        if not nbytes:
             if head.lineage != self._replica.lineage or head.round < self._replica.round:
                 self.tell(peer)
             return
         now = self._now()
         if now < self._checks.get(peer, now):
-            return  # Checking signatures takes time.
-        self._checks[peer] = now + HEADS * self._current().agreement.terms.patience
-        self._chains.pop(peer, None)
+            self._missed.add(peer)
+            return
+        self._missed.discard(peer)
+        self._checks[peer] = now + nbytes / CHECKED * self._current().agreement.terms.patience
         try:
             chain = decode(payload)
         except ValueError:
             return
-        if self._prove(chain, self._fragment, self.trusted) is None or lineage_of(chain) != head.lineage:
+        if lineage_of(chain) != head.lineage:
             return
-        self._chains[peer] = chain
-        if prevails(self._replica.chain, chain) or later(self._replica.chain, chain):
-            self.tell(peer)
+        if not prevails(chain, ours) and not later(chain, ours):
+            if prevails(ours, chain) or later(ours, chain):
+                self.tell(peer)
+        elif self._prove(chain, self._fragment, self.trusted) is not None:
+            self._chains[peer] = chain
 
     def trusted(self, fork: Fork) -> bool:
         """Return True if a run that begins so is ours: as we know it, or founded again by the same founder."""
@@ -127,20 +145,17 @@ class Lineages:
         return name_of_fork(fork) == name_of_fork(root) or (fork.members == root.members and bool(fork.lives))
 
     def advance(self) -> None:
-        """Begin a round: peers of lineages over which ours prevails learn that, and all learn of a new one."""
-        self._founding, self.since = None, None
+        """Begin a round: peers of other lineages learn of it, and all learn of a new lineage."""
+        self._founding, self.since, self._lacking = None, None, (0, 0.0)
         ours = self._replica.chain
         self._chains = {
             one: chain for one, chain in self._chains.items() if not self._of_ours(chain) or later(chain, ours)
         }
         before, self._name = self._name, self._replica.lineage
-        if before != self._name:
-            for peer in sorted(self._live):
-                if before or self._names.get(peer, self._name) != self._name:
-                    self.ask(peer)
-        for peer, chain in sorted(self._chains.items(), key=lambda item: item[0]):
-            if prevails(ours, chain):
-                self.tell(peer)
+        for peer in sorted(self._live):
+            other = self._names.get(peer, self._name) != self._name
+            if other or (before and before != self._name):
+                self.ask(peer)
 
     @property
     def _head(self) -> Head:
@@ -156,8 +171,9 @@ class Lineages:
 
     def tell(self, peer: PeerId) -> None:
         """Send our chain; a peer with a newer one, or of a lineage that prevails, answers with that."""
-        if self._replica.chain:
-            self._send_queue.bulk(peer, Frame(self._head, encode(self._replica.chain)))
+        proof = self._replica.proof
+        if proof and not self._send_queue.later(peer, Head, self._fragment):
+            self._send_queue.bulk(peer, Frame(self._head, proof), later=True)
 
     def gives_way(self, chain: Chain) -> bool:
         """Return True if our lineage gives way to that of `chain`.
@@ -165,14 +181,20 @@ class Lineages:
         While it has a quorum it does not give way to one that was founded in it. Its members never give way to one that
         strangers alone have founded in it: they found one that prevails over that.
         """
-        ours = self._replica.chain
+        ours = self._newest
         if not ours or not prevails(chain, ours):
             return False
-        if not self._entered() or not descends(chain, self._replica.lineage):
+        if not descends(chain, self._replica.lineage):
             return True
-        fork = chain[len(ours)].fork
-        strangers = set(fork.members).isdisjoint(fork.before)
-        return self.since is not None and not (strangers and self._me in self._replica.members)
+        if by_strangers(chain[len(ours)].fork) and self._me in self._replica.members:
+            return False
+        return self.since is not None or not self._entered()
+
+    @property
+    def _newest(self) -> Chain:
+        """The chain that proves the newest round of our lineage."""
+        chains = [self._replica.chain, *(self._chains[peer] for peer in self.ahead())]
+        return max(chains, key=lambda chain: newest_round(chain[-1]) if chain else -1)
 
     def prevailing(self) -> Collection[PeerId]:
         """Return the peers of the lineage that prevails over ours; empty if there is none."""
@@ -199,22 +221,27 @@ class Lineages:
         """Found a lineage with the reachable peers if the round has had no quorum for long enough."""
         fly, now = self._current(), self._now()
         agreement = fly.agreement
+        for peer in [one for one in self._missed if now >= self._checks.get(one, now)]:
+            self._missed.discard(peer)
+            self.ask(peer)
         for peer, name in self._names.items():
             if name != self._name:
                 agreement.bar(peer)
-        able = agreement.able
-        if agreement.commit is not None:  # Its results may be lost, although peers that voted for them are here again.
-            able = now < fly.moved + PATIENCES * agreement.terms.patience
-        able = able and not fly.unobtainable
+        if fly.lacking != self._lacking[0]:
+            self._lacking = fly.lacking, now
+        # Voters that have restarted are reachable, but have lost the results.
+        lost = fly.lacking and now >= self._lacking[1] + PATIENCES * agreement.terms.patience
+        able = (agreement.able or agreement.commit is not None) and not (fly.unobtainable or lost)
         if not self._replica.members or fly.complete or able:
             self.since = None
             return
         if self.since is None:
-            self.since = now
+            self.since = self._lacking[1] if lost else now
         base = self._replica.digest
         for peer in sorted(self.prevailing()):
-            fork = self._chains[peer][-1].fork
-            if fork.base == base:
+            chain, ours = self._chains[peer], self._replica.chain
+            fork = chain[-1].fork
+            if len(chain) == shared(chain, ours) + 1 == len(ours) + 1 and fork.base == base:
                 self._begin(fork)  # It was founded with the state that we have.
                 return
         if agreement.diverged:
@@ -287,7 +314,8 @@ def continue_alone(
         replica.members, replica.lives = (me,), votes.life
         replica.seal()
         return None
-    if replica.members == (me,) and replica.known_lives == {me: votes.life} and not ahead:
+    proved = bool(replica.chain) and end_of(replica.chain).round == replica.round
+    if replica.members == (me,) and replica.known_lives == {me: votes.life} and proved and not ahead:
         return None
     founding = Founding(
         me,

@@ -22,6 +22,7 @@ from thinwire.node.outer.round_loop import Meanwhile, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.runtime.asyncio_extra import Work, whole
 from thinwire.node.state.replica import ParameterWrite, Read, Replica
+from thinwire.swarm.lineage import descends, lineage_of
 from thinwire.swarm.messages.registry import Commit
 
 Average = Callable[[float | None], Coroutine[Any, Any, Outcome]]
@@ -36,6 +37,9 @@ class Schedule:
 
     follows = False
     """True if the loop follows rounds of other peers between two calls of `sync`."""
+
+    merges = True
+    """True if a contribution is measured from the outer parameters, so that the model may come from another lineage."""
 
     loop: OuterLoop
 
@@ -111,6 +115,9 @@ class OuterLoop(RoundLoop):
         self.schedule = schedule
         self.follows = schedule.follows
         schedule.attach(self)
+        self._merges = schedule.merges and session.manifest.exchange.on_split == "merge"
+        self._given = b"", 0
+        """Lineage of the last committed round, and the weight of our contributions in that lineage."""
 
     @property
     def replica(self) -> Replica:
@@ -192,11 +199,40 @@ class OuterLoop(RoundLoop):
                 await self.schedule.late(weight)
         if outcome.commit is not None:
             await whole(self.schedule.commit(outcome))
+            self._count(outcome.commit)
         elif outcome.diverged or session.catch_up.behind.is_set():
-            if not await self.catch_up():
-                session.again()
-                await session.pause()
+            return await self._rejoin(outcome, weight)
         return outcome
+
+    def _count(self, commit: Commit) -> None:
+        lineage, given = self._given
+        given = given if lineage == commit.opened.lineage else 0
+        ours = [entry.weight for entry in commit.opened.contributors if entry.peer == self.session.me]
+        self._given = commit.opened.lineage, given + sum(ours)
+
+    async def _rejoin(self, outcome: Outcome, weight: int) -> Outcome:
+        """Take over the swarm's state; return the outcome of the round in progress.
+
+        If it belongs to another lineage, the model may stay as it is: the next contribution has all that this peer has
+        trained since the split. The weight of its rounds in the old lineage is then `merged`.
+        """
+        session, before = self.session, self.replica.chain
+        fetched = await session.catch_up.newer(self.work)
+        if fetched is None:
+            session.again()
+            await session.pause()
+            return outcome
+        merges = self._merges and bool(before) and lineage_of(fetched.chain) != lineage_of(before)
+        await whole(self._take_over(fetched, write=not merges))
+        if not merges:
+            return outcome
+        lineage, given = self._given
+        # A lineage that was founded in ours contains our rounds.
+        merged = given if lineage == lineage_of(before) and not descends(fetched.chain, lineage) else 0
+        session.report(
+            "merged", f"training on {weight + merged} tokens since the split is part of the next contribution"
+        )
+        return replace(outcome, taken=True, kept=weight, merged=merged)
 
     @property
     def give_up(self) -> float:
@@ -277,9 +313,12 @@ class OuterLoop(RoundLoop):
             await whole(self._take_over(fetched))
         return fetched is not None
 
-    async def _take_over(self, fetched: FetchedState) -> None:
+    async def _take_over(self, fetched: FetchedState, *, write: bool = True) -> None:
         await self.session.states.install(self.work, fetched)
-        await self.adopt()
+        if write:
+            await self.adopt()
+        else:
+            self.session.advance()
         self.schedule.replaced()
 
     async def adopt(self) -> None:

@@ -26,11 +26,6 @@ class ProgressClaims:
         self._questioned: dict[PeerId, float] = {}
         self._since: float | None = None
 
-    @property
-    def silent(self) -> bool:
-        """True if no present peer has claimed a later round."""
-        return not (self._claims or self._seen)
-
     def begin(self, round: int) -> list[PeerId]:
         """Begin our next round; return the peers to ask how it ended."""
         self._claims.clear()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
-from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_sync import (
     IN_FLIGHT,
     LAST_ROUND,
@@ -76,6 +75,8 @@ class StateServer:
         self._waiting: set[PeerId] = set()
         self.held = False
         """True while the replica changes."""
+        self._silent = False
+        """True if the owner has been told that our chain is too long."""
         self._partial = PartialState()
         self._mail: asyncio.Queue[Mail] | None = None
         self.offered = False
@@ -139,6 +140,8 @@ class StateServer:
         if isinstance(message, StateFetch):
             self._serve(peer, message)
             return
+        if self._mail is None:
+            return
         if isinstance(message, StateOffer) and vouched(message, frame.payload) is None:
             self.without.add(peer)
             if not message.members and not message.round:
@@ -146,8 +149,7 @@ class StateServer:
         elif isinstance(message, StateOffer):
             self.forget(peer)
             self.offered = True
-        if self._mail is not None:
-            self._mail.put_nowait((peer, frame))
+        self._mail.put_nowait((peer, frame))
 
     def forget(self, *peers: PeerId) -> None:
         """Drop earlier messages of these peers that they have no state."""
@@ -238,7 +240,11 @@ class StateServer:
                 replica.lives,
                 replica.lineage,
             )
-            proof = b"".join(replica.hashes) + encode(replica.chain)
+            if replica.chain and not replica.proof and not self._silent:
+                self._silent = True
+                told = "the members have changed too often: their proof is too long, so no peer can join or catch up"
+                self._report("alarm", told)
+            proof = b"".join(replica.hashes) + replica.proof
             snapshot = self._snapshot = _Snapshot(offer, proof, raw, self._now())
         snapshot.used = self._now()
         snapshot.readers.add(peer)

@@ -202,7 +202,8 @@ class PeerLifecycle:
         # digest yet.
         moved = not past and not peer.rounds.follows and peer.replica.contents != before
         if past or moved:
-            self._tokens = min(self._tokens, outcome.kept)  # The rest of the tokens went into a round, or is lost.
+            # The rest of the tokens went into a round, or is lost.
+            self._tokens = min(self._tokens, outcome.kept) + outcome.merged
             if outcome.commit is None and not outcome.taken:
                 self._tail = NOTHING
         self._tokens += self._tail.tokens

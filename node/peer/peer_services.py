@@ -44,7 +44,7 @@ class PeerServices:
 
     def __init__(self, peer: Peer, report: Reporter, *, meanwhile: Meanwhile, work: Work) -> None:
         self._peer, self._report, self._now = peer, report, peer.environment.now
-        self._saved_at, self._saved_round = self._now(), 0
+        self._saved_at, self._saved_round, self._first = self._now(), 0, True
         self._writer: asyncio.Task[None] | None = None
         self._slow = False
         self._apart, self._meanwhile, self._work = 0.0, meanwhile, work
@@ -123,6 +123,9 @@ class PeerServices:
 
     @property
     def _due(self) -> bool:
+        # Without any checkpoint an outage of all peers would end the run.
+        if self._first and self._peer.checkpointer.digest is None:
+            return True
         rounds = self._peer.replica.round - self._saved_round
         return self._now() - self._saved_at > SAVE_SECONDS and rounds >= SAVE_ROUNDS
 
@@ -136,7 +139,7 @@ class PeerServices:
         peer = self._peer
         if not self._due:
             return
-        self._saved_at, self._saved_round = self._now(), peer.replica.round
+        self._saved_at, self._saved_round, self._first = self._now(), peer.replica.round, False
         if self._writer is not None and not self._writer.done():
             if not self._slow:
                 detail = "the disk takes longer than the interval between checkpoints, so some are skipped"

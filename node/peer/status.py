@@ -44,7 +44,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     synchronous data parallelism in fp32 would have sent for the same steps. `alarm`: a problem for a person, such as a
     checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds
     the model. `stalled`: why no round can commit, for whom this peer waits, and until when; empty if a quorum is here.
-    `lineage`: name of the lineage; empty for the first one.
+    `lineage`: name of the lineage, if it is not the first one.
     """
 
     process: int

@@ -15,6 +15,7 @@ import blake3
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from thinwire.collectives.consensus.chain import encode as encode_chain
 from thinwire.collectives.consensus.chain import extended, founded
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_of, next_members
 from thinwire.collectives.deterministic_rounding import encode
@@ -31,7 +32,7 @@ from thinwire.node.state.layout import Layout
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import CHUNK_BYTES, Chain, Digest, Era, Fork, Open, PeerId
+from thinwire.swarm.messages.registry import CHAIN_BYTES, CHUNK_BYTES, MAX_ERAS, Chain, Digest, Era, Fork, Open, PeerId
 from thinwire.swarm.method_specs.base import MethodSpec
 
 SPARE = 64 << 20
@@ -94,6 +95,7 @@ class Replica:
         self.round, self.members, self.lives = 0, tuple(sorted(members)), b""
         given = Fork(0, bytes(32), (), self.members, b"", ())
         self.chain: Chain = (Era(given),) if self.members else ()
+        self._proof: tuple[Chain, bytes] = (), b""
         self.fetched = 0
         """Number of states that were taken over from other peers."""
         self._pool = BufferPool(SPARE)
@@ -205,6 +207,15 @@ class Replica:
     def lineage(self) -> bytes:
         """Name of the lineage."""
         return lineage_of(self.chain)
+
+    @property
+    def proof(self) -> bytes:
+        """Encoded chain; empty without one, and if it is too long for a message."""
+        if self._proof[0] is not self.chain:
+            encoded = encode_chain(self.chain)
+            fits = len(encoded) <= CHAIN_BYTES and len(self.chain) <= MAX_ERAS
+            self._proof = self.chain, encoded if fits else b""
+        return self._proof[1]
 
     @property
     def newest(self) -> tuple[int, Digest]:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
+from thinwire.node.peer.peer import OWN_STATE, PATIENCE
 from thinwire.sims.network.regions import MBIT, REGIONS
 from thinwire.sims.scenario.faults import KINDS, LIES, QUIET, SEVERE, Fault, draw
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
@@ -153,6 +154,8 @@ def check_family(seed: int, name: str, *, mix: MixName = "usual", shrink: bool =
         return f"python -m thinwire.sims.trials.trial {seed} --family {name}{' --mix harsh' if harsh else ''}"
 
     scenario, stall = (families.harsh if harsh else families.scenario)(name, seed), families.FAMILIES[name].stall
+    if harsh:  # After an outage of all, each peer first searches for a newer state than its own.
+        stall += OWN_STATE * PATIENCE
     return examine(scenario, preset=PACE, stall=stall, shrink=shrink, command=command)
 
 

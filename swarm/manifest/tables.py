@@ -14,6 +14,7 @@ from thinwire.swarm.choices import (
     Collective,
     InnerOptimizer,
     ModelKind,
+    OnSplit,
     RateSchedule,
     SlowPeers,
     StageGradient,
@@ -212,6 +213,9 @@ class Exchange(Table, frozen=True):
         outer.step_balancing = "by-speed", with which all peers arrive together.
     orphan: seconds without a quorum after which the peers that are left continue as another lineage, at least three patiences;
         0 = never. Lineages become one again when their peers meet.
+    on_split: treatment of the training of a peer whose lineage gives way to another one. "merge": its next contribution is the
+        way from its model to the state of the other lineage, with the tokens that it trained since the split as weight;
+        "discard": it is lost. Methods that train during a round, asynchronous ones and noloco always discard it.
     max_weight: most tokens that one contribution may claim; 0 = tokens that a peer trains on in a round (sync_every × batch ×
         accumulate × context), times max_step_ratio with step balancing.
     slow_peers: treatment of a peer that is much slower than the others, or has a lossy link: "report", the status names it; or
@@ -231,6 +235,7 @@ class Exchange(Table, frozen=True):
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
     straggler_timeout: Annotated[float, Meta(ge=0, le=3600)] | Literal["auto"] = 10.0
     orphan: Annotated[float, Meta(ge=0, le=86400)] = 10.0
+    on_split: OnSplit = "merge"
     max_weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] = 0
     slow_peers: SlowPeers = "report"
     gossip_group_size: Annotated[int, Meta(ge=2, le=8)] = 2

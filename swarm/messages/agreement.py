@@ -36,10 +36,13 @@ MAX_FAREWELLS = 64
 """Maximum number of farewells that one proposal may carry."""
 
 CHAIN_BYTES = 4 << 20
-"""Maximum number of bytes of an encoded chain."""
+"""Maximum number of bytes of an encoded chain in a message."""
+
+MAX_ERAS = 256
+"""Maximum number of lineages in a chain that other peers believe."""
 
 Lineage = Annotated[bytes, Meta(max_length=LIFE)]
-"""Name of a lineage: empty for the first one, otherwise LIFE bytes, see swarm/lineage.py."""
+"""Name of a lineage, LIFE bytes, see swarm/lineage.py; empty without a state."""
 
 
 Keys = Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP + MAX_FAREWELLS)]

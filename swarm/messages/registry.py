@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from thinwire.swarm.messages.agreement import (
     CHAIN_BYTES,
+    MAX_ERAS,
     MAX_FAREWELLS,
     Ask,
     Ballot,
@@ -121,6 +122,7 @@ __all__ = [
     "Found",
     "Head",
     "Leave",
+    "MAX_ERAS",
     "MAX_FAREWELLS",
     "CHAIN_BYTES",
     "Fetch",

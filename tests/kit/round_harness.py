@@ -106,7 +106,7 @@ def ready(chunks: Iterable[bytes] = (), attempt: int = 1, *, hashes: bytes | Non
 
 
 def opening(peers: Sequence[PeerId], **changes: Any) -> Open:
-    """Return the leader's proposal of round 1: all peers contribute once, with weight 10."""
+    """Return the leader's proposal of round 1 to these members: all contribute once, with weight 10."""
     given = dict(
         round=1,
         fragment=0,
@@ -117,6 +117,7 @@ def opening(peers: Sequence[PeerId], **changes: Any) -> Open:
         excluded=(),
         adopted=None,
         sources=(),
+        electorate=RoundTerms(1, 0, tuple(peers), BASE, PLAN).electorate,
     )
     return Open(**(given | changes))
 
@@ -187,7 +188,7 @@ class RoundHarness:
 
     def opening(self, **changes: Any) -> Open:
         """Return the leader's proposal of the round."""
-        return opening(self.peers, **changes)
+        return opening(self.peers, **({"electorate": self.terms.electorate} | changes))
 
     def sent(self, kind: type) -> list[Sent]:
         """Return the messages of one kind that ME sent since the last call: (to, message, payload)."""

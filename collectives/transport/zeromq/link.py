@@ -21,9 +21,8 @@ from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType, verify_message
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.gossip_items import announce
-from thinwire.swarm.messages.registry import CHUNK_BYTES, TYPES, Gossip, Hello, Message, PeerId, Refuse, Vote, Welcome
+from thinwire.swarm.messages.registry import TYPES, Gossip, Hello, Message, PeerId, Refuse, Vote, Welcome
 
-BOUNDS = SocketLimits(messages=64, size=CHUNK_BYTES + 4096, window=4 << 20)
 READY = b""
 """First message each way: the handshake is over."""
 SWITCH = b"\1"
@@ -41,7 +40,8 @@ It is sent on an orderly close, so a dead process sends none.
 _CONTROL = [
     kind for kind in TYPES.values() if kind not in (Hello, Welcome, Refuse) and not (kind.payload and not kind.signed)
 ]
-assert max(kind.limit for kind in _CONTROL) + 128 <= BOUNDS.size
+_LARGEST = max(kind.limit + kind.payload for kind in _CONTROL) + 4096
+BOUNDS = SocketLimits(messages=64, size=_LARGEST, window=max(4 << 20, _LARGEST))
 _domains = count(1)
 Up: TypeAlias = "Callable[[Link], None]"
 Lost: TypeAlias = "Callable[[Link, str], None]"

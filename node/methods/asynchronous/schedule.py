@@ -24,6 +24,7 @@ class Asynchronous(Schedule):
     """
 
     follows = True
+    merges = False
 
     def __init__(self, *, last: int, staleness: float) -> None:
         self._last, self._oldest = last, staleness

@@ -24,6 +24,8 @@ class Overlap(Schedule):
     it; after it the model is set to the outer parameters.
     """
 
+    merges = False
+
     def __init__(self, *, last: int) -> None:
         self._last = last
         self._meanwhile: Meanwhile | None = None

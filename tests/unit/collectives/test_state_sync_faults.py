@@ -7,10 +7,12 @@ import asyncio
 import blake3
 import numpy as np
 import pytest
+from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_sync import IN_FLIGHT, LAST_ROUND, STALL, PartialState, fetch_state, state_digest
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import CHUNK_BYTES, StateAsk, StateChunk, StateOffer
+from thinwire.swarm.lineage import lineage_of
+from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Era, Fork, StateAsk, StateChunk, StateOffer
 
 LAYOUT = bytes(32)
 PEERS = [bytes([n]) * 32 for n in range(1, 8)]
@@ -33,18 +35,21 @@ def hashes(raw):
 class Source:
     """Source that answers after `delay` seconds; `spoil(index, chunk)` changes chunks, None: no answer."""
 
-    def __init__(self, raw, *, round=3, delay=0.01, mute=False, spoil=lambda index, chunk: chunk, members=None):
+    def __init__(
+        self, raw, *, round=3, delay=0.01, mute=False, spoil=lambda index, chunk: chunk, members=None, chain=()
+    ):
+        self.chain = chain
         self.raw, self.delay, self.mute, self.spoil = raw, delay, mute, spoil
         members = tuple(sorted(PEERS[:2])) if members is None else members
         self.hashes = hashes(raw)
-        digest = state_digest(round, LAYOUT, members, self.hashes)
-        self.offer = StateOffer(round, digest, LAYOUT, len(raw), members)
+        digest = state_digest(round, LAYOUT, members, self.hashes, lineage=lineage_of(chain))
+        self.offer = StateOffer(round, digest, LAYOUT, len(raw), members, lineage=lineage_of(chain))
         self.asked = []
         self.owed = self.most = 0
 
     def answer(self, message):
         if isinstance(message, StateAsk):
-            return None if self.mute else Frame(self.offer, b"".join(self.hashes))
+            return None if self.mute else Frame(self.offer, b"".join(self.hashes) + encode(self.chain))
         self.asked.append(message.index)
         self.owed += 1
         self.most = max(self.most, self.owed)
@@ -328,3 +333,46 @@ def test_state_of_the_last_possible_round_is_refused():
     """The next round would have no number."""
     for round, good in ((LAST_ROUND, False), (LAST_ROUND - 1, True)):
         assert (fetch([Source(NEW, round=round)], OLD)[0] is not None) == good
+
+
+RUN = (Era(Fork(0, LAYOUT, (), (PEERS[0],), bytes(LIFE), ())),)
+"""Chain of a run, whose certificates are left out: the tests accept it as it is."""
+
+
+def taken_over(founder, *before, round=3):
+    """Return the chain of a lineage that this peer has founded alone after a round of the run."""
+    return (*RUN, Era(Fork(round, LAYOUT, before, (founder,), bytes(LIFE), ())))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_newcomer_takes_no_state_of_a_stranger_that_answers_first_or_last(first):
+    """Any peer can found a lineage in a round that was published. It prevails until the run has its next round."""
+    members, evil = PEERS[:3], PEERS[5]
+    honest = [Source(NEW, members=tuple(members), chain=RUN, delay=0.1) for _ in members]
+    stranger = Source(OLD, members=(evil,), chain=taken_over(evil, *members), delay=0.01 if first else 1.0)
+    sources = [*honest, *(Source(NEW, mute=True) for _ in PEERS[3:5]), stranger]
+    fetched, _ = fetch(sources, OLD)
+    assert {*fetched.sources} <= {*members} and whole(fetched, OLD) == NEW
+
+
+def test_newcomer_takes_the_state_of_peers_that_continued_without_any_member():
+    """The members are gone; others that had joined have their state."""
+    others = PEERS[2:4]
+    sources = [
+        *(Source(OLD, mute=True) for _ in PEERS[:2]),
+        *(Source(NEW, members=tuple(others), chain=taken_over(others[0], *PEERS[:2])) for _ in others),
+    ]
+    fetched, _ = fetch(sources, OLD)
+    assert fetched.sources == tuple(others)
+
+
+def test_newcomer_takes_the_state_of_a_lineage_of_members():
+    """Its parent has not continued, and a member that has not noticed yet offers it."""
+    members = PEERS[:3]
+    chain = taken_over(members[1], *members)
+    sources = [
+        Source(OLD, members=tuple(members), chain=RUN),
+        *(Source(NEW, members=tuple(members[1:2]), chain=chain) for _ in members[1:]),
+    ]
+    fetched, _ = fetch(sources, OLD)
+    assert fetched.chain == chain

@@ -9,8 +9,19 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.swarm.lineage import descends, forked, founded_by, lineage_of, name_of_fork, prevails, proved
-from thinwire.swarm.messages.registry import LIFE, MAX_FORKS, Fork, Found
+from thinwire.swarm.lineage import (
+    descends,
+    founded_by,
+    founders_of,
+    later,
+    lineage_of,
+    name_of_fork,
+    newest_round,
+    prevails,
+    proved,
+    shared,
+)
+from thinwire.swarm.messages.registry import LIFE, Ballot, Certificate, Commit, Era, Fork, Found, Open
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))
 ANN, BEN, CAT, DAN, EVE, FAY = IDS
@@ -26,32 +37,56 @@ def verify(peer, message, signature):
     return signature == sign(peer, message)
 
 
-def fork_of(round, *members, base=BASE, before=IDS[:4], fragment=0):
+def fork_of(round, *members, base=BASE, before=IDS[:4], fragment=0, lives=LIVES):
     members = tuple(sorted(members))
-    signatures = tuple(sign(peer, Found(round, fragment, base, members, LIVES[peer])) for peer in members)
-    return Fork(round, base, before, members, b"".join(LIVES[peer] for peer in members), signatures)
+    signatures = tuple(sign(peer, Found(round, fragment, base, members, lives[peer])) for peer in members)
+    return Fork(round, base, before, members, b"".join(lives[peer] for peer in members), signatures)
 
 
-def over(one, other):
-    """Return True if head `one` prevails over head `other`; a head is (forks, round)."""
-    return prevails(*one, *other)
+def era(fork, *rounds):
+    """Return a lineage with certificates of these rounds."""
+    opened = [Open(round, 0, Ballot(1, ANN), (), (), (), (), None, ()) for round in rounds]
+    return Era(fork, tuple(Certificate((), b"", Commit(one, bytes(32), ()), ()) for one in opened))
+
+
+def root(*rounds, peer=ANN, **options):
+    """Return the first lineage of a run."""
+    return era(fork_of(0, peer, before=(), **options), *rounds)
+
+
+ROOT = root(3).fork
+FIRST, SECOND, SIBLING = fork_of(3, ANN, BEN), fork_of(5, ANN), fork_of(3, CAT)
+CHAIN = (root(3), era(FIRST, 4, 5), era(SECOND))
+"""Chain of SECOND, founded in FIRST, founded in ROOT."""
 
 
 # --- names
 
 
-def test_first_lineage_of_a_run_has_an_empty_name():
-    assert lineage_of(()) == b"" and lineage_of((fork_of(3, ANN),)) == name_of_fork(fork_of(3, ANN))
+def test_lineage_of_a_chain_is_the_last_one():
+    assert lineage_of(CHAIN) == name_of_fork(SECOND) and lineage_of(CHAIN[:1]) == name_of_fork(ROOT)
 
 
-def test_name_has_the_length_of_a_life_and_does_not_depend_on_signatures():
+def test_lineage_of_a_peer_without_a_state_is_empty():
+    assert lineage_of(()) == b""
+
+
+def test_name_has_the_length_of_a_life_and_does_not_depend_on_signatures_and_keys():
     fork = fork_of(3, ANN, BEN)
     assert len(name_of_fork(fork)) == LIFE
-    assert name_of_fork(msgspec.structs.replace(fork, signatures=())) == name_of_fork(fork)
+    assert name_of_fork(msgspec.structs.replace(fork, signatures=(), keys=(ANN,))) == name_of_fork(fork)
 
 
 @pytest.mark.parametrize(
-    "other", [fork_of(4, ANN, BEN), fork_of(3, ANN), fork_of(3, ANN, BEN, base=b"c" * 32), fork_of(3, ANN, CAT)]
+    "other",
+    [
+        fork_of(4, ANN, BEN),
+        fork_of(3, ANN),
+        fork_of(3, ANN, BEN, base=b"c" * 32),
+        fork_of(3, ANN, CAT),
+        fork_of(3, ANN, CAT, lives={ANN: LIVES[ANN], CAT: LIVES[BEN]}),
+    ],
+    ids=["round", "fewer founders", "base", "another founder and life", "another founder"],
 )
 def test_name_depends_on_round_base_and_founders(other):
     assert name_of_fork(other) != name_of_fork(fork_of(3, ANN, BEN))
@@ -62,123 +97,270 @@ def test_name_depends_on_the_lives_of_the_founders():
     assert name_of_fork(msgspec.structs.replace(fork, lives=b"x" * LIFE)) != name_of_fork(fork)
 
 
-def test_oldest_forks_of_a_lineage_are_forgotten():
-    forks = ()
-    for round in range(MAX_FORKS + 2):
-        forks = forked(forks, fork_of(round, ANN))
-    assert [fork.round for fork in forks] == list(range(2, MAX_FORKS + 2))
-    assert forked((), fork_of(1, ANN)) == (fork_of(1, ANN),)
+def test_name_does_not_depend_on_later_rounds():
+    assert lineage_of((root(),)) == lineage_of((root(3, 9),))
 
 
-FIRST, SECOND, SIBLING = fork_of(3, ANN, BEN), fork_of(5, ANN), fork_of(3, CAT)
+def test_founders_have_their_lives_in_order():
+    assert founders_of(fork_of(3, CAT, ANN)) == [(ANN, LIVES[ANN]), (CAT, LIVES[CAT])]
+
+
+# --- ancestors
 
 
 def test_lineage_descends_from_those_in_which_it_was_founded():
-    forks = (FIRST, SECOND)
-    assert descends(forks, b"") and descends(forks, name_of_fork(FIRST))
-    assert not descends(forks, name_of_fork(SECOND)), "it is that lineage"
-    assert not descends(forks, name_of_fork(SIBLING)) and not descends((FIRST,), name_of_fork(SECOND))
-    assert not descends((), b"") and not descends((), name_of_fork(FIRST))
+    assert descends(CHAIN, name_of_fork(ROOT)) and descends(CHAIN, name_of_fork(FIRST))
+    assert not descends(CHAIN, name_of_fork(SECOND)), "it is that lineage"
+    assert not descends(CHAIN, name_of_fork(SIBLING)) and not descends(CHAIN[:2], name_of_fork(SECOND))
+
+
+def test_nothing_descends_from_a_peer_without_a_state():
+    assert not descends(CHAIN, b"") and not descends((), b"") and not descends((), name_of_fork(ROOT))
 
 
 @pytest.mark.parametrize(
     ("parent", "peer", "life", "founder"),
     [
-        (b"", ANN, LIVES[ANN], True),
-        (b"", BEN, LIVES[BEN], True),
-        (b"", ANN, LIVES[BEN], False),
-        (b"", CAT, LIVES[CAT], False),
+        (name_of_fork(ROOT), ANN, LIVES[ANN], True),
+        (name_of_fork(ROOT), BEN, LIVES[BEN], True),
+        (name_of_fork(ROOT), ANN, LIVES[BEN], False),
+        (name_of_fork(ROOT), CAT, LIVES[CAT], False),
         (name_of_fork(FIRST), ANN, LIVES[ANN], True),
         (name_of_fork(FIRST), BEN, LIVES[BEN], False),
         (name_of_fork(SECOND), ANN, LIVES[ANN], False),
         (name_of_fork(SIBLING), ANN, LIVES[ANN], False),
+        (b"", ANN, LIVES[ANN], False),
     ],
 )
 def test_founder_is_a_peer_with_the_life_that_the_fork_of_that_parent_names(parent, peer, life, founder):
-    assert founded_by((FIRST, SECOND), parent, peer, life) == founder
+    assert founded_by(CHAIN, parent, peer, life) == founder
 
 
-def test_first_lineage_was_founded_by_no_fork():
+def test_first_lineage_was_founded_in_no_other_one():
+    assert not founded_by(CHAIN[:1], name_of_fork(ROOT), ANN, LIVES[ANN])
     assert not founded_by((), b"", ANN, LIVES[ANN])
+
+
+def test_shared_lineages_are_the_first_ones_until_two_chains_part():
+    again = era(SECOND)  # founded in SIBLING here
+    other = (root(2), era(SIBLING), again)
+    assert shared(CHAIN, CHAIN) == 3 and shared(CHAIN, CHAIN[:2]) == shared(CHAIN[:2], CHAIN) == 2
+    assert shared(CHAIN, other) == shared(other, CHAIN) == 1, "they share the lineage, at whatever round"
+    assert shared(CHAIN, ()) == shared((), CHAIN) == shared(CHAIN, (root(peer=BEN),)) == 0
+
+
+# --- progress
+
+
+def test_newest_round_is_that_of_the_last_certificate_or_of_the_fork():
+    assert newest_round(era(FIRST)) == 3 and newest_round(era(FIRST, 4)) == 4 and newest_round(era(FIRST, 4, 9)) == 9
+
+
+@pytest.mark.parametrize(
+    ("chain", "other", "expected"),
+    [
+        ((root(4),), (root(3),), True),
+        ((root(1),), (root(),), True),
+        ((root(2, 4),), (root(3),), True),
+        ((root(3),), (root(3),), False),
+        ((root(3),), (root(4),), False),
+        ((root(3), era(FIRST, 9)), (root(3), era(FIRST, 8)), True),
+        ((root(3, 9), era(FIRST)), (root(3), era(FIRST)), False),  # of the same round, with more of the parent
+        ((root(9),), (root(3), era(FIRST)), False),
+        ((root(3), era(FIRST, 9)), (root(4),), False),
+        ((root(3), era(FIRST, 9)), (root(3), era(SIBLING)), False),
+        ((root(3),), (), False),
+        ((), (root(3),), False),
+        ((), (), False),
+    ],
+)
+def test_chain_is_later_only_at_a_later_round_of_the_same_lineage(chain, other, expected):
+    assert later(chain, other) == expected
 
 
 # --- order
 
 
-def test_lineage_that_went_on_with_a_quorum_prevails_over_one_founded_from_an_earlier_round():
-    orphan = (fork_of(3, CAT, DAN),)
-    assert over(((), 4), (orphan, 900)) and not over((orphan, 900), ((), 4))
+def assert_prevails(better, worse):
+    assert prevails(better, worse) and not prevails(worse, better)
 
 
-def test_lineage_that_did_not_go_on_gives_way_to_those_founded_from_it():
-    orphan = (fork_of(3, CAT, DAN),)
-    assert over((orphan, 3), ((), 3)) and not over(((), 3), (orphan, 3))
-    assert over((orphan, 3), ((), 2))
+def test_any_lineage_prevails_over_a_peer_without_a_state():
+    for chain in (CHAIN[:1], CHAIN):
+        assert_prevails(chain, ())
+    assert not prevails((), ())
 
 
-def test_lineages_with_the_same_parent_are_ordered_by_what_they_contain_of_it():
-    for better, worse in (
-        (fork_of(4, DAN), fork_of(3, ANN, BEN, CAT)),  # more of the parent
-        (fork_of(3, ANN, BEN), fork_of(3, CAT, EVE, FAY)),  # more of its members
-        (fork_of(3, ANN, BEN, EVE), fork_of(3, CAT, DAN)),  # more founders
-    ):
-        assert over(((better,), 9), ((worse,), 99)) and not over(((worse,), 99), ((better,), 9))
+def test_lineage_that_continued_with_a_quorum_prevails_over_one_founded_from_an_earlier_round():
+    for orphan in (era(SIBLING), era(SIBLING, 900)):
+        assert_prevails((root(4),), (root(3), orphan))
+    assert_prevails((root(3), era(FIRST, 6)), (root(3), era(FIRST, 5), era(SECOND, 900)))
 
 
-def test_equal_lineages_are_ordered_by_their_names():
-    one, other = sorted((fork_of(3, ANN), fork_of(3, BEN)), key=name_of_fork)
-    assert over(((one,), 3), ((other,), 3)) and not over(((other,), 3), ((one,), 3))
+def test_lineage_that_continued_prevails_over_descendants_of_those_founded_from_an_earlier_round():
+    """The first of the forks after the common lineages counts, not the last one."""
+    assert_prevails((root(4),), (root(3), era(SIBLING, 8), era(fork_of(8, CAT))))
 
 
-def test_no_lineage_prevails_over_itself():
-    for forks in ((), (FIRST,), (FIRST, SECOND)):
-        assert not over((forks, 9), (forks, 5)) and not over((forks, 5), (forks, 9))
+def test_lineage_that_did_not_continue_gives_way_to_those_founded_from_it():
+    for rounds in ((3,), (2,), ()):
+        assert_prevails((root(3), era(SIBLING)), (root(*rounds),))
+    assert_prevails(CHAIN, CHAIN[:2])
+    assert_prevails(CHAIN, CHAIN[:1])
+
+
+def assert_prevails_with_the_same_parent(better, worse):
+    """Compare two lineages founded in the first one, however far either continues."""
+    for more, other in itertools.product(((), (50,)), repeat=2):
+        assert_prevails((root(9), era(better, *more)), (root(9), era(worse, *other)))
+
+
+def test_lineage_that_contains_more_of_the_parent_prevails():
+    assert_prevails_with_the_same_parent(fork_of(4, FAY), fork_of(3, ANN, BEN, CAT))
+
+
+def test_lineage_with_more_members_of_the_parent_prevails_if_the_rounds_are_equal():
+    assert_prevails_with_the_same_parent(fork_of(3, ANN, BEN), fork_of(3, CAT, EVE, FAY))
+
+
+def test_lineage_with_more_founders_prevails_if_rounds_and_members_are_equal():
+    old = {**LIVES, CAT: bytes(LIFE), DAN: bytes(LIFE)}
+    assert_prevails_with_the_same_parent(fork_of(3, ANN, BEN, EVE), fork_of(3, CAT, DAN, lives=old))
+
+
+def names_against(better, worse):
+    """Return bases with which the name of the fork `worse` is above that of `better`, so that names do not help it."""
+    for number in range(256):
+        one, other = better(base=bytes([number]) * 32), worse(base=bytes([number]) * 32)
+        if name_of_fork(one) < name_of_fork(other):
+            return one, other
+    raise AssertionError("no such name")
+
+
+def test_run_that_its_founder_founded_first_prevails_over_its_second_foundation():
+    """The founder has lost its folder; peers of the first foundation continue, and its own next life gives way."""
+    times = [{ANN: wall.to_bytes(6) + bytes([wall]) * (LIFE - 6)} for wall in (7, 8)]
+    first, second = names_against(
+        lambda **more: root(lives=times[0], **more).fork, lambda **more: root(lives=times[1], **more).fork
+    )
+    for rounds, others in itertools.product(((), (90,)), repeat=2):
+        assert_prevails((era(first, *rounds),), (era(second, *others),))
+    assert_prevails((era(first),), (era(second, 3), era(fork_of(3, ANN, BEN, CAT))))
+
+
+def test_run_with_other_members_prevails_over_one_that_its_founder_founded_alone_with_an_older_life():
+    """A clock that was set back must not end a run of others."""
+    alone = root(9, lives={ANN: bytes(LIFE)})
+    joined = root()
+    opened = Open(9, 0, Ballot(1, ANN), (ANN, BEN), (ANN, BEN), (), (), None, ())
+    certificate = Certificate((ANN,), LIVES[ANN], Commit(opened, bytes(32), ()), ())
+    assert_prevails((Era(joined.fork, (certificate,)),), (alone,))
+    assert_prevails((alone,), (joined,))
+
+
+def test_lineages_that_differ_only_in_their_base_are_ordered_by_their_names():
+    forks = [fork_of(3, ANN, base=bytes([number]) * 32) for number in range(8)]
+    worse, better = sorted(forks, key=name_of_fork)[0], sorted(forks, key=name_of_fork)[-1]
+    assert_prevails_with_the_same_parent(better, worse)
+
+
+def test_no_lineage_prevails_over_itself_at_another_round():
+    for chain in ((root(9),), (root(9), era(FIRST, 9)), CHAIN):
+        earlier = (*chain[:-1], Era(chain[-1].fork))
+        assert not prevails(chain, chain) and not prevails(chain, earlier) and not prevails(earlier, chain)
 
 
 def test_order_is_decided_where_two_lineages_part():
     """Later forks of one of them do not count."""
     strong, weak = fork_of(3, ANN, BEN), fork_of(3, CAT)
-    later = fork_of(9, CAT, DAN, EVE, before=(CAT, DAN, EVE))
-    assert over(((strong,), 3), ((weak, later), 50)) and not over(((weak, later), 50), ((strong,), 3))
+    again = fork_of(9, CAT, DAN, EVE, before=(CAT, DAN, EVE))
+    assert_prevails((root(3), era(strong)), (root(3), era(weak, 9), era(again, 50)))
+    assert_prevails((root(3), era(strong, 4), era(fork_of(4, FAY))), (root(3), era(weak, 9), era(again, 50)))
+
+
+ROUNDS = st.integers(0, 3)
 
 
 @st.composite
-def trees(draw):
-    """Return heads of all lineages in a random tree of forks; each is (forks, round)."""
-    forks, lineages = st.integers(1, 7), [((), 0)]
-    for number in range(draw(forks)):
-        parent, least = draw(st.sampled_from(lineages))
-        members = draw(st.sets(st.sampled_from(IDS), min_size=1))
-        round = draw(st.integers(least, least + 3))
-        fork = fork_of(round, *members, base=bytes([draw(st.integers(0, 1)), number]) * 16)
-        lineages.append(((*parent, fork), round))
-    return [(path, draw(st.integers(least, least + 4))) for path, least in lineages]
+def trees(draw, chains=1):
+    """Return `chains` chains of each lineage in a random tree of forks, with one or two first lineages.
+
+    The chains of a lineage prove different rounds of it. A base is never that of another fork, because it covers the
+    parent lineage.
+    """
+    paths = []  # (ancestors, fork)
+    for number in range(draw(st.integers(1, 2))):
+        paths.append(((), root(lives={ANN: bytes([draw(ROUNDS)]) * LIFE}, base=bytes([200 + number]) * 32).fork))
+    for number in range(draw(st.integers(1, 6))):
+        ancestors, parent = draw(st.sampled_from(paths))
+        round = parent.round + draw(ROUNDS)
+        members = draw(st.sets(st.sampled_from(IDS), min_size=1, max_size=3))
+        lives = {peer: bytes([draw(st.integers(0, 1))]) * LIFE for peer in sorted(members)}
+        fork = fork_of(round, *members, base=bytes([draw(st.integers(0, 1)), number]) * 16, lives=lives)
+        proofs = (round,) if round > parent.round else ()
+        paths.append(((*ancestors, era(parent, *proofs)), fork))
+    found = []
+    for ancestors, fork in paths:
+        for step in draw(st.lists(ROUNDS, min_size=chains, max_size=chains, unique=True)):
+            found.append((*ancestors, era(fork, *((fork.round + step,) if step else ()))))
+    return found
 
 
 @given(trees())
-def test_order_of_lineages_is_total_and_antisymmetric(heads):
-    for one, other in itertools.combinations(heads, 2):
-        assert over(one, other) != over(other, one)
+def test_order_of_lineages_is_total_and_antisymmetric(chains):
+    for one, other in itertools.combinations([(), *chains], 2):
+        assert prevails(one, other) != prevails(other, one)
 
 
 @given(trees())
-def test_order_of_lineages_is_transitive(heads):
-    for one, two, three in itertools.permutations(heads, 3):
-        if over(one, two) and over(two, three):
-            assert over(one, three)
+def test_order_of_lineages_is_transitive(chains):
+    for one, two, three in itertools.permutations([(), *chains], 3):
+        if prevails(one, two) and prevails(two, three):
+            assert prevails(one, three)
+
+
+@given(trees(chains=2))
+def test_order_of_lineages_and_their_rounds_is_total_and_transitive(chains):
+    """Peers may know a lineage at different rounds; then `prevails` and `later` together order what they know."""
+
+    def above(one, other):
+        return prevails(one, other) or later(one, other)
+
+    for one, other in itertools.combinations(chains, 2):
+        assert above(one, other) != above(other, one)
+        assert not (prevails(one, other) and later(one, other))
+    for one, two, three in itertools.permutations(chains, 3):
+        if above(one, two) and above(two, three):
+            assert above(one, three)
 
 
 @given(trees())
-def test_one_lineage_prevails_over_all_others_of_a_run(heads):
-    assert sum(all(over(one, other) for other in heads if other is not one) for one in heads) == 1
+def test_one_lineage_prevails_over_all_others_of_a_run(chains):
+    assert sum(all(prevails(one, other) for other in chains if other is not one) for one in chains) == 1
+
+
+@given(trees(chains=2))
+def test_order_changes_only_when_a_lineage_continues_that_others_were_founded_in(chains):
+    """It then prevails over them, and does not give way again."""
+    for one, further in itertools.permutations(chains, 2):
+        if not later(further, one):
+            continue
+        for other in chains:
+            if lineage_of(other) == lineage_of(one):
+                continue
+            if descends(other, lineage_of(one)):
+                assert prevails(further, other) or not prevails(one, other)
+            else:
+                assert prevails(further, other) == prevails(one, other)
+                assert prevails(other, further) == prevails(other, one)
 
 
 # --- proof
 
 
-def test_signed_forks_in_order_are_proved():
-    for forks in ((), (FIRST,), (FIRST, SECOND), (FIRST, fork_of(3, ANN))):
-        assert proved(forks, 0, verify)
+def test_signed_fork_is_proved():
+    for fork in (ROOT, FIRST, SECOND, fork_of(3, *IDS)):
+        assert proved(fork, 0, verify)
 
 
 def altered(**changes):
@@ -186,33 +368,42 @@ def altered(**changes):
 
 
 @pytest.mark.parametrize(
-    "forks",
+    "fork",
     [
-        (altered(round=4),),
-        (altered(base=b"c" * 32),),
-        (altered(members=(ANN, CAT)),),
-        (altered(members=(BEN, ANN)),),
-        (altered(members=(ANN, ANN)),),
-        (altered(members=(ANN,), lives=LIVES[ANN], signatures=FIRST.signatures[:1]),),
-        (altered(lives=FIRST.lives[::-1]),),
-        (altered(lives=FIRST.lives[:-1]),),
-        (altered(lives=FIRST.lives + LIVES[CAT]),),
-        (altered(signatures=FIRST.signatures[:1]),),
-        (altered(signatures=FIRST.signatures[::-1]),),
-        (altered(signatures=(*FIRST.signatures, b"")),),
-        (altered(signatures=(b"", b"")),),
-        (SECOND, FIRST),
-        (FIRST, altered(signatures=(b"", b""))),
+        altered(round=4),
+        altered(base=b"c" * 32),
+        altered(members=(ANN, CAT)),
+        altered(members=(BEN, ANN)),
+        altered(members=(ANN, ANN)),
+        altered(members=(ANN,), lives=LIVES[ANN], signatures=FIRST.signatures[:1]),
+        altered(lives=FIRST.lives[::-1]),
+        altered(lives=FIRST.lives[:-1]),
+        altered(lives=FIRST.lives + LIVES[CAT]),
+        altered(lives=b""),
+        altered(signatures=FIRST.signatures[:1]),
+        altered(signatures=FIRST.signatures[::-1]),
+        altered(signatures=(*FIRST.signatures, b"")),
+        altered(signatures=(b"", b"")),
+        altered(signatures=(FIRST.signatures[0], b"")),
+        altered(signatures=()),
     ],
     ids=[
         *("round", "base", "another founder", "unsorted", "twice", "founder left out", "lives swapped", "life cut"),
-        *("life added", "signature missing", "signatures swapped", "signature added", "unsigned"),
-        *("rounds fall", "second fork"),
+        *("life added", "no lives", "signature missing", "signatures swapped", "signature added", "unsigned"),
+        *("one unsigned", "no signatures"),
     ],
 )
-def test_forged_fork_is_not_proved(forks):
-    assert not proved(forks, 0, verify)
+def test_forged_fork_is_not_proved(fork):
+    assert not proved(fork, 0, verify)
+
+
+@pytest.mark.parametrize("members", [(BEN, ANN), (ANN, ANN)], ids=["unsorted", "twice"])
+def test_signed_fork_with_unsorted_or_repeated_founders_is_not_proved(members):
+    signatures = tuple(sign(peer, Found(3, 0, BASE, members, LIVES[peer])) for peer in members)
+    lives = b"".join(LIVES[peer] for peer in members)
+    assert not proved(Fork(3, BASE, IDS, members, lives, signatures), 0, verify)
 
 
 def test_fork_of_another_fragment_is_not_proved():
-    assert proved((fork_of(3, ANN, fragment=1),), 1, verify) and not proved((fork_of(3, ANN, fragment=1),), 0, verify)
+    fork = fork_of(3, ANN, fragment=1)
+    assert proved(fork, 1, verify) and not proved(fork, 0, verify)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP, REST, Acceptor, rest
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of
+from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
-from thinwire.swarm.messages.registry import Ballot, Contribution, Farewell, Leave, Open, Prepare
+from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Farewell, Leave, Open, Prepare
 
 FIRST, SECOND, THIRD = (bytes([index]) * 32 for index in (1, 2, 3))
 MEMBERS = (FIRST, SECOND, THIRD)
+ELECTORATE = electorate_digest(MEMBERS, bytes(3 * LIFE))
 BASE, PLAN, DIGEST, OTHER = bytes(32), b"p" * 32, b"d" * 32, b"e" * 32
 PATIENCE = 2.0
 
@@ -37,9 +38,9 @@ def sign(message):
     return b"signed"
 
 
-def opened(term, leader=FIRST):
+def opened(term, leader=FIRST, electorate=ELECTORATE):
     entries = tuple(Contribution(peer, 1, 10) for peer in MEMBERS)
-    return Open(5, 0, Ballot(term, leader), MEMBERS, MEMBERS, entries, (), None, ())
+    return Open(5, 0, Ballot(term, leader), MEMBERS, MEMBERS, entries, (), None, (), electorate=electorate)
 
 
 def prepare(term, leader):
@@ -171,6 +172,33 @@ def test_follows_a_promised_ballot_although_its_leader_has_begun_too_many():
     assert not acceptor.follows(SECOND, opened(10, SECOND), 0.0)
 
 
+@pytest.mark.parametrize("term", [1, 4])
+@pytest.mark.parametrize(
+    "electorate",
+    [
+        b"",
+        electorate_digest((SECOND, FIRST, THIRD), bytes(3 * LIFE)),
+        electorate_digest((FIRST, SECOND), bytes(2 * LIFE)),
+        electorate_digest(MEMBERS, b"x" * LIFE + bytes(2 * LIFE)),
+    ],
+    ids=["none", "other seniority", "fewer members", "known life"],
+)
+def test_follows_no_ballot_of_another_electorate(electorate, term):
+    """Its vote would prove the ballot to peers that count the quorum over the other electorate."""
+    assert acceptor_of().follows(FIRST, opened(term), 0.0)
+    acceptor = acceptor_of()
+    assert not acceptor.follows(FIRST, opened(term, electorate=electorate), 0.0)
+    assert acceptor.promised.term == 0
+
+
+@pytest.mark.parametrize("changes", [{"lives": {THIRD: b"x" * LIFE}}, {"seniors": (THIRD, FIRST, SECOND)}])
+def test_follows_the_electorate_of_its_lives_and_seniors(changes):
+    electorate = terms(**changes).electorate
+    assert acceptor_of(**changes).follows(FIRST, opened(1, electorate=electorate), 0.0)
+    assert not acceptor_of(**changes).follows(FIRST, opened(1), 0.0)
+    assert not acceptor_of().follows(FIRST, opened(1, electorate=electorate), 0.0)
+
+
 def test_rest_is_zero_at_first_then_doubles_up_to_its_bound():
     assert [rest(count) for count in range(BALLOTS + 1)] == [0.0] * (BALLOTS + 1)
     assert [rest(BALLOTS + count) for count in range(1, 9)] == [0.25, 0.5, 1.0, 2.0, 4.0, REST, REST, REST]
@@ -179,9 +207,9 @@ def test_rest_is_zero_at_first_then_doubles_up_to_its_bound():
 
 def test_follows_the_first_term_from_the_first_in_leader_order_not_in_peer_order():
     reordered = RoundTerms(5, 0, (SECOND, FIRST, THIRD), BASE, PLAN, max_weight=100, patience=PATIENCE)
-    assert Acceptor(reordered, MemoryVoteStore()).follows(SECOND, opened(1, SECOND), 0.0)
-    for peer in (FIRST, THIRD):
-        assert not Acceptor(reordered, MemoryVoteStore()).follows(peer, opened(1, peer), 0.0)
+    for peer in MEMBERS:
+        first = opened(1, peer, reordered.electorate)
+        assert Acceptor(reordered, MemoryVoteStore()).follows(peer, first, 0.0) == (peer == SECOND)
 
 
 # --- durable before it is sent

@@ -1,12 +1,14 @@
 """Certificates: commits of other peers, believed when their votes are a quorum."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from kit.round_harness import START, leaving
-from thinwire.collectives.consensus.certificates import certified
+from thinwire.collectives.consensus.certificates import certificate, certified
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of
-from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Open, Proof, Vote
+from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
+from thinwire.swarm.messages.registry import LIFE, Ballot, Commit, Contribution, Exclusion, Open, Proof, Vote
 
 IDS = tuple(bytes([number]) * 32 for number in range(5))
 ANN, BEN, CAT, DAN, EVE = IDS
@@ -17,7 +19,8 @@ RESULTS = b"r" * 32
 
 def opened(**changes):
     entries = tuple(Contribution(peer, 1, 10) for peer in IDS)
-    return msgspec.structs.replace(Open(5, 0, Ballot(1, ANN), IDS, IDS, entries, (), None, ()), **changes)
+    usual = Open(5, 0, Ballot(1, ANN), IDS, IDS, entries, (), None, (), electorate=TERMS.electorate)
+    return msgspec.structs.replace(usual, **changes)
 
 
 def commit(*voters, digest=RESULTS, signature=GOOD, **changes):
@@ -27,9 +30,9 @@ def commit(*voters, digest=RESULTS, signature=GOOD, **changes):
 class Scene:
     """Electorate of peer ANN. `verified`: votes whose signatures were checked."""
 
-    def __init__(self, live=IDS):
+    def __init__(self, live=IDS, terms=TERMS):
         self.verified = []
-        self.electorate = Electorate(ANN, TERMS, live, self._verify)
+        self.electorate = Electorate(ANN, terms, live, self._verify)
 
     def _verify(self, peer, message, signature):
         self.verified.append((peer, message))
@@ -108,3 +111,50 @@ def test_commit_with_unproved_farewells_is_not_believed(carried):
 
 def test_commit_of_another_lineage_is_not_believed():
     assert not Scene().certified(commit(ANN, BEN, CAT, lineage=b"l" * 16))
+
+
+@pytest.mark.parametrize(
+    "electorate",
+    [
+        b"",
+        electorate_digest(IDS[::-1], bytes(5 * LIFE)),
+        electorate_digest(IDS[:3], bytes(3 * LIFE)),
+        electorate_digest(IDS, b"x" * LIFE + bytes(4 * LIFE)),
+    ],
+    ids=["none", "other seniority", "fewer members", "known life"],
+)
+def test_commit_of_another_electorate_is_not_believed(electorate):
+    assert not Scene().certified(commit(*IDS, electorate=electorate))
+    assert Scene().certified(commit(*IDS))
+
+
+def test_commit_names_the_electorate_by_seniority_with_lives():
+    """A receiver with the same members believes it only if it knows them in the same order and lives."""
+    seniors, lives = IDS[::-1], {BEN: b"b" * LIFE}
+    known = replace(TERMS, seniors=seniors, lives=lives)
+    electorate = electorate_digest(seniors, bytes(3 * LIFE) + b"b" * LIFE + bytes(LIFE))
+    message = commit(*IDS, electorate=electorate)
+    assert Scene(terms=known).certified(message)
+    for other in (TERMS, replace(known, lives={}), replace(known, seniors=())):
+        assert not Scene(terms=other).certified(message)
+
+
+def key_of(peer):
+    return peer[::-1]
+
+
+def test_certificate_has_only_the_valid_votes_and_their_keys():
+    """A later certificate may rest on these votes alone. An invalid one among them would make the chain unprovable."""
+    message = commit(ANN, BEN, CAT, DAN)
+    votes = tuple(Proof(proof.peer, BAD if proof.peer == DAN else GOOD) for proof in message.votes)
+    scene = Scene()
+    proof = certificate(
+        msgspec.structs.replace(message, votes=votes), TERMS, key_of, lambda peer, message, signature: signature == GOOD
+    )
+    assert proof.commit.votes == votes[:3] and proof.keys == tuple(map(key_of, (ANN, BEN, CAT)))
+    assert proof.members == IDS
+
+
+def test_commit_without_a_quorum_of_valid_votes_has_no_certificate():
+    message = commit(ANN, BEN, CAT, signature=BAD)
+    assert certificate(message, TERMS, key_of, lambda peer, vote, signature: signature == GOOD) is None

@@ -12,7 +12,7 @@ from kit.chains import RESULTS, certificate, fork_of, sign, verify
 from thinwire.collectives.consensus.chain import decode, encode, end_of, extended, founded, proven
 from thinwire.collectives.consensus.proposal import by_seniority
 from thinwire.swarm.lineage import lineage_of, newest_round
-from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, Commit, Era, Proof
+from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, MAX_ERAS, Commit, Era, Proof
 
 IDS = tuple(bytes([number]) * 32 for number in range(1, 20))
 ANN, BEN, CAT, DAN, EVE = IDS[:5]
@@ -205,6 +205,29 @@ def test_chain_without_a_certificate_proves_nothing_else(seed):
     for at in range(len(era.certificates)):
         here = prove((Era(era.fork, era.certificates[:at] + era.certificates[at + 1 :]),))
         assert here is None or not here.round or (here.members, dict(here.lives)) == proved[here.round]
+
+
+def test_certificate_that_does_not_follow_is_left_out_until_one_does():
+    history = History()
+    history.commit(lived(ANN, BEN, CAT))
+    missed = History(dict(history.members), history.round, history.chain)
+    history.commit(lived(CAT, DAN, EVE))
+    history.commit(lived(DAN, EVE))
+    proof = history.commit(lived(DAN, EVE, ANN))
+    assert extended(missed.chain, proof) == missed.chain
+    again = certificate(9, lineage_of(missed.chain), lived(ANN, BEN, DAN), (ANN, BEN, DAN), lived(ANN))
+    assert end_of(extended(missed.chain, again)).round == 9
+
+
+def test_chain_of_too_many_lineages_proves_nothing():
+    """Each costs the check of a signature."""
+    history = History()
+    history.commit(lived(ANN, BEN))
+    for _ in range(MAX_ERAS - 1):
+        history.fork(lived(ANN))
+    assert len(history.chain) == MAX_ERAS and history.holds()
+    history.fork(lived(ANN))
+    assert prove(history.chain) is None
 
 
 @pytest.mark.parametrize("data", [b"\x00", b"\x90", b"\xff" * 9, bytes(CHAIN_BYTES + 1)])

@@ -49,7 +49,8 @@ def farewells(terms=TERMS):
 
 def opened(term=1, leader=ANN, **changes):
     entries = tuple(Contribution(peer, 1, 10) for peer in IDS)
-    return msgspec.structs.replace(Open(5, 0, Ballot(term, leader), IDS, IDS, entries, (), None, ()), **changes)
+    usual = Open(5, 0, Ballot(term, leader), IDS, IDS, entries, (), None, (), electorate=TERMS.electorate)
+    return msgspec.structs.replace(usual, **changes)
 
 
 def test_farewell_of_a_member_is_added_once():

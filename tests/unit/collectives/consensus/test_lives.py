@@ -28,10 +28,12 @@ class FixedLife(MemoryVoteStore):
         return self.given
 
 
-def agreement(life=LIVES[ME], lives=LIVES):
-    terms = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), lives=lives)
+TERMS = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), lives=LIVES)
+
+
+def agreement(life=LIVES[ME]):
     store = FixedLife(life)
-    one = Agreement(ME, terms, sign=lambda message: bytes(64), verify=lambda *_: True, live=IDS, store=store)
+    one = Agreement(ME, TERMS, sign=lambda message: bytes(64), verify=lambda *_: True, live=IDS, store=store)
     for peer in (LEADER, OTHER):
         one.on_message(peer, announced(LIVES[peer]), bytes(64), 0.0)
     one.announce(announced(life), 0.0)
@@ -45,7 +47,8 @@ def announced(life):
 
 def proposal(lives, ballot=FIRST):
     entries = tuple(Contribution(peer, 1, 1) for peer in IDS)
-    return Open(5, 0, ballot, tuple(IDS), tuple(IDS), entries, (), None, (), lives=b"".join(lives))
+    group, lives = tuple(IDS), b"".join(lives)
+    return Open(5, 0, ballot, group, group, entries, (), None, (), lives=lives, electorate=TERMS.electorate)
 
 
 def follows(one, opened):

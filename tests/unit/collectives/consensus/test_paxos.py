@@ -535,19 +535,24 @@ def test_endless_proposer_does_not_block_other_ballots():
     world = Script(4)
     liar, honest = world.ids[3], world.ids[:3]
     world.silent = {liar}
+    followed = 0
     for at in range(600):
         world.tick(0.1)
         for me in honest:
             ballot = Ballot(world.peers[me].acceptor.promised.term + 1, liar)
             world.peers[me].on_message(liar, Prepare(5, 0, ballot), b"", world.now)
-            world.peers[me].on_message(liar, _open(world.ids, liar, ballot.term), b"", world.now)
+            lives = {"lives": b"".join(world.lives[peer] for peer in world.ids)}
+            electorate = world.peers[me].terms.electorate
+            opened = _open(world.ids, liar, ballot.term, electorate=electorate, **lives)
+            world.peers[me].on_message(liar, opened, b"", world.now)
+            followed += world.peers[me].opened == opened
             world.collect(me)
         world.flow()
         if at % 10 == 0:  # moving the data takes a while
             for me in honest:
                 world.complete(me)
             world.flow()
-    assert set(honest) <= set(world.committed())
+    assert followed and set(honest) <= set(world.committed())
     world.check()
 
 
@@ -650,6 +655,7 @@ def _open(ids, leader, term=1, **changes):
         excluded=(),
         adopted=None,
         sources=(),
+        electorate=terms(ids).electorate,
     )
     return Open(**(given | changes))
 
@@ -668,6 +674,10 @@ def test_open_of_leader_is_followed():
         (2, {"ballot": Ballot(1, name(2))}),  # leads without being the first, without a first phase
         (0, {"round": 4}),
         (0, {"fragment": 1}),
+        (0, {"lineage": b"l" * 16}),
+        (0, {"electorate": b""}),
+        (0, {"electorate": terms([name(0), name(1), name(2)]).electorate}),  # fewer members
+        (0, {"electorate": terms([name(3), name(2), name(1), name(0)]).electorate}),  # another seniority
         (0, {"alive": ()}),
         (0, {"alive": (name(1), name(0))}),  # not sorted
         (0, {"group": (name(0), name(1), name(1))}),  # twice
@@ -744,8 +754,10 @@ def test_verdict_of_non_members_does_not_hide_the_real_one():
     """Four non-members commit with the same round number; then a commit with three members' votes arrives."""
     peer, ids = _led()
     strangers = [name(i) for i in (7, 8, 9, 10)]
-    peer.on_message(strangers[0], _commit(_open(strangers, strangers[0]), strangers), b"", 0.0)
-    assert peer.commit is None
+    for electorate in (terms(strangers).electorate, terms(ids).electorate):
+        opened = _open(strangers, strangers[0], electorate=electorate)
+        peer.on_message(strangers[0], _commit(opened, strangers), b"", 0.0)
+        assert peer.commit is None
     commit = _commit(_open(ids, ids[0]), ids[:3])
     peer.on_message(ids[0], commit, b"", 0.0)
     assert peer.commit == commit
@@ -816,7 +828,7 @@ def test_peer_without_a_vote_neither_votes_promises_nor_leads(why):
     peer.tick(100.0)
     assert peer.opened is None and not peer.witness
     peer.on_message(ids[1], Prepare(5, 0, Ballot(2, ids[1])), b"", 100.0)
-    peer.on_message(ids[1], opened := _open(ids, ids[1], 2), b"", 100.0)
+    peer.on_message(ids[1], opened := _open(ids, ids[1], 2, electorate=peer.terms.electorate), b"", 100.0)
     peer.complete(digest(opened.contributors), 100.0)
     assert not [message for _, message in peer.take() if isinstance(message, Promise | Vote | Open)]
     # The others wait for it no longer, and two of three members are still a quorum.

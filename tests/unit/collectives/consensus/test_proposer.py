@@ -20,7 +20,8 @@ RESULTS, OTHER = b"r" * 32, b"o" * 32
 
 
 def opened(ballot, alive=tuple(IDS)):
-    return Open(5, 0, ballot, alive, alive, tuple(Contribution(peer, 1, 1) for peer in alive), (), None, ())
+    entries = tuple(Contribution(peer, 1, 1) for peer in alive)
+    return Open(5, 0, ballot, alive, alive, entries, (), None, (), electorate=TERMS.electorate)
 
 
 def announced(weight=1):

@@ -56,7 +56,8 @@ class Harness(DenseHarness):
         self.sent(Ready)
 
     def opening(self, **changes):
-        return opening(self.peers, **({"idle": self.peers[3:], "order": (0, 1, 2)} | changes))
+        usual = {"idle": self.peers[3:], "order": (0, 1, 2), "electorate": self.terms.electorate}
+        return opening(self.peers, **(usual | changes))
 
     def partial_mean(self, index, *peers):
         """Return the partial mean of a chunk after these peers."""

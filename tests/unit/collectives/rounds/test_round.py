@@ -37,7 +37,6 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Contribution,
     Fetch,
-    Open,
     Prepare,
     Promise,
     Proof,
@@ -286,6 +285,12 @@ def test_unannounced_contributor_is_asked():
     assert [to for to, _, _ in harness.sent(Ask)] == [stranger]
 
 
+def _opening(harness, *group):
+    """Return a later ballot of OTHER, with this group."""
+    entries = tuple(Contribution(peer, 1, 10) for peer in group)
+    return harness.opening(ballot=Ballot(3, OTHER), group=group, alive=group, contributors=entries)
+
+
 def _commit(opened, harness, voters=(LEADER, OTHER)):
     digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
     vote = Vote(1, 0, opened.ballot, name_of(opened), digest)
@@ -294,17 +299,7 @@ def _commit(opened, harness, voters=(LEADER, OTHER)):
 
 def test_excluded_peer_fetches_results_from_voters(harness):
     """Excluded from the committing ballot, it asks each voter for half, and checks them with the commit's digest."""
-    opened = Open(
-        1,
-        0,
-        Ballot(3, OTHER),
-        (LEADER, OTHER),
-        (LEADER, OTHER),
-        tuple(Contribution(peer, 1, 10) for peer in (LEADER, OTHER)),
-        (),
-        None,
-        (),
-    )
+    opened = _opening(harness, LEADER, OTHER)
     commit = _commit(opened, harness)
     harness.on_message(LEADER, commit)
     asked = harness.sent(Fetch)
@@ -349,8 +344,7 @@ def test_results_are_fetched_elsewhere_when_source_has_none():
     """Requests move to another peer at once; without another one, only the state is left to fetch."""
     harness = Harness()
     group = (LEADER, OTHER)
-    entries = tuple(Contribution(peer, 1, 10) for peer in group)
-    harness.on_message(LEADER, _commit(Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ()), harness))
+    harness.on_message(LEADER, _commit(_opening(harness, *group), harness))
     asked = {to: message.indices for to, message, _ in harness.sent(Fetch)}
     assert asked.keys() == {LEADER, OTHER} and not harness.round.forsaken
     harness.round.spent(OTHER)
@@ -369,8 +363,7 @@ def test_results_are_fetched_from_several_sources():
     harness, third = Harness(), bytes([9]) * 32
     harness.round.reach(third)
     group = (LEADER, OTHER, third)
-    entries = tuple(Contribution(peer, 1, 10) for peer in group)
-    opened = Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ())
+    opened = _opening(harness, *group)
     harness.on_message(LEADER, _commit(opened, harness, voters=group))
     harness.round.spent(OTHER)
     assert not harness.round.forsaken
@@ -403,8 +396,7 @@ def test_results_are_fetched_from_followers_when_voters_are_unreachable(honest):
     harness, guest = Harness(), bytes([9]) * 32
     harness.round.reach(guest)
     group = (LEADER, OTHER)
-    entries = tuple(Contribution(peer, 1, 10) for peer in group)
-    opened = Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ())
+    opened = _opening(harness, *group)
     harness.on_message(LEADER, _commit(opened, harness))
     for peer in group:
         harness.round.on_link_down(peer)
@@ -432,8 +424,7 @@ def test_results_are_fetched_from_followers_when_voters_are_unreachable(honest):
 def test_results_before_their_record_are_kept(harness):
     """Records are control messages, results use streams; peers must not request results again for that."""
     group = (LEADER, OTHER)
-    entries = tuple(Contribution(peer, 1, 10) for peer in group)
-    opened = Open(1, 0, Ballot(3, OTHER), group, group, entries, (), None, ())
+    opened = _opening(harness, *group)
     harness.on_message(LEADER, _commit(opened, harness))
     hashes = b"".join(blake3.blake3(harness.result(i)).digest() for i in range(6))
     harness.on_message(OTHER, Result(1, 0, opened.ballot, 1), harness.result(1)[:-4] + bytes(4))
@@ -571,7 +562,7 @@ def test_frames_of_another_fragment_are_ignored(harness):
     before = len(harness.queue.sent)
     harness.on_message(OTHER, Chunk(1, 1, 1, 2), b"x")
     harness.on_message(LEADER, Result(1, 1, FIRST, 0), b"x")
-    harness.on_message(LEADER, Open(1, 1, Ballot(2, LEADER), (ME,), (ME,), (), (), None, ()))
+    harness.on_message(LEADER, harness.opening(fragment=1, ballot=Ballot(2, LEADER)))
     assert len(harness.queue.sent) == before and harness.round.agreement.opened == harness.opened
 
 

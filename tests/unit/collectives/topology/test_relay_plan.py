@@ -77,6 +77,7 @@ def opened(**changes):
         excluded=(),
         adopted=None,
         sources=(),
+        electorate=RoundTerms(1, 0, IDS, bytes(32), bytes(32)).electorate,
         shares=tuple(26 if peer == WEAK else MEDIAN for peer in IDS),
     )
     return Open(**(given_ | changes))

@@ -89,13 +89,14 @@ class Scene:
 
     def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND, founder=b""):
         self.now, self.sent, self.told, self.events, self.me, self.patience = 0.0, [], [], [], me, patience
-        self.entered = True
+        self.entered, self.waiting = True, 0
         self.replica, self.store, self.live = replica_after(round), Store(me), set(live) - {me}
         presence = SimpleNamespace(
             live=self.live,
             send_queue=SimpleNamespace(
                 control=lambda to, message: self.sent.append((to, message)),
-                bulk=lambda to, frame: self.told.append((to, frame.message, decode(frame.payload))),
+                bulk=lambda to, frame, later: self.told.append((to, frame.message, decode(frame.payload))),
+                later=lambda to, kind, fragment: self.waiting,
             ),
             roster=SimpleNamespace(record=SimpleNamespace(peer_id=me)),
         )
@@ -133,7 +134,7 @@ class Scene:
         agreement = Agreement(
             self.me, terms, sign=lambda m: sign(self.me, m), verify=verify, live=set(self.live), store=self.store
         )
-        return SimpleNamespace(agreement=agreement, complete=False, unobtainable=False, moved=self.now)
+        return SimpleNamespace(agreement=agreement, complete=False, unobtainable=False, lacking=0, moved=self.now)
 
     def founded(self, fork):
         self.replica.found(fork)
@@ -498,15 +499,67 @@ def test_member_does_not_give_way_to_a_lineage_of_strangers(since):
     assert not scene.lineages.prevailing()
 
 
-def test_peer_that_is_no_member_or_enters_gives_way_to_a_lineage_of_strangers():
-    guest = Scene(live=(), me=STRANGER)
-    guest.run(1.0)
-    founder = Scene(live=())
-    founder.entered = False
-    for scene in (guest, founder):
-        scene.link(CAT)
-        scene.on_chain(CAT, branch(b"s" * 32, before=IDS))
-        assert list(scene.lineages.prevailing()) == [CAT]
+def test_peer_that_is_no_member_gives_way_to_a_lineage_of_strangers():
+    scene = Scene(live=(), me=STRANGER)
+    scene.run(1.0)
+    scene.link(CAT)
+    scene.on_chain(CAT, branch(b"s" * 32, before=IDS))
+    assert list(scene.lineages.prevailing()) == [CAT]
+
+
+@pytest.mark.parametrize(("round", "gives_way"), [(ROUND, False), (0, True)])
+def test_returning_member_gives_way_to_strangers_only_if_its_run_has_no_round(round, gives_way):
+    """They had the state of the founder, which died before the first round."""
+    scene = Scene(live=(CAT,), round=round)
+    scene.entered = False
+    base = scene.replica.digest
+    scene.on_chain(
+        CAT, branch(STRANGER, chain=scene.replica.chain, round=round, base=base, before=scene.replica.members)
+    )
+    assert bool(scene.lineages.prevailing()) == gives_way
+
+
+def test_newest_known_round_of_our_lineage_counts_against_others():
+    """A lineage founded before that round does not prevail, although we are not there yet."""
+    scene = Scene(live=(CAT, DAN))
+    scene.run(1.0)
+    scene.on_chain(CAT, later_chain(ANN, BEN, CAT))
+    scene.on_chain(DAN, branch(DAN))
+    assert list(scene.lineages.ahead()) == [CAT] and not scene.lineages.prevailing()
+
+
+def test_only_a_lineage_that_begins_with_our_state_is_adopted_at_once():
+    """A later fork of it may name our digest, too; it is not ours to continue."""
+    scene = Scene(live=())
+    scene.run(1.0)
+    chain = branch(ANN)
+    again = branch(CAT, chain=chain, before=(ANN,), base=scene.replica.digest)
+    scene.link(CAT)
+    scene.on_chain(CAT, again)
+    scene.run(0.5)
+    assert scene.replica.members == IDS
+
+
+def test_chain_is_sent_once_while_one_waits_for_the_peer():
+    """A peer that asks again and again costs no memory."""
+    scene = Scene(live=(CAT,))
+    scene.lineages.on_head(CAT, Head(0, 0, scene.replica.lineage), b"")
+    scene.waiting = 1
+    for _ in range(5):
+        scene.lineages.on_head(CAT, Head(0, 0, scene.replica.lineage), b"")
+    assert len(scene.told) == 1
+
+
+def test_chain_that_came_too_early_is_asked_for_again():
+    scene = Scene(live=(CAT,))
+    scene.run(1.0)
+    chain = branch(CAT, DAN)
+    scene.on_chain(CAT, later_chain(ANN, BEN, CAT))
+    scene.lineages.on_head(CAT, Head(ROUND, 0, lineage_of(chain)), encode(chain))
+    assert not scene.lineages.prevailing()
+    scene.take(Head)
+    scene.run(PATIENCE)
+    assert [to for to, _ in scene.take(Head)] == [CAT]
 
 
 @pytest.mark.parametrize("garbage", [b"\0", b"\x91", bytes(1000), encode(FIRST)[:-1]])
@@ -516,7 +569,7 @@ def test_garbage_instead_of_a_chain_is_ignored(garbage):
     scene.on_chain(CAT, branch(CAT, DAN))
     scene.now += PATIENCE
     scene.lineages.on_head(CAT, Head(ROUND, 0, lineage_of(branch(CAT, DAN))), garbage)
-    assert not scene.lineages.prevailing(), "the last chain counts"
+    assert list(scene.lineages.prevailing()) == [CAT], "the last valid chain counts"
 
 
 def test_run_founded_again_by_its_founder_is_trusted_and_by_another_peer_is_not():
@@ -560,7 +613,9 @@ def test_peer_tells_and_proves_to_peers_of_weaker_lineages_that_its_own_has_cont
         if round == ROUND + 1:
             scene.link(DAN)
             scene.on_chain(DAN, branch(DAN))
-        assert scene.chains() == [(DAN, scene.replica.chain)], "again after each round"
+            assert scene.chains() == [(DAN, scene.replica.chain)]
+        else:
+            assert (DAN, Head(round, 0, scene.replica.lineage)) in scene.take(Head), "it is told of each round"
         assert not scene.lineages.prevailing()
 
 
@@ -605,12 +660,24 @@ def test_linked_member_in_another_lineage_has_no_vote_in_ours():
 def test_peer_with_a_commit_founds_no_lineage_while_its_results_can_be_had():
     scene = Scene(live=())
     scene.fly.agreement.commit = later_chain(ANN, BEN, CAT)[-1].certificates[-1].commit
-    for _ in range(20):
-        scene.fly.moved = scene.now
+    for left in range(20, 0, -1):
+        scene.fly.lacking = left
         scene.run(PATIENCE)
     assert not scene.forks
-    scene.run(PATIENCES * PATIENCE + ORPHAN + 1.0)
+    scene.run(ORPHAN + PATIENCES * PATIENCE)
     assert scene.forks, "nothing arrives any more"
+
+
+def test_peer_founds_one_if_the_voters_for_the_results_of_its_round_do_not_send_them():
+    """They have restarted: they are reachable, but have lost the results that they voted for."""
+    scene = Scene(live=(ANN, BEN))
+    scene.fly.lacking = 1
+    scene.run(PATIENCES * PATIENCE - 0.5)
+    assert scene.lineages.since is None
+    scene.run(1.5)
+    assert scene.lineages.since == 0.5, "from the beginning: no round could commit"
+    scene.run(ORPHAN)
+    assert scene.take(Found)
 
 
 # --- alone
@@ -648,6 +715,8 @@ def test_peer_that_continues_alone_founds_a_lineage_that_others_can_check():
 
 def sole(votes):
     replica = Replica(LAYOUT, np.zeros(10, np.float32), (KEY.peer_id,))
+    before, after = {KEY.peer_id: bytes(LIFE)}, {KEY.peer_id: votes.life}
+    replica.chain = extended(replica.chain, certificate(1, replica.lineage, before, before, after))
     replica.advance((KEY.peer_id,), votes.life)
     return replica
 

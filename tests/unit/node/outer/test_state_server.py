@@ -12,7 +12,17 @@ from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.lineage import lineage_of, name_of_fork
-from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Era, Fork, StateAsk, StateChunk, StateFetch, StateOffer
+from thinwire.swarm.messages.registry import (
+    CHAIN_BYTES,
+    CHUNK_BYTES,
+    LIFE,
+    Era,
+    Fork,
+    StateAsk,
+    StateChunk,
+    StateFetch,
+    StateOffer,
+)
 
 ANN, BEN = b"a" * 32, b"b" * 32
 
@@ -41,7 +51,14 @@ class Server:
         self.now = 0.0
         self.replica = Replica(bytes(32), np.arange(140_000, dtype=np.float32), (ANN,))
         self.send_queue = Outbox()
-        self.server = StateServer(self.replica, self.send_queue, lambda: self.now, entered=True)
+        self.told = []
+        self.server = StateServer(
+            self.replica,
+            self.send_queue,
+            lambda: self.now,
+            entered=True,
+            report=lambda name, detail: self.told.append(name),
+        )
 
     def ask(self, peer):
         self.server.on_frame(peer, Frame(StateAsk()))
@@ -238,5 +255,22 @@ def test_offer_names_the_lineage_although_the_values_are_those_of_its_parent():
         assert vouched(second, payload) == Offered(second, tuple(here.replica.hashes), (*before, Era(fork)))
         assert vouched(msgspec.structs.replace(second, lineage=first.lineage), payload) is None
         assert vouched(second, payload[:-1]) is None and vouched(second, payload + b"x") is None
+
+    run(work)
+
+
+def test_chain_that_is_too_long_for_a_message_is_left_out_and_the_owner_is_told_once():
+    """A frame beyond its limit would end this peer."""
+
+    def work():
+        here = Server()
+        signature = b"s" * 64
+        fork = Fork(0, bytes(32), (), (ANN,) * 4, b"m" * LIFE * 4, (signature,) * 4)
+        here.replica.chain = (Era(fork),) * (CHAIN_BYTES // len(encode((Era(fork),))) + 100)
+        here.replica.seal()
+        for peer in (ANN, BEN):
+            here.ask(peer)
+            assert bytes(here.send_queue.sent[-1][1].payload) == b"".join(here.replica.hashes)
+        assert here.told == ["alarm"]
 
     run(work)
