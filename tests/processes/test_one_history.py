@@ -10,10 +10,10 @@ import statistics
 import time
 
 import pytest
-from kit.churn import NEXT_COMMIT, ONE_DIGEST
 from kit.daemons import Machine
-from kit.namespaces import Namespaces, lacking
-from kit.one_history import Span, commits, lineages, reunion, timeline, two_digests
+from kit.real.churn import NEXT_COMMIT, ONE_DIGEST
+from kit.real.namespaces import Namespaces, lacking
+from kit.real.one_history import Span, commits, lineages, reunion, timeline, two_digests
 from tools.one_history import GRACE, STEPS, churned
 
 SLOWER = 3.0

@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kit.churn import EVERY, ONE_DIGEST, Churn, Figures
 from kit.daemons import Machine
+from kit.real.churn import EVERY, ONE_DIGEST, Churn, Figures
 
 STEPS, GRACE = 60, 2.0
 """Inner steps of a round (it takes 0.3 to 1 s), and how long a round waits for a late member."""

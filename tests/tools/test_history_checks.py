@@ -2,7 +2,7 @@
 
 import pytest
 from kit.histories import Slot
-from kit.one_history import Span, crowded, lineages, returns, reunion, silences, two_digests
+from kit.real.one_history import Span, crowded, lineages, returns, reunion, silences, two_digests
 
 
 def committed(at, number, digest="d", lineage="a"):

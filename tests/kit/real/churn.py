@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kit.daemons import Daemon, Machine
-from kit.one_history import (
+from kit.real.one_history import (
     Event,
     Return,
     Slot,
@@ -79,7 +79,7 @@ class Player:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run under churn was like. `violations`: of safety; `slow`: of the time bounds."""
+    """Measures of a run under churn. `violations`: of safety; `slow`: of the time bounds."""
 
     seed: int
     seconds: float
