@@ -142,6 +142,7 @@ MAY_OPEN = {
     "clock": {
         "node/peer/report_sinks.py": "stamps the events of a process",
         "node/cli/commands.py": "the age of a status, for a person",
+        "node/cli/recovery.py": "waits for the daemon, for a person",
         "node/daemon/daemon.py": "makes the doors",
         "node/peer/bootstrap.py": "makes the doors",
         "node/local_swarm/evaluation.py": LOCAL,
@@ -180,6 +181,7 @@ MAY_OPEN = {
         "node/runtime/event_log.py": "the event log of a process",
         "node/training/export.py": "writes what it is asked to export",
         "node/runtime/process_lock.py": "one process per home",
+        "node/peer/recover_request.py": "a request of a process to the daemon",
         "node/peer/status.py": "the status of a process",
         "node/training/tokenizer.py": "reads the manifest's tokenizer",
         "node/runtime/parent_watch.py": "reads the pipe from the parent",

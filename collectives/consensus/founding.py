@@ -81,6 +81,11 @@ class Founding:
     def _names(self, one: PeerId, peer: PeerId) -> bool:
         return peer in self.stated[one][0].members
 
+    def began(self, fork: Fork) -> bool:
+        """Return True if a fork is one that we have stated."""
+        said = self.stated.get(self.me)
+        return said is not None and (fork.base, fork.members) == (self.base, said[0].members)
+
     @property
     def fork(self) -> Fork | None:
         """The fork, when all founders have stated the same."""

@@ -236,6 +236,32 @@ def status(context: typer.Context, json: Json = False, home: Home = None, debug:
         show(said, time.time())
 
 
+def recover(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run, by its name or the start of its id.")] = "",
+    now: Annotated[bool, typer.Option("--now", help="Continue now, and wait until it is done.")] = False,
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
+    """Show which peers would continue without a quorum; with --now, let them do so."""
+    from thinwire.node.cli import recovery
+
+    config = _settings(context, debug, {"home": home})
+    said, alive = _daemon(config)
+    if said is None or not alive:
+        raise _none_here(said)
+    if run not in ("", said.run_name) and not said.run.startswith(run.lower()):
+        raise InputError(
+            f"the daemon here trains {said.run_name or 'a run'} {said.run[:8]}, not {run!r}",
+            "name that run or none, or give the directory of the other daemon with --home",
+        )
+    recovery.check(said)
+    if not now:
+        print(recovery.plan(said, time.time()))
+        return
+    print(recovery.recover(said, config.directories))
+
+
 def invite(context: typer.Context, home: Home = None, debug: Debug = False) -> None:
     """Print the command with which others join the run of this machine's daemon."""
     said, alive = _daemon(_settings(context, debug, {"home": home}))

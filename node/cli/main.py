@@ -30,7 +30,8 @@ ENTRY_POINTS = "thinwire.commands"
 EXIT_CODES = """\b
 Exit codes: 0 done, 1 the run failed, 2 usage or configuration,
 3 could not start here (port, key, device, disk), 4 no swarm reachable,
-5 manifest or protocol mismatch, 130 and 143 stopped by a signal."""
+5 manifest or protocol mismatch, 6 nothing to recover,
+130 and 143 stopped by a signal."""
 
 _ROOM = "make room on the disk, or choose another directory with --home DIR"
 _FILES = "raise the limit of open files before you start, for example with `ulimit -n 4096`"
@@ -77,6 +78,7 @@ config_app.command("show")(commands.config_show)
 app.command("start")(commands.start)
 app.command("join")(commands.join)
 app.command("status")(commands.status)
+app.command("recover")(commands.recover)
 app.command("invite")(commands.invite)
 app.command("id")(commands.show_id)
 app.command("export")(commands.export)

@@ -25,6 +25,7 @@ from thinwire.node.local_swarm.event_analysis import (
     Proof,
     bytes_sent,
     commits,
+    lineages,
     proof,
     recovery,
     round_at,
@@ -210,6 +211,7 @@ def _summary(swarm: FinishedSwarm, found: Proof, made: SavedModel, path: str) ->
         prompt=made.prompt,
         sample=made.sample,
         directory=str(swarm.directory),
+        lineages=lineages(analyses),
     )
 
 

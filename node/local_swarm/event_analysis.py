@@ -189,3 +189,8 @@ def saved_factor(analysis: EventAnalysis) -> float:
     """Return the factor by which synchronous data parallelism in fp32 would have sent more; 0: unknown."""
     newest = analysis.last("round")
     return float(newest["factor"]) if newest else 0.0
+
+
+def lineages(analyses: Iterable[EventAnalysis]) -> tuple[str, ...]:
+    """Return the text of every lineage that peers founded, each once, in the order of the peers."""
+    return tuple(dict.fromkeys(event["detail"] for one in analyses for event in one.of("lineage")))

@@ -60,7 +60,7 @@ class Summary:
     """All results; None where not measured. Losses are nats per token.
 
     `steps` are the inner steps of one peer over the whole run; `alone` is the peer whose shard and steps the baseline
-    had.
+    had. `lineages`: the alarms about peers that continued without a quorum.
     """
 
     run: str
@@ -82,6 +82,7 @@ class Summary:
     prompt: str
     sample: str
     directory: str
+    lineages: tuple[str, ...] = ()
 
     def faults(self) -> list[str]:
         """Return the reasons why this run failed; empty if it succeeded."""
@@ -122,6 +123,7 @@ def lines(summary: Summary) -> list[tuple[str, str]]:
         ("", "×: how many times more synchronous data parallelism in fp32 would have sent for the same steps"),
         *([("kill -9", _kill(summary.kill))] if summary.kill else []),
         *([("late joiner", _newcomer(summary.newcomer))] if summary.newcomer else []),
+        *(("lineage", text.replace(" continue as ", " continued as ")) for text in summary.lineages),
         (
             "same weights",
             f"no: with this outer method the {proof.live} live replicas differ a little"

@@ -83,11 +83,20 @@ class Lineages:
         """Results that the round in progress lacks, and the time since which there are so many."""
         self.since: float | None = None
         """Time since which the round in progress has had no quorum; None if it has one."""
+        self._asked: float | None = None
+        """Time at which a person asked for a lineage, see `recover`."""
 
     @property
     def until(self) -> float | None:
         """Time at which this peer begins to found a lineage; None: not at all, as things are."""
-        return None if self.since is None or not self._orphan else self.since + self._wait
+        if self.since is not None and self._asked is None:
+            return self.since + self._wait if self._orphan else None
+        return self._asked
+
+    def recover(self) -> None:
+        """Wait no longer for a quorum, unless one is here."""
+        if self.since is not None and self._asked is None:
+            self._asked = self._now()
 
     @property
     def _wait(self) -> float:
@@ -146,12 +155,14 @@ class Lineages:
 
     def advance(self) -> None:
         """Begin a round: peers of other lineages learn of it, and all learn of a new lineage."""
-        self._founding, self.since, self._lacking = None, None, (0, 0.0)
-        ours = self._replica.chain
+        founding, ours = self._founding, self._replica.chain
+        self._founding, self.since, self._asked, self._lacking = None, None, None, (0, 0.0)
         self._chains = {
             one: chain for one, chain in self._chains.items() if not self._of_ours(chain) or later(chain, ours)
         }
         before, self._name = self._name, self._replica.lineage
+        if before != self._name and ours and founding is not None and founding.began(ours[-1].fork):
+            report(ours[-1].fork, self._emit)  # Another founder was faster, and we have fetched its state.
         for peer in sorted(self._live):
             other = self._names.get(peer, self._name) != self._name
             if other or (before and before != self._name):
@@ -243,7 +254,7 @@ class Lineages:
         lost = fly.lacking and now >= self._lacking[1] + PATIENCES * agreement.terms.patience
         able = (agreement.able or agreement.commit is not None) and not (fly.unobtainable or lost)
         if not self._replica.members or fly.complete or able:
-            self.since = None
+            self.since, self._asked = None, None
             return
         if self.since is None:
             self.since = self._lacking[1] if lost else now
@@ -253,7 +264,8 @@ class Lineages:
         if agreement.diverged:
             return
         called = bool(self._live.intersection(self._begun.stated).intersection(self._replica.members))
-        if not self._orphan or (now < self.since + self._wait and not called):
+        due = self.until is not None and now >= self.until
+        if not due and not called:
             return  # Links to the lost members do not break at the same time everywhere: the first peer calls the others.
         if not agreement.withdraw():
             return  # The disk must remember that this peer votes no more in the parent lineage.
@@ -274,6 +286,7 @@ class Lineages:
         return self._founding
 
     def _begin(self, fork: Fork) -> None:
+        self._founding = None
         self._founded(fork)
         report(fork, self._emit)
 

@@ -199,12 +199,13 @@ class OuterLoop(RoundLoop):
                 await self.schedule.late(weight)
         if outcome.commit is not None:
             await whole(self.schedule.commit(outcome))
-            self._count(outcome.commit)
+            self.count(outcome.commit)
         elif outcome.diverged or session.catch_up.behind.is_set():
             return await self._rejoin(outcome, weight)
         return outcome
 
-    def _count(self, commit: Commit) -> None:
+    def count(self, commit: Commit) -> None:
+        """Add the weight of our contribution to that of our lineage."""
         lineage, given = self._given
         given = given if lineage == commit.opened.lineage else 0
         ours = [entry.weight for entry in commit.opened.contributors if entry.peer == self.session.me]

@@ -268,7 +268,9 @@ class RoundSession:
             return ""
         absent = ", ".join(map(short, self.current.agreement.absent)) or "the results of the round"
         told = f"no quorum for {self._now() - since:.0f} s: waiting for {absent}"
-        return told if until is None else f"{told}; a lineage continues in {max(0.0, until - self._now()):.0f} s"
+        if until is None:
+            return f"{told}; `thinwire recover` continues without them"
+        return f"{told}; a lineage continues in {max(0.0, until - self._now()):.0f} s"
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return size and limit of each buffer, by name."""

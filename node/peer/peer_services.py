@@ -221,6 +221,7 @@ class PeerServices:
                 fields["state"] = peer.replica.digest.hex()
                 fields["fragments"] = {str(number): one.hex() for number, one in fragments.items()}
             self._report.emit("left", fields)
+        self._report.summary(peer)
         self._report.phase = "done"
 
 

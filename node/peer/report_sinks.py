@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.recover_request import take_request
 from thinwire.node.peer.reporter import Reporter
+from thinwire.node.peer.stalls import recover
 from thinwire.node.peer.status import this_process, write_status
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import LOGGER
@@ -26,6 +28,7 @@ class ReportSinks:
 
     def __init__(self, config: Config, run_id: bytes, device: str = "", group: Callable[[], str] = lambda: "") -> None:
         events = config.directories.run(run_id).events
+        self._request, self._process = config.directories.run(run_id).recover_request, this_process()
         try:
             self._log, self._status = EventLog(events), config.directories.status
         except OSError as error:
@@ -36,7 +39,7 @@ class ReportSinks:
             wall=time.time,
             name=config.name,
             device=device,
-            process=this_process(),
+            process=self._process,
             group=group,
         )
 
@@ -48,8 +51,13 @@ class ReportSinks:
         write_status(self._status, self.report.snapshot(peer))
 
     async def keep_telling(self, peer: Peer) -> None:
-        """Update status.json until cancelled."""
+        """Update status.json, and look for requests of `thinwire recover`, until cancelled."""
         while True:
+            if take_request(self._request, self._process, time.time()):
+                count = recover(peer)
+                self.report.emit(
+                    "recover", {"detail": "asked by hand to continue without a quorum", "fragments": count}
+                )
             self.tell(peer)
             await asyncio.sleep(STATUS_SECONDS)
 

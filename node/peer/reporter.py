@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 from thinwire.collectives.outcome import Outcome
+from thinwire.node.peer.lineage_alarms import LineageAlarms
 from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.stalls import stalls
 from thinwire.node.peer.status import PeerStatus, Phase, Status
 from thinwire.node.runtime.console import bytes_text, count_text
 from thinwire.swarm.identity.identity import short
@@ -18,6 +20,9 @@ DEBUG, INFO, WARNING = 10, 20, 30
 
 QUIET = frozenset({"phase", "suspect", "refuted", "updated"})
 """Events that go only to the log file."""
+
+ALARMS = 64
+"""Different alarms that the summary at the end lists."""
 
 
 class Reporter:
@@ -47,6 +52,8 @@ class Reporter:
         self.fp32_bytes = 0.0
         self.checkpoint = ""
         self.alarm = ""
+        self._alarms: dict[str, None] = {}
+        self._lineages = LineageAlarms()
         self._write, self._say, self._wall, self._name, self._process = write, say, wall, name, process
         self._group = group
         self._away: dict[PeerId, str] = {}
@@ -59,8 +66,12 @@ class Reporter:
             for key, value in fields.items()
             if value not in ("", None) and key != "digest"
         )
+        if kind == "lineage":
+            self._lineages.begin(fields)
         if kind == "alarm":
             self.alarm = str(fields.get("detail", ""))
+            if len(self._alarms) < ALARMS:
+                self._alarms[self.alarm] = None
             self._say(WARNING, self.alarm)
         else:
             self._say(DEBUG if kind in QUIET else INFO, f"{kind} {text}")
@@ -83,6 +94,7 @@ class Reporter:
         up, down = peer.traffic()
         factor = self.fp32_bytes / up if up else 0.0
         self._away = dict(missing)
+        self._end_alarms(peer)
         fields = {
             "round": number,
             "loss": loss,
@@ -110,6 +122,22 @@ class Reporter:
             f"round {number} · loss {shown} · {contributors}/{len(roster.view)} peers · "
             f"up {bytes_text(up)} (×{factor:.0f}) · sync {seconds:.1f} s · {count_text(self.speed)} tok/s{absent}",
         )
+
+    def _end_alarms(self, peer: Peer) -> None:
+        """End the alarms of lineages whose peers have met again."""
+        replicas = [one for _, one, _ in peer.replica.each(peer.layout)]
+        for over in self._lineages.look(replicas, peer.session.live):
+            if self.alarm == over.text:
+                self.alarm = self._lineages.shown
+            self.emit("alarm over", {"detail": over.told})
+
+    def summary(self, peer: Peer) -> None:
+        """Print the lineage and the alarms of this process, at its end; nothing if there were none."""
+        if peer.ready and (names := lineages(peer)):
+            self._say(INFO, f"ended in lineage {', '.join(name[:8] for name in names)}")
+        told = self._lineages.told
+        for alarm in self._alarms:
+            self._say(WARNING, f"alarm of this run: {told.get(alarm, alarm)}")
 
     def uncommitted(self, peer: Peer) -> None:
         """Record a round without a commit."""
@@ -174,7 +202,12 @@ class Reporter:
             seat=seats.told(peer.identity.peer_id),
             group=self._group(),
             stalled=session.stalled(),
-            lineage=", ".join(
-                sorted({one.lineage.hex() for _, one, _ in replica.each(peer.layout) if len(one.chain) > 1})
-            ),
+            stalls=stalls(peer),
+            lineage=", ".join(lineages(peer)),
+            continued=tuple(self._lineages.told),
         )
+
+
+def lineages(peer: Peer) -> list[str]:
+    """Return the names of the lineages of a peer's fragments, without the first one."""
+    return sorted({one.lineage.hex() for _, one, _ in peer.replica.each(peer.layout) if len(one.chain) > 1})

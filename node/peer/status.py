@@ -31,6 +31,23 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     sick: str = ""
 
 
+class Stall(msgspec.Struct, frozen=True, kw_only=True):
+    """Wait for a quorum of the members after `round` of a fragment, for `seconds` so far.
+
+    `absent`: members that cannot be reached or have no vote. `founders`: peers that would continue without them, this one
+    included. `until`: seconds until they do so by themselves; None: never. `obstacle`: why they cannot; mostly empty.
+    """
+
+    fragment: int
+    round: int
+    members: tuple[str, ...]
+    absent: tuple[str, ...]
+    founders: tuple[str, ...]
+    seconds: float
+    until: float | None = None
+    obstacle: str = ""
+
+
 Phase: TypeAlias = Literal["starting", "joining", "training", "exchanging", "waiting", "leaving", "done"]
 """Phase of a peer's process."""
 
@@ -44,7 +61,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     synchronous data parallelism in fp32 would have sent for the same steps. `alarm`: a problem for a person, such as a
     checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds
     the model. `stalled`: why no round can commit, for whom this peer waits, and until when; empty if a quorum is here.
-    `lineage`: name of the lineage, if it is not the first one.
+    `stalls`: the same for programs. `lineage`: name of the lineage, if it is not the first one. `continued`: the lineages
+    that this process has seen begin, as text for people.
     """
 
     process: int
@@ -74,7 +92,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     seat: str = ""
     group: str = ""
     stalled: str = ""
+    stalls: tuple[Stall, ...] = ()
     lineage: str = ""
+    continued: tuple[str, ...] = ()
 
     @property
     def saved_factor(self) -> float:

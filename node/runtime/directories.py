@@ -66,6 +66,11 @@ class RunDirectory:
         """The run's TOML, as its author signed it."""
         return self.path / "run.toml"
 
+    @property
+    def recover_request(self) -> Path:
+        """Request of `thinwire recover` to the running daemon, see node/peer/recover_request.py."""
+        return self.path / "recover.json"
+
     def votes(self, fragment: int) -> Path:
         """Promises and votes of this peer in the rounds of a fragment, see node/state/vote_file.py."""
         return self.path / f"votes-{fragment:05d}"

@@ -212,7 +212,7 @@ class Exchange(Table, frozen=True):
         not waited for until it is in time by itself. For machines that are always much slower set
         outer.step_balancing = "by-speed", with which all peers arrive together.
     orphan: seconds without a quorum after which the peers that are left continue as another lineage, at least three patiences;
-        0 = never. Lineages become one again when their peers meet.
+        0 = never by themselves, see `thinwire recover`. Lineages become one again when their peers meet.
     on_split: treatment of the training of a peer whose lineage gives way to another one. "merge": its next contribution is the
         way from its model to the state of the other lineage, with the tokens that it trained since the split as weight;
         "discard": it is lost. Methods that train during a round, asynchronous ones and noloco always discard it.

@@ -183,6 +183,11 @@ class Daemon:
 
     # --- actions
 
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run another command of `thinwire` in this home."""
+        words = [COMMAND, *arguments, "--home", str(self.home)]
+        return subprocess.run(words, capture_output=True, text=True, timeout=CAP)
+
     def signal(self, number: int) -> float:
         """Send a signal; the monotonic time just before."""
         now = time.monotonic()

@@ -147,7 +147,6 @@ def test_certificate_has_only_the_valid_votes_and_their_keys():
     """A later certificate may rest on these votes alone. An invalid one among them would make the chain unprovable."""
     message = commit(ANN, BEN, CAT, DAN)
     votes = tuple(Proof(proof.peer, BAD if proof.peer == DAN else GOOD) for proof in message.votes)
-    scene = Scene()
     proof = certificate(
         msgspec.structs.replace(message, votes=votes), TERMS, key_of, lambda peer, message, signature: signature == GOOD
     )

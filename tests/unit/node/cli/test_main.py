@@ -5,10 +5,12 @@ import subprocess
 import sys
 import types
 
+import msgspec
 import pytest
-from thinwire.node.cli import main
+from thinwire.node.cli import main, recovery
 from thinwire.node.daemon.options import Options
-from thinwire.node.peer.status import PeerStatus, Status, this_process, write_status
+from thinwire.node.peer.recover_request import take_request
+from thinwire.node.peer.status import PeerStatus, Stall, Status, this_process, write_status
 from thinwire.node.runtime.directories import directories
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
@@ -141,6 +143,93 @@ def test_status_command_prints_running_daemon(capsys, home):
     code, out, _ = outcome(capsys, "status", "--json", "--home", home)
     answer = json.loads(out)
     assert code == 0 and answer["running"] and answer["status"]["peers"][1]["reason"] == "no answer"
+
+
+STALL = Stall(
+    fragment=0, round=128, members=("ab" * 32, "ef" * 32, "01" * 32), absent=("ef" * 32, "01" * 32),
+    founders=("ab" * 32,), seconds=42.0,
+)  # fmt: skip
+TEXT = "1 of 3 members continue as lineage 3f9ab210 since round 128"
+
+
+@pytest.mark.parametrize("flags", [(), ("--now",)])
+@pytest.mark.parametrize(
+    ("facts", "code", "words"),
+    [
+        ({"phase": "training"}, 6, "a quorum of the members is here; nothing to recover"),
+        ({"phase": "training", "alike": False}, 6, "this run needs no quorum; nothing to recover"),
+        ({"phase": "joining"}, 6, "no state of the run yet"),
+        ({"process_started": 0.0}, 4, "no daemon is running here"),
+    ],
+)
+def test_recover_without_need_is_refused(capsys, home, flags, facts, code, words):
+    running(home, **facts)
+    found, error, _ = refused(capsys, "recover", *flags, "--home", home)
+    assert found == code and words in error
+
+
+@pytest.mark.parametrize(("until", "itself"), [(None, "never (exchange.orphan = 0)"), (1e12, " s\n")])
+def test_recover_shows_who_would_continue(capsys, home, until, itself):
+    peers = (PeerStatus(peer="ef" * 32, state="dead"),)
+    running(home, run_name="toy", stalls=(msgspec.structs.replace(STALL, until=until),), peers=peers)
+    for run in ((), ("toy",), ("cdcd",), ("CDCD",)):
+        code, out, err = outcome(capsys, "recover", *run, "--home", home)
+        assert code == 0 and err == []
+    for words in (
+        "128: no quorum of its 3 members since ", "efefefef (dead), 01010101 (unknown)",
+        "abababab (this peer): 1 of 3 members", itself, "thinwire recover --now",
+    ):  # fmt: skip
+        assert words in out
+    assert not directories(home).run(b"\xcd" * 32).recover_request.exists()
+    code, error, _ = refused(capsys, "recover", "other", "--home", home)
+    assert code == 2 and "trains toy cdcdcdcd" in error
+
+
+class StandIn:
+    """Daemon that takes a request while the command sleeps. `facts`: its status afterwards."""
+
+    def __init__(self, home, monkeypatch, *, takes=True, **facts):
+        self.home, self.takes, self.facts, self.now, self.taken = home, takes, facts, 0.0, 0
+        self.path = directories(home).run(b"\xcd" * 32).recover_request
+        self.path.parent.mkdir(parents=True)
+        running(home, phase="exchanging", stalls=(STALL,), continued=("an older one",))
+        clock = types.SimpleNamespace(
+            sleep=self.sleep, monotonic=lambda: self.now, time=lambda: 1.0 + self.now, strftime=str, localtime=str
+        )
+        monkeypatch.setattr(recovery, "time", clock)
+
+    def sleep(self, seconds):
+        self.now += seconds
+        if self.takes and take_request(self.path, this_process(), 1.0 + self.now):
+            self.taken += 1
+            running(self.home, **{"phase": "training", "wall": 2.0, "continued": ("an older one",), **self.facts})
+
+
+def test_recover_now_waits_for_the_lineage(capsys, home, monkeypatch):
+    daemon = StandIn(home, monkeypatch, continued=("an older one", TEXT))
+    assert outcome(capsys, "recover", "--now", "--home", home) == (0, f"{TEXT}\n", []) and daemon.taken == 1
+
+
+def test_recover_now_names_a_lineage_that_was_taken_over(capsys, home, monkeypatch):
+    StandIn(home, monkeypatch, lineage="3f9a")
+    code, out, _ = outcome(capsys, "recover", "--now", "--home", home)
+    assert (code, out) == (0, "this peer continues in lineage 3f9a\n")
+
+
+@pytest.mark.parametrize(
+    ("facts", "code", "words"),
+    [
+        ({}, 6, "a quorum of the members is here"),
+        ({"takes": False}, 1, "the daemon does not answer"),
+        ({"process_started": 0.0}, 1, "the daemon has ended"),
+        ({"stalls": (STALL,)}, 1, "no lineage after 60 s: "),
+        ({"stalls": (msgspec.structs.replace(STALL, obstacle="a state is being fetched"),)}, 1, "is being fetched"),
+    ],
+)
+def test_recover_now_reports_why_there_is_no_lineage(capsys, home, monkeypatch, facts, code, words):
+    daemon = StandIn(home, monkeypatch, **facts)
+    found, error, _ = refused(capsys, "recover", "--now", "--home", home)
+    assert found == code and words in error and not daemon.path.exists()
 
 
 def test_invite_command_prints_only_the_line(capsys, home):

@@ -141,6 +141,12 @@ def test_summary_screen_has_every_fact():
     assert verdict().faults() == [] and as_json(verdict())["faults"] == []
 
 
+def test_summary_names_each_lineage():
+    said = screen(verdict(lineages=("2 of 5 members continue as lineage 3f9ab210 since round 128",)))
+    assert "lineage         2 of 5 members continued as lineage 3f9ab210 since round 128" in said
+    assert "\nlineage" not in screen(verdict())
+
+
 def test_summary_names_newcomer_that_took_the_empty_stage():
     late = JoinerReport("peer 4", 3, 4, 5, (2,), (2,), 99)
     assert "took the empty stage 2, took part from round 5" in screen(verdict(newcomer=late))

@@ -270,6 +270,67 @@ def test_orphan_time_is_at_least_three_patiences_and_zero_means_never(orphan, pa
     assert bool(scene.forks) == (wait is not None)
 
 
+@pytest.mark.parametrize("orphan", [0, 1000.0])
+def test_recover_founds_a_lineage_at_once(orphan):
+    scene = Scene(live=(), orphan=orphan)
+    scene.run(2.0)
+    scene.lineages.recover()
+    assert scene.lineages.until == scene.now
+    scene.run(0.5)
+    assert [fork.members for fork in scene.forks] == [(ME,)] and scene.lineages.until is None
+    assert [name for name, _ in scene.events] == ["lineage", "alarm"]
+
+
+def test_recover_with_a_quorum_has_no_effect_now_or_later():
+    scene = Scene(live=(ANN, BEN), orphan=0)
+    scene.run(1.0)
+    scene.lineages.recover()
+    scene.lose(ANN, BEN)
+    scene.run(100.0)
+    assert not scene.forks and scene.lineages.until is None
+
+
+@pytest.mark.parametrize("how", ["quorum", "commit"])
+def test_recover_has_no_effect_after_a_quorum_was_here_again(how):
+    scene = Scene(live=(ANN,), orphan=0)
+    scene.run(1.0)
+    scene.lineages.recover()
+    if how == "quorum":
+        scene.link(BEN)
+        scene.run(1.0)
+        scene.lose(BEN)
+    else:
+        step(scene.replica)
+        scene.fly = scene.next_round()
+        scene.lineages.advance()
+    scene.run(100.0)
+    assert not scene.forks and not scene.take(Found)
+
+
+@pytest.mark.parametrize("caller", [ANN, STRANGER])
+def test_peer_that_waits_for_ever_joins_a_founding_that_a_member_has_begun(caller):
+    scene = Scene(live=(caller,), orphan=0)
+    scene.run(5.0)
+    scene.hear_found(caller, ME, caller)
+    scene.run(0.5)
+    assert [fork.members for fork in scene.forks] == ([(ME, ANN)] if caller == ANN else [])
+
+
+def test_founder_that_fetches_the_state_of_a_faster_one_reports_the_lineage_once():
+    scene = Scene(live=(ANN,), orphan=0)
+    scene.run(1.0)
+    scene.lineages.recover()
+    scene.run(0.5)
+    assert scene.take(Found) and not scene.events
+    fork = branch(ME, ANN)[-1].fork
+    scene.replica.found(fork)
+    scene.fly = scene.next_round()
+    for _ in range(2):
+        scene.lineages.advance()
+    assert [name for name, _ in scene.events] == ["lineage", "alarm"]
+    assert scene.events[0][1]["lineage"] == name_of_fork(fork).hex()
+
+
 @pytest.mark.parametrize("why", ["no state", "complete", "diverged"])
 def test_peer_with_nothing_to_continue_founds_no_lineage(why):
     scene = Scene(live=())

@@ -19,6 +19,7 @@ from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.peer.stalls import recover, stalls
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.frame import Frame, sign_message
@@ -446,7 +447,10 @@ def test_refused_connection_is_no_death_for_the_quorum():
     assert not scene.session.catch_up.gone and agreement.able
 
 
-@pytest.mark.parametrize(("exchange", "end"), [("", "; a lineage continues in 8 s"), ("orphan = 0\n", "")])
+@pytest.mark.parametrize(
+    ("exchange", "end"),
+    [("", "a lineage continues in 8 s"), ("orphan = 0\n", "`thinwire recover` continues without them")],
+)
 def test_session_without_a_quorum_tells_for_whom_and_until_when_it_waits(exchange, end):
     scene = Scene(exchange=exchange)
     assert scene.session.stalled() == ""
@@ -456,4 +460,12 @@ def test_session_without_a_quorum_tells_for_whom_and_until_when_it_waits(exchang
     scene.session.on_tick()
     scene.now += 2.0
     first, second = (short(peer) for peer in scene.session.current.agreement.terms.members if peer in (ANN, BEN))
-    assert scene.session.stalled() == f"no quorum for 2 s: waiting for {first}, {second}{end}"
+    assert scene.session.stalled() == f"no quorum for 2 s: waiting for {first}, {second}; {end}"
+    peer = SimpleNamespace(ready=True, session=scene.session, environment=SimpleNamespace(now=lambda: scene.now))
+    (stall,) = stalls(peer)
+    assert set(stall.absent) == {ANN.hex(), BEN.hex()} and set(stall.absent) < set(stall.members)
+    assert set(stall.founders) == set(stall.members) - set(stall.absent)
+    assert (stall.seconds, stall.until, stall.obstacle) == (2.0, None if exchange else 8.0, "")
+    assert recover(peer) == 1 and stalls(peer)[0].until == 0.0
+    scene.session.current.agreement.overtaken()
+    assert "another state" in stalls(peer)[0].obstacle

@@ -1,0 +1,50 @@
+"""Waits of a peer for a quorum, and their end by hand."""
+
+from __future__ import annotations
+
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.status import Stall
+
+
+def stalls(peer: Peer) -> tuple[Stall, ...]:
+    """Return the waits of a peer for a quorum, by fragment.
+
+    Empty if quorums are here, or if the method needs none.
+    """
+    now = peer.environment.now()
+    return tuple(_stall(link, now) for link in _waiting(peer))
+
+
+def recover(peer: Peer) -> int:
+    """Found lineages without a quorum, and wait no longer; return in how many fragments."""
+    waiting = _waiting(peer)
+    for link in waiting:
+        link.lineages.recover()
+    return len(waiting)
+
+
+def _waiting(peer: Peer) -> list[RoundSession]:
+    if not peer.ready or not peer.session.stalled():
+        return []
+    return [link for link in peer.session.links.values() if link.lineages.since is not None]
+
+
+def _stall(link: RoundSession, now: float) -> Stall:
+    agreement, lineages, members = link.current.agreement, link.lineages, link.replica.members
+    here = [peer for peer in members if peer in link.live and peer not in agreement.silent]
+    obstacle = ""
+    if link.states.held:
+        obstacle = "a state is being fetched"
+    elif agreement.diverged:
+        obstacle = "most of the members have another state, which must be fetched"
+    return Stall(
+        fragment=link.fragment,
+        round=link.replica.round,
+        members=tuple(peer.hex() for peer in members),
+        absent=tuple(peer.hex() for peer in agreement.absent if peer != link.me),
+        founders=tuple(peer.hex() for peer in sorted({link.me, *here})),
+        seconds=max(0.0, now - (lineages.since or 0.0)),
+        until=None if lineages.until is None else max(0.0, lineages.until - now),
+        obstacle=obstacle,
+    )

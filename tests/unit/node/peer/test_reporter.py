@@ -1,0 +1,46 @@
+"""Reports of a peer: its alarms until the end of the process."""
+
+from types import SimpleNamespace
+
+from thinwire.node.peer.reporter import INFO, WARNING, Reporter
+from thinwire.swarm.lineage import name_of_fork
+from thinwire.swarm.messages.registry import LIFE, Era, Fork
+
+IDS = tuple(bytes([number]) * 32 for number in range(3))
+FORK = Fork(4, b"b" * 32, IDS, IDS[:1], b"l" * LIFE, ())
+NAME, TEXT = name_of_fork(FORK).hex(), "1 of 3 members continue as lineage 3f9ab210 since round 4"
+
+
+def peer(*chain):
+    eras = tuple(map(Era, chain))
+    replica = SimpleNamespace(round=5, members=IDS, chain=eras, lineage=name_of_fork(chain[-1]))
+    replica.each = lambda layout: [(0, replica, layout)]
+    return SimpleNamespace(ready=True, replica=replica, layout=None)
+
+
+def reporter():
+    lines = []
+    said = Reporter(lambda kind, fields: None, say=lambda *line: lines.append(line), wall=lambda: 0.0)
+    return said, lines
+
+
+def test_summary_names_the_lineage_and_each_alarm_once():
+    report, lines = reporter()
+    report.emit("lineage", {"lineage": NAME, "detail": TEXT})
+    for text in (TEXT, "no checkpoint: no space", "no checkpoint: no space"):
+        report.emit("alarm", {"detail": text})
+    lines.clear()
+    report.summary(peer(Fork(0, bytes(32), (), IDS, b"", ()), FORK))
+    past = TEXT.replace("continue", "continued")
+    assert lines == [
+        (INFO, f"ended in lineage {NAME[:8]}"),
+        (WARNING, f"alarm of this run: {past}"),
+        (WARNING, "alarm of this run: no checkpoint: no space"),
+    ]
+
+
+def test_summary_of_a_run_without_alarms_is_empty():
+    report, lines = reporter()
+    report.summary(peer(Fork(0, bytes(32), (), IDS, b"", ())))
+    report.summary(SimpleNamespace(ready=False))
+    assert lines == []
