@@ -82,7 +82,7 @@ class CatchUp:
         if self.behind.is_set():
             return
         fly, lineages, patience = self._current(), self._lineages(), self._round_factory.patience
-        if lineages.prevailing():
+        if lineages.prevailing() and lineages.adoptable() is None:
             self._give_way(fly)
         proved, committed = bool(lineages.ahead()), fly.agreement.commit is not None
         if not proved:

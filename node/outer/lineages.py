@@ -220,6 +220,16 @@ class Lineages:
         ours = self._replica.chain
         return [peer for peer, chain in self._chains.items() if self._of_ours(chain) and later(chain, ours)]
 
+    def adoptable(self) -> Fork | None:
+        """Return the fork of a prevailing lineage that was founded with our state; the next tick takes it up."""
+        ours = self._replica.chain
+        for peer in sorted(self.prevailing()) if self.since is not None else ():
+            chain = self._chains[peer]
+            fork = chain[-1].fork
+            if len(chain) == shared(chain, ours) + 1 == len(ours) + 1 and fork.base == self._replica.digest:
+                return fork
+        return None
+
     # --- our own
 
     def on_found(self, peer: PeerId, message: Found, signature: bytes) -> None:
@@ -248,13 +258,9 @@ class Lineages:
             return
         if self.since is None:
             self.since = self._lacking[1] if lost else now
-        base = self._replica.digest
-        for peer in sorted(self.prevailing()):
-            chain, ours = self._chains[peer], self._replica.chain
-            fork = chain[-1].fork
-            if len(chain) == shared(chain, ours) + 1 == len(ours) + 1 and fork.base == base:
-                self._begin(fork)  # It was founded with the state that we have.
-                return
+        if (fork := self.adoptable()) is not None:
+            self._begin(fork)
+            return
         if agreement.diverged:
             return
         called = bool(self._live.intersection(self._begun.stated).intersection(self._replica.members))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +63,7 @@ class Daemon:
     def __init__(self, home: Path) -> None:
         self.home, self.name = home, home.name
         self.program: tuple[str, ...] = (COMMAND,)
+        self.host = "127.0.0.1"
         self.process: subprocess.Popen[bytes] | None = None
         self.events: list[Event] = []
         self.lives: list[int] = []
@@ -195,6 +197,12 @@ class Daemon:
     def kill(self) -> float:
         return self.signal(signal.SIGKILL)
 
+    def lose_folder(self, *, key: bool = False) -> None:
+        """Remove the run folder, or with `key` all of the home; the process has ended. `events` remain."""
+        self.poll()
+        shutil.rmtree(self.home if key else directories(self.home).runs)
+        self._offset = 0
+
     def exit(self, cap: float = CAP) -> int:
         """Its exit code."""
         try:
@@ -245,14 +253,16 @@ class Machine:
 
     def found(self, name: str, *more: object) -> Daemon:
         """`thinwire start`."""
-        return self.daemon(name).run("start", self.manifest, *self._common(), *more)
+        daemon = self.daemon(name)
+        return daemon.run("start", self.manifest, *self._common(daemon), *more)
 
     def join(self, name: str, invite: str, *more: object) -> Daemon:
         """`thinwire join`."""
-        return self.daemon(name).run("join", invite, *self._common(), *more)
+        daemon = self.daemon(name)
+        return daemon.run("join", invite, *self._common(daemon), *more)
 
-    def _common(self) -> list[object]:
-        return ["--host", "127.0.0.1", "--threads", "1", "--log", "plain", "--data", self.text]
+    def _common(self, daemon: Daemon) -> list[object]:
+        return ["--host", daemon.host, "--threads", "1", "--log", "plain", "--data", self.text]
 
     def check(self) -> int:
         """Check that each round has one digest on all peers with its state; return the number of compared rounds."""

@@ -57,6 +57,15 @@ def test_survivors_of_a_lost_majority_continue(kind, peers, lost):
     _check(run, [peer for peer in range(peers) if peer not in lost], kind)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_all_survivors_report_the_lineage_and_keep_their_training(seed):
+    """The one that completes the founding first announces the lineage, and the other is no newcomer to it."""
+    run = played(short_rounds(5, _loss("killed", (0, 1, 2)), seconds=40.0, seed=seed))
+    for survivor in (3, 4):
+        kinds = [event.name for event in run.journal.events if event.peer == survivor and event.at > AT]
+        assert kinds.count("lineage") == 1 and "synced" not in kinds
+
+
 @pytest.mark.parametrize(
     ("kind", "second"),
     [

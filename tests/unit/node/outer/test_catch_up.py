@@ -26,7 +26,7 @@ class Here:
 
     def __init__(self, *, chain=OURS, fetched=()):
         self.now, self.told, self.asked, self.accepts, self.dropped = 100.0, [], [], [], []
-        self.ahead, self.prevailing = [], []
+        self.ahead, self.prevailing, self.adoptable = [], [], None
         self.states = SimpleNamespace(without=set(), fetch=self._fetch, offered=True, forget=lambda *peers: None)
         agreement = SimpleNamespace(commit=None, ready={}, overtaken=lambda: None)
         self.fly = SimpleNamespace(round=4, moved=0.0, forsaken=False, pump=lambda: None, agreement=agreement)
@@ -36,6 +36,7 @@ class Here:
         lineages = SimpleNamespace(
             ahead=lambda: self.ahead,
             prevailing=lambda: self.prevailing,
+            adoptable=lambda: self.adoptable,
             ask=self.asked.append,
             drop=self.dropped.append,
             gives_way=lambda other: other == BETTER,
@@ -105,6 +106,12 @@ def test_prevailing_lineage_is_followed_at_once():
     here = Here()
     here.prevailing = [ANN]
     assert here.look(0.0)
+
+
+def test_prevailing_lineage_founded_with_our_state_is_not_fetched():
+    here = Here()
+    here.prevailing, here.adoptable = [ANN], BETTER[0].fork
+    assert not here.look(0.0)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from kit.round_harness import FakeSendQueue, hashes_of
+from thinwire.collectives.consensus.chain import encode, founded
 from thinwire.collectives.consensus.proposal import name_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.rounds.payload import room
@@ -23,7 +24,7 @@ from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.identity import Identity, short
-from thinwire.swarm.lineage import name_of_fork
+from thinwire.swarm.lineage import lineage_of, name_of_fork
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import (
     MAX_GROUP,
@@ -35,6 +36,7 @@ from thinwire.swarm.messages.registry import (
     Decline,
     Fork,
     Found,
+    Head,
     Leave,
     Open,
     Prepare,
@@ -246,6 +248,21 @@ def test_votes_of_another_lineage_are_forgotten_with_the_life_unless_we_founded_
     scene.session.advance()
     assert (store.life == first) == same
     assert scene.session.current.agreement.terms.lineage == scene.replica.lineage
+
+
+def test_peer_without_a_quorum_takes_up_a_lineage_founded_with_its_state_and_fetches_nothing():
+    """The other founder announces the lineage before our next tick; our training since the fork goes on."""
+    scene = Scene()
+    for peer in (ANN, BEN, CAT):
+        scene.session.live.discard(peer)
+        scene.session.on_link_down(peer, gone=False)
+    scene.session.on_tick()
+    chain = founded(scene.replica.chain, lone_fork(scene, ANN, bytes([9]) * 16))
+    scene.on_message(ANN, Head(scene.replica.round, 0, lineage_of(chain)), encode(chain))
+    assert not scene.session.catch_up.behind.is_set()
+    scene.session.on_tick()
+    assert scene.replica.chain == chain
+    assert [name for name, _ in scene.events if name in ("lineage", "alarm")] == ["lineage", "alarm"]
 
 
 @pytest.mark.parametrize(("sequence", "attempt"), [(5_000, 6), (1000 * (2**30 + 7), 2**30 + 8), (1000 * 2**31, 1)])
