@@ -495,7 +495,6 @@ STILL_ACCESS = {
     "tests/unit/node/methods/noloco/test_loop.py": 1,
     "tests/unit/node/outer/test_state_server.py": 2,
     "tests/unit/node/peer/test_lifecycle.py": 2,
-    "tests/unit/node/peer/test_peer.py": 4,
     "tests/unit/node/pipeline/groups/test_stage_assignment.py": 1,
     "tests/unit/node/pipeline/model/test_frozen_embedding.py": 5,
     "tests/unit/node/training/test_corpus.py": 1,
