@@ -462,7 +462,6 @@ STILL_ACCESS = {
     "tests/simulator/scenario/test_faults.py": 1,
     "tests/benchmarks/test_fixed_group.py": 7,
     "tests/swarms/allreduce/test_operations.py": 6,
-    "tests/swarms/membership/test_joiners.py": 2,
     "tests/swarms/membership/test_lifecycle.py": 3,
     "tests/swarms/membership/test_single_history.py": 1,
     "tests/swarms/methods/test_concurrent_fragments.py": 5,
