@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from thinwire.collectives.outcome import Outcome
-from thinwire.node.state.fragments import fragments_of
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.invariants.always import LOOK_SECONDS
 from thinwire.sims.invariants.on_commit import Violation
@@ -21,9 +20,8 @@ from thinwire.sims.invariants.swarm import SwarmInvariants
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import SimNet
 from thinwire.sims.peers import byzantine
-from thinwire.sims.peers.learners import CORPUS, StubLearner, TorchLearner
+from thinwire.sims.peers.learner_factory import LearnerFactory
 from thinwire.sims.peers.machine import Machine, Played
-from thinwire.sims.peers.pipeline_learners import staged
 from thinwire.sims.results.journal import WORLD, Journal, PeerSample, Watch, fault_fields
 from thinwire.sims.scenario.faults import LIES, Fault, draw
 from thinwire.sims.scenario.scenario import Scenario
@@ -35,7 +33,6 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import sign
 from thinwire.swarm.membership.presets import WAN, Preset
 from thinwire.swarm.messages.registry import PeerId
-from thinwire.swarm.method_specs.streaming import Streaming
 
 ENCODED = 16
 """Largest swarm whose frames travel as signed bytes; in larger ones they are passed by reference."""
@@ -128,6 +125,7 @@ class SimWorld:
         self.violations: list[Violation] = []
         self.trace = ""
         self._watch, self._first, self.folder = watch, first, folder
+        self._learners = LearnerFactory(scenario, folder)
         indices: dict[PeerId, int] = {}
         self.net = SimNet(
             scenario.seed,
@@ -242,43 +240,16 @@ class SimWorld:
 
     def learner(self, machine: Machine, manifest: Manifest) -> Played:
         """Return the learner of a peer's process."""
-        spec = machine.spec
-        learner: Played
-        if self.scenario.compute == "torch":
-            learner = TorchLearner(manifest, self._text(), self.folder, spec.step_seconds)
-        else:
-            learner = StubLearner(manifest, self.scenario.parameters, machine.index, spec.step_seconds)
-        return self._observed(machine, manifest, learner)
+        return self._observed(machine, self._learners.whole(machine.spec, manifest))
 
     def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> Played:
         """Return the learner of a peer that holds a stage."""
         assert machine.process is not None
-        learner = staged(
-            machine.process.peer,
-            manifest,
-            vocab,
-            seat,
-            step_seconds=machine.spec.step_seconds,
-            text=self._text(),
-            cache=self.folder,
-            memory=machine.spec.memory,
-        )
-        return self._observed(machine, manifest, learner)
+        return self._observed(machine, self._learners.stage(machine.process.peer, machine.spec, manifest, vocab, seat))
 
-    def _observed(self, machine: Machine, manifest: Manifest, learner: Played) -> Played:
-        learner.overlaps = manifest.overlap > 0
-        if isinstance(manifest.outer, Streaming):
-            parts = fragments_of(manifest, learner.layout)
-            learner.firsts = tuple(part.spans[0][0] for part in parts)
+    def _observed(self, machine: Machine, learner: Played) -> Played:
         learner.on_encode = lambda theta, trained: self.invariants.encoded(machine, learner, theta, trained)
         return learner
-
-    def _text(self) -> Path:
-        """Return a text to train on."""
-        text = self.folder / "text.txt"
-        if not text.exists():
-            text.write_text(CORPUS * 400)
-        return text
 
     def gathering(self, machine: Machine) -> int:
         """Return the number of peers that the founder waits for: those that arrive at the start."""
