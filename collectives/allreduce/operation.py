@@ -2,7 +2,7 @@
 
 Peers call an operation by a name and a number. The first caller has no group yet, so there are two phases. First the
 callers find each other and settle on a group: see `rendezvous`. Then the operation is a round like any other with that
-group as its members: see `collectives/consensus` and `ShardedReduce`. Later callers get the result without being
+group as its members: see `group_round`. Later callers get the result without being
 members. A peer fails if at least as many callers want something else as want the same.
 
 Two groups can be named at once, if a leader dies at that moment, if links are missing, or if one member waits less long
@@ -14,52 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import cast
 
-import blake3
-import msgspec
-from thinwire.collectives.aggregation import mean
-from thinwire.collectives.allreduce.dtypes import Elements
+from thinwire.collectives.allreduce.group_round import LocalPart, group_round, key_of
 from thinwire.collectives.allreduce.rendezvous import PeerContext, Rendezvous
-from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.timing import GIVE_UP
-from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.pending_frames import PendingFrames
-from thinwire.compression.core.codec import Codec
-from thinwire.compression.core.types import Buffer
-from thinwire.swarm.frame import Frame, sign_message, verify_message
-from thinwire.swarm.messages.registry import MAX_GROUP, OPERATIONS, Ask, Call, Message, Over, PeerId, Plan, Ready
-from thinwire.swarm.rendezvous_hash import leader_order
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import MAX_GROUP, Ask, Call, Over, PeerId, Plan, Ready
 
 LOGGER = logging.getLogger(__name__)
 
-MAX_CALL_WEIGHT = 2**31
-"""Largest weight of one peer in a mean that a user calls.
-
-A larger claim of another peer counts as this much.
-"""
-
-
 UNABLE = 4
 """Patiences without progress after which an operation fails if no quorum of its group is reachable."""
-
-
-@dataclass(frozen=True, slots=True)
-class LocalPart:
-    """This peer's input: encoded chunks in grid order with their hashes, their grid and arithmetic."""
-
-    payloads: Sequence[Buffer]
-    hashes: bytes
-    weight: int
-    grid: Grid
-    elements: Elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,49 +259,16 @@ class Operation:
         place, (round, fragment) = self._place, self.key
         again = self.fly is not None or place.me not in group or not self._witness
         self.group, self._started, self._voted = group, place.now(), False
-        seed = blake3.blake3(
-            b"".join((place.run_id, round.to_bytes(8, "big"), fragment.to_bytes(8, "big"), *group))
-        ).digest()
-        terms = RoundTerms(
-            round,
-            fragment,
-            leader_order(seed, group, round, fragment),
-            seed,
-            blake3.blake3(msgspec.msgpack.encode(self.plan)).digest(),
-            min_peers=self.plan.least,
-            max_weight=MAX_CALL_WEIGHT,
-            grace=self._patience,
+        fly = group_round(
+            place,
+            group,
+            self.key,
+            self.plan,
+            self._share,
             patience=self._patience,
-            chunks=len(self._share.grid),
-        )
-        agreement = Agreement(
-            place.me,
-            terms,
-            sign=lambda message: sign_message(message, b"", place.identity, place.run_id),
-            verify=self._verify,
-            live=place.live,
             witness=self._witness,
-        )
-        exchange = ShardedReduce(
-            agreement,
-            codec=cast(Codec, self._share.elements),  # a ShardedReduce uses only methods that Elements has
-            grid=self._share.grid,
-            rule=mean,
-            seed=seed,
-            send_queue=place.send_queue,
-            now=place.now,
-            usual={},
-            phase=self._phase,
-            reducer=self._share.elements,
-        )
-        fly = Round(
-            agreement,
-            exchange,
-            send_queue=place.send_queue,
-            now=place.now,
             attempt=self._attempt,
             phase=self._phase,
-            link=place.link,
         )
         self.fly = fly
         self.call()
@@ -344,14 +281,9 @@ class Operation:
         for peer, frame in self._stash.take():
             message = frame.message
             if not (
-                self._withdrew and isinstance(message, Ready) and message.base != seed
+                self._withdrew and isinstance(message, Ready) and message.base != fly.agreement.terms.base
             ):  # messages of the abandoned group
                 fly.on_frame(peer, frame)
-
-    def _verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
-        place = self._place
-        key = place.identity.public_key if peer == place.me else place.key_of(peer)
-        return key is not None and verify_message(message, signature, key, place.run_id)
 
     def _phase(self, round: int, name: str) -> None:
         self._voted |= name == "vote"
@@ -412,18 +344,3 @@ class Operation:
         if not self.ended.done():
             self.ended.set_result(ended)
             self.ended_at = self._place.now()
-
-
-def key_of(name: str, number: int) -> tuple[int, int]:
-    """Return round and fragment of an operation's messages.
-
-    They are 47 bits of the hash of its name, plus its number.
-    """
-    first, fragment = _first_key(name)
-    return (first + number) % 2**32, fragment
-
-
-@lru_cache(maxsize=4096)  # called for every stored operation and every frame
-def _first_key(name: str) -> tuple[int, int]:
-    digest = blake3.blake3(name.encode()).digest()
-    return int.from_bytes(digest[2:6], "big"), OPERATIONS | int.from_bytes(digest[:2], "big") % OPERATIONS

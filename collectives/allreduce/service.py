@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection
 from statistics import median_high
 from typing import TypeVarTuple
 
-from thinwire.collectives.allreduce.operation import LocalPart, Operation, OperationResult, key_of
+from thinwire.collectives.allreduce.group_round import LocalPart, key_of
+from thinwire.collectives.allreduce.operation import Operation, OperationResult
 from thinwire.collectives.allreduce.rendezvous import PeerContext
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import OPERATIONS, Call, Commit, Message, Over, PeerId, Plan

@@ -150,7 +150,7 @@ class BackgroundPeer:
         )
         self.emit("ready", {"round": self.peer.replica.round, "parameters": layout.total})
         self.ask(self._services.follow)
-        self.steps = self.peer.steps(0.0)
+        self.steps = self.peer.workload.steps(0.0)
         self._report.phase = "training"
         self._exchanged_at = self.peer.environment.now()
 
@@ -176,7 +176,7 @@ class BackgroundPeer:
     @property
     def overlap(self) -> int:
         """Inner steps to make while an exchange is in progress; 0 if training waits for it."""
-        return self.peer.overlap
+        return self.peer.workload.overlap
 
     @property
     def overtaken(self) -> bool:
@@ -186,11 +186,11 @@ class BackgroundPeer:
     @property
     def gathers(self) -> bool:
         """True if the next round only makes the present peers members: the first round of "merge"."""
-        return self.peer.ready and self.peer.gathers
+        return self.peer.ready and self.peer.workload.gathers
 
     def gather(self) -> RoundReport:
         """Run that round: all peers contribute their initial parameters."""
-        return self.exchange(steps=0, weight=self.peer.idle_weight)
+        return self.exchange(steps=0, weight=self.peer.workload.idle_weight)
 
     def exchange(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport:
         """Run one round after `steps` inner steps on `weight` samples, see `OuterLoop.sync`."""
@@ -270,7 +270,7 @@ class BackgroundPeer:
         finally:
             if not peer.manifest.overlap:
                 self._exchanged_at = now()
-            self.steps = peer.steps(self._report.speed)
+            self.steps = peer.workload.steps(self._report.speed)
         missing = {who.hex(): reason for who, reason in outcome.missing.items()}
         committed = outcome.commit is not None
         # Compare last: the digest of a new round is computed later.

@@ -22,7 +22,7 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.peer_services import PeerServices
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.runtime.asyncio_extra import Work, cancelled
-from thinwire.node.training.learner import NOTHING, Learner, StepReport, WorkShare, together
+from thinwire.node.training.learner import NOTHING, Learner, StepReport, together
 from thinwire.swarm.manifest.manifest import Manifest
 
 ABANDON_SECONDS = 5.0
@@ -135,7 +135,7 @@ class PeerLifecycle:
             self._invited(invite.code())
         await self._gather()
         last = self._last or peer.manifest.run.rounds
-        while not self.stopping and not (last and peer.over(last)):
+        while not self.stopping and not (last and peer.workload.over(last)):
             if await self._round(learner):
                 await self._services.checkpoint(learner.private)
             if self._moves(learner):
@@ -176,11 +176,10 @@ class PeerLifecycle:
     async def _round(self, learner: Learner) -> bool:
         """Run inner steps and an exchange; return True if a round was committed."""
         peer, report, tail = self.peer, self.report, self._tail
-        report.phase, count = "training", max(0, peer.steps(report.speed) - tail.steps)
-        lease = peer.lease()
-        place, at = peer.place(), peer.position() + tail.steps
-        learner.assign(WorkShare(place, peer.identity.peer_id, peer.replica.round, lease, at))
-        if lease is not None and (self._tokens or not lease):
+        report.phase, count = "training", max(0, peer.workload.steps(report.speed) - tail.steps)
+        share = peer.workload.share(tail.steps)
+        learner.assign(share)
+        if share.lease is not None and (self._tokens or not share.lease):
             # Tokens that went into no round yet wait for the next one; a peer without a lease has nothing to do.
             count = 0
         # A commit without us, and the end of the run, end the steps: they start from an old state.
@@ -195,7 +194,7 @@ class PeerLifecycle:
             return False
         await peer.rounds.settled()
         loss, before = done.loss if done.steps and not math.isnan(done.loss) else report.loss, peer.replica.contents
-        weight = self._tokens or peer.idle_weight
+        weight = self._tokens or peer.workload.idle_weight
         outcome, _ = await self._services.exchange(steps=tail.steps + count, weight=weight, loss=loss)
         past = outcome.commit is not None or outcome.dropped or outcome.taken
         # Without a barrier the state may have changed through rounds of others. A round that was just made has no
@@ -227,7 +226,7 @@ class PeerLifecycle:
         """Make inner steps while a round is in progress; its commit is no reason to end them."""
         learner, self._interrupt, self._exchanging = self._learner, asyncio.Event(), True
         assert learner is not None
-        number, wanted, tail = self.peer.replica.round, self.peer.overlap, NOTHING
+        number, wanted, tail = self.peer.replica.round, self.peer.workload.overlap, NOTHING
         while tail.steps < wanted and not (self.stopping or self._interrupt.is_set()):
             # One by one, so that the outer step can be made in between; then the rest at once.
             settled = self.peer.replica.round > number

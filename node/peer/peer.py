@@ -13,40 +13,36 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import torch
-from thinwire.collectives.transport.interface import Contact, Transport
+from thinwire.collectives.transport.interface import Transport
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST
-from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm, knock, welcome
-from thinwire.node.membership.known_peers_file import replace_file
+from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm
 from thinwire.node.membership.presence import Family, Handler, Presence
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
-from thinwire.node.methods.registry import check_codec, fitted, method_of
+from thinwire.node.methods.registry import fitted, method_of
 from thinwire.node.outer.lineages import continue_alone, report
 from thinwire.node.outer.round_loop import Lost, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.peer.admission import Admission
 from thinwire.node.peer.known_peers import KnownPeers, contacts
+from thinwire.node.peer.workload import Workload
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.checkpoint_store import CheckpointStore, SaveOutcome
 from thinwire.node.state.checkpointer import Checkpointer
-from thinwire.node.state.data_ledger import DataLease
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import ParameterWrite, Read, Replica
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.state.vote_file import VoteFile
-from thinwire.node.training.step_balancing import FRESH, steps_by_power
-from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity, peer_id_of, short
 from thinwire.swarm.identity.invite import MAX_SEEDS, Invite, Seed
-from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
 from thinwire.swarm.identity.stage_claim import Seating, seating
-from thinwire.swarm.manifest.manifest import ManifestError, ManifestMismatch
+from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 from thinwire.swarm.manifest.parser import SignedManifest
 from thinwire.swarm.membership.presets import Preset
-from thinwire.swarm.membership.roster import Roster
-from thinwire.swarm.messages.registry import VERSION, Fork, Hello, PeerId, Refuse, Welcome
+from thinwire.swarm.messages.registry import Fork
 
 PATIENCE = 2.0
 """Least patience of a round, in seconds without progress."""
@@ -60,6 +56,7 @@ class Peer:
 
     session: RoundSession
     rounds: RoundLoop
+    workload: Workload
     replica: Replica
     layout: Layout
 
@@ -74,24 +71,16 @@ class Peer:
         site: str = "",
     ) -> None:
         self.identity, self.run_id = identity, run_id
-        self.transport: Transport
-        self.signed: SignedManifest
         self.private: PrivateState | None = None
         """Private state of the checkpoint that `take_up` found, for the inner optimizer and the data."""
-        self.environment, self._directory, self._preset, self.emit, self._site = (
-            environment,
-            directory,
-            preset,
-            emit,
-            site,
-        )
+        self.environment, self._directory, self.emit = environment, directory, emit
         self._held: Collection[int] | None = None
         self._recover: Lost | None = None
         self._tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
         self.ready = False
-        """True if the session exists, with rounds, a replica and a roster."""
-        self._running: asyncio.Task[None] | None = None
+        """True if the session exists, with rounds, a workload, a replica and a roster."""
         self.known_peers = KnownPeers(directory.path / "anchors.json", environment)
+        self.admission = Admission(identity, run_id, environment, directory, self.known_peers, preset, self._seen, site)
         self.checkpointer = Checkpointer(
             CheckpointStore(directory.checkpoints, environment.disk, identity), run_id, environment, emit
         )
@@ -100,92 +89,26 @@ class Peer:
 
     async def found(self, signed: SignedManifest, open_transport: OpenTransport) -> bool:
         """Found a run, or return to it, see `KnownPeers.come_back`. Raises NoSwarm, Refused."""
-        self._take(signed)
-        await self._open(open_transport)
-        return await self.known_peers.come_back(self._knock)
+        return await self.admission.found(signed, open_transport)
 
     async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
         """Find the swarm of an invite within `search` seconds. Raises NoSwarm, Refused, ManifestMismatch."""
-        await self._open(open_transport)
-        seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
-        refusal = await self._knock((*seeds, *self.known_peers.known()), search, ())
-        if refusal is not None:
-            raise refusal
+        await self.admission.arrive(invite, open_transport, search)
 
-    async def _open(self, open_transport: OpenTransport) -> None:
-        self.transport = await open_transport(self._admit)
-        record = PeerRecord.create(
-            self.identity,
-            run_id=self.run_id,
-            addresses=self.transport.addresses()[:8],
-            sequence=int(self.environment.wall() * 1000),
-            issued=int(self.environment.wall()),
-        )
-        self.transport.learn(record)
-        roster = Roster(
-            self.identity,
-            record,
-            run_id=self.run_id,
-            preset=self._preset,
-            rng=self.environment.rng,
-            now=self.environment.now(),
-            wall=lambda: int(self.environment.wall()),
-        )
-        environment = self.environment
-        self.presence = Presence(
-            self.transport,
-            roster,
-            now=environment.now,
-            emit=self._seen,
-            site=self._site,
-            aside=environment.aside,
-            wall=environment.wall,
-        )
-        self._running = asyncio.create_task(self.presence.run())
+    @property
+    def transport(self) -> Transport:
+        """The network, once the first stage has opened it."""
+        return self.admission.transport
 
-    async def _knock(self, contacts: Sequence[Contact], seconds: float, lasting: Sequence[str]) -> HintedError | None:
-        def hello() -> Hello:
-            return Hello(VERSION, self.run_id, self.presence.roster.record.wire)
+    @property
+    def presence(self) -> Presence:
+        """Links, membership and routing of messages, once the first stage has opened them."""
+        return self.admission.presence
 
-        return await knock(
-            contacts, hello, self._welcome, self.transport, self.environment, seconds=seconds, lasting=lasting
-        )
-
-    def _welcome(self, told: Welcome) -> None:
-        self._take(SignedManifest(told.manifest, told.author, told.manifest_signature))
-        for wire in (told.record, *told.records):
-            try:
-                record = PeerRecord.parse(wire, run_id=self.run_id, now=int(self.environment.wall()))
-                self.presence.roster.learn(record, self.environment.now())
-            except RecordError as error:
-                self.emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
-
-    def _take(self, signed: SignedManifest) -> None:
-        """Check the run's manifest and store its text for tools that read checkpoints without a peer.
-
-        Raises ManifestMismatch.
-        """
-        manifest = signed.verify(self.run_id)
-        try:
-            check_codec(manifest, "the swarm's manifest")
-        except ManifestError as error:  # The author's version allowed what this version refuses.
-            raise ManifestMismatch(str(error), "the swarm may run another version of thinwire") from None
-        self.manifest = manifest
-        self.signed = signed
-        for warning in self.manifest.warnings():
-            self.emit("alarm", {"detail": warning})
-        try:
-            replace_file(self._directory.manifest, self.environment.disk, signed.toml)
-        except OSError as error:
-            self.emit("alarm", {"detail": f"cannot write {self._directory.manifest}: {error.strerror}"})
-
-    def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
-        """Decide on the admission of a stranger whose record has been checked."""
-        if not hasattr(self, "signed"):
-            return Refuse("busy", "still looking for the swarm; knock again")
-        roster = self.presence.roster
-        roster.learn(record, self.environment.now())
-        return welcome(self.signed, roster, record.peer_id, self.environment.rng)
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the run, once the first stage has it."""
+        return self.admission.manifest
 
     # Second stage: the model
 
@@ -262,10 +185,13 @@ class Peer:
             votes=votes.__getitem__,
             patience=PATIENCE,
             on_commit=on_commit,
-            founder=peer_id_of(self.signed.author),
+            founder=peer_id_of(self.admission.signed.author),
         )
         self.presence.attach(Family.ROUNDS, self.session)
         self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work, beside=beside)
+        self.workload = Workload(
+            self.manifest, self.identity.peer_id, replica=self.replica, session=self.session, rounds=self.rounds
+        )
         self.ready = True
         for fork in forks:
             report(fork, self.emit)
@@ -333,20 +259,8 @@ class Peer:
     @property
     def running(self) -> asyncio.Task[None]:
         """Task of the presence; it ends only with an error of our own."""
-        assert self._running is not None
-        return self._running
-
-    def place(self) -> tuple[PeerId, ...]:
-        """Return the peers that share the data: the members; before this peer is one, all present peers.
-
-        Before the first round the founder is the only member, but it must not take all shards.
-        """
-        replica = self.replica
-        # Peers that hold a later stage of the model do not need data: the first stage has all others.
-        members = replica.members_of(0) if self.manifest.pipeline.stages else replica.members
-        # In gossip runs the members are those of a pair.
-        settled = self.replica.alike and self.replica.round > 0 and self.identity.peer_id in members
-        return members if settled else self.session.roster.view.peers
+        assert self.admission.running is not None
+        return self.admission.running
 
     def announce(self, capabilities: int) -> None:
         """Announce our stage in our record, see swarm/identity/stage_claim.py."""
@@ -359,82 +273,13 @@ class Peer:
         records = [record for peer in peers if (record := roster.record_of(peer)) is not None]
         return seating(records, self.manifest.pipeline.stages)
 
-    def position(self) -> int:
-        """Return the number of inner steps before the next round, equal on all peers of the round."""
-        return self.manifest.steps_after(self.rounds.turn)
-
-    def over(self, rounds: int) -> bool:
-        """Return True if this number of rounds is complete.
-
-        A peer with some fragments also makes the steps of the other fragments' last rounds.
-        """
-        return self.replica.round >= rounds and (self.replica.complete or self.rounds.turn >= rounds)
-
-    def steps(self, speed: float) -> int:
-        """Return the inner steps of the next round at a speed in tokens/s; 0 if that is unknown."""
-        outer = self.manifest.outer
-        if self.gathers:
-            return 0
-        if outer.step_ratio == 1.0:
-            return self.manifest.pace - self._cut
-        oldest = self.replica.round - FRESH
-        others = [theirs for _, theirs, number in list(self.session.stats.values()) if number > oldest]
-        return steps_by_power(speed, others, outer.sync_every, outer.step_ratio)
-
-    @property
-    def overlap(self) -> int:
-        """Inner steps to make while an exchange is in progress."""
-        return min(self.manifest.overlap, self.manifest.pace - self._cut)
-
-    @property
-    def _cut(self) -> int:
-        return self.rounds.next_cut if self.ready else 0
-
-    def lease(self) -> DataLease | None:
-        """Return our data for the next round; None without a data ledger."""
-        replica, inner, me = self.replica, self.manifest.inner, self.identity.peer_id
-        if replica.ledger is None:
-            return None
-        samples, members = inner.batch * inner.accumulate, replica.members
-        if inner.global_batch and me in members:
-            share, larger = divmod(inner.global_batch, len(members))
-            samples = share + (members.index(me) < larger)
-        return replica.ledger.lease(members, me, replica.round, samples)
-
-    @property
-    def idle_weight(self) -> int:
-        """Weight of a contribution without training: one token if the round would otherwise have no tokens.
-
-        That is the round that only gathers peers, and, if only members may train, the round of joiners whose members
-        are gone.
-        """
-        members, roster, me = self.replica.members, self.session.roster, self.identity.peer_id
-        orphaned = not any(peer == me or roster.alive(peer) for peer in members)
-        return int(self.gathers or (orphaned and self.replica.ledger is not None))
-
-    @property
-    def gathers(self) -> bool:
-        """True if the next round only makes the present peers members, so that the merge waits for them."""
-        return self.manifest.outer.gathers_first and not self.replica.round
-
     def traffic(self) -> tuple[int, int]:
         """Return the bytes sent and received so far, including all overhead."""
         return self.transport.totals()
 
-    async def linger(self, seconds: float) -> None:
-        """Stay for at most `seconds`, until all present peers have the last round: they may fetch it here."""
-        until, last = self.environment.now() + seconds, self.manifest.run.rounds
-        # A peer with the last fragments only continues to count.
-        mine = min(self.replica.round, last or self.replica.round)
-        roster = self.session.roster
-        while self.environment.now() < until:
-            if not any(roster.alive(peer) and roster.progress_of(peer) < mine for peer in self.session.live):
-                return
-            await asyncio.sleep(0.1)
-
     async def leave(self) -> None:
         """Announce the departure and close everything."""
-        if self._running is None:
+        if self.admission.running is None:
             return
         if self.ready:
             self.session.leave()
@@ -443,15 +288,11 @@ class Peer:
 
     async def vanish(self) -> None:
         """Close everything without an announcement, like a killed process."""
-        if self._running is None:
-            return
         try:
             if self.ready:
                 await self.rounds.rest()
         finally:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
-            await self.presence.close()
+            await self.admission.close()
 
     def __repr__(self) -> str:
         return f"Peer({short(self.identity.peer_id)})"

@@ -198,9 +198,20 @@ class PeerServices:
         return failure or RuntimeError("the peer's presence has ended")
 
     async def linger(self) -> None:
-        """Wait while other peers fetch what they need from us."""
-        if self._peer.ready:
-            await self._peer.linger(LINGER_SECONDS)
+        """Stay for a while, until all present peers have the last round: they may fetch it here."""
+        peer = self._peer
+        if not peer.ready:
+            return
+        until, last = self._now() + LINGER_SECONDS, peer.manifest.run.rounds
+        # A peer with the last fragments only continues to count.
+        mine = min(peer.replica.round, last or peer.replica.round)
+        session = peer.session
+        while self._now() < until:
+            if not any(
+                session.roster.alive(other) and session.roster.progress_of(other) < mine for other in session.live
+            ):
+                return
+            await asyncio.sleep(0.1)
 
     async def leave(self) -> None:
         """Announce the departure, close everything, and record it."""

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from thinwire.collectives.consensus.chain import encode as encode_chain
 from thinwire.collectives.consensus.chain import extended, founded
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_of, next_members
-from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
 from thinwire.collectives.state_sync import FetchedState, state_digest
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.types import Buffer, Floats
-from thinwire.compression.device import Vector, empty, encoding_device, finite, placed, subtract_from
+from thinwire.compression.device import encoding_device
 from thinwire.compression.kernels.base import outer_step
+from thinwire.node.state.chunk_coder import ChunkCoder
 from thinwire.node.state.data_ledger import DataLedger
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.tensor_file import Array, Tensors
@@ -291,7 +291,12 @@ class Replica:
         `peers`: expected contributors of the round. Raises FloatingPointError if a parameter is not finite: such a
         contribution must not be sent.
         """
-        yield from self._encode_from(self.theta, read)
+        yield from self.coder.differences(self.theta, read)
+
+    @property
+    def coder(self) -> ChunkCoder:
+        """Coder of the vectors of the next round."""
+        return ChunkCoder(self.codec, self.grid, self._pool, self.device)
 
     @property
     def sent_codec(self) -> object:
@@ -317,42 +322,6 @@ class Replica:
     def rollback(self) -> None:
         """Forget a contribution whose round did not commit; the model still has its training."""
 
-    def _encode_from(self, origin: Floats, read: Read, share: float | None = None) -> Iterator[memoryview]:
-        """Encode `share` · (origin − model), chunk by chunk. Raises FloatingPointError."""
-        cut = self.grid
-        whole = self._vector(cut.chunk)
-        for index in range(len(cut)):
-            start, stop = cut.span(index)
-            delta = whole[: stop - start]
-            read(start, stop, delta)
-            subtract_from(origin[start:stop], delta)
-            if not finite(delta):
-                raise FloatingPointError(f"the pseudo-gradient is not finite in elements {start} to {stop}")
-            if share is not None:
-                delta *= float(np.float32(share))
-            yield self._encoded(delta)
-
-    def _encode_vector(self, vector: Floats) -> Iterator[memoryview]:
-        """Encode a vector, chunk by chunk."""
-        cut = self.grid
-        for index in range(len(cut)):
-            start, stop = cut.span(index)
-            yield self._encoded(placed(vector[start:stop], self.device))
-
-    def _encoded(self, delta: Vector) -> memoryview:
-        """A chunk's payload, in memory that is reused after its last use."""
-        payload = self._pool.lend(self.codec.nbytes(len(delta)))
-        encode(self.codec, delta, np.frombuffer(payload, np.uint8))
-        return payload
-
-    def _vector(self, size: int) -> Vector:
-        """`size` elements with arbitrary values where contributions are encoded."""
-        return self._floats(size) if self.device is None else empty(size, self.device)
-
-    def _floats(self, size: int) -> Floats:
-        """`size` elements with arbitrary values, in memory of the same kind."""
-        return np.frombuffer(self._pool.lend(4 * size), np.float32)
-
     def commit(self, outcome: Outcome, me: PeerId, since: Read | None = None) -> bool:
         """Commit the next round: record used data, make the outer step; return True if it made one.
 
@@ -373,17 +342,9 @@ class Replica:
     def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
         """Change the state by the decoded results of the round `opened`; return True if that was a step."""
         outer = self.outer
-        for low, high, mean in self._means(results):
+        for low, high, mean in self.coder.decoded(results):
             outer_step(self.theta[low:high], self.momentum[low:high], mean, *outer.sgd)
         return True
-
-    def _means(self, results: Sequence[Buffer]) -> Iterator[tuple[int, int, Floats]]:
-        """Yield decoded results for elements [low, high), in pieces; a piece is valid until the next one."""
-        mean, cut = self._floats(self.grid.chunk), self.grid
-        for index, payload in enumerate(results):
-            start, stop = cut.span(index)
-            self.codec.decode(payload, mean[: stop - start])
-            yield start, stop, mean[: stop - start]
 
     def advance(self, members: Sequence[PeerId], lives: bytes = b"") -> None:
         """End a round that has decided these members, sorted, and lives; `compute_digest` is needed next."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,23 +13,15 @@ from typing import Any
 
 import torch
 from thinwire.collectives.outcome import Outcome
-from thinwire.compression.core.types import Floats
-from thinwire.node.methods.registry import METHODS
-from thinwire.node.outer.round_session import RoundSession
-from thinwire.node.peer.peer import Peer
-from thinwire.node.state.fragments import fragments_of
-from thinwire.node.state.replica import Replica
 from thinwire.sims.engine import virtual_loop
-from thinwire.sims.invariants.always import LOOK_SECONDS, ORPHAN, ROUNDS, SPARE, AlwaysInvariants
-from thinwire.sims.invariants.fragments import FragmentInvariants
-from thinwire.sims.invariants.on_commit import CommitInvariants, Violation
-from thinwire.sims.invariants.replay import ReplayInvariant, replayed
+from thinwire.sims.invariants.always import LOOK_SECONDS
+from thinwire.sims.invariants.on_commit import Violation
+from thinwire.sims.invariants.swarm import SwarmInvariants
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import SimNet
 from thinwire.sims.peers import byzantine
-from thinwire.sims.peers.learners import CORPUS, StubLearner, TorchLearner
+from thinwire.sims.peers.learner_factory import LearnerFactory
 from thinwire.sims.peers.machine import Machine, Played
-from thinwire.sims.peers.pipeline_learners import staged
 from thinwire.sims.results.journal import WORLD, Journal, PeerSample, Watch, fault_fields
 from thinwire.sims.scenario.faults import LIES, Fault, draw
 from thinwire.sims.scenario.scenario import Scenario
@@ -42,7 +33,6 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import sign
 from thinwire.swarm.membership.presets import WAN, Preset
 from thinwire.swarm.messages.registry import PeerId
-from thinwire.swarm.method_specs.streaming import Streaming
 
 ENCODED = 16
 """Largest swarm whose frames travel as signed bytes; in larger ones they are passed by reference."""
@@ -135,6 +125,7 @@ class SimWorld:
         self.violations: list[Violation] = []
         self.trace = ""
         self._watch, self._first, self.folder = watch, first, folder
+        self._learners = LearnerFactory(scenario, folder)
         indices: dict[PeerId, int] = {}
         self.net = SimNet(
             scenario.seed,
@@ -155,33 +146,19 @@ class SimWorld:
         indices |= {machine.identity.peer_id: machine.index for machine in self.machines}
         lying = {fault.peers[0] for fault in scenario.faults if fault.kind == "liar"}
         honest = [m.index for m in self.machines if not m.spec.liar and m.index not in lying]
-        ids = {self.machines[i].identity.peer_id: i for i in honest}
-        self.oracles = CommitInvariants(self.manifest, ids, self.tell)
-        partial = METHODS[self.manifest.outer.method].partial
-        self.fragments = FragmentInvariants(self.manifest, ids, self.tell) if partial else None
-        self.replays: Mapping[int, ReplayInvariant] = {
-            number: ReplayInvariant(self.manifest, ids, self.tell)
-            for number in range(self.manifest.outer.fragment_count if partial else 1)
-            if replayed(self.manifest)
-        }
-        """Replays of committed rounds, by fragment."""
-        self._honest = set(honest)
-        slowest = max(spec.step_seconds for spec in scenario.peers) * self.manifest.outer.sync_every
-        self.always_invariants = AlwaysInvariants(
+        self.invariants = SwarmInvariants(
+            self.manifest,
             self.machines,
             honest,
-            self.fragments or self.oracles,
             self.tell,
             preset=preset,
-            # A peer that missed the gossip learns the news at its next exchange of whole tables.
-            settle=max(24 * preset.probe_period, preset.push_pull(len(self.machines))),
-            pause=stall or 30.0 + 3 * (slowest + self.manifest.exchange.timeout_seconds),
+            slowest=max(spec.step_seconds for spec in scenario.peers),
+            stall=stall,
+            still=still,
             window=WINDOW,
-            still=ROUNDS * (slowest + self.manifest.exchange.timeout_seconds) + ORPHAN + SPARE if still else None,
         )
         self._misfortune = FaultInjector(self.net, self.machines)
         self._over = asyncio.Event()
-        self._gave_up: set[int] = set()
 
     def tell(self, oracle: str, peer: int, detail: str) -> None:
         """Report a violation."""
@@ -208,7 +185,7 @@ class SimWorld:
                 self._sample()
                 sample += self.scenario.interval
             if self.loop.time() >= look:
-                self.always_invariants.look(self.loop.time())
+                self.invariants.look(self.loop.time())
                 look += LOOK_SECONDS
             try:
                 async with asyncio.timeout_at(min(look, sample, end)):
@@ -222,24 +199,14 @@ class SimWorld:
         for machine in self.machines:
             machine.kill("the end", crash=False)
 
-    def _changed(self, machine: Machine) -> None:
-        """Note that a process starts, is ready or ends.
-
-        A process that gives up again and again does not excuse the others.
-        """
-        self.always_invariants.change([machine.index], self.loop.time())
-        if machine.index not in self._gave_up:
-            self.always_invariants.disturb(self.loop.time())
-
     def _begin(self, fault: Fault) -> None:
         if not self._misfortune.begin(fault):
             return
         now = self.loop.time()
         self.loop.record(b"fault", repr(fault).encode())
         self.journal.event(now, WORLD, "fault", fault_fields(fault))
-        self.always_invariants.touch(self._misfortune.touched(fault), now + fault.seconds)
-        if fault.kind not in PRIVATE:
-            self.always_invariants.disturb(now + fault.seconds)
+        touched = self._misfortune.touched(fault)
+        self.invariants.fault(touched, now + fault.seconds, private=fault.kind in PRIVATE)
         if fault.seconds:
             self.net.at(now + fault.seconds, self._end, fault)
 
@@ -273,149 +240,48 @@ class SimWorld:
 
     def learner(self, machine: Machine, manifest: Manifest) -> Played:
         """Return the learner of a peer's process."""
-        spec = machine.spec
-        learner: Played
-        if self.scenario.compute == "torch":
-            learner = TorchLearner(manifest, self._text(), self.folder, spec.step_seconds)
-        else:
-            learner = StubLearner(manifest, self.scenario.parameters, machine.index, spec.step_seconds)
-        return self._observed(machine, manifest, learner)
+        return self._observed(machine, self._learners.whole(machine.spec, manifest))
 
     def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> Played:
         """Return the learner of a peer that holds a stage."""
         assert machine.process is not None
-        learner = staged(
-            machine.process.peer,
-            manifest,
-            vocab,
-            seat,
-            step_seconds=machine.spec.step_seconds,
-            text=self._text(),
-            cache=self.folder,
-            memory=machine.spec.memory,
-        )
-        return self._observed(machine, manifest, learner)
+        return self._observed(machine, self._learners.stage(machine.process.peer, machine.spec, manifest, vocab, seat))
 
-    def _observed(self, machine: Machine, manifest: Manifest, learner: Played) -> Played:
-        learner.overlaps = manifest.overlap > 0
-        if isinstance(manifest.outer, Streaming):
-            parts = fragments_of(manifest, learner.layout)
-            learner.firsts = tuple(part.spans[0][0] for part in parts)
-        learner.on_encode = lambda theta, trained: self._encoded(machine, learner, theta, trained)
+    def _observed(self, machine: Machine, learner: Played) -> Played:
+        learner.on_encode = lambda theta, trained: self.invariants.encoded(machine, learner, theta, trained)
         return learner
-
-    def _text(self) -> Path:
-        """Return a text to train on."""
-        text = self.folder / "text.txt"
-        if not text.exists():
-            text.write_text(CORPUS * 400)
-        return text
 
     def gathering(self, machine: Machine) -> int:
         """Return the number of peers that the founder waits for: those that arrive at the start."""
         first = machine.index == 0 and machine.lives == 1
         return sum(m.spec.join <= machine.spec.join for m in self.machines) if first else 1
 
-    def _encoded(self, machine: Machine, learner: Played, theta: Any, trained: int) -> None:
-        process = machine.process
-        if process is not None and process.ready and process.learner is learner:
-            session, oracles = process.peer.session, self.oracles
-            if self.fragments is not None:
-                whole = process.peer.fragments
-                number = learner.firsts.index(learner.reading)
-                session, oracles = whole.links[number], self.fragments.each[number]
-                theta = whole.replica.chains[number].part.take(theta)
-            round, attempt = session.replica.round + 1, session.current.attempt + 1
-            oracles.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
-
     def event(self, machine: Machine, kind: str, fields: Mapping[str, Any]) -> None:
         """Record a peer's own event."""
-        now = self.loop.time()
-        if kind == "phase" and fields["phase"] == "announce" and machine.process is not None:
-            self._announced(machine.process.peer, int(fields.get("fragment", 0)))
-        if kind in ("ready", "synced", "lineage") and machine.process is not None:
-            number, replica = fields.get("fragment"), machine.process.peer.replica
-            for one, held, _ in replica.each(machine.process.peer.layout):
-                if self.replays and number in (None, one):
-                    self.replays[one].installed(machine.index, held)
-            if self.fragments is not None and kind == "lineage":
-                self.fragments.founded(machine.index, machine.process.peer.fragments.replica, number)
-            elif self.fragments is not None:
-                self.fragments.installed(machine.index, machine.process.peer.fragments.replica, number)
-            else:
-                record = self.oracles.founded if kind == "lineage" else self.oracles.installed
-                name = replica.lineage.hex()
-                record(machine.index, replica.round, replica.digest, _trained(replica), name)
-            if kind == "ready" and machine.lie:
-                byzantine.corrupt(machine.process, machine.lie)
-            if kind == "ready":
-                self._gave_up.discard(machine.index)
-                self._changed(machine)
-            if kind == "lineage":
-                self.always_invariants.founded(machine, str(fields["lineage"]), now)
-        elif kind == "uncommitted" and machine.process is not None and machine.process.learner is not None:
-            machine.process.learner.uncommitted()
-        elif kind == "dead":
-            self.always_invariants.buried(machine, bytes.fromhex(str(fields["peer"])), now)
+        now, process = self.loop.time(), machine.process
+        self.invariants.event(machine, kind, fields, now)
+        if process is not None and kind == "ready" and machine.lie:
+            byzantine.corrupt(process, machine.lie)
+        if process is not None and kind == "uncommitted" and process.learner is not None:
+            process.learner.uncommitted()
         if kind != "phase":
             self.journal.event(now, machine.index, kind, fields)
 
-    def _announced(self, peer: Peer, fragment: int) -> None:
-        """Record what a peer announces for the replay of its round."""
-        session = peer.session if self.fragments is None else peer.fragments.links[fragment]
-        if self.replays and isinstance(session, RoundSession):
-            current = session.current
-            me, source = peer.identity.peer_id, current.exchange.source
-            self.replays[fragment].announced(me, current.round, current.attempt, source)
-
     def committed(self, machine: Machine, outcome: Outcome) -> None:
         """Record that a peer has applied a round."""
-        if machine.process is None:
-            return
-        replica = machine.process.peer.replica
-        fragment = outcome.commit.opened.fragment if outcome.commit is not None and self.fragments is not None else 0
-        for number, one, layout in replica.each(machine.process.peer.layout):
-            if number == fragment and machine.index in self._honest and self.replays:
-                self.replays[number].committed(machine.index, one, layout, outcome)
-        self.loop.record(b"round", machine.identity.peer_id, replica.digest)
-        if machine.index in self._honest and self.fragments is not None:
-            self.fragments.committed(machine.index, machine.process.peer.fragments.replica, outcome)
-        elif machine.index in self._honest:
-            name = replica.lineage.hex()
-            self.oracles.committed(machine.index, replica.round, replica.digest, _trained(replica), outcome, name)
+        if machine.process is not None:
+            peer = machine.process.peer
+            self.loop.record(b"round", machine.identity.peer_id, peer.replica.digest)
+            self.invariants.committed(machine.index, peer, outcome)
 
     def booted(self, machine: Machine) -> None:
         """Record that a process runs."""
-        self.journal.event(self.loop.time(), machine.index, "up")
-        self._changed(machine)
+        now = self.loop.time()
+        self.journal.event(now, machine.index, "up")
+        self.invariants.changed(machine, now)
 
     def ended(self, machine: Machine, reason: str, failure: BaseException | None) -> None:
         """Record that a process ended."""
         now = self.loop.time()
         self.journal.event(now, machine.index, "down", {"reason": reason})
-        (self.fragments or self.oracles).ended(machine.index)
-        for replay in self.replays.values():
-            replay.ended(machine.index)
-        if failure is not None:
-            self._gave_up.add(machine.index)
-        self._changed(machine)
-        if (
-            failure is not None
-            and machine.index in self._honest
-            and not self.always_invariants.excuses(machine, failure, now)
-        ):
-            self.tell("crash", machine.index, _told(failure))
-
-
-def _trained(replica: Replica) -> Floats:
-    """Return a replica's state without the data ledger."""
-    return replica.state if replica.ledger is None else replica.state[: replica.vectors * replica.size]
-
-
-def _told(failure: BaseException) -> str:
-    """Describe an error, the first of a group, with the line it comes from."""
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    frames = traceback.extract_tb(failure.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(failure).__name__}: {failure}{place}"
+        self.invariants.ended(machine, failure, now)

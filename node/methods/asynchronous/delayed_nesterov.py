@@ -46,7 +46,7 @@ class DelayedNesterovReplica(FedBuffReplica):
         outer, whole, before, arrivals = self.outer, self.whole(opened.members), self.arrived, len(opened.contributors)
         lr, beta, part = np.float32(outer.sgd.lr), np.float32(outer.sgd.momentum), np.float32(1 / whole)
         *full, rest = dealt(before, arrivals, whole)
-        for low, high, mean in self._means(results):
+        for low, high, mean in self.coder.decoded(results):
             theta, momentum, waiting = self.theta[low:high], self.momentum[low:high], self.waiting[low:high]
             theta -= lr * np.float32(arrivals / whole) * mean
             for new in full:

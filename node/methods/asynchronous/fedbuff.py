@@ -58,7 +58,7 @@ class FedBuffReplica(Replica):
 
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
         """Encode the difference to `start`, scaled by its age."""
-        return self._encode_from(self.start, read, (1 + self.age) ** -self.spec.staleness_exponent)
+        return self.coder.differences(self.start, read, (1 + self.age) ** -self.spec.staleness_exponent)
 
     def whole(self, members: Sequence[PeerId]) -> int:
         """Return the contributions that make a whole step in a round with these members."""
@@ -73,7 +73,7 @@ class FedBuffReplica(Replica):
     def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
         """Make the part k / n of an outer step."""
         outer, share = self.outer, np.float32(len(opened.contributors) / self.whole(opened.members))
-        for low, high, mean in self._means(results):
+        for low, high, mean in self.coder.decoded(results):
             mean *= share
             outer_step(self.theta[low:high], self.momentum[low:high], mean, *outer.sgd)
         return True

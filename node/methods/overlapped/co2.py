@@ -43,13 +43,13 @@ class Co2Replica(OneRoundLateReplica):
     def penalty(self, results: Sequence[Buffer]) -> float:
         """Return Λ of the next step, bit-identical on all peers."""
         gap = self.outer.sgd.lr * length([self.momentum])
-        return 1.0 + gap / (length(mean for _, _, mean in self._means(results)) + TINY)
+        return 1.0 + gap / (length(mean for _, _, mean in self.coder.decoded(results)) + TINY)
 
     def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
         """Make the CO2 step; it ignores `nesterov`."""
         outer, clip = self.outer, self.clip
         share, beta, alpha = (np.float32(x) for x in (1 / self.penalty(results), outer.sgd.momentum, outer.sgd.lr))
-        for low, high, mean in self._means(results):
+        for low, high, mean in self.coder.decoded(results):
             buffer = self.momentum[low:high]
             buffer *= beta
             mean *= share

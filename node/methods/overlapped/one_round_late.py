@@ -60,7 +60,7 @@ class OneRoundLateReplica(Replica):
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
         """Measure and encode the training since `start`."""
         self.measure(read, peers)
-        return self._encode_vector(self.sent)
+        return self.coder.encoded(self.sent)
 
     @property
     def next_start(self) -> Floats | None:

@@ -106,7 +106,7 @@ class PowerSGDReplica(Replica):
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
         """Encode the vector for the next round; nothing in a second round whose first one lacks this peer."""
         vector = self._offer(read, attempt)
-        return () if vector is None else self._encode_vector(vector)
+        return () if vector is None else self.coder.encoded(vector)
 
     def owes_forfeit(self, weight: int) -> bool:
         """Return True if the first round of a step has something to account for."""

@@ -80,7 +80,7 @@ def test_every_method_but_pairs_and_owner_residuals_is_replayed(monkeypatch):
     for name in FAMILIES:
         run = _play(name)
         assert run.violations == ()
-        replays = sum(replay.replays for replay in worlds.pop().replays.values())
+        replays = sum(replay.replays for replay in worlds.pop().invariants.replays.values())
         manifest = parse(families.scenario(name, 0).manifest)
         if manifest.outer.gossip or manifest.exchange.collective == "sparse-butterfly":
             assert not replays

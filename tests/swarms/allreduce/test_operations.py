@@ -9,7 +9,7 @@ import blake3
 import numpy as np
 import pytest
 from thinwire.collectives.allreduce.dtypes import EXACT, ElementError, elements, narrowed, numpy_type
-from thinwire.collectives.allreduce.operation import MAX_CALL_WEIGHT
+from thinwire.collectives.allreduce.group_round import MAX_CALL_WEIGHT
 from thinwire.collectives.allreduce.service import AT_ONCE, LAST, AllreduceService, LocalPart, PeerContext
 from thinwire.collectives.allreduce.signature import plan_of
 from thinwire.collectives.topology.shards import grid

@@ -130,7 +130,7 @@ def test_failing_trial_is_shrunk_and_prints_its_reproduction(monkeypatch: pytest
 
 
 def _fragile(self, machine, reason, failure):
-    self.oracles.ended(machine.index)
+    self.invariants.commits.ended(machine.index)
     if reason == "killed":
         self.tell("caps", machine.index, "one was killed")
 

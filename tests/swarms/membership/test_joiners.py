@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from kit.scenarios import INT8, TOPK, manifest_of, swarm_of, violated
 from thinwire.node.state.fragments import fragments_of
+from thinwire.sims.invariants.swarm import SwarmInvariants
 from thinwire.sims.peers.learners import StubLearner
-from thinwire.sims.simulation.world import SimWorld
 
 OUTERS = {
     "diloco": ("sync_every = 4\n", "e3m0(block=256)"),
@@ -20,7 +20,7 @@ JOINS = {4: 12.0, 5: 15.5}
 def announced(method, monkeypatch):
     """Play a swarm. Return violations, and peer -> [(round, norm of its announced Δ, inner steps in it)]."""
     found = {}
-    encoded = SimWorld._encoded
+    encoded = SwarmInvariants.encoded
 
     def spy(self, machine, learner, theta, trained):
         encoded(self, machine, learner, theta, trained)
@@ -38,7 +38,7 @@ def announced(method, monkeypatch):
             length, steps = float(np.linalg.norm(delta)) / np.sqrt(delta.size), trained / 1024
             found.setdefault(machine.index, []).append((replica.round + 1, length, steps))
 
-    monkeypatch.setattr(SimWorld, "_encoded", spy)
+    monkeypatch.setattr(SwarmInvariants, "encoded", spy)
     outer, codec = OUTERS[method]
     step = [0.25 + 0.01 * index for index in range(6)]
     scenario = swarm_of(6, manifest_of(outer, codec=codec), step=step, joins=JOINS, seconds=24.0, parameters=4_500)

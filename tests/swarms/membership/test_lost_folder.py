@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kit.histories import digests_of, forks
 from kit.scenarios import events_of, manifest_of, play, swarm_of
-from thinwire.node.peer import peer
+from thinwire.node.peer import admission
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import SimWorld, simulate
 from thinwire.sims.trials.trial import PACE
@@ -87,7 +87,7 @@ def test_member_without_its_manifest_file_does_not_vote_twice(monkeypatch, away)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(SimWorld, "event", observe)
-    monkeypatch.setattr(peer, "replace_file", refuse)
+    monkeypatch.setattr(admission, "replace_file", refuse)
     run = simulate(swarm_of(3, manifest_of("sync_every = 4\n", codec="fp32"), seconds=50.0, seed=4), preset=PACE)
     assert not {"agreement", "aggregate"} & {violation.oracle for violation in run.violations}
 

@@ -36,7 +36,7 @@ def test_speed_counts_weight_without_round_once(overlap):
         replica=replica,
         environment=SimpleNamespace(now=lambda: clock.now),
         manifest=SimpleNamespace(overlap=overlap),
-        steps=lambda speed: 4,
+        workload=SimpleNamespace(steps=lambda speed: 4),
         traffic=lambda: (0, 0),
         rounds=SimpleNamespace(settled=settled, follows=False),
     )

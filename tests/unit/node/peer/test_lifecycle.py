@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.peer.lifecycle import PeerLifecycle
-from thinwire.node.training.learner import StepReport
+from thinwire.node.training.learner import StepReport, WorkShare
 
 
 def test_tokens_missing_in_late_round_count_in_the_next():
@@ -27,13 +27,8 @@ def test_tokens_missing_in_late_round_count_in_the_next():
 
     peer = SimpleNamespace(
         environment=SimpleNamespace(now=lambda: 0.0),
-        steps=lambda speed: 1,
-        position=lambda: 0,
-        lease=lambda: None,
-        place=tuple,
-        identity=SimpleNamespace(peer_id=bytes(32)),
+        workload=SimpleNamespace(steps=lambda speed: 1, share=lambda made: WorkShare((), bytes(32), 0), idle_weight=0),
         replica=SimpleNamespace(round=0, newest=(0, b""), contents=(0, b"")),
-        idle_weight=0,
         rounds=SimpleNamespace(settled=settled, follows=False, overtaken=False),
     )
     life = PeerLifecycle(peer, SimpleNamespace(speed=0.0, loss=None), begin=None, learn=None, work=None)

@@ -1,0 +1,125 @@
+"""The round in which a group of callers reduces its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
+
+import blake3
+import msgspec
+from thinwire.collectives.aggregation import mean
+from thinwire.collectives.allreduce.dtypes import Elements
+from thinwire.collectives.allreduce.group_choice import Group
+from thinwire.collectives.allreduce.rendezvous import PeerContext
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.topology.shards import Grid
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.frame import sign_message, verify_message
+from thinwire.swarm.messages.registry import OPERATIONS, Message, PeerId, Plan
+from thinwire.swarm.rendezvous_hash import leader_order
+
+MAX_CALL_WEIGHT = 2**31
+"""Largest weight of one peer in a mean that a user calls.
+
+A larger claim of another peer counts as this much.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPart:
+    """This peer's input: encoded chunks in grid order with their hashes, their grid and arithmetic."""
+
+    payloads: Sequence[Buffer]
+    hashes: bytes
+    weight: int
+    grid: Grid
+    elements: Elements
+
+
+def group_round(
+    place: PeerContext,
+    group: Group,
+    key: tuple[int, int],
+    plan: Plan,
+    share: LocalPart,
+    *,
+    patience: float,
+    witness: bool,
+    attempt: int,
+    phase: Callable[[int, str], None],
+) -> Round:
+    """Return the round of a group, with nothing announced yet.
+
+    `key`: see `key_of`. `witness`, `attempt`, `phase`: see Agreement and Round.
+    """
+    round, fragment = key
+    seed = blake3.blake3(
+        b"".join((place.run_id, round.to_bytes(8, "big"), fragment.to_bytes(8, "big"), *group))
+    ).digest()
+    terms = RoundTerms(
+        round,
+        fragment,
+        leader_order(seed, group, round, fragment),
+        seed,
+        blake3.blake3(msgspec.msgpack.encode(plan)).digest(),
+        min_peers=plan.least,
+        max_weight=MAX_CALL_WEIGHT,
+        grace=patience,
+        patience=patience,
+        chunks=len(share.grid),
+    )
+
+    def verify(peer: PeerId, message: Message, signature: bytes) -> bool:
+        public = place.identity.public_key if peer == place.me else place.key_of(peer)
+        return public is not None and verify_message(message, signature, public, place.run_id)
+
+    agreement = Agreement(
+        place.me,
+        terms,
+        sign=lambda message: sign_message(message, b"", place.identity, place.run_id),
+        verify=verify,
+        live=place.live,
+        witness=witness,
+    )
+    data_plane = ShardedReduce(
+        agreement,
+        codec=cast(Codec, share.elements),  # a ShardedReduce uses only methods that Elements has
+        grid=share.grid,
+        rule=mean,
+        seed=seed,
+        send_queue=place.send_queue,
+        now=place.now,
+        usual={},
+        phase=phase,
+        reducer=share.elements,
+    )
+    return Round(
+        agreement,
+        data_plane,
+        send_queue=place.send_queue,
+        now=place.now,
+        attempt=attempt,
+        phase=phase,
+        link=place.link,
+    )
+
+
+def key_of(name: str, number: int) -> tuple[int, int]:
+    """Return round and fragment of an operation's messages.
+
+    They are 47 bits of the hash of its name, plus its number.
+    """
+    first, fragment = _first_key(name)
+    return (first + number) % 2**32, fragment
+
+
+@lru_cache(maxsize=4096)  # called for every stored operation and every frame
+def _first_key(name: str) -> tuple[int, int]:
+    digest = blake3.blake3(name.encode()).digest()
+    return int.from_bytes(digest[2:6], "big"), OPERATIONS | int.from_bytes(digest[:2], "big") % OPERATIONS

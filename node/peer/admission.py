@@ -1,0 +1,150 @@
+"""Admission of a peer to its run, and of strangers that knock at this peer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from thinwire.collectives.transport.interface import Contact, Transport
+from thinwire.node.membership.join import knock, welcome
+from thinwire.node.membership.known_peers_file import replace_file
+from thinwire.node.membership.presence import Presence
+from thinwire.node.methods.registry import check_codec
+from thinwire.node.peer.known_peers import KnownPeers
+from thinwire.node.runtime.directories import RunDirectory
+from thinwire.node.runtime.environment import Environment, OpenTransport
+from thinwire.node.runtime.event_log import Emit
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.invite import Invite
+from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
+from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
+from thinwire.swarm.manifest.parser import SignedManifest
+from thinwire.swarm.membership.presets import Preset
+from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
+
+
+class Admission:
+    """Transport, presence and manifest of one peer, from its admission to the run until `close`.
+
+    Call `found` (the run's first peer) or `arrive` (with an invite). From then on strangers can knock here. `site`: name of
+    this peer's site. `emit` receives the events of the presence, too.
+    """
+
+    transport: Transport
+    presence: Presence
+    signed: SignedManifest
+    manifest: Manifest
+
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: bytes,
+        environment: Environment,
+        directory: RunDirectory,
+        known_peers: KnownPeers,
+        preset: Preset,
+        emit: Emit,
+        site: str,
+    ) -> None:
+        self._identity, self._run_id, self._environment, self._emit = identity, run_id, environment, emit
+        self._file, self._known_peers, self._preset, self.site = directory.manifest, known_peers, preset, site
+        self.running: asyncio.Task[None] | None = None
+        """Task of the presence, None before it is open; it ends only with an error of our own."""
+
+    async def found(self, signed: SignedManifest, open_transport: OpenTransport) -> bool:
+        """Found a run, or return to it, see `KnownPeers.come_back`. Raises NoSwarm, Refused."""
+        self._take(signed)
+        await self._open(open_transport)
+        return await self._known_peers.come_back(self._knock)
+
+    async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
+        """Find the swarm of an invite within `search` seconds. Raises NoSwarm, Refused, ManifestMismatch."""
+        await self._open(open_transport)
+        seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
+        refusal = await self._knock((*seeds, *self._known_peers.known()), search, ())
+        if refusal is not None:
+            raise refusal
+
+    async def _open(self, open_transport: OpenTransport) -> None:
+        self.transport = await open_transport(self._admit)
+        record = PeerRecord.create(
+            self._identity,
+            run_id=self._run_id,
+            addresses=self.transport.addresses()[:8],
+            sequence=int(self._environment.wall() * 1000),
+            issued=int(self._environment.wall()),
+        )
+        self.transport.learn(record)
+        roster = Roster(
+            self._identity,
+            record,
+            run_id=self._run_id,
+            preset=self._preset,
+            rng=self._environment.rng,
+            now=self._environment.now(),
+            wall=lambda: int(self._environment.wall()),
+        )
+        environment = self._environment
+        self.presence = Presence(
+            self.transport,
+            roster,
+            now=environment.now,
+            emit=self._emit,
+            site=self.site,
+            aside=environment.aside,
+            wall=environment.wall,
+        )
+        self.running = asyncio.create_task(self.presence.run())
+
+    async def _knock(self, contacts: Sequence[Contact], seconds: float, lasting: Sequence[str]) -> HintedError | None:
+        def hello() -> Hello:
+            return Hello(VERSION, self._run_id, self.presence.roster.record.wire)
+
+        return await knock(
+            contacts, hello, self._welcome, self.transport, self._environment, seconds=seconds, lasting=lasting
+        )
+
+    def _welcome(self, told: Welcome) -> None:
+        self._take(SignedManifest(told.manifest, told.author, told.manifest_signature))
+        for wire in (told.record, *told.records):
+            try:
+                record = PeerRecord.parse(wire, run_id=self._run_id, now=int(self._environment.wall()))
+                self.presence.roster.learn(record, self._environment.now())
+            except RecordError as error:
+                self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
+
+    def _take(self, signed: SignedManifest) -> None:
+        """Check the run's manifest and store its text for tools that read checkpoints without a peer.
+
+        Raises ManifestMismatch.
+        """
+        manifest = signed.verify(self._run_id)
+        try:
+            check_codec(manifest, "the swarm's manifest")
+        except ManifestError as error:  # The author's version allowed what this version refuses.
+            raise ManifestMismatch(str(error), "the swarm may run another version of thinwire") from None
+        self.manifest = manifest
+        self.signed = signed
+        for warning in self.manifest.warnings():
+            self._emit("alarm", {"detail": warning})
+        try:
+            replace_file(self._file, self._environment.disk, signed.toml)
+        except OSError as error:
+            self._emit("alarm", {"detail": f"cannot write {self._file}: {error.strerror}"})
+
+    def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
+        """Decide on the admission of a stranger whose record has been checked."""
+        if not hasattr(self, "signed"):
+            return Refuse("busy", "still looking for the swarm; knock again")
+        roster = self.presence.roster
+        roster.learn(record, self._environment.now())
+        return welcome(self.signed, roster, record.peer_id, self._environment.rng)
+
+    async def close(self) -> None:
+        """Close presence and transport without an announcement."""
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.gather(self.running, return_exceptions=True)
+            await self.presence.close()

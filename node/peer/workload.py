@@ -1,0 +1,92 @@
+"""Inner steps and data of one peer for its next round."""
+
+from __future__ import annotations
+
+from thinwire.node.outer.round_loop import RoundLoop
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.state.data_ledger import DataLease
+from thinwire.node.state.replica import Replica
+from thinwire.node.training.learner import WorkShare
+from thinwire.node.training.step_balancing import FRESH, steps_by_power
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import PeerId
+
+
+class Workload:
+    """Work of the peer `me` before its next round: how many inner steps, and on which data.
+
+    Follows from the manifest, the state of the replica, and the peers that the session knows.
+    """
+
+    def __init__(
+        self, manifest: Manifest, me: PeerId, *, replica: Replica, session: RoundSession, rounds: RoundLoop
+    ) -> None:
+        self._manifest, self._me = manifest, me
+        self._replica, self._session, self._rounds = replica, session, rounds
+
+    def steps(self, speed: float) -> int:
+        """Return the inner steps of the next round at a speed in tokens/s; 0 if that is unknown."""
+        outer = self._manifest.outer
+        if self.gathers:
+            return 0
+        if outer.step_ratio == 1.0:
+            return self._manifest.pace - self._rounds.next_cut
+        oldest = self._replica.round - FRESH
+        others = [theirs for _, theirs, number in list(self._session.stats.values()) if number > oldest]
+        return steps_by_power(speed, others, outer.sync_every, outer.step_ratio)
+
+    @property
+    def overlap(self) -> int:
+        """Inner steps to make while an exchange is in progress."""
+        return min(self._manifest.overlap, self._manifest.pace - self._rounds.next_cut)
+
+    @property
+    def gathers(self) -> bool:
+        """True if the next round only makes the present peers members, so that the merge waits for them."""
+        return self._manifest.outer.gathers_first and not self._replica.round
+
+    @property
+    def idle_weight(self) -> int:
+        """Weight of a contribution without training: one token if the round would otherwise have no tokens.
+
+        That is the round that only gathers peers, and, if only members may train, the round of joiners whose members
+        are gone.
+        """
+        members, roster = self._replica.members, self._session.roster
+        orphaned = not any(peer == self._me or roster.alive(peer) for peer in members)
+        return int(self.gathers or (orphaned and self._replica.ledger is not None))
+
+    def over(self, rounds: int) -> bool:
+        """Return True if this number of rounds is complete.
+
+        A peer with some fragments also makes the steps of the other fragments' last rounds.
+        """
+        return self._replica.round >= rounds and (self._replica.complete or self._rounds.turn >= rounds)
+
+    def share(self, made: int) -> WorkShare:
+        """Return this peer's share of the next round, of which it has already made this number of inner steps."""
+        step = self._manifest.steps_after(self._rounds.turn) + made
+        return WorkShare(self._group(), self._me, self._replica.round, self._lease(), step)
+
+    def _group(self) -> tuple[PeerId, ...]:
+        """Return the peers that share the data: the members; before this peer is one, all present peers.
+
+        Before the first round the founder is the only member, but it must not take all shards.
+        """
+        replica = self._replica
+        # Peers that hold a later stage of the model do not need data: the first stage has all others.
+        members = replica.members_of(0) if self._manifest.pipeline.stages else replica.members
+        # In gossip runs the members are those of a pair.
+        settled = replica.alike and replica.round > 0 and self._me in members
+        return members if settled else self._session.roster.view.peers
+
+    def _lease(self) -> DataLease | None:
+        """Return our data for the next round; None without a data ledger."""
+        replica, inner = self._replica, self._manifest.inner
+        if replica.ledger is None:
+            return None
+        samples, members = inner.batch * inner.accumulate, replica.members
+        if inner.global_batch and self._me in members:
+            share, larger = divmod(inner.global_batch, len(members))
+            samples = share + (members.index(self._me) < larger)
+        return replica.ledger.lease(members, self._me, replica.round, samples)

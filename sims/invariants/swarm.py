@@ -1,0 +1,185 @@
+"""All invariants of one simulated swarm, and the events of its machines that they observe."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from thinwire.collectives.outcome import Outcome
+from thinwire.compression.core.types import Floats
+from thinwire.node.methods.registry import METHODS
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.peer.peer import Peer
+from thinwire.node.state.replica import Replica
+from thinwire.sims.invariants.always import ORPHAN, ROUNDS, SPARE, AlwaysInvariants
+from thinwire.sims.invariants.fragments import FragmentInvariants
+from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
+from thinwire.sims.invariants.replay import ReplayInvariant, replayed
+from thinwire.sims.peers.machine import Machine, Played
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.membership.presets import Preset
+
+
+class SwarmInvariants:
+    """Checker of all invariants.
+
+    `machines` by index; those in `honest` are checked. `tell` receives violations. `slowest`: most seconds of an inner
+    step. `stall`: longest time in seconds without a round while no fault is active; None: derived from the time of a
+    round. `still`: check that no peer stands still, even during faults. `window`: bulk frames in transit in one direction
+    of a link.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        machines: Sequence[Machine],
+        honest: Collection[int],
+        tell: Tell,
+        *,
+        preset: Preset,
+        slowest: float,
+        stall: float | None,
+        still: bool,
+        window: int,
+    ) -> None:
+        self._tell, self._honest = tell, set(honest)
+        ids = {machines[index].identity.peer_id: index for index in honest}
+        self.commits = CommitInvariants(manifest, ids, tell)
+        partial = METHODS[manifest.outer.method].partial
+        self._fragments = FragmentInvariants(manifest, ids, tell) if partial else None
+        self.replays: Mapping[int, ReplayInvariant] = {
+            number: ReplayInvariant(manifest, ids, tell)
+            for number in range(manifest.outer.fragment_count if partial else 1)
+            if replayed(manifest)
+        }
+        """Replays of committed rounds, by fragment."""
+        between = slowest * manifest.outer.sync_every + manifest.exchange.timeout_seconds
+        self._always = AlwaysInvariants(
+            machines,
+            honest,
+            self._fragments or self.commits,
+            tell,
+            preset=preset,
+            # A peer that missed the gossip learns the news at its next exchange of whole tables.
+            settle=max(24 * preset.probe_period, preset.push_pull(len(machines))),
+            pause=stall or 30.0 + 3 * between,
+            window=window,
+            still=ROUNDS * between + ORPHAN + SPARE if still else None,
+        )
+        self._gave_up: set[int] = set()
+
+    def look(self, now: float) -> None:
+        """Check what holds at all times, see `AlwaysInvariants`."""
+        self._always.look(now)
+
+    def fault(self, touched: Iterable[int], until: float, *, private: bool) -> None:
+        """Note a fault that lasts until then. `private`: only the peers that it touches notice it."""
+        self._always.touch(touched, until)
+        if not private:
+            self._always.disturb(until)
+
+    def changed(self, machine: Machine, now: float) -> None:
+        """Note that a process starts, is ready or ends.
+
+        A process that gives up again and again does not excuse the others.
+        """
+        self._always.change([machine.index], now)
+        if machine.index not in self._gave_up:
+            self._always.disturb(now)
+
+    def encoded(self, machine: Machine, learner: Played, theta: Any, trained: int) -> None:
+        """Note that a peer is about to announce the swarm's state minus `theta`, trained on these tokens."""
+        process = machine.process
+        if process is not None and process.ready and process.learner is learner:
+            session, commits = process.peer.session, self.commits
+            if self._fragments is not None:
+                whole = process.peer.fragments
+                number = learner.firsts.index(learner.reading)
+                session, commits = whole.links[number], self._fragments.each[number]
+                theta = whole.replica.chains[number].part.take(theta)
+            round, attempt = session.replica.round + 1, session.current.attempt + 1
+            commits.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
+
+    def event(self, machine: Machine, kind: str, fields: Mapping[str, Any], now: float) -> None:
+        """Note a peer's own event."""
+        if kind == "dead":
+            self._always.buried(machine, bytes.fromhex(str(fields["peer"])), now)
+        if machine.process is None:
+            return
+        peer = machine.process.peer
+        if kind == "phase" and fields["phase"] == "announce":
+            self._announced(peer, int(fields.get("fragment", 0)))
+        elif kind in ("ready", "synced", "lineage"):
+            self._installed(machine.index, peer, fields.get("fragment"), founds=kind == "lineage")
+            if kind == "ready":
+                self._gave_up.discard(machine.index)
+                self.changed(machine, now)
+            if kind == "lineage":
+                self._always.founded(machine, str(fields["lineage"]), now)
+
+    def _announced(self, peer: Peer, fragment: int) -> None:
+        """Record what a peer announces for the replay of its round."""
+        session = peer.session if self._fragments is None else peer.fragments.links[fragment]
+        if self.replays and isinstance(session, RoundSession):
+            current = session.current
+            me, source = peer.identity.peer_id, current.exchange.source
+            self.replays[fragment].announced(me, current.round, current.attempt, source)
+
+    def _installed(self, index: int, peer: Peer, number: int | None, *, founds: bool) -> None:
+        """Record a state that a peer did not compute, or, if it `founds` a lineage, continues in it.
+
+        It is the state of one fragment, or of all that the peer holds.
+        """
+        replica = peer.replica
+        for one, held, _ in replica.each(peer.layout):
+            if self.replays and number in (None, one):
+                self.replays[one].installed(index, held)
+        if self._fragments is not None:
+            record = self._fragments.founded if founds else self._fragments.installed
+            record(index, peer.fragments.replica, number)
+        else:
+            note = self.commits.founded if founds else self.commits.installed
+            note(index, replica.round, replica.digest, _trained(replica), replica.lineage.hex())
+
+    def committed(self, index: int, peer: Peer, outcome: Outcome) -> None:
+        """Check a round that a peer has applied."""
+        if index not in self._honest:
+            return
+        replica = peer.replica
+        fragment = outcome.commit.opened.fragment if outcome.commit is not None and self._fragments is not None else 0
+        for number, one, layout in replica.each(peer.layout):
+            if number == fragment and self.replays:
+                self.replays[number].committed(index, one, layout, outcome)
+        if self._fragments is not None:
+            self._fragments.committed(index, peer.fragments.replica, outcome)
+        else:
+            name = replica.lineage.hex()
+            self.commits.committed(index, replica.round, replica.digest, _trained(replica), outcome, name)
+
+    def ended(self, machine: Machine, failure: BaseException | None, now: float) -> None:
+        """Check that a process may end; `failure`: the error of a process that gave up or crashed."""
+        index = machine.index
+        (self._fragments or self.commits).ended(index)
+        for replay in self.replays.values():
+            replay.ended(index)
+        if failure is not None:
+            self._gave_up.add(index)
+        self.changed(machine, now)
+        if failure is not None and index in self._honest and not self._always.excuses(machine, failure, now):
+            self._tell("crash", index, _described(failure))
+
+
+def _trained(replica: Replica) -> Floats:
+    """Return a replica's state without the data ledger."""
+    return replica.state if replica.ledger is None else replica.state[: replica.vectors * replica.size]
+
+
+def _described(failure: BaseException) -> str:
+    """Describe an error, the first of a group, with the line it comes from."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    frames = traceback.extract_tb(failure.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(failure).__name__}: {failure}{place}"

@@ -1,0 +1,99 @@
+"""Admission of a peer to its run, up to the answers of the peers that it knows; tests/swarms run whole peers."""
+
+import asyncio
+import random
+from types import SimpleNamespace
+
+import pytest
+from thinwire.collectives.transport.interface import Contact
+from thinwire.node.membership.join import NoSwarm, Refused
+from thinwire.node.membership.known_peers_file import KnownPeersFile
+from thinwire.node.peer.admission import Admission
+from thinwire.node.peer.known_peers import KnownPeers
+from thinwire.node.runtime.directories import RunDirectory
+from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.environment import Environment
+from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.manifest.manifest import ManifestMismatch
+from thinwire.swarm.manifest.parser import sign
+from thinwire.swarm.membership.presets import LOCAL
+from thinwire.swarm.messages.registry import Refuse, Welcome
+
+AUTHOR = Identity.generate(b"1" * 32)
+
+
+class Knocking(Admission):
+    """Admission through `transport`, which needs no network; None: the transport must not be opened."""
+
+    def __init__(self, signed, folder, *, transport=None, now=lambda: 0.0):
+        environment = Environment(now, lambda: 1e9, random.Random(1), RealDisk())
+        known_peers = KnownPeers(folder / "anchors.json", environment)
+        run_id = signed.verify().run_id(AUTHOR.public_key)
+        directory = RunDirectory(folder)
+        super().__init__(AUTHOR, run_id, environment, directory, known_peers, LOCAL, lambda kind, fields: None, "")
+        self._scripted = transport
+
+    async def _open(self, open_transport):
+        assert self._scripted is not None, "the manifest comes first"
+        self.transport = self._scripted
+        self.presence = SimpleNamespace(roster=SimpleNamespace(record=SimpleNamespace(wire=b"")))
+
+    def _welcome(self, told):
+        pass
+
+
+@pytest.mark.parametrize(
+    "codec", ["topk(k=5000,chunk=4096)|2bit|rice", "topk(k=64,chunk=4000)|2bit|rice", "topk(rank=4)"]
+)
+def test_manifest_with_impossible_codec_is_another_version(tmp_path, codec):
+    signed = sign(f'[outer]\nmethod = "sparseloco"\n[exchange]\ncodec = "{codec}"'.encode(), AUTHOR)
+    admission = Knocking(signed, tmp_path)
+    with pytest.raises(ManifestMismatch, match="the swarm's manifest: exchange.codec: ") as error:
+        asyncio.run(admission.found(signed, None))
+    assert "another version" in error.value.hint and not hasattr(admission, "manifest")
+
+
+ADDRESSES = [Contact(f"10.0.0.{index}:7000", bytes(32)) for index in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "alone", "seconds", "found"),
+    [
+        ((None, None, "refused"), False, 60.0, NoSwarm),  # they may continue elsewhere
+        ((None, None, "refused"), True, 5.0, False),
+        (("refused", "refused", "run"), False, 0.0, False),  # there are none any more
+        (("refused", "refused", "version"), False, 0.0, Refused),
+        ((None, "busy", "welcome"), False, 0.0, True),
+    ],
+)
+def test_restarted_founder_searches_for_its_swarm(tmp_path, answers, alone, seconds, found):
+    """Answers at the three addresses that it knows; None: no answer within the second of a contact here."""
+    said, time = dict(zip(ADDRESSES, answers, strict=True)), [0.0]
+
+    class Transport:
+        async def meet(self, contact, hello):
+            time[0] += 1.0
+            answer = said[contact]
+            if answer == "welcome":
+                return Welcome(b"", b"", bytes(32), bytes(64), (), "", "", bytes(32))
+            return Refuse(answer or "unreachable", "")
+
+    KnownPeersFile(tmp_path / "anchors.json", RealDisk()).save(ADDRESSES, alone=alone)
+    signed = sign(b"", AUTHOR)
+    admission = Knocking(signed, tmp_path, transport=Transport(), now=lambda: time[0])
+    if isinstance(found, bool):
+        assert virtual_loop.run(admission.found(signed, None), seed=1) == found
+    else:
+        with pytest.raises(found):
+            virtual_loop.run(admission.found(signed, None), seed=1)
+    assert seconds <= time[0] < seconds + 4
+
+
+def test_founder_with_unreadable_known_peers_does_not_restart_run(tmp_path):
+    signed = sign(b"", AUTHOR)
+    admission = Knocking(signed, tmp_path, transport=SimpleNamespace())
+    (tmp_path / "anchors.json").write_bytes(b"not what was written")
+    with pytest.raises(NoSwarm, match="cannot be read") as error:
+        virtual_loop.run(admission.found(signed, None), seed=1)
+    assert "invite" in error.value.hint and "remove" in error.value.hint
