@@ -19,8 +19,9 @@ def certified(message: Commit, electorate: Electorate, verify: Verify) -> bool:
 def certificate(
     message: Commit, terms: RoundTerms, key_of: Callable[[PeerId], bytes | None], verify: Verify
 ) -> Certificate | None:
-    """Return a commit with all that others need to check it; None if too few votes can be checked any more.
+    """Return a commit with all that others need to check it.
 
+    Return None if too few votes can be checked any more.
     It has only the valid votes: others judge by these how far they can believe it. key_of: returns the public key of a peer.
     """
     members = terms.seniors or terms.members

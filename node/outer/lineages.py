@@ -31,7 +31,7 @@ PATIENCES = 3
 """Least number of patiences without a quorum before a lineage is founded."""
 
 CHECKED = 100_000
-"""Bytes of chains that are checked for one peer in a patience: each takes time, because of its signatures."""
+"""Bytes of chains that are checked for one peer in a patience: checking signatures takes time."""
 
 SETTLE = 1.0
 """Patiences for which members are waited for that have not stated the founders they see."""

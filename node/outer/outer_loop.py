@@ -39,7 +39,10 @@ class Schedule:
     """True if the loop follows rounds of other peers between two calls of `sync`."""
 
     merges = True
-    """True if a contribution is measured from the outer parameters, so that the model may come from another lineage."""
+    """True if contributions are measured from the outer parameters.
+
+    Then a model of another lineage can be contributed.
+    """
 
     loop: OuterLoop
 

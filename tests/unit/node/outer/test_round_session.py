@@ -251,7 +251,7 @@ def test_votes_of_another_lineage_are_forgotten_with_the_life_unless_we_founded_
 
 
 def test_peer_without_a_quorum_takes_up_a_lineage_founded_with_its_state_and_fetches_nothing():
-    """The other founder announces the lineage before our next tick; our training since the fork goes on."""
+    """The other founder announces the lineage before our next tick; our training since the fork remains."""
     scene = Scene()
     for peer in (ANN, BEN, CAT):
         scene.session.live.discard(peer)
