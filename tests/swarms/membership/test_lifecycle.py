@@ -464,7 +464,7 @@ def test_joiner_whose_only_contact_dies_gives_up(tmp_path, count):
         await founder.until(lambda: founder.invites)
         joiners = [One(world, 1 + place, invite=founder.invites[0]) for place in range(count)]
         for joiner in joiners:
-            await joiner.until(lambda joiner=joiner: hasattr(joiner.peer, "signed"))
+            await joiner.until(lambda joiner=joiner: hasattr(joiner.peer, "manifest"))
             assert not joiner.peer.ready
         founder.kill()
         for joiner in joiners:
