@@ -443,7 +443,7 @@ def test_receive_error_ends_peer(tmp_path):
 
     async def scene(world):
         one = One(world, 0)
-        await one.until(lambda: hasattr(one.peer, "presence"))
+        await one.until(lambda: hasattr(one.peer.admission, "presence"))
 
         def fail(now):
             raise ArithmeticError("inside")

@@ -110,7 +110,7 @@ def test_two_lost_neighbours_are_restored_in_turn():
 
 def test_two_newcomers_restore_one_state():
     """Both find no holder. One gets permission to recover the stage, the other waits for it."""
-    run = lose(killed=(2,), comes=(1, 1), buddy=0, seconds=26.0)
+    run = lose(killed=(2,), comes=(1, 1), buddy=0, seconds=30.0)
     assert len(brought(run)) == 1
     goes_on(run, (1, 3, 4, 5))
 
