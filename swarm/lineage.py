@@ -9,9 +9,8 @@ not change while lineages continue. That both have continued as far as they clai
 - A lineage that has continued with a quorum prevails over those that were founded from its earlier rounds.
 - A lineage that has not continued gives way to those that were founded from it: they contain it.
 - Of two lineages with the same parent, the one that contains more of it prevails, then the one with more of its members,
-  then the one with more founders, then the one with the higher name.
-- If the founder of a run founds it again, because it has lost its folder, the lineage prevails that has had other members,
-  then the one with the older life.
+  then the one with more founders, then one that other peers have joined, then the one with the older lives. So the first
+  lineage counts if a peer founds it again alone, because it has lost its folder or its last rounds.
 """
 
 from __future__ import annotations
@@ -84,22 +83,16 @@ def prevails(chain: Chain, over: Chain) -> bool:
         return newest_round(chain[-1]) > over[common].fork.round
     if len(over) == common:
         return not common or newest_round(over[-1]) <= chain[common].fork.round
-    if not common:
-        return _root_rank(chain) > _root_rank(over)
-    return _rank(chain[common].fork) > _rank(over[common].fork)
+    return _rank(chain[common]) > _rank(over[common])
 
 
-def _rank(fork: Fork) -> tuple[int, int, int, bytes]:
-    return fork.round, len(set(fork.members).intersection(fork.before)), len(fork.members), name_of_fork(fork)
-
-
-def _root_rank(chain: Chain) -> tuple[bool, int, bytes]:
-    root, others = chain[0], set[PeerId]()
-    for one in root.certificates:
-        others.update(one.members, one.commit.opened.members)
-    shared = not others.issubset(root.fork.members)
+def _rank(era: Era) -> tuple[int, int, int, bool, int, bytes]:
+    fork, joined = era.fork, set[PeerId]()
+    for one in era.certificates:
+        joined.update(one.members, one.commit.opened.members)
+    known, others = len(set(fork.members).intersection(fork.before)), not joined.issubset(fork.members)
     # Lives begin with the time at which they were drawn, see vote_store.new_life.
-    return shared, -int.from_bytes(root.fork.lives, "big"), name_of_fork(root.fork)
+    return fork.round, known, len(fork.members), others, -int.from_bytes(fork.lives, "big"), name_of_fork(fork)
 
 
 def by_strangers(fork: Fork) -> bool:

@@ -248,6 +248,25 @@ def test_run_that_its_founder_founded_first_prevails_over_its_second_foundation(
     assert_prevails((era(first),), (era(second, 3), era(fork_of(3, ANN, BEN, CAT))))
 
 
+def test_lineage_with_older_lives_prevails_if_all_else_is_equal():
+    old, new = ((1000).to_bytes(6) + b"\xff" * (LIFE - 6), (1001).to_bytes(6) + bytes(LIFE - 6))
+    assert_prevails_with_the_same_parent(
+        *names_against(
+            lambda **more: fork_of(3, ANN, BEN, lives={ANN: old, BEN: new}, **more),
+            lambda **more: fork_of(3, ANN, BEN, lives={ANN: new, BEN: new}, **more),
+        )
+    )
+
+
+def test_lineage_that_others_have_joined_prevails_over_one_that_its_founder_founded_again():
+    """The founder came back with an old state; the first lineage has later rounds, also in lineages founded in it."""
+    first, again = fork_of(3, ANN), fork_of(3, ANN, lives={ANN: bytes(LIFE)})
+    opened = Open(9, 0, Ballot(1, ANN), (ANN, BEN), (ANN, BEN), (), (), None, ())
+    joined = Era(first, (Certificate((ANN,), LIVES[ANN], Commit(opened, bytes(32), ()), ()),))
+    assert_prevails((root(3), joined), (root(3), era(again, 9)))
+    assert_prevails((root(3), joined, era(fork_of(9, BEN, before=(ANN, BEN)))), (root(3), era(again, 9)))
+
+
 def test_run_with_other_members_prevails_over_one_that_its_founder_founded_alone_with_an_older_life():
     """A clock that was set back must not end a run of others."""
     alone = root(9, lives={ANN: bytes(LIFE)})
