@@ -118,7 +118,9 @@ class OuterLoop(RoundLoop):
         self.schedule = schedule
         self.follows = schedule.follows
         schedule.attach(self)
-        self._merges = schedule.merges and session.manifest.exchange.on_split == "merge"
+        manifest = session.manifest
+        # A state has the record of used samples. That of the other lineage does not have ours.
+        self._merges = schedule.merges and manifest.exchange.on_split == "merge" and not manifest.data.exactly_once
         self._given = b"", 0
         """Lineage of the last committed round, and the weight of our contributions in that lineage."""
 

@@ -215,7 +215,8 @@ class Exchange(Table, frozen=True):
         0 = never by themselves, see `thinwire recover`. Lineages become one again when their peers meet.
     on_split: treatment of the training of a peer whose lineage gives way to another one. "merge": its next contribution is the
         way from its model to the state of the other lineage, with the tokens that it trained since the split as weight;
-        "discard": it is lost. Methods that train during a round, asynchronous ones and noloco always discard it.
+        "discard": it is lost. Methods that train during a round, asynchronous ones, noloco, and data.exactly_once always
+        discard it.
     max_weight: most tokens that one contribution may claim; 0 = tokens that a peer trains on in a round (sync_every × batch ×
         accumulate × context), times max_step_ratio with step balancing.
     slow_peers: treatment of a peer that is much slower than the others, or has a lossy link: "report", the status names it; or

@@ -45,8 +45,8 @@ def branch(*founders, round=FORK):
 class Scene:
     """Peer ME with a model at OWN in the lineage of `ours`; `newer` is the chain of the state that it fetches."""
 
-    def __init__(self, ours, newer, *, on_split="merge", schedule=None):
-        self.manifest = parse(f'[exchange]\ncodec = "fp32"\non_split = "{on_split}"')
+    def __init__(self, ours, newer, *, on_split="merge", schedule=None, more=""):
+        self.manifest = parse(f'[exchange]\ncodec = "fp32"\non_split = "{on_split}"\n{more}')
         codec = registry.parse("fp32")
         self.model, self.told, self.newer = OWN.copy(), [], newer
         self.replica = Replica.begin(self.manifest, LAYOUT, codec, grid(SIZE, codec), np.zeros(SIZE, np.float32), ())
@@ -147,8 +147,9 @@ def test_rounds_of_an_earlier_lineage_do_not_count():
         ((), THEIRS, {}),
         (OURS, THEIRS, {"schedule": Overlap(last=0)}),
         (OURS, THEIRS, {"schedule": Asynchronous(last=0, staleness=1.0)}),
+        (OURS, THEIRS, {"more": "[data]\nexactly_once = true\n"}),
     ],
-    ids=["discard", "same lineage", "no state", "overlap", "asynchronous"],
+    ids=["discard", "same lineage", "no state", "overlap", "asynchronous", "samples once"],
 )
 def test_model_is_set_to_the_fetched_state_otherwise(ours, newer, options):
     scene = Scene(ours, newer, **options)
