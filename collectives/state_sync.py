@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import blake3
 from thinwire.collectives.consensus.chain import Configuration, decode
@@ -373,8 +374,7 @@ def _best(offers: Offers, ours: tuple[Digest, int], peers: Collection[PeerId]) -
     held = {lineage_of(one.chain) for peer, one in found.items() if peer in one.offer.members}
     best: Chain = ()
     for chain in chains:
-        pairs = zip(chain, chain[1:], strict=False)
-        taken = any(by_strangers(next.fork) and name_of_fork(one.fork) in held for one, next in pairs)
+        taken = any(by_strangers(*pair) and name_of_fork(pair[0].fork) in held for pair in pairwise(chain))
         best = chain if not taken and prevails(chain, best) else best
     lineage = {peer: one for peer, one in found.items() if lineage_of(one.chain) == lineage_of(best)}
     newest = max(one.offer.round for one in lineage.values())
@@ -387,7 +387,7 @@ def _best(offers: Offers, ours: tuple[Digest, int], peers: Collection[PeerId]) -
         return (), False  # It is unknown which of them is right.
     chosen = tuple(sorted(peer for peer, offer in latest.items() if offer.digest == digest))
     asked = {*latest[chosen[0]].members}.intersection(peers)
-    sure = 2 * known[digest] > len(asked) and not any(by_strangers(era.fork) for era in best)
+    sure = 2 * known[digest] > len(asked) and not any(by_strangers(*pair) for pair in pairwise(best))
     return chosen, bool(same) and sure
 
 

@@ -95,12 +95,14 @@ def _rank(era: Era) -> tuple[int, int, int, bool, int, bytes]:
     return fork.round, known, len(fork.members), others, -int.from_bytes(fork.lives, "big"), name_of_fork(fork)
 
 
-def by_strangers(fork: Fork) -> bool:
-    """Return True if none of the founders is a member of a parent lineage that has committed a round.
+def by_strangers(parent: Era, child: Era) -> bool:
+    """Return True if none of the founders of `child` is a member of its parent, which has committed a round.
 
-    They can only have what the parent lineage published, so they must not take over its members or its newcomers.
+    They can only have what the parent lineage published, so they must not take over its members or its newcomers. A lost
+    pipeline stage is made again by strangers, too, but with a later round than its last one.
     """
-    return fork.round > 0 and set(fork.members).isdisjoint(fork.before)
+    fork = child.fork
+    return 0 < fork.round == newest_round(parent) and set(fork.members).isdisjoint(fork.before)
 
 
 def proved(fork: Fork, fragment: int, verify: Verify) -> bool:

@@ -197,7 +197,7 @@ class Lineages:
             return False
         if not descends(chain, self._replica.lineage):
             return True
-        if by_strangers(chain[len(ours)].fork) and self._me in self._replica.members:
+        if by_strangers(*chain[len(ours) - 1 : len(ours) + 1]) and self._me in self._replica.members:
             return False
         return self.since is not None or not self._entered()
 

@@ -7,6 +7,7 @@ import asyncio
 import blake3
 import numpy as np
 import pytest
+from kit.chains import certificate
 from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_sync import IN_FLIGHT, LAST_ROUND, STALL, PartialState, fetch_state, state_digest
 from thinwire.sims.engine import virtual_loop
@@ -335,8 +336,13 @@ def test_state_of_the_last_possible_round_is_refused():
         assert (fetch([Source(NEW, round=round)], OLD)[0] is not None) == good
 
 
-RUN = (Era(Fork(0, LAYOUT, (), (PEERS[0],), bytes(LIFE), ())),)
-"""Chain of a run, whose certificates are left out: the tests accept it as it is."""
+RUN = (
+    Era(
+        Fork(0, LAYOUT, (), (PEERS[0],), bytes(LIFE), ()),
+        (certificate(3, b"", {PEERS[0]: bytes(LIFE)}, PEERS[:1], {}),),
+    ),
+)
+"""Chain of a run after round 3. The tests accept it as it is."""
 
 
 def taken_over(founder, *before, round=3):
