@@ -235,9 +235,8 @@ class OuterLoop(RoundLoop):
         lineage, given = self._given
         # A lineage that was founded in ours contains our rounds.
         merged = given if lineage == lineage_of(before) and not descends(fetched.chain, lineage) else 0
-        session.report(
-            "merged", f"training on {weight + merged} tokens since the split is part of the next contribution"
-        )
+        told = f"training on {weight + merged} tokens since the split is part of the next contribution"
+        session.report("merged", told, tokens=merged)
         return replace(outcome, taken=True, kept=weight, merged=merged)
 
     @property

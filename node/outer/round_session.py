@@ -292,9 +292,9 @@ class RoundSession:
         if self.current.agreement.commit is None:
             self.current.resume()
 
-    def report(self, name: str, detail: str) -> None:
+    def report(self, name: str, detail: str, **fields: object) -> None:
         """Emit an event about this peer."""
-        self._emit(name, {"peer": self.me.hex(), "detail": detail})
+        self._emit(name, {"peer": self.me.hex(), "detail": detail, **fields})
 
     def fail(self, error: Exception) -> None:
         """Report an error that no caller would notice soon."""

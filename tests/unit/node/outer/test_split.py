@@ -63,7 +63,7 @@ class Scene:
             states=SimpleNamespace(install=self.install),
             outcome=self.outcome,
             advance=lambda: self.told.append("advance"),
-            report=lambda name, detail: self.told.append(name),
+            report=lambda name, detail, **fields: self.told.append(name),
         )
         session.catch_up.behind.set()
         self.loop = OuterLoop(session, schedule or Schedule(), read=self.read, write=self.write, work=at_once)
