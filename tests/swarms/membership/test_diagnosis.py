@@ -84,7 +84,7 @@ METHODS = {
             for case in (
                 ("noloco", 40_000, 80.0, "slow upload", {"up": 1e5}),
                 ("streaming", 100_000, 50.0, "slow upload", {"up": 3e4}),
-                ("streaming", 100_000, 60.0, "lossy link", {"loss": 0.12}),
+                ("streaming", 100_000, 80.0, "lossy link", {"loss": 0.12}),
                 # With a quarter lost it could not keep up: single stalls take ten rounds, which here are half a second.
                 ("sparseloco", 100_000, 120.0, "lossy link", {"loss": 0.2}),
             )
