@@ -150,7 +150,7 @@ class Scene:
     def link(self, *peers):
         for peer in peers:
             self.live.add(peer)
-            self.fly.agreement.reach(peer, self.now)
+            self.fly.agreement.reach(peer)
             self.lineages.on_link_up(peer)
 
     def run(self, seconds):
