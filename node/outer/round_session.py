@@ -127,18 +127,6 @@ class RoundSession:
         self.states = StateServer(
             replica, presence.send_queue, now, entered=entered, fragment=fragment, emit=emit, report=self.report
         )
-        self.catch_up = CatchUp(
-            replica,
-            self.states,
-            presence=presence,
-            series=self._round_factory,
-            current=lambda: self.current,
-            lineages=lambda: self.lineages,
-            prove=self.prove,
-            now=now,
-            fragment=fragment,
-            turn=turn,
-        )
         # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._stash = self._round_factory.stash
@@ -163,6 +151,18 @@ class RoundSession:
             founded=self._founded,
             # A lost pipeline stage begins again with the peer that makes it.
             founder=b"" if manifest.pipeline.stages > 1 else founder,
+        )
+        self.catch_up = CatchUp(
+            replica,
+            self.states,
+            presence=presence,
+            factory=self._round_factory,
+            current=lambda: self.current,
+            lineages=self.lineages,
+            prove=self.prove,
+            now=now,
+            fragment=fragment,
+            turn=turn,
         )
         self._straggler_grace = StragglerGrace(
             exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.quorum
@@ -325,7 +325,6 @@ class RoundSession:
         self._ahead &= self.replica.round == 0
         if self.replica.round + 1 == done.round and self.states.entered:
             attempt = done.attempt  # Our next announcement in this round is a later one.
-        self.catch_up.begin()
         self._give_up()
         self.current = self._next_round(attempt)
         self._send_queue.begin(self.current.round, self.fragment)
@@ -333,7 +332,7 @@ class RoundSession:
         said, base = set[PeerId](), self.current.agreement.terms.base
         if done.round == self.current.round:
             said = {peer for peer, ready in done.agreement.ready.items() if ready.base == base} - {self.me}
-        for peer in sorted(said | set(self.catch_up.progress_claims.begin(self.current.round))):
+        for peer in sorted(said.union(self.catch_up.begin())):
             self._send_queue.control(peer, Ask(self.current.round, self.fragment))
         for peer, frame in self._stash.take(lambda frame: fragment_of(frame.message) == self.fragment):
             self.on_frame(peer, frame)
@@ -413,17 +412,15 @@ class RoundSession:
     # --- frame handler
 
     def on_link_up(self, peer: PeerId) -> None:
-        self.catch_up.gone.discard(peer)
+        self.catch_up.on_link_up(peer)
         self.lineages.on_link_up(peer)
         self.current.reach(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         self.states.on_link_down(peer)
         self._history.done(peer)
-        self.catch_up.progress_claims.on_link_down(peer)
+        self.catch_up.on_link_down(peer, gone=gone)
         self.stats.pop(peer, None)
-        if gone:
-            self.catch_up.gone.add(peer)
         self.lineages.on_link_down(peer)
         self._straggler_grace.on_link_down(peer)
         self.current.on_link_down(peer)
@@ -435,7 +432,7 @@ class RoundSession:
         if isinstance(message, STATE):
             self.states.on_frame(peer, frame)
         elif isinstance(message, Behind):
-            self.catch_up.progress_claims.claimed(peer, message.round)
+            self.catch_up.claimed(peer, message.round)
             if message.round >= self.current.round:
                 self.current.agreement.past.add(peer)
                 self.current.spent(peer)
@@ -473,7 +470,7 @@ class RoundSession:
             self.current.on_frame(peer, frame)
             if isinstance(message, Commit):
                 # Not every commit can be verified later: peers that had departed then may be here now.
-                self.catch_up.progress_claims.claimed(peer, number)
+                self.catch_up.claimed(peer, number)
                 self.current.agreement.past.add(peer)
             if isinstance(message, Ready):
                 self._history.done(peer)
@@ -486,9 +483,8 @@ class RoundSession:
             self.strays += number > current + 1
             if isinstance(message, Ready):
                 self.current.agreement.past.add(peer)
-            lacking = frame.signature and self.current.agreement.commit is None
-            if lacking and self.catch_up.progress_claims.seen(peer, number, self.patience):
-                self._send_queue.control(peer, Ask(current, self.fragment))
+            if frame.signature and self.current.agreement.commit is None:
+                self.catch_up.seen(peer, number)
 
     def _route_past(self, peer: PeerId, frame: Frame, number: int) -> None:
         past = self._history.get(number)
