@@ -27,7 +27,8 @@ from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.catch_up import CatchUp
-from thinwire.node.outer.lineages import Lineages, check_votes, continue_alone, report
+from thinwire.node.outer.lineages import Lineages
+from thinwire.node.outer.own_lineage import OwnLineage, check_votes, continue_alone, report
 from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.state_server import STATE, StateServer
 from thinwire.node.runtime.asyncio_extra import Result, Work
@@ -139,18 +140,27 @@ class RoundSession:
             replica,
             presence,
             fragment,
+            now=now,
+            prove=self.prove,
+            current=lambda: self.current,
+            quorate=lambda: self.own_lineage.since is None,
+            entered=lambda: self.states.entered,
+            # A lost pipeline stage begins again with the peer that makes it.
+            founder=b"" if manifest.pipeline.stages > 1 else founder,
+        )
+        self.own_lineage = OwnLineage(
+            replica,
+            presence,
+            fragment,
+            self.lineages,
             orphan=exchange.orphan,
             now=now,
             emit=emit,
             sign=lambda message: sign_message(message, b"", identity, run_id),
             key_of=self._round_factory.key_of,
-            prove=self.prove,
-            life=lambda: self.life,
+            votes=self.votes,
             current=lambda: self.current,
-            entered=lambda: self.states.entered,
             founded=self._founded,
-            # A lost pipeline stage begins again with the peer that makes it.
-            founder=b"" if manifest.pipeline.stages > 1 else founder,
         )
         self.catch_up = CatchUp(
             replica,
@@ -170,11 +180,6 @@ class RoundSession:
         self._ahead = False
         """True if our votes show that this peer has been further than its state."""
         self.current = self._next_round(self._life)
-
-    @property
-    def life(self) -> bytes:
-        """Our life, see Open."""
-        return self.votes.life
 
     # --- rounds
 
@@ -263,7 +268,7 @@ class RoundSession:
 
     def stalled(self) -> str:
         """Return why no round can commit, for whom this peer waits, and until when; empty if a quorum is here."""
-        since, until = self.lineages.since, self.lineages.until
+        since, until = self.own_lineage.since, self.own_lineage.until
         if since is None:
             return ""
         absent = ", ".join(map(short, self.current.agreement.absent)) or "the results of the round"
@@ -338,6 +343,7 @@ class RoundSession:
             self.on_frame(peer, frame)
         self.advanced()
         self.states.resume()
+        self.own_lineage.advance()
         self.lineages.advance()
         # The others should know that we have no vote, although we are a member.
         mute = not self.current.agreement.witness
@@ -441,7 +447,7 @@ class RoundSession:
             self.lineages.on_head(peer, message, frame.payload)
             self.catch_up.look()
         elif isinstance(message, Found):
-            self.lineages.on_found(peer, message, frame.signature)
+            self.own_lineage.on_found(peer, message, frame.signature)
         else:
             self._route_round(peer, frame)
 
@@ -455,6 +461,7 @@ class RoundSession:
         self.catch_up.look()
         if not self.states.held:
             self.lineages.on_tick()
+            self.own_lineage.on_tick()
 
     def _route_round(self, peer: PeerId, frame: Frame) -> None:
         message, current, number = frame.message, self.current.round, round_of(frame.message)
