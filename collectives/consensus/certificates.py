@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.farewells import Verify, departed
+from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, name_of, sound
+from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import Certificate, Commit, PeerId, Vote
 
 

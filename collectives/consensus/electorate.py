@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from thinwire.collectives.consensus.farewells import Farewells, Verify, departed
+from thinwire.collectives.consensus.farewells import Farewells, departed
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.quorum import enough
+from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import Open, PeerId
 
 

@@ -6,10 +6,8 @@ from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
+from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import MAX_FAREWELLS, Ballot, Farewell, Leave, Message, Open, PeerId
-
-Verify = Callable[[PeerId, Message, bytes], bool]
-"""Checks the signature of a peer under a message."""
 
 
 def statement(leave: Leave) -> Leave:

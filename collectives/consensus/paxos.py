@@ -113,7 +113,7 @@ class Agreement:
     def announce(self, ready: Ready, now: float) -> None:
         """Announce our own encoded pseudo-gradient."""
         self._out.append((None, ready))
-        self._hear_ready(self.me, ready, now)
+        self._hear_ready(self.me, ready)
         self.tick(now)
 
     def progress(self, now: float) -> None:
@@ -151,7 +151,7 @@ class Agreement:
         else:
             self._out.append((self.opened.ballot.leader, blame))
 
-    def reach(self, peer: PeerId, now: float) -> None:
+    def reach(self, peer: PeerId) -> None:
         """Note a new link to `peer`."""
         if peer not in self._electorate.live:
             self._electorate.live.add(peer)
@@ -224,7 +224,7 @@ class Agreement:
             if isinstance(message, (Ready, Prepare, Blame, Ask)):
                 self._out.append((sender, self.commit))
         elif isinstance(message, Ready):
-            self._hear_ready(sender, message, now)
+            self._hear_ready(sender, message)
             if self._early():
                 return  # Usually one of many, and `tick` comes soon anyway.
         elif isinstance(message, Open):
@@ -243,7 +243,7 @@ class Agreement:
             self._out.append((sender, self.ready[self.me]))
         self.tick(now)
 
-    def _hear_ready(self, sender: PeerId, message: Ready, now: float) -> None:
+    def _hear_ready(self, sender: PeerId, message: Ready) -> None:
         known = self.ready.get(sender)
         if known is None or message.attempt > known.attempt:
             self.ready[sender] = message
@@ -369,10 +369,6 @@ class Agreement:
     def acceptor(self) -> Acceptor:
         """Promises and votes of this peer; to be read, not changed."""
         return self._acceptor
-
-    def able_without(self, peers: Collection[PeerId]) -> bool:
-        """Return True if the other members, reachable or not, could commit this round."""
-        return self._electorate.enough(set(self.terms.members).difference(peers))
 
     def waiting_for(self) -> tuple[PeerId, ...]:
         """Return the reachable members that the round waits for before it opens."""

@@ -217,7 +217,7 @@ class Round:
 
     def reach(self, peer: PeerId) -> None:
         """Handle a new link to `peer`."""
-        self.agreement.reach(peer, self._now())
+        self.agreement.reach(peer)
         self.exchange.reach(peer)
         self.pump()
 

@@ -25,8 +25,10 @@ TRIES = 3
 class CatchUp:
     """Decision of a peer to replace its state by a fetched one.
 
-    It follows what a chain proves: a later round of its lineage, or a lineage that prevails. `current` returns the round in
-    progress; `series` makes the rounds of `fragment`; `prove` checks chains.
+    It follows what a chain proves: a later round of its lineage, or a lineage that prevails. The state is fetched only if no
+    peer has sent the commit of our round for one patience. `current` returns the round in progress; `factory` makes the
+    rounds of `fragment`; `prove` checks chains. `turn`: held while chunks of a state are fetched; sessions of other fragments
+    share it.
     """
 
     def __init__(
@@ -35,27 +37,27 @@ class CatchUp:
         states: StateServer,
         *,
         presence: Presence,
-        series: RoundFactory,
+        factory: RoundFactory,
         current: Callable[[], Round],
-        lineages: Callable[[], Lineages],
+        lineages: Lineages,
         prove: Prove,
         now: Callable[[], float],
         fragment: int,
-        turn: asyncio.Semaphore | None = None,
+        turn: asyncio.Semaphore | None,
     ) -> None:
-        self.behind = series.behind
+        self.behind = factory.behind
         """Set when the swarm is so far ahead that the state must be fetched."""
         self.foreign: OtherModelState | None = None
         """The mismatch, if the asked peers train another model."""
         self.gone: set[PeerId] = set()
         """Peers that have left, or refuse connections; they are not waited for."""
-        self.progress_claims = ProgressClaims(now)
-        self._replica, self._states, self._round_factory, self._current = replica, states, series, current
+        self._claims, self._now = ProgressClaims(now), now
+        self._replica, self._states, self._round_factory, self._current = replica, states, factory, current
         self._roster, self._live, self._send_queue = presence.roster, presence.live, presence.send_queue
         self._me, self._fragment = presence.roster.record.peer_id, fragment
-        self._lineages, self._prove, self._failed = lineages, prove, 0
-        self._turn = turn
-        """Held while chunks of a state are fetched; sessions of other fragments share it."""
+        self._lineages, self._prove, self._turn, self._failed = lineages, prove, turn, 0
+        self._proved_since: float | None = None
+        """Time since which other peers have proved to be ahead of the round in progress; None if none has."""
         self._outdated = False
         """True if other peers have recovered the state while this peer was away."""
 
@@ -71,28 +73,51 @@ class CatchUp:
         over = fly.agreement.commit is not None or self.behind.is_set()
         return not over and not self._voices() and not (self._live & {*fly.agreement.ready})
 
-    def begin(self) -> None:
-        """Begin a round."""
+    def begin(self) -> list[PeerId]:
+        """Begin a round; return the peers to ask how it ended."""
         self.behind.clear()
         self._states.forget(*self._states.without)
-        self._outdated = False
+        self._outdated, self._proved_since = False, None
+        return self._claims.begin(self._current().round)
+
+    def on_link_up(self, peer: PeerId) -> None:
+        self.gone.discard(peer)
+
+    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
+        self._claims.on_link_down(peer)
+        if gone:
+            self.gone.add(peer)
+
+    def claimed(self, peer: PeerId, round: int) -> None:
+        """Note the claim of a peer that it has committed `round`."""
+        self._claims.claimed(peer, round)
+
+    def seen(self, peer: PeerId, round: int) -> None:
+        """Note a message of a later round; ask its sender about ours, a few times in a patience."""
+        if self._claims.seen(peer, round, self._round_factory.patience):
+            self._send_queue.control(peer, Ask(self._current().round, self._fragment))
 
     def look(self) -> None:
         """Give up the round and set `behind` when the swarm is so far ahead that no peer helps us to follow."""
         if self.behind.is_set():
             return
-        fly, lineages, patience = self._current(), self._lineages(), self._round_factory.patience
+        fly, lineages, patience = self._current(), self._lineages, self._round_factory.patience
         if lineages.prevailing() and lineages.adoptable() is None:
             self._give_way(fly)
         proved, committed = bool(lineages.ahead()), fly.agreement.commit is not None
         if not proved:
-            for peer in self.progress_claims.unproved(self._replica.round, fly.moved, patience, waits=committed):
+            for peer in self._claims.unproved(self._replica.round, fly.moved, patience, waits=committed):
                 self._send_queue.control(peer, Ask(fly.round, self._fragment))
                 lineages.ask(peer)
         if committed:
             # Only its results are missing. The wait for them is limited, and short if no peer has them any more.
             patience = self._round_factory.floor if fly.forsaken else 2 * patience
-        if self.progress_claims.beyond_reach(proved, fly.moved, patience):
+        if not proved:
+            self._proved_since = None
+            return
+        if self._proved_since is None:
+            self._proved_since = self._now()
+        if self._now() >= max(self._proved_since, fly.moved) + patience:
             self._give_way(fly)
 
     def outdated(self) -> bool:
@@ -135,7 +160,7 @@ class CatchUp:
         if isinstance(fetched, OtherModelState):
             self.foreign = fetched
             return None
-        lineages = self._lineages()
+        lineages = self._lineages
         leaders = self._live.intersection([*lineages.prevailing(), *lineages.ahead()])
         self._failed = self._failed + 1 if leaders and fetched is None else 0
         if self._failed >= TRIES:
@@ -149,11 +174,11 @@ class CatchUp:
         if self._outdated or not replica.chain:
             return True
         if lineage_of(chain) != replica.lineage:
-            return self._lineages().gives_way(chain)
+            return self._lineages.gives_way(chain)
         return offer.round >= replica.round + behind
 
     def _proves(self, offer: StateOffer, chain: Chain) -> bool:
-        trusted = (lambda fork: True) if self._outdated else self._lineages().trusted
+        trusted = (lambda fork: True) if self._outdated else self._lineages.trusted
         return matches(offer, self._prove(chain, self._fragment, trusted))
 
     def _voices(self) -> list[PeerId]:

@@ -1,7 +1,8 @@
-"""Session: the rounds of one peer; routes frames to the round in progress, and begins the next.
+"""Session: the rounds of one peer, one after the other.
 
-Everything runs on the event loop. The session averages encoded chunks for `OuterLoop` and does not know the model. The
-state is served and fetched by `state_server`; `catch_up` decides when to fetch it.
+Everything runs on the event loop. The session averages encoded chunks for `OuterLoop` and does not know the model. Its parts
+start a round (`round_starter`), route what arrives (`frame_router`), store past rounds (`round_history`), serve and fetch the
+state (`state_server`), decide when to fetch it (`catch_up`), compare lineages (`lineages`) and found them (`own_lineage`).
 """
 
 from __future__ import annotations
@@ -11,25 +12,22 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-import blake3
-import msgspec
 from thinwire.collectives.consensus.chain import Prove, proven
-from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
-from thinwire.collectives.health.straggler_grace import StragglerGrace
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.payload import room
-from thinwire.collectives.rounds.round import Round
-from thinwire.collectives.rounds.round_factory import STASH, RoundFactory, fragment_of, round_of
+from thinwire.collectives.rounds.round_factory import STASH
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.catch_up import CatchUp
-from thinwire.node.outer.lineages import Lineages, check_votes, continue_alone, report
+from thinwire.node.outer.frame_router import FrameRouter
+from thinwire.node.outer.lineages import Lineages
+from thinwire.node.outer.own_lineage import OwnLineage, continue_alone, report
 from thinwire.node.outer.round_history import RoundHistory
-from thinwire.node.outer.state_server import STATE, StateServer
+from thinwire.node.outer.round_starter import RoundStarter
+from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
@@ -37,26 +35,19 @@ from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import (
-    MAX_GROUP,
     Ask,
-    Behind,
     Commit,
-    Decline,
     Digest,
-    Fetch,
     Fork,
-    Found,
-    Head,
     PeerId,
-    Prepare,
-    Ready,
 )
 
 
 class RoundSession:
     """Frame handler of the rounds of one `fragment`; call `advance` after a commit was applied.
 
-    `stash`: see RoundFactory. `turn`: see CatchUp. Sessions of other fragments share these two.
+    `stash`: see RoundFactory. `turn`: see CatchUp. `stats`: latest (loss, tokens/s, round) that each peer announced. Sessions
+    of other fragments share these three.
 
     `entered`: True if our state is that of the swarm, False if it must be compared with the others' first. `votes`: opens the
     memory of our votes. `patience`: seconds without progress before a peer acts; adapts to the duration of rounds. `on_commit`:
@@ -79,6 +70,7 @@ class RoundSession:
         fragment: int = 0,
         stash: PendingFrames | None = None,
         turn: asyncio.Semaphore | None = None,
+        stats: dict[PeerId, tuple[float, float, int]] | None = None,
         on_commit: Callable[[], None] = lambda: None,
         founder: bytes = b"",
     ) -> None:
@@ -87,94 +79,92 @@ class RoundSession:
         self.votes = votes(fragment)
         self.presence, self.roster, self.live = presence, presence.roster, presence.live
         self.replica = replica
-        watch = presence.watch if manifest.exchange.slow_peers == "no-ownership" else None
-        self._round_factory = RoundFactory(
-            identity,
-            run_id,
-            codec=replica.codec,
-            rule=manifest.exchange.aggregation,
-            send_queue=presence.send_queue,
-            now=now,
-            live=presence.live,
-            key_of=self._key_of,
-            patience=patience,
-            phase=self._phase,
-            collective=manifest.exchange.collective,
-            by_bandwidth=manifest.exchange.chunk_assignment == "bandwidth",
-            topology=manifest.exchange.topology,
-            site=presence.site,
-            stash=stash,
-            kept=replica.kept,
-            aside=presence.aside,
-            sick=tuple if watch is None else watch.slow,
-            spans=presence.spans,
-        )
-        self.strays = 0
-        """Dropped frames of past or distant rounds."""
-        self.stats: dict[PeerId, tuple[float, float, int]] = {}
-        """Latest (loss, tokens/s, round) that each peer announced."""
+        self.stats = {} if stats is None else stats
+        self.history = RoundHistory(replica.state.nbytes, now)
+        """Past rounds that other peers may still need."""
         self._now, self._emit, self._on_commit = now, emit, on_commit
         self._send_queue = presence.send_queue
-        entered = entered and self.me in replica.members
-        self._history = RoundHistory(replica.state.nbytes, now)
+        self.starter = RoundStarter(
+            identity,
+            manifest,
+            run_id,
+            presence=presence,
+            replica=replica,
+            fragment=fragment,
+            votes=self.votes,
+            now=now,
+            patience=patience,
+            phase=self._phase,
+            stash=stash,
+        )
+        self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
         self.prove: Prove = partial(
             proven,
             fraction=manifest.exchange.quorum,
-            verifier=self._round_factory.with_keys,
+            verifier=self.factory.with_keys,
             gaps=manifest.pipeline.stages > 1,
         )
         """Checks chains of this run."""
+        entered = entered and self.me in replica.members
         self.states = StateServer(
             replica, presence.send_queue, now, entered=entered, fragment=fragment, emit=emit, report=self.report
+        )
+        self.lineages = Lineages(
+            replica,
+            presence,
+            fragment,
+            now=now,
+            prove=self.prove,
+            current=lambda: self.current,
+            quorate=lambda: self.own_lineage.since is None,
+            entered=lambda: self.states.entered,
+            # A lost pipeline stage begins again with the peer that makes it.
+            founder=b"" if manifest.pipeline.stages > 1 else founder,
+        )
+        self.own_lineage = OwnLineage(
+            replica,
+            presence,
+            fragment,
+            self.lineages,
+            orphan=manifest.exchange.orphan,
+            now=now,
+            emit=emit,
+            sign=lambda message: sign_message(message, b"", identity, run_id),
+            key_of=self.factory.key_of,
+            votes=self.votes,
+            current=lambda: self.current,
+            founded=self._founded,
         )
         self.catch_up = CatchUp(
             replica,
             self.states,
             presence=presence,
-            series=self._round_factory,
+            factory=self.factory,
             current=lambda: self.current,
-            lineages=lambda: self.lineages,
+            lineages=self.lineages,
             prove=self.prove,
             now=now,
             fragment=fragment,
             turn=turn,
         )
-        # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
-        self._life = presence.roster.record.sequence // 1000 % 2**31
-        self._stash = self._round_factory.stash
-        cut, rule = replica.plan_grid, manifest.exchange.aggregation
-        self._plan = blake3.blake3(
-            msgspec.msgpack.encode([replica.layout, replica.codec.spec, cut.total, cut.chunk, rule])
-        ).digest()
-        exchange = manifest.exchange
-        self.lineages = Lineages(
+        self._router = FrameRouter(
             replica,
             presence,
             fragment,
-            orphan=exchange.orphan,
             now=now,
-            emit=emit,
-            sign=lambda message: sign_message(message, b"", identity, run_id),
-            key_of=self._round_factory.key_of,
-            prove=self.prove,
-            life=lambda: self.life,
             current=lambda: self.current,
-            entered=lambda: self.states.entered,
-            founded=self._founded,
-            # A lost pipeline stage begins again with the peer that makes it.
-            founder=b"" if manifest.pipeline.stages > 1 else founder,
+            states=self.states,
+            catch_up=self.catch_up,
+            lineages=self.lineages,
+            own_lineage=self.own_lineage,
+            history=self.history,
+            straggler_grace=self._straggler_grace,
+            stash=self.factory.stash,
+            stats=self.stats,
         )
-        self._straggler_grace = StragglerGrace(
-            exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.quorum
-        )
-        self._ahead = False
-        """True if our votes show that this peer has been further than its state."""
-        self.current = self._next_round(self._life)
-
-    @property
-    def life(self) -> bytes:
-        """Our life, see Open."""
-        return self.votes.life
+        # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
+        self._first_attempt = presence.roster.record.sequence // 1000 % 2**31
+        self.current = self.starter.start(self._first_attempt)
 
     # --- rounds
 
@@ -213,34 +203,17 @@ class RoundSession:
 
     async def outcome(self, *, give_up: float | None = None) -> Outcome:
         """Wait for the end of the round in progress, see `average`."""
-        return await self._round_factory.outcome(self.current, give_up=give_up)
+        return await self.factory.outcome(self.current, give_up=give_up)
 
     @property
     def patience(self) -> float:
         """Seconds without progress before a peer acts."""
-        return self._round_factory.patience
+        return self.factory.patience
 
     @property
     def grace(self) -> float:
         """Maximum seconds that a round waits for stragglers after a quorum is ready."""
         return self._straggler_grace.limit
-
-    def _graces_of(self, round: int) -> dict[PeerId, float]:
-        """Graces of the members in a round that begins now, if this peer opens it.
-
-        Members without one have the configured grace. An asynchronous round takes the members that are ready, so the
-        others are not late.
-        """
-        if self.replica.asynchronous and self.manifest.exchange.straggler_timeout != "auto":
-            return {}
-        here = [peer for peer in self.replica.members if peer in self.live or peer == self.me]
-        commit = self.current.agreement.commit if hasattr(self, "current") else None
-        present = commit.opened.alive if commit is not None else ()
-        attended = self._straggler_grace.begin(round, here, self._now(), present=present)
-        others = [one for one in attended if one.peer != self.me]
-        if others and self.presence.watch is not None:
-            self.presence.watch.attended(others, fragment=self.fragment)
-        return self._straggler_grace.graces()
 
     @property
     def overtaken(self) -> bool:
@@ -263,7 +236,7 @@ class RoundSession:
 
     def stalled(self) -> str:
         """Return why no round can commit, for whom this peer waits, and until when; empty if a quorum is here."""
-        since, until = self.lineages.since, self.lineages.until
+        since, until = self.own_lineage.since, self.own_lineage.until
         if since is None:
             return ""
         absent = ", ".join(map(short, self.current.agreement.absent)) or "the results of the round"
@@ -274,12 +247,12 @@ class RoundSession:
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return size and limit of each buffer, by name."""
-        return {"stash": (len(self._stash), STASH), "early": self.current.exchange.early}
+        return {"stash": (len(self.factory.stash), STASH), "early": self.current.exchange.early}
 
     @property
-    def history(self) -> RoundHistory:
-        """Past rounds that other peers may still need."""
-        return self._history
+    def strays(self) -> int:
+        """Dropped frames of past or distant rounds."""
+        return self._router.strays
 
     async def pause(self) -> None:
         """Wait for one patience before a retry; less if no peer was here and one appears."""
@@ -316,29 +289,28 @@ class RoundSession:
 
     def advance(self) -> None:
         """Begin the next round after a change of the state; the same again if the last one's was fetched."""
-        done, attempt = self.current, self._life
+        done, attempt = self.current, self._first_attempt
         committed = self.replica.round == done.round and done.complete
         if committed:
-            self._history.add(done)
+            self.history.add(done)
         else:
-            self._history.clear()
-        self._ahead &= self.replica.round == 0
+            self.history.clear()
         if self.replica.round + 1 == done.round and self.states.entered:
             attempt = done.attempt  # Our next announcement in this round is a later one.
-        self.catch_up.begin()
         self._give_up()
-        self.current = self._next_round(attempt)
+        self.current = self.starter.start(attempt, done)
         self._send_queue.begin(self.current.round, self.fragment)
         # Peers that are past this round, and those that announced something with our state before it began again here.
         said, base = set[PeerId](), self.current.agreement.terms.base
         if done.round == self.current.round:
             said = {peer for peer, ready in done.agreement.ready.items() if ready.base == base} - {self.me}
-        for peer in sorted(said | set(self.catch_up.progress_claims.begin(self.current.round))):
+        for peer in sorted(said.union(self.catch_up.begin())):
             self._send_queue.control(peer, Ask(self.current.round, self.fragment))
-        for peer, frame in self._stash.take(lambda frame: fragment_of(frame.message) == self.fragment):
+        for peer, frame in self._router.waiting():
             self.on_frame(peer, frame)
         self.advanced()
         self.states.resume()
+        self.own_lineage.advance()
         self.lineages.advance()
         # The others should know that we have no vote, although we are a member.
         mute = not self.current.agreement.witness
@@ -351,7 +323,7 @@ class RoundSession:
 
     def _give_up(self) -> None:
         """Report lost owner residuals: other peers own their chunks, or the state was replaced."""
-        kept = self._round_factory.kept
+        kept = self.factory.kept
         if kept.lost[0]:
             chunks, square = kept.lost
             kept.lost = 0, 0.0
@@ -366,35 +338,6 @@ class RoundSession:
         """Become a member of the next round without a contribution (unless one follows in time)."""
         self.current.announce((), weight=0, loss=0.0, speed=0.0)
 
-    def _next_round(self, attempt: int) -> Round:
-        exchange = self.manifest.exchange
-        terms = RoundTerms(
-            self.replica.round + 1,
-            self.fragment,
-            self.replica.members,
-            self.replica.digest,
-            self._plan,
-            fraction=exchange.quorum,
-            min_peers=exchange.min_peers,
-            max_weight=self.manifest.max_weight,
-            room=room(self.grid) if exchange.collective == "all-gather" else MAX_GROUP,
-            grace=self.grace,
-            limit=self.grace,
-            graces=self._graces_of(self.replica.round + 1),
-            buffered=self.replica.asynchronous,
-            lives=self.replica.known_lives,
-            lineage=self.replica.lineage,
-        )
-        terms = self.replica.terms(terms)
-        self._ahead |= check_votes(self.replica, self.votes, self.me)
-        return self._round_factory.begin(
-            terms,
-            self.grid,
-            store=self.votes,
-            attempt=attempt,
-            turn=self.replica.phase,
-        )
-
     def _founded(self, fork: Fork) -> None:
         """Continue in a lineage that was founded with our state; the training since its round remains."""
         self.replica.found(fork)
@@ -406,112 +349,28 @@ class RoundSession:
         if name == "commit":
             self._on_commit()
 
-    def _key_of(self, peer: PeerId) -> bytes | None:
-        record = self.roster.record_of(peer)
-        return record.public_key if record else None
-
-    # --- frame handler
-
-    def on_link_up(self, peer: PeerId) -> None:
-        self.catch_up.gone.discard(peer)
-        self.lineages.on_link_up(peer)
-        self.current.reach(peer)
-
-    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
-        self.states.on_link_down(peer)
-        self._history.done(peer)
-        self.catch_up.progress_claims.on_link_down(peer)
-        self.stats.pop(peer, None)
-        if gone:
-            self.catch_up.gone.add(peer)
-        self.lineages.on_link_down(peer)
-        self._straggler_grace.on_link_down(peer)
-        self.current.on_link_down(peer)
-        self._history.on_link_down(peer)
-
-    def on_frame(self, peer: PeerId, frame: Frame) -> None:
-        message = frame.message
-        self._send_queue.look()
-        if isinstance(message, STATE):
-            self.states.on_frame(peer, frame)
-        elif isinstance(message, Behind):
-            self.catch_up.progress_claims.claimed(peer, message.round)
-            if message.round >= self.current.round:
-                self.current.agreement.past.add(peer)
-                self.current.spent(peer)
-            self.catch_up.look()
-        elif isinstance(message, Head):
-            self.lineages.on_head(peer, message, frame.payload)
-            self.catch_up.look()
-        elif isinstance(message, Found):
-            self.lineages.on_found(peer, message, frame.signature)
-        else:
-            self._route_round(peer, frame)
-
-    def on_tick(self) -> None:
-        """Let time pass in the round in progress, and in finished rounds that other peers need."""
-        self._send_queue.look()
-        self.current.tick()
-        self._history.pump()
-        self._history.prune(self.current, self.live, read=self.states.read)
-        self.states.on_tick()
-        self.catch_up.look()
-        if not self.states.held:
-            self.lineages.on_tick()
-
-    def _route_round(self, peer: PeerId, frame: Frame) -> None:
-        message, current, number = frame.message, self.current.round, round_of(frame.message)
-        if isinstance(message, Ready) and message.weight:
-            self.stats[peer] = (message.loss, message.speed, number)
-        if isinstance(message, Ready):
-            self.states.done(peer, number)
-        if isinstance(message, Prepare) and not self.replica.members:
-            self._send_queue.control(peer, Decline(number, self.fragment, "no state yet"))
-        if number == current:
-            if isinstance(message, Ready):
-                self._straggler_grace.came(peer, number, self._now(), contributes=message.weight > 0)
-            self.current.on_frame(peer, frame)
-            if isinstance(message, Commit):
-                # Not every commit can be verified later: peers that had departed then may be here now.
-                self.catch_up.progress_claims.claimed(peer, number)
-                self.current.agreement.past.add(peer)
-            if isinstance(message, Ready):
-                self._history.done(peer)
-                self._history.prune(self.current, self.live, read=self.states.read)
-        elif number < current:
-            self._route_past(peer, frame, number)
-        else:
-            if number == current + 1 and not memoryview(frame.payload).nbytes:
-                self._stash.put(peer, frame)
-            self.strays += number > current + 1
-            if isinstance(message, Ready):
-                self.current.agreement.past.add(peer)
-            lacking = frame.signature and self.current.agreement.commit is None
-            if lacking and self.catch_up.progress_claims.seen(peer, number, self.patience):
-                self._send_queue.control(peer, Ask(current, self.fragment))
-
-    def _route_past(self, peer: PeerId, frame: Frame, number: int) -> None:
-        past = self._history.get(number)
-        if past is not None:
-            past.on_frame(peer, frame)
-            if isinstance(frame.message, (Ready, Ask, Fetch)):
-                self._history.follow(peer)
-        else:
-            self.strays += 1
-            verdict = self._history.verdict(number, peer)
-            if verdict is not None and isinstance(frame.message, (Ready, Ask, Prepare)):
-                self._send_queue.control(peer, verdict)
-            if frame.signature:
-                self._send_queue.control(peer, Behind(self.replica.round, self.fragment))
-
     async def continue_alone(self, work: Work, change: Callable[[], None] = lambda: None) -> None:
         """Found a lineage alone, as no other peer has the state. `change` makes the state first, in `work`."""
 
         def alone() -> Fork | None:
             change()
             place = self.replica, self.fragment, self.votes
-            return continue_alone(*place, self.identity, self.run_id, ahead=self._ahead)
+            return continue_alone(*place, self.identity, self.run_id, ahead=self.starter.ahead)
 
         if (fork := await self.change(work, alone)) is not None:
             report(fork, self._emit)
         self.catch_up.brought_back()
+
+    # --- frame handler
+
+    def on_link_up(self, peer: PeerId) -> None:
+        self._router.on_link_up(peer)
+
+    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
+        self._router.on_link_down(peer, gone=gone)
+
+    def on_frame(self, peer: PeerId, frame: Frame) -> None:
+        self._router.on_frame(peer, frame)
+
+    def on_tick(self) -> None:
+        self._router.on_tick()

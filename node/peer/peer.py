@@ -20,7 +20,7 @@ from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm
 from thinwire.node.membership.presence import Family, Handler, Presence
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.methods.registry import fitted, method_of
-from thinwire.node.outer.lineages import continue_alone, report
+from thinwire.node.outer.own_lineage import continue_alone, report
 from thinwire.node.outer.round_loop import Lost, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer.admission import Admission

@@ -20,18 +20,18 @@ def recover(peer: Peer) -> int:
     """Found lineages without a quorum, and wait no longer; return in how many fragments."""
     waiting = _waiting(peer)
     for link in waiting:
-        link.lineages.recover()
+        link.own_lineage.recover()
     return len(waiting)
 
 
 def _waiting(peer: Peer) -> list[RoundSession]:
     if not peer.ready or not peer.session.stalled():
         return []
-    return [link for link in peer.session.links.values() if link.lineages.since is not None]
+    return [link for link in peer.session.links.values() if link.own_lineage.since is not None]
 
 
 def _stall(link: RoundSession, now: float) -> Stall:
-    agreement, lineages, members = link.current.agreement, link.lineages, link.replica.members
+    agreement, lineage, members = link.current.agreement, link.own_lineage, link.replica.members
     here = [peer for peer in members if peer in link.live and peer not in agreement.silent]
     obstacle = ""
     if link.states.held:
@@ -44,7 +44,7 @@ def _stall(link: RoundSession, now: float) -> Stall:
         members=tuple(peer.hex() for peer in members),
         absent=tuple(peer.hex() for peer in agreement.absent if peer != link.me),
         founders=tuple(peer.hex() for peer in sorted({link.me, *here})),
-        seconds=max(0.0, now - (lineages.since or 0.0)),
-        until=None if lineages.until is None else max(0.0, lineages.until - now),
+        seconds=max(0.0, now - (lineage.since or 0.0)),
+        until=None if lineage.until is None else max(0.0, lineage.until - now),
         obstacle=obstacle,
     )

@@ -14,7 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from thinwire.node.outer.lineages import SETTLE
+from thinwire.node.outer.own_lineage import SETTLE
 from thinwire.node.peer.peer import PATIENCE
 from thinwire.sims.network.regions import MBIT, REGIONS
 from thinwire.sims.scenario.faults import HARSH, LIES, QUIET, Fault, draw

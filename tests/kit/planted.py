@@ -14,7 +14,7 @@ from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.reducer import Reducer
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.node.methods.noloco.replica import GossipReplica
-from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.outer.round_starter import RoundStarter
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.state.replica import Replica
 from thinwire.sims.network.network import EPOCH
@@ -92,16 +92,16 @@ def double_apply_after_heal(patch):
 
 def stale_view(patch):
     """Quorums are counted by the roster's view of the moment, and not by the members of the last round."""
-    next_round = RoundSession._next_round
+    start = RoundStarter.start
 
     def local(self, *rest):
-        members, self.replica.members = self.replica.members, self.roster.view.peers
+        members, self.replica.members = self.replica.members, self.presence.roster.view.peers
         try:
-            return next_round(self, *rest)
+            return start(self, *rest)
         finally:
             self.replica.members = members
 
-    patch.setattr(RoundSession, "_next_round", local)
+    patch.setattr(RoundStarter, "start", local)
 
 
 def lost_wake_up(patch):

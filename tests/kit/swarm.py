@@ -111,7 +111,7 @@ class Node:
     @property
     def round_factory(self) -> RoundFactory:
         """Factory of the rounds of this node's session."""
-        return self.session._round_factory
+        return self.session.factory
 
     def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
         self.session.roster.learn(record, virtual_loop.current().time())

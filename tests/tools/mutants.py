@@ -45,7 +45,9 @@ TARGETS = {
     "collectives/rounds/results.py": (ROUNDS,),
     "collectives/rounds/ring_schedule.py": (ROUNDS,),
     "collectives/topology/shards.py": ("tests/unit/collectives/topology", ROUNDS),
+    "node/outer/frame_router.py": ("tests/unit/node/outer",),
     "node/outer/round_session.py": ("tests/unit/node/outer",),
+    "node/outer/round_starter.py": ("tests/unit/node/outer",),
     "compression/sparse/error_feedback.py": ("tests/unit/compression/sparse",),
 }
 """Module -> its unit tests."""
@@ -95,16 +97,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "while largest != 1 << 19 and codec.nbytes(2 * largest) <= CHUNK_BYTES + CHUNK_BYTES // 16:",
     ): "largest is doubled from a power of two",
     (
-        "node/outer/round_session.py",
-        'moved=presence.transport.totals if manifest.exchange.chunk_assignment <= "bandwidth" else None,',
-    ): "the other value is greater",
-    (
-        "node/outer/round_session.py",
-        "entered = probation <= 0 and self.me in replica.members",
-    ): "a probation is never negative",
-    (
-        "node/outer/round_session.py",
-        'room=room(self.grid) if exchange.collective <= "all-gather" else MAX_GROUP,',
+        "node/outer/round_starter.py",
+        'room=room(replica.grid) if exchange.collective <= "all-gather" else MAX_GROUP,',
     ): "all other values are greater",
 }
 """Module and the line after the mutation -> reason why no test can notice."""

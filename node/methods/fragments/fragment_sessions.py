@@ -80,7 +80,7 @@ class FragmentSessions:
         self.copies: dict[int, StandbyCopy] = {}
         """States of fragments that this peer does not hold, by number."""
         for number, chain in replica.chains.items():
-            self.links[number] = link = FragmentSession(
+            self.links[number] = FragmentSession(
                 identity,
                 manifest,
                 run_id,
@@ -94,11 +94,11 @@ class FragmentSessions:
                 fragment=number,
                 stash=stash,
                 turn=turn,
+                stats=self.stats,
                 told=self._advanced,
                 on_commit=on_commit,
                 founder=founder,
             )
-            link.stats = self.stats
         self.ahead: RoundSession = next(iter(self.links.values()))
         if presence.watch is not None:
             presence.watch.fragments = self.links

@@ -155,7 +155,7 @@ def test_peer_that_fetched_previous_state_announces_anew_and_votes_with_its_memo
         def spoil(node):
             node.replica.state[0] += 1
             node.replica.seal()
-            node.session.current = node.session._next_round(0)
+            node.session.current = node.session.starter.start(0, node.session.current)
 
         s.fail_at(1, 3, "applied", lambda node: node.rounds.thereafter(lambda: spoil(node)))
         s.start()

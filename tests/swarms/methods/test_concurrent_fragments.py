@@ -230,7 +230,7 @@ def test_early_frames_of_one_peer_are_bounded_over_all_fragments(monkeypatch):
                 for number, link in self.links.items():
                     ready = Ready(link.current.round + 1, number, attempt, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0)
                     self.on_frame(liar, Frame(ready, b"", bytes(64)))
-            stashes = {id(link._round_factory.stash): link._round_factory.stash for link in self.links.values()}
+            stashes = {id(link.factory.stash): link.factory.stash for link in self.links.values()}
             kept.append(sum(map(len, stashes.values())))
 
     monkeypatch.setattr(FragmentSessions, "on_tick", flood)

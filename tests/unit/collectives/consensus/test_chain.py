@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 import pytest
-from kit.chains import RESULTS, certificate, fork_of, sign, verify
+from kit.outer.chains import RESULTS, certificate, fork_of, sign, verify
 from thinwire.collectives.consensus.chain import decode, encode, end_of, extended, founded, proven
 from thinwire.collectives.consensus.proposal import by_seniority
 from thinwire.swarm.lineage import lineage_of, newest_round

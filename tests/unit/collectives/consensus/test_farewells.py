@@ -186,7 +186,7 @@ def test_farewell_is_passed_on_once():
     assert one.take() == [(peer, leave) for peer in sorted(IDS) if peer not in (BEN, DAN)]
     on_message(one, CAT, leave)
     assert not sent(one, Leave)
-    one.reach(STRANGER, 0.0)
+    one.reach(STRANGER)
     assert (STRANGER, leave) in one.take(), "new links get it, too"
 
 
@@ -219,7 +219,7 @@ def test_peer_that_returns_says_its_farewell_again_and_takes_part_without_a_vote
     (leave,) = sent(one, Leave)
     again = Agreement(BEN, TERMS, sign=lambda message: sign(BEN, message), verify=verify, live=IDS, store=store)
     assert sent(again, Leave) == [leave] and not again.witness
-    again.reach(STRANGER, 0.0)
+    again.reach(STRANGER)
     assert (STRANGER, leave) in again.take()
 
 

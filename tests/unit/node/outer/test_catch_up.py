@@ -47,14 +47,15 @@ class Here:
             replica,
             self.states,
             presence=SimpleNamespace(roster=roster, live={ANN, BEN}, send_queue=send_queue),
-            series=SimpleNamespace(behind=asyncio.Event(), patience=PATIENCE, floor=0.5),
+            factory=SimpleNamespace(behind=asyncio.Event(), patience=PATIENCE, floor=0.5),
             current=lambda: self.fly,
-            lineages=lambda: lineages,
+            lineages=lineages,
             prove=lambda chain, fragment, trusted: (
                 Configuration(lineage_of(chain), self.proven, (ANN,), {}) if trusted(chain[0].fork) else None
             ),
             now=lambda: self.now,
             fragment=0,
+            turn=None,
         )
         self.proven = 4
 
@@ -80,7 +81,7 @@ def offer(round, chain):
 
 def test_claim_is_questioned_and_does_not_make_a_peer_give_up_its_round():
     here = Here()
-    here.catch_up.progress_claims.claimed(ANN, 10**6)
+    here.catch_up.claimed(ANN, 10**6)
     assert not here.look(0.0)
     assert here.asked == [ANN] and here.told == [(ANN, Ask)]
     assert not here.look(100 * PATIENCE)
@@ -93,6 +94,29 @@ def test_proved_round_counts_after_a_patience_without_help():
     here.fly.moved = here.now
     assert not here.look(PATIENCE - 0.1) and here.look(0.1)
     assert not here.asked, "the proof is there"
+
+
+def test_patience_with_a_proof_begins_again_after_the_peer_has_gone_and_in_the_next_round():
+    here = Here()
+    here.ahead = [ANN]
+    assert not here.look(0.0)
+    here.ahead = []
+    assert not here.look(PATIENCE), "the peer is gone"
+    here.ahead = [ANN]
+    assert not here.look(0.0) and not here.look(PATIENCE - 0.1)
+    here.catch_up.begin()
+    assert not here.look(0.1) and not here.look(PATIENCE - 0.1) and here.look(0.1)
+
+
+def test_sender_of_messages_of_a_later_round_is_asked_about_ours_a_few_times_in_a_patience():
+    here = Here()
+    for _ in range(10):
+        here.catch_up.seen(ANN, 5)
+        here.now += 0.1 * PATIENCE
+    assert 3 <= len(here.told) <= 5 and set(here.told) == {(ANN, Ask)}
+    assert here.catch_up.begin() == [ANN]
+    here.catch_up.on_link_down(ANN, gone=False)
+    assert here.catch_up.begin() == [] and not here.catch_up.gone
 
 
 @pytest.mark.parametrize(("forsaken", "wait"), [(False, 2 * PATIENCE), (True, 0.5)])

@@ -1,4 +1,4 @@
-"""When a peer concludes from claims that it is behind."""
+"""Claims of peers to be ahead: which of them are asked, and when."""
 
 import pytest
 from thinwire.node.outer.progress_claims import ASKED, ProgressClaims
@@ -11,35 +11,10 @@ class Clock:
         self.now = 100.0
         self.ahead = ProgressClaims(lambda: self.now)
 
-    def beyond(self, *, proved=True, moved=0.0):
-        return self.ahead.beyond_reach(proved, moved, 2.0)
-
 
 @pytest.fixture
 def here():
     return Clock()
-
-
-def test_proof_counts_after_a_patience_without_help(here):
-    here.ahead.claimed(ANN, 2**32 - 1)
-    here.now += 100
-    assert not here.beyond(proved=False)
-    assert not here.beyond()
-    here.now += 1.9
-    assert not here.beyond()
-    here.now += 0.2
-    assert here.beyond()
-    assert not here.beyond(proved=False), "the peer is gone"
-    assert not here.beyond(), "the patience begins again"
-
-
-def test_peer_that_makes_progress_is_not_behind(here):
-    assert not here.beyond()
-    here.now += 5
-    assert not here.beyond(moved=here.now - 1.0)
-    assert here.beyond()
-    here.ahead.begin(4)
-    assert not here.beyond()
 
 
 def test_peers_ahead_are_asked_periodically(here):
@@ -92,10 +67,10 @@ def test_few_of_many_claims_are_questioned_at_a_time(here):
     assert len(first) == len(second) == ASKED and not set(first) & set(second)
 
 
-def test_peers_with_later_claims_or_frames_are_further(here):
+def test_claims_and_messages_of_our_own_round_are_not_questioned(here):
     here.ahead.claimed(ANN, 3)
     here.ahead.seen(BEN, 4, 2.0)  # our own round, after 3
-    assert not here.ahead.further(3)
+    assert here.ahead.unproved(3, 0.0, 2.0, waits=False) == []
     here.ahead.claimed(ANN, 4)
     here.ahead.seen(BEN, 5, 2.0)
-    assert here.ahead.further(3) == {ANN, BEN} and here.ahead.past(3) == {ANN}
+    assert here.ahead.unproved(3, 0.0, 2.0, waits=False) == [ANN, BEN]

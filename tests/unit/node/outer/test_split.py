@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from kit.chains import RESULTS, certificate, fork_of
+from kit.outer.chains import RESULTS, certificate, fork_of
 from thinwire.collectives.consensus.chain import extended, founded
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.state_sync import FetchedState

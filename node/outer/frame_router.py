@@ -1,0 +1,169 @@
+"""Routing of frames, link events and time to the parts of one peer's rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thinwire.collectives.health.straggler_grace import StragglerGrace
+from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.rounds.round_factory import fragment_of, round_of
+from thinwire.collectives.transport.pending_frames import PendingFrames
+from thinwire.node.membership.presence import Presence
+from thinwire.node.outer.catch_up import CatchUp
+from thinwire.node.outer.lineages import Lineages
+from thinwire.node.outer.own_lineage import OwnLineage
+from thinwire.node.outer.round_history import RoundHistory
+from thinwire.node.outer.state_server import STATE, StateServer
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import (
+    Ask,
+    Behind,
+    Commit,
+    Decline,
+    Fetch,
+    Found,
+    Head,
+    PeerId,
+    Prepare,
+    Ready,
+)
+
+
+class FrameRouter:
+    """Receiver of what concerns the rounds of one `fragment`.
+
+    Frames of the round in progress (`current` returns it) go to it, those of past rounds to `history`, those of the next round
+    wait in `stash`, and those about states and lineages go to their parts. A sender in a forgotten round learns that it is
+    behind. `stats`: latest (loss, tokens/s, round) that each peer announced, updated here.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        presence: Presence,
+        fragment: int,
+        *,
+        now: Callable[[], float],
+        current: Callable[[], Round],
+        states: StateServer,
+        catch_up: CatchUp,
+        lineages: Lineages,
+        own_lineage: OwnLineage,
+        history: RoundHistory,
+        straggler_grace: StragglerGrace,
+        stash: PendingFrames,
+        stats: dict[PeerId, tuple[float, float, int]],
+    ) -> None:
+        self.strays = 0
+        """Dropped frames of past or distant rounds."""
+        self._replica, self._fragment, self._now, self._current = replica, fragment, now, current
+        self._live, self._send_queue = presence.live, presence.send_queue
+        self._states, self._catch_up, self._lineages, self._own_lineage = states, catch_up, lineages, own_lineage
+        self._history, self._straggler_grace, self._stash, self._stats = history, straggler_grace, stash, stats
+
+    def on_link_up(self, peer: PeerId) -> None:
+        self._catch_up.on_link_up(peer)
+        self._lineages.on_link_up(peer)
+        self._current().reach(peer)
+
+    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
+        self._states.on_link_down(peer)
+        self._history.done(peer)
+        self._catch_up.on_link_down(peer, gone=gone)
+        self._stats.pop(peer, None)
+        self._lineages.on_link_down(peer)
+        self._straggler_grace.on_link_down(peer)
+        self._current().on_link_down(peer)
+        self._history.on_link_down(peer)
+
+    def on_frame(self, peer: PeerId, frame: Frame) -> None:
+        message = frame.message
+        self._send_queue.look()
+        if isinstance(message, STATE):
+            self._states.on_frame(peer, frame)
+        elif isinstance(message, Behind):
+            self._catch_up.claimed(peer, message.round)
+            current = self._current()
+            if message.round >= current.round:
+                current.agreement.past.add(peer)
+                current.spent(peer)
+            self._catch_up.look()
+        elif isinstance(message, Head):
+            self._lineages.on_head(peer, message, frame.payload)
+            self._catch_up.look()
+        elif isinstance(message, Found):
+            self._own_lineage.on_found(peer, message, frame.signature)
+        else:
+            self._route(peer, frame)
+
+    def on_tick(self) -> None:
+        """Let time pass in the round in progress, and in finished rounds that other peers need."""
+        self._send_queue.look()
+        self._current().tick()
+        self._history.pump()
+        self._prune()
+        self._states.on_tick()
+        self._catch_up.look()
+        if not self._states.held:
+            self._lineages.on_tick()
+            self._own_lineage.on_tick()
+
+    def waiting(self) -> list[tuple[PeerId, Frame]]:
+        """Return the frames that have waited for the round in progress, and forget them."""
+        return self._stash.take(lambda frame: fragment_of(frame.message) == self._fragment)
+
+    def _route(self, peer: PeerId, frame: Frame) -> None:
+        message, number, current = frame.message, round_of(frame.message), self._current().round
+        if isinstance(message, Ready):
+            if message.weight:
+                self._stats[peer] = message.loss, message.speed, number
+            self._states.done(peer, number)
+        if isinstance(message, Prepare) and not self._replica.members:
+            self._send_queue.control(peer, Decline(number, self._fragment, "no state yet"))
+        if number == current:
+            self._route_present(peer, frame)
+        elif number < current:
+            self._route_past(peer, frame, number)
+        else:
+            self._route_later(peer, frame, number)
+
+    def _route_present(self, peer: PeerId, frame: Frame) -> None:
+        message, fly = frame.message, self._current()
+        if isinstance(message, Ready):
+            self._straggler_grace.came(peer, fly.round, self._now(), contributes=message.weight > 0)
+        fly.on_frame(peer, frame)
+        if isinstance(message, Commit):
+            # Not every commit can be verified later: peers that had departed then may be here now.
+            self._catch_up.claimed(peer, fly.round)
+            fly.agreement.past.add(peer)
+        if isinstance(message, Ready):
+            self._history.done(peer)
+            self._prune()
+
+    def _route_past(self, peer: PeerId, frame: Frame, number: int) -> None:
+        past = self._history.get(number)
+        if past is not None:
+            past.on_frame(peer, frame)
+            if isinstance(frame.message, (Ready, Ask, Fetch)):
+                self._history.follow(peer)
+            return
+        self.strays += 1
+        verdict = self._history.verdict(number, peer)
+        if verdict is not None and isinstance(frame.message, (Ready, Ask, Prepare)):
+            self._send_queue.control(peer, verdict)
+        if frame.signature:
+            self._send_queue.control(peer, Behind(self._replica.round, self._fragment))
+
+    def _route_later(self, peer: PeerId, frame: Frame, number: int) -> None:
+        fly = self._current()
+        if number == fly.round + 1 and not memoryview(frame.payload).nbytes:
+            self._stash.put(peer, frame)
+        self.strays += number > fly.round + 1
+        if isinstance(frame.message, Ready):
+            fly.agreement.past.add(peer)
+        if frame.signature and fly.agreement.commit is None:
+            self._catch_up.seen(peer, number)
+
+    def _prune(self) -> None:
+        self._history.prune(self._current(), self._live, read=self._states.read)

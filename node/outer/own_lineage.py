@@ -1,0 +1,198 @@
+"""Lineage of this peer: founds another one when the present one has no quorum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thinwire.collectives.consensus.chain import end_of
+from thinwire.collectives.consensus.founding import Founding
+from thinwire.collectives.consensus.vote_store import VoteStore
+from thinwire.collectives.rounds.round import Round
+from thinwire.node.membership.presence import Presence
+from thinwire.node.outer.lineages import Lineages
+from thinwire.node.runtime.event_log import Emit
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.frame import sign_message
+from thinwire.swarm.identity.identity import Identity, short
+from thinwire.swarm.lineage import founded_by, name_of_fork
+from thinwire.swarm.messages.registry import Fork, Found, Message, PeerId
+
+PATIENCES = 3
+"""Least number of patiences without a quorum before a lineage is founded."""
+
+SETTLE = 1.0
+"""Patiences for which members are waited for that have not stated the founders they see."""
+
+
+class OwnLineage:
+    """Lineage of one peer's replica, and the founding of the next one with the reachable peers.
+
+    `orphan`: seconds without a quorum before this peer founds a lineage; 0: never. `lineages`: those of other peers. `votes`:
+    ours. `current`: returns the round in progress. `founded`: called with the fork of a lineage that this peer and others have
+    founded.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        presence: Presence,
+        fragment: int,
+        lineages: Lineages,
+        *,
+        orphan: float,
+        now: Callable[[], float],
+        emit: Emit,
+        sign: Callable[[Message], bytes],
+        key_of: Callable[[PeerId], bytes | None],
+        votes: VoteStore,
+        current: Callable[[], Round],
+        founded: Callable[[Fork], None],
+    ) -> None:
+        self._replica, self._fragment, self._lineages, self._orphan = replica, fragment, lineages, orphan
+        self._live, self._send_queue, self._me = presence.live, presence.send_queue, presence.roster.record.peer_id
+        self._now, self._emit, self._sign, self._key_of = now, emit, sign, key_of
+        self._votes, self._current, self._founded = votes, current, founded
+        self._founding: Founding | None = None
+        self._lacking = 0, 0.0
+        """Results that the round in progress lacks, and the time since which there are so many."""
+        self.since: float | None = None
+        """Time since which the round in progress has had no quorum; None if it has one."""
+        self._asked: float | None = None
+        """Time at which a person asked for a lineage, see `recover`."""
+
+    @property
+    def until(self) -> float | None:
+        """Time at which this peer begins to found a lineage; None: not at all, as things are."""
+        if self.since is not None and self._asked is None:
+            return self.since + self._wait if self._orphan else None
+        return self._asked
+
+    def recover(self) -> None:
+        """Wait no longer for a quorum, unless one is here."""
+        if self.since is not None and self._asked is None:
+            self._asked = self._now()
+
+    @property
+    def _wait(self) -> float:
+        return max(self._orphan, PATIENCES * self._current().agreement.terms.patience)
+
+    def advance(self) -> None:
+        """Begin a round: its quorum is not known to be missing."""
+        founding, ours = self._founding, self._replica.chain
+        self._founding, self.since, self._asked, self._lacking = None, None, None, (0, 0.0)
+        if ours and founding is not None and founding.began(ours[-1].fork):
+            report(ours[-1].fork, self._emit)  # Another founder was faster, and we have fetched its state.
+
+    def on_found(self, peer: PeerId, message: Found, signature: bytes) -> None:
+        """Note the statement of a founder; it has no vote in the round in progress any more."""
+        settled = self._replica.newest[0] == self._replica.round  # Otherwise its digest is being computed.
+        if settled and self._begun.on_message(peer, message, signature):
+            self._current().agreement.bar(peer)
+
+    def on_tick(self) -> None:
+        """Found a lineage with the reachable peers if the round has had no quorum for long enough."""
+        fly, now = self._current(), self._now()
+        agreement = fly.agreement
+        if fly.lacking != self._lacking[0]:
+            self._lacking = fly.lacking, now
+        # Voters that have restarted are reachable, but have lost the results.
+        lost = fly.lacking and now >= self._lacking[1] + PATIENCES * agreement.terms.patience
+        able = (agreement.able or agreement.commit is not None) and not (fly.unobtainable or lost)
+        if not self._replica.members or fly.complete or able:
+            self.since, self._asked = None, None
+            return
+        if self.since is None:
+            self.since = self._lacking[1] if lost else now
+        if (fork := self._lineages.adoptable()) is not None:
+            self._begin(fork)
+            return
+        if agreement.diverged:
+            return
+        called = bool(self._live.intersection(self._begun.stated).intersection(self._replica.members))
+        due = self.until is not None and now >= self.until
+        if not due and not called:
+            return  # Links to the lost members do not break at the same time everywhere: the first peer calls the others.
+        if not agreement.withdraw():
+            return  # The disk must remember that this peer votes no more in the parent lineage.
+        self._begun.life = self._votes.life  # It is another one if the disk has failed meanwhile.
+        found = self._begun.state(now, self._live, agreement.silent, SETTLE * agreement.terms.patience)
+        if found is not None:
+            for peer in sorted(self._live):
+                self._send_queue.control(peer, found)
+        if (begun := self._begun.fork) is not None:
+            self._begin(begun)
+
+    @property
+    def _begun(self) -> Founding:
+        replica = self._replica
+        if self._founding is None or self._founding.base != replica.digest:
+            place = replica.round, self._fragment, replica.digest, replica.members
+            self._founding = Founding(self._me, *place, self._votes.life, self._sign, self._key_of)
+        return self._founding
+
+    def _begin(self, fork: Fork) -> None:
+        self._founding = None
+        self._founded(fork)
+        report(fork, self._emit)
+
+
+def report(fork: Fork, emit: Emit) -> None:
+    """Emit the beginning of a lineage."""
+    members, name = len(set(fork.members) & set(fork.before)), name_of_fork(fork)
+    others = len(fork.members) - members
+    detail = f"{members} of {len(fork.before)} members"
+    detail += f" and {others} other peer{'s'[: others != 1]}" if others else ""
+    detail += f" continue as lineage {short(name)} since round {fork.round}"
+    emit("lineage", {"lineage": name.hex(), "members": len(fork.members), "round": fork.round, "detail": detail})
+    emit("alarm", {"detail": detail})
+
+
+def check_votes(replica: Replica, votes: VoteStore, me: PeerId) -> bool:
+    """Begin a new life if our votes belong to another lineage that we did not leave by founding this one.
+
+    Return True if the votes show that this peer has been further than its replica is.
+    """
+    record = votes.record
+    if record is None:
+        return False
+    if record.lineage == replica.lineage:
+        return record.round > replica.round + 1
+    if founded_by(replica.chain, record.lineage, me, votes.life):
+        return False
+    votes.renew()
+    return True
+
+
+def continue_alone(
+    replica: Replica, fragment: int, votes: VoteStore, identity: Identity, run_id: bytes, *, ahead: bool = False
+) -> Fork | None:
+    """Make this peer the only member. Runs in `work`.
+
+    Return the fork of the lineage if that is not the first one. No lineage is needed if the peer is the only member already,
+    or in methods without agreement. One is needed in any case if this peer has been further (`ahead`): rounds that are made
+    again get other results.
+    """
+    me = identity.peer_id
+    ahead |= check_votes(replica, votes, me)
+    if not replica.alike:
+        replica.members, replica.lives = (me,), votes.life
+        replica.seal()
+        return None
+    proved = bool(replica.chain) and end_of(replica.chain).round == replica.round
+    if replica.members == (me,) and replica.known_lives == {me: votes.life} and proved and not ahead:
+        return None
+    founding = Founding(
+        me,
+        replica.round,
+        fragment,
+        replica.digest,
+        replica.members,
+        votes.life,
+        lambda message: sign_message(message, b"", identity, run_id),
+        lambda peer: identity.public_key,
+    )
+    founding.state(0.0, (), (), 0.0)
+    fork = founding.fork
+    assert fork is not None
+    replica.found(fork)
+    return fork if fork.before or fork.round else None

@@ -1,0 +1,127 @@
+"""Start of the rounds of one peer: their common settings, and the terms of the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import blake3
+import msgspec
+from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.vote_store import VoteStore
+from thinwire.collectives.health.straggler_grace import StragglerGrace
+from thinwire.collectives.rounds.payload import room
+from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.rounds.round_factory import RoundFactory
+from thinwire.collectives.transport.pending_frames import PendingFrames
+from thinwire.node.membership.presence import Presence
+from thinwire.node.outer.own_lineage import check_votes
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import MAX_GROUP, Digest, PeerId
+
+
+class RoundStarter:
+    """Starts the rounds of one `fragment` by the manifest, the replica and the lateness of members.
+
+    `votes`: memory of our votes. `patience`, `phase`, `stash`: see RoundFactory.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        manifest: Manifest,
+        run_id: Digest,
+        *,
+        presence: Presence,
+        replica: Replica,
+        fragment: int,
+        votes: VoteStore,
+        now: Callable[[], float],
+        patience: float,
+        phase: Callable[[int, str], None],
+        stash: PendingFrames | None,
+    ) -> None:
+        exchange, cut = manifest.exchange, replica.plan_grid
+        self._manifest, self.presence, self.replica, self._fragment = manifest, presence, replica, fragment
+        self._me, self._votes, self._now = identity.peer_id, votes, now
+        watch = presence.watch if exchange.slow_peers == "no-ownership" else None
+        self.factory = RoundFactory(
+            identity,
+            run_id,
+            codec=replica.codec,
+            rule=exchange.aggregation,
+            send_queue=presence.send_queue,
+            now=now,
+            live=presence.live,
+            key_of=self._key_of,
+            patience=patience,
+            phase=phase,
+            collective=exchange.collective,
+            by_bandwidth=exchange.chunk_assignment == "bandwidth",
+            topology=exchange.topology,
+            site=presence.site,
+            stash=stash,
+            kept=replica.kept,
+            aside=presence.aside,
+            sick=tuple if watch is None else watch.slow,
+            spans=presence.spans,
+        )
+        self.straggler_grace = StragglerGrace(
+            exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.quorum
+        )
+        self.ahead = False
+        """True if our votes show that this peer has been further than its state."""
+        self._plan = blake3.blake3(
+            msgspec.msgpack.encode([replica.layout, replica.codec.spec, cut.total, cut.chunk, exchange.aggregation])
+        ).digest()
+
+    def start(self, attempt: int, last: Round | None = None) -> Round:
+        """Start the round after the state of the replica.
+
+        `attempt`: number of our last announcement in it. `last`: the round before, or the same round, that ends now.
+        """
+        replica, exchange, limit = self.replica, self._manifest.exchange, self.straggler_grace.limit
+        terms = RoundTerms(
+            replica.round + 1,
+            self._fragment,
+            replica.members,
+            replica.digest,
+            self._plan,
+            fraction=exchange.quorum,
+            min_peers=exchange.min_peers,
+            max_weight=self._manifest.max_weight,
+            room=room(replica.grid) if exchange.collective == "all-gather" else MAX_GROUP,
+            grace=limit,
+            limit=limit,
+            graces=self._graces(last),
+            buffered=replica.asynchronous,
+            lives=replica.known_lives,
+            lineage=replica.lineage,
+        )
+        terms = replica.terms(terms)
+        further = check_votes(replica, self._votes, self._me)
+        self.ahead = further or (self.ahead and not replica.round)
+        return self.factory.begin(terms, replica.grid, store=self._votes, attempt=attempt, turn=replica.phase)
+
+    def _graces(self, last: Round | None) -> dict[PeerId, float]:
+        """Return the graces of the members in a round that begins now, if this peer opens it.
+
+        Members without one have the configured grace. An asynchronous round takes the members that are ready, so the
+        others are not late.
+        """
+        replica, live = self.replica, self.presence.live
+        if replica.asynchronous and self._manifest.exchange.straggler_timeout != "auto":
+            return {}
+        here = [peer for peer in replica.members if peer in live or peer == self._me]
+        commit = last.agreement.commit if last is not None else None
+        present = commit.opened.alive if commit is not None else ()
+        attended = self.straggler_grace.begin(replica.round + 1, here, self._now(), present=present)
+        others = [one for one in attended if one.peer != self._me]
+        if others and self.presence.watch is not None:
+            self.presence.watch.attended(others, fragment=self._fragment)
+        return self.straggler_grace.graces()
+
+    def _key_of(self, peer: PeerId) -> bytes | None:
+        record = self.presence.roster.record_of(peer)
+        return record.public_key if record else None

@@ -1,0 +1,216 @@
+"""A peer whose lineage has no quorum, or meets others; without a network."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+from kit.outer.chains import certificate, sign, verify
+from thinwire.collectives.consensus.chain import decode, encode, extended, founded, proven
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.vote_store import MemoryVoteStore
+from thinwire.node.outer.lineages import Lineages
+from thinwire.node.outer.own_lineage import OwnLineage
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.lineage import lineage_of, newest_round
+from thinwire.swarm.messages.registry import (
+    LIFE,
+    Fork,
+    Found,
+    Head,
+)
+
+IDS = tuple(bytes([number]) * 32 for number in range(5))
+ME, ANN, BEN, CAT, DAN = IDS
+STRANGER = b"r" * 32
+LAYOUT = b"l" * 32
+PATIENCE, ORPHAN, ROUND = 2.0, 10.0, 3
+
+
+def life(peer):
+    return bytes([100 + peer[0]]) * LIFE
+
+
+class Store(MemoryVoteStore):
+    """Store of the life that a peer has in these tests. `full`: a save fails, and another life begins."""
+
+    full = False
+
+    def __init__(self, peer):
+        super().__init__()
+        self._lived = life(peer)
+
+    @property
+    def life(self):
+        return self._lived
+
+    def save(self, record):
+        if self.full:
+            self._lived = b"m" * LIFE
+            raise OSError("no space left on device")
+        super().save(record)
+
+
+def lives(*peers):
+    return b"".join(map(life, peers))
+
+
+def step(replica, *voters, signer=None):
+    """Make a round of a replica; all are members after it."""
+    before = {peer: replica.known_lives.get(peer, bytes(LIFE)) for peer in replica.members}
+    after = {peer: life(peer) for peer in IDS}
+    proof = certificate(replica.round + 1, replica.lineage, before, voters or replica.members, after, signer=signer)
+    replica.chain = extended(replica.chain, proof)
+    replica.advance(IDS, lives(*IDS))
+
+
+def replica_after(round, members=IDS):
+    """Return a replica after rounds in which all of IDS were members."""
+    replica = Replica(LAYOUT, np.zeros(10, np.float32), members)
+    for _ in range(round):
+        step(replica)
+    return replica
+
+
+class Scene:
+    """Peer `me` after round ROUND, with links to `live`.
+
+    `sent`: (peer, message); `told`: (peer, Head, chain); `events`: (name, fields).
+    """
+
+    def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND, founder=b""):
+        self.now, self.sent, self.told, self.events, self.me, self.patience = 0.0, [], [], [], me, patience
+        self.entered, self.waiting = True, 0
+        self.replica, self.store, self.live = replica_after(round), Store(me), set(live) - {me}
+        presence = SimpleNamespace(
+            live=self.live,
+            send_queue=SimpleNamespace(
+                control=lambda to, message: self.sent.append((to, message)),
+                bulk=lambda to, frame, later: self.told.append((to, frame.message, decode(frame.payload))),
+                later=lambda to, kind, fragment: self.waiting,
+            ),
+            roster=SimpleNamespace(record=SimpleNamespace(peer_id=me)),
+        )
+        self.fly = self.next_round()
+        self.lineages = Lineages(
+            self.replica,
+            presence,
+            0,
+            now=lambda: self.now,
+            prove=partial(proven, fraction=0.5, verifier=lambda keys: verify),
+            current=lambda: self.fly,
+            quorate=lambda: self.own_lineage.since is None,
+            entered=lambda: self.entered,
+            founder=founder,
+        )
+        self.own_lineage = OwnLineage(
+            self.replica,
+            presence,
+            0,
+            self.lineages,
+            orphan=orphan,
+            now=lambda: self.now,
+            emit=lambda name, fields: self.events.append((name, fields)),
+            sign=lambda message: sign(me, message),
+            key_of=lambda peer: None,
+            votes=self.store,
+            current=lambda: self.fly,
+            founded=self.founded,
+        )
+
+    def next_round(self):
+        replica = self.replica
+        terms = RoundTerms(
+            replica.round + 1,
+            0,
+            tuple(sorted(replica.members)),
+            replica.digest,
+            bytes(32),
+            patience=self.patience,
+            seniors=replica.members,
+            lives=replica.known_lives,
+            lineage=replica.lineage,
+        )
+        agreement = Agreement(
+            self.me, terms, sign=lambda m: sign(self.me, m), verify=verify, live=set(self.live), store=self.store
+        )
+        return SimpleNamespace(agreement=agreement, complete=False, unobtainable=False, lacking=0, moved=self.now)
+
+    def founded(self, fork):
+        self.replica.found(fork)
+        self.fly = self.next_round()
+        self.advance()
+
+    def advance(self):
+        """Tell the lineages that a round begins."""
+        self.own_lineage.advance()
+        self.lineages.advance()
+
+    def lose(self, *peers):
+        for peer in peers:
+            self.live.discard(peer)
+            self.fly.agreement.on_link_down(peer, self.now)
+            self.lineages.on_link_down(peer)
+
+    def link(self, *peers):
+        for peer in peers:
+            self.live.add(peer)
+            self.fly.agreement.reach(peer)
+            self.lineages.on_link_up(peer)
+
+    def run(self, seconds):
+        """Let time pass, with a tick every half second."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + 0.5)
+            self.lineages.on_tick()
+            self.own_lineage.on_tick()
+
+    def take(self, kind):
+        found = [(to, message) for to, message in self.sent if isinstance(message, kind)]
+        self.sent = [entry for entry in self.sent if not isinstance(entry[1], kind)]
+        return found
+
+    def hear_found(self, peer, *members):
+        message = Found(self.replica.round, 0, self.replica.digest, tuple(sorted(members)), life(peer))
+        self.own_lineage.on_found(peer, message, sign(peer, message))
+
+    def on_chain(self, peer, chain):
+        """Deliver the Head of a peer with its chain, after the time in which its chains are not checked again."""
+        self.now += PATIENCE
+        self.lineages.on_head(peer, Head(newest_round(chain[-1]), 0, lineage_of(chain)), encode(chain))
+
+    def chains(self):
+        """Return (peer, chain) of the chains that were sent since the last call."""
+        found, self.told = [(to, chain) for to, _, chain in self.told], []
+        return found
+
+    @property
+    def forks(self):
+        """Forks of the lineages after the first one."""
+        return [era.fork for era in self.replica.chain[1:]]
+
+
+OTHER = b"o" * 32
+"""Digest of a state that no peer has."""
+
+FIRST = replica_after(ROUND).chain
+"""Chain of the first lineage, after ROUND."""
+
+
+def branch(*members, chain=FIRST, round=ROUND, base=None, before=IDS):
+    """Return the chain of a lineage that these peers founded after `round`."""
+    members = tuple(sorted(members))
+    base = replica_after(ROUND).digest if base is None else base
+    signatures = tuple(sign(peer, Found(round, 0, base, members, life(peer))) for peer in members)
+    return founded(chain, Fork(round, base, before, members, lives(*members), signatures))
+
+
+def later_chain(*voters, signer=None, rounds=1):
+    """Return the chain of the first lineage some rounds later, with the votes of these peers."""
+    replica = replica_after(ROUND)
+    for _ in range(rounds):
+        step(replica, *voters, signer=signer)
+    return replica.chain

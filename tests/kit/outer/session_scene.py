@@ -1,0 +1,155 @@
+"""Session of one peer without a network, and rounds of the others for it."""
+
+from types import SimpleNamespace
+
+import blake3
+import msgspec
+import numpy as np
+from kit.round_harness import FakeSendQueue, hashes_of
+from thinwire.collectives.consensus.proposal import name_of
+from thinwire.collectives.rounds.results import digest_of
+from thinwire.collectives.transport.bandwidth import Bandwidth
+from thinwire.node.methods.registry import METHODS
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.runtime.asyncio_extra import at_once
+from thinwire.node.state.layout import Layout, Piece
+from thinwire.swarm.frame import Frame, sign_message
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.lineage import name_of_fork
+from thinwire.swarm.manifest.parser import parse
+from thinwire.swarm.messages.registry import (
+    Ballot,
+    Commit,
+    Contribution,
+    Fork,
+    Found,
+    Open,
+    Prepare,
+    Proof,
+    Ready,
+    Record,
+    Result,
+    Vote,
+)
+
+LAYOUT = Layout((Piece("a", (100,), "float32", 0, 100),), 100, b"l" * 32)
+RUN = b"r" * 32
+KEYS = {identity.peer_id: identity for identity in (Identity.generate(bytes([number]) * 32) for number in range(4))}
+ME, ANN, BEN, CAT = KEYS
+ALL = (ME, ANN, BEN)
+
+
+class Queue(FakeSendQueue):
+    """Send queue that also has the calls of sessions."""
+
+    def __init__(self):
+        super().__init__()
+        self.bandwidth = Bandwidth()
+
+    def look(self):
+        pass
+
+    def begin(self, round, fragment=0):
+        pass
+
+    def later(self, to, *kinds):
+        return 0
+
+
+def first_lineage(members):
+    """Return the name of the lineage of peers that are given these members."""
+    return name_of_fork(Fork(0, bytes(32), (), tuple(sorted(members)), b"", ()))
+
+
+FIRST = first_lineage(ALL)
+
+
+class Scene:
+    """Session of peer ME in a run of `members`, who are all present."""
+
+    def __init__(self, members=ALL, *, exchange="", sequence=5_000, kept=None, slow=None, **options):
+        self.now, self.events, self.queue = 0.0, [], Queue()
+        manifest = parse(f'[exchange]\ncodec = "fp32"\n{exchange}')
+        method = METHODS["diloco"]
+        codec = method.codec(manifest, LAYOUT)
+        cut = method.cut(manifest, LAYOUT, codec)
+        self.replica = method.replica.begin(manifest, LAYOUT, codec, cut, np.zeros(100, np.float32), members)
+        if kept is not None:
+            self.replica.kept = kept
+        roster = SimpleNamespace(
+            record=SimpleNamespace(sequence=sequence, peer_id=ME),
+            record_of=lambda peer: SimpleNamespace(public_key=KEYS[peer].public_key),
+            alive=lambda peer: True,
+            progress=0,
+        )
+        presence = SimpleNamespace(
+            roster=roster,
+            live={ANN, BEN, CAT},
+            send_queue=self.queue,
+            transport=SimpleNamespace(totals=lambda: (0, 0)),
+            watch=slow and SimpleNamespace(slow=slow),
+            site="",
+            aside=at_once,
+            spans=tuple,
+        )
+        self.session = RoundSession(
+            KEYS[ME],
+            manifest,
+            RUN,
+            presence=presence,
+            replica=self.replica,
+            now=lambda: self.now,
+            emit=lambda name, fields: self.events.append((name, fields)),
+            **options,
+        )
+
+    def on_message(self, sender, message, payload=b""):
+        """Deliver a signed frame."""
+        self.session.on_frame(sender, Frame(message, payload, sign_message(message, payload, KEYS[sender], RUN)))
+
+    def sent(self, kind, to=ANN):
+        """Return the messages of one kind to a peer since the last call."""
+        return [message for peer, message, _ in self.queue.of(kind) if peer == to]
+
+    def announce(self):
+        """Announce a contribution in the worker-less way of `average`; return its Ready."""
+        self.session.current.announce([bytes(400)], weight=10, loss=1.0, speed=1.0)
+        return self.sent(Ready)[-1]
+
+    def deliver_round(self):
+        """Deliver the round in progress: ANN leads, contributes alone and owns the chunk, and BEN votes with it."""
+        session, terms, values = self.session, self.session.current.agreement.terms, np.ones(100, np.float32).tobytes()
+        ballot, number = Ballot(2, ANN), session.current.round
+        for peer in (ANN, BEN):
+            hashes = hashes_of([values]) if peer == ANN else b""
+            weight = 10 if peer == ANN else 0
+            self.on_message(peer, Ready(number, 0, 1, terms.base, terms.plan, weight, hashes, True, 1.0, 1.0))
+        idle = tuple(sorted((ME, BEN)))
+        group = tuple(sorted(ALL))
+        opened = Open(number, 0, ballot, group, group, (Contribution(ANN, 1, 10),), (), None, (), idle)
+        opened = msgspec.structs.replace(opened, lineage=terms.lineage, electorate=terms.electorate)
+        self.on_message(ANN, Prepare(number, 0, ballot, terms.lineage))
+        self.on_message(ANN, opened)
+        self.on_message(ANN, Record(number, 0, ballot, (0,), hashes_of([values])))
+        self.on_message(ANN, Result(number, 0, ballot, 0), values)
+        digest = digest_of([blake3.blake3(values).digest()])
+        vote = Vote(number, 0, ballot, name_of(opened), digest)
+        proofs = tuple(Proof(peer, sign_message(vote, b"", KEYS[peer], RUN)) for peer in sorted((ANN, BEN)))
+        self.on_message(ANN, Commit(opened, digest, proofs))
+
+    async def finish_round(self):
+        """Commit the round, apply it, and begin the next one."""
+        self.announce()
+        self.deliver_round()
+        outcome = await self.session.outcome(give_up=1.0)
+        assert outcome.commit is not None
+        await self.session.change(at_once, lambda: self.replica.commit(outcome, ME))
+        self.session.advance()
+
+
+def lone_fork(scene, peer, life, base=None):
+    """Return a fork of the scene's state that this peer founded alone, rightly signed."""
+    base = scene.replica.digest if base is None else base
+    found = Found(scene.replica.round, 0, base, (peer,), life)
+    signature = sign_message(found, b"", KEYS[peer], RUN)
+    return Fork(scene.replica.round, base, scene.replica.members, (peer,), life, (signature,))

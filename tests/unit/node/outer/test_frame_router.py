@@ -1,0 +1,128 @@
+"""Routing of frames: to the round in progress, past rounds, and the stash of the next one."""
+
+import asyncio
+
+import pytest
+from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, Scene
+from thinwire.swarm.messages.registry import (
+    Ask,
+    Ballot,
+    Behind,
+    Commit,
+    Contribution,
+    Decline,
+    Open,
+    Prepare,
+    Promise,
+    Ready,
+    Vote,
+)
+
+
+def test_computed_grace_learns_from_announcements_only(monkeypatch):
+    came = []
+    monkeypatch.setattr(
+        "thinwire.collectives.health.straggler_grace.StragglerGrace.came",
+        lambda self, peer, round, now, contributes: came.append((peer, round)),
+    )
+    scene = Scene(exchange='straggler_timeout = "auto"')
+    terms = scene.session.current.agreement.terms
+    scene.on_message(ANN, Ready(1, 0, 1, terms.base, terms.plan, 0, b"", True, 0.0, 0.0))
+    scene.on_message(BEN, Prepare(1, 0, Ballot(2, BEN), FIRST))
+    scene.on_message(CAT, Ready(2, 0, 1, terms.base, terms.plan, 0, b"", True, 0.0, 0.0))
+    assert came == [(ANN, 1)]
+
+
+@pytest.mark.parametrize(("round", "past"), [(0, False), (1, True), (2, True)])
+def test_claim_to_have_committed_this_round_or_a_later_one_counts(round, past):
+    scene = Scene()
+    scene.on_message(ANN, Behind(round))
+    assert (ANN in scene.session.current.agreement.past) == past
+
+
+def test_sender_of_a_commit_is_past_the_round_and_a_voter_is_not():
+    scene = Scene()
+    opened = Open(1, 0, Ballot(2, ANN), ALL, ALL, (Contribution(ANN, 1, 10),), (), None, ())
+    scene.on_message(ANN, Vote(1, 0, Ballot(2, ANN), bytes(32), bytes(32)))
+    scene.on_message(BEN, Commit(opened, bytes(32), ()))
+    assert scene.session.current.agreement.past == {BEN}
+
+
+@pytest.mark.parametrize(("members", "declines"), [((), 1), (ALL, 0)])
+def test_peer_without_a_state_declines_to_promise(members, declines):
+    scene = Scene(members)
+    scene.on_message(ANN, Prepare(1, 0, Ballot(2, ANN), FIRST))
+    assert len(scene.sent(Decline)) == declines
+
+
+def test_message_of_a_forgotten_round_is_answered_with_our_progress():
+    async def main():
+        scene = Scene()
+        await scene.finish_round()
+        scene.session.history.clear()
+        scene.sent(Ready)
+        terms = scene.session.current.agreement.terms
+        scene.on_message(ANN, Ready(1, 0, 1, terms.base, terms.plan, 0, b"", True, 0.0, 0.0))
+        assert scene.sent(Behind) == [Behind(1, 0)] and scene.session.strays == 1
+
+    asyncio.run(main())
+
+
+def test_message_of_a_past_round_is_answered_with_its_commit():
+    async def main():
+        scene = Scene()
+        await scene.finish_round()
+        scene.sent(Commit)
+        scene.on_message(ANN, Ask(1, 0))
+        assert [message.opened.round for message in scene.sent(Commit)] == [1] and scene.session.strays == 0
+        assert scene.sent(Behind) == []
+
+    asyncio.run(main())
+
+
+def test_message_of_a_dropped_round_is_answered_with_its_commit_and_our_progress():
+    async def main():
+        scene = Scene()
+        for _ in range(2):
+            await scene.finish_round()
+        scene.session.on_tick()
+        assert scene.session.history.get(1) is None
+        scene.sent(Commit)
+        scene.on_message(ANN, Vote(1, 0, Ballot(2, ANN), bytes(32), bytes(32)))
+        assert scene.sent(Commit) == [] and scene.sent(Behind) == [Behind(2, 0)]
+        scene.on_message(ANN, Ask(1, 0))
+        assert [message.opened.round for message in scene.sent(Commit)] == [1]
+        assert scene.sent(Behind) == [Behind(2, 0)] and scene.session.strays == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("ahead", "stored", "strays"), [(1, 1, 0), (2, 0, 1), (3, 0, 1)])
+def test_message_of_the_next_round_waits_and_of_a_later_one_is_counted(ahead, stored, strays):
+    scene = Scene()
+    scene.on_message(ANN, Ready(1 + ahead, 0, 1, bytes(32), bytes(32), 0, b"", True, 0.0, 0.0))
+    assert scene.session.sizes()["stash"][0] == stored and scene.session.strays == strays
+    assert scene.session.current.agreement.past == {ANN} and scene.sent(Behind) == []
+
+
+def test_message_of_the_next_round_is_delivered_when_it_begins():
+    async def main():
+        scene = Scene()
+        scene.on_message(ANN, Prepare(2, 0, Ballot(2, ANN), FIRST))
+        await scene.finish_round()
+        assert [message.round for message in scene.sent(Promise)] == [1, 2]
+
+    asyncio.run(main())
+
+
+def test_refused_connection_is_no_death_for_the_quorum():
+    scene = Scene()
+    scene.session.stats[ANN] = (1.0, 1.0, 1)
+    scene.session.on_link_down(BEN, gone=False)
+    assert not scene.session.catch_up.gone
+    scene.session.on_link_down(ANN, gone=True)
+    assert scene.session.catch_up.gone == {ANN} and not scene.session.stats
+    agreement = scene.session.current.agreement
+    assert not agreement.able and set(agreement.absent) == {ANN, BEN}
+    scene.session.on_link_up(ANN)
+    assert not scene.session.catch_up.gone and agreement.able
