@@ -96,7 +96,7 @@ def _rank(era: Era) -> tuple[int, int, int, bool, int, bytes]:
 
 
 def by_strangers(parent: Era, child: Era) -> bool:
-    """Return True if none of the founders of `child` is a member of its parent, which has committed a round.
+    """Return True if no founder of `child` is a member of its parent, which has committed a round.
 
     They can only have what the parent lineage published, so they must not take over its members or its newcomers. A lost
     pipeline stage is made again by strangers, too, but with a later round than its last one.

@@ -219,6 +219,9 @@ class Round:
         """Handle a new link to `peer`."""
         self.agreement.reach(peer)
         self.exchange.reach(peer)
+        sources = self.sources
+        if self.lacking and peer in sources and self._spent.issuperset({*sources} - {peer}):
+            self._fetch(self.exchange.results.lacks(), [peer])  # All others have freed the results.
         self.pump()
 
     def tick(self) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import blake3
 import numpy as np
 import pytest
-from kit.chains import certificate
+from kit.outer.chains import certificate
 from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_sync import IN_FLIGHT, LAST_ROUND, STALL, PartialState, fetch_state, state_digest
 from thinwire.sims.engine import virtual_loop

@@ -327,6 +327,22 @@ def test_adopted_results_are_unobtainable_while_none_of_their_voters_is_reachabl
     assert not harness.round.unobtainable
 
 
+def test_voter_that_is_reachable_again_is_asked_at_once_if_all_others_have_freed_the_results(harness):
+    """Otherwise a peer that is behind would wait for it, although it may have freed them, too."""
+    harness.round.on_link_down(OTHER)
+    harness.on_message(LEADER, _commit(_opening(harness, LEADER, OTHER), harness))
+    harness.round.reach(OTHER)
+    assert {to for to, _, _ in harness.sent(Fetch)} == {LEADER}, "the leader may still send them"
+    harness.round.on_link_down(OTHER)
+    harness.round.spent(LEADER)
+    assert harness.round.forsaken
+    harness.round.reach(OTHER)
+    ((to, message, _),) = harness.sent(Fetch)
+    assert to == OTHER and sorted(message.indices) == list(range(6)) and not harness.round.forsaken
+    harness.round.spent(OTHER)
+    assert harness.round.forsaken
+
+
 def test_abandoned_round_ends_without_a_commit(harness):
     outcome = asyncio.run(_abandoned(harness))
     assert outcome.commit is None and not outcome.diverged and not harness.round.complete
