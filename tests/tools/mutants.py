@@ -36,6 +36,7 @@ TARGETS = {
     "collectives/consensus/acceptor.py": (CONSENSUS,),
     "collectives/consensus/blame.py": (CONSENSUS,),
     "collectives/consensus/certificates.py": (CONSENSUS,),
+    "collectives/consensus/chain.py": (f"{CONSENSUS}/test_chain.py",),
     "collectives/consensus/electorate.py": (CONSENSUS,),
     "collectives/consensus/proposal.py": (CONSENSUS,),
     "collectives/consensus/proposer.py": (CONSENSUS,),
@@ -48,6 +49,7 @@ TARGETS = {
     "node/outer/frame_router.py": ("tests/unit/node/outer",),
     "node/outer/round_session.py": ("tests/unit/node/outer",),
     "node/outer/round_starter.py": ("tests/unit/node/outer",),
+    "swarm/lineage.py": ("tests/unit/swarm/test_lineage.py",),
     "compression/sparse/error_feedback.py": ("tests/unit/compression/sparse",),
 }
 """Module -> its unit tests."""

@@ -11,7 +11,7 @@ import pytest
 from kit.outer.chains import RESULTS, certificate, fork_of, sign, verify
 from thinwire.collectives.consensus.chain import decode, encode, end_of, extended, founded, proven
 from thinwire.collectives.consensus.proposal import by_seniority
-from thinwire.swarm.lineage import lineage_of, newest_round
+from thinwire.swarm.lineage import later, lineage_of, newest_round, prevails
 from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, MAX_ERAS, Commit, Era, Proof
 
 IDS = tuple(bytes([number]) * 32 for number in range(1, 20))
@@ -236,6 +236,28 @@ def test_garbage_is_no_chain(data):
         assert decode(data) == () and data == b"\x90"
     except ValueError:
         assert data != b"\x90"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_chain_is_refused_or_proves_the_same_members(seed):
+    """Peers send what they like; no input may raise anything but ValueError."""
+    history, rng = forked_history(), random.Random(seed)
+    raw, decoded = encode(history.chain), 0
+    for _ in range(500):
+        damaged = bytearray(raw)
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(len(damaged))
+            damaged[at : at + rng.randrange(2)] = bytes([rng.randrange(256)])
+        try:
+            chain = decode(damaged)
+        except ValueError:
+            continue
+        decoded += 1
+        here = prove(chain)
+        assert here is None or (here.round, here.members) == (history.round, tuple(history.members))
+        for other in (history.chain, chain):
+            prevails(chain, other), prevails(other, chain), later(chain, other)
+    assert decoded > 50
 
 
 def test_chain_of_a_long_run_is_small_and_has_few_signatures():
