@@ -32,7 +32,7 @@ from thinwire.node.pipeline.step.gradient_ledger import StepOutcome
 from thinwire.node.pipeline.step.host import Host
 from thinwire.node.pipeline.step.measurements import Measurements
 from thinwire.node.pipeline.step.origin import Origin
-from thinwire.node.pipeline.step.replanner import Replanner
+from thinwire.node.pipeline.step.route_planner import RoutePlanner
 from thinwire.node.pipeline.step.stage_holders import StageHolders
 from thinwire.node.pipeline.step.timeouts import Timeouts
 from thinwire.node.training.inner_optimizer import InnerConfig
@@ -131,15 +131,15 @@ class Replica:
                 self.start(index, host, host.run())
         own, common = Hollow(), self.common(0)
         self.measurements = Measurements(loop.time)
-        replanner = None
+        route_planner = None
         if self.plan is not None:
-            replanner = Replanner(self.measurements, room=self.room, emit=common["emit"], **self.plan)
+            route_planner = RoutePlanner(self.measurements, room=self.room, emit=common["emit"], **self.plan)
         self.origin = Origin(
             cast(Section, own), StageOptimizer(own, INNER), self.boundary, StageHolders(holders),
             patience=Timeouts(loop.time, first=900.0, least=200.0),
-            window=self.window or self.micros, replanner=replanner, **common,
+            window=self.window or self.micros, route_planner=route_planner, **common,
         )  # fmt: skip
-        self.replanner = replanner
+        self.route_planner = route_planner
         self.start(0, self.origin)
 
     def common(self, index: int) -> dict[str, Any]:
@@ -227,7 +227,7 @@ async def steps(
     for _ in range(count):
         outcome = await replica.step()
         assert len(outcome.finished) == micros and not outcome.lost, outcome
-        found.append((outcome.flown, outcome.planned, replica.replanner.plans if replica.replanner else 0))
+        found.append((outcome.flown, outcome.planned, replica.route_planner.plans if replica.route_planner else 0))
     for task in replica.tasks:
         task.cancel()
     return found

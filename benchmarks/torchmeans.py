@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from thinwire.compression.core.chunks import Chunks, Section
 from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.square_chunks import Chunks, Section
 from thinwire.compression.core.types import Denominator
 from thinwire.compression.dense.blockint import Integers
 from thinwire.compression.dense.torch_backend import LANES, WIDTH, floats_of, rows_of

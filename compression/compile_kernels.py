@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.dense.blockint import Integers
 from thinwire.compression.dense.e3m0 import E3M0
 from thinwire.compression.dense.floats import Fp32, Half

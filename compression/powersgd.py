@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from thinwire.compression.core.chunks import VECTORS, Chunks, Section
 from thinwire.compression.core.noise import normal
+from thinwire.compression.core.square_chunks import VECTORS, Chunks, Section
 from thinwire.compression.core.types import Floats, OnExclusion
 from thinwire.compression.kernels import thin_factors as kernels
 from thinwire.compression.sparse.error_feedback import ON_EXCLUSION

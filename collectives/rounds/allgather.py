@@ -26,7 +26,7 @@ from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions, Screen
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.payload import EMPTY, joined, room
-from thinwire.collectives.rounds.results import Results
+from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.rounds.retransmit import Retransmitter
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.relay_plan import PLANS, RelayPlan, stand_in

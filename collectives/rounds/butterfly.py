@@ -16,7 +16,7 @@ from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.reducer import ChunkReducer, Reducer
-from thinwire.collectives.rounds.results import Results
+from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.owner_backoff import overdue
 from thinwire.collectives.topology.placement import loads

@@ -41,7 +41,7 @@ from thinwire.collectives.aggregation import RULES
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.executor import Work, at_once
 from thinwire.collectives.rounds.ballot_bound import BallotBound
-from thinwire.collectives.rounds.results import Results
+from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
-from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.core.codec import Choice, TensorCodec
+from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.core.types import Floats, OnExclusion
 
 ON_EXCLUSION: tuple[OnExclusion, ...] = get_args(OnExclusion)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
-from thinwire.compression.core.chunks import Chunks, Section
+from thinwire.compression.core.square_chunks import Chunks, Section
 from thinwire.compression.core.types import Denominator, Floats
 from thinwire.compression.kernels import base as kernels
 from thinwire.compression.kernels import scatter as scatterkernels

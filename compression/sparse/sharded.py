@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Denominator, Floats
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.topk import Selected, Sparse

@@ -15,7 +15,7 @@ import blake3
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from thinwire.collectives.allreduce.dtypes import EXACT, TYPES, ElementError, Elements, elements, numpy_type
+from thinwire.collectives.allreduce.element_arithmetic import EXACT, TYPES, ElementError, Elements, elements, numpy_type
 from thinwire.collectives.allreduce.group_round import MAX_CALL_WEIGHT, LocalPart
 from thinwire.collectives.allreduce.operation import Operation, OperationResult
 from thinwire.collectives.allreduce.rendezvous import PeerContext

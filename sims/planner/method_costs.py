@@ -14,7 +14,7 @@ import numpy as np
 from thinwire.collectives.topology import relay_plan
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad
 from thinwire.compression.registry import dense as dense_codec
-from thinwire.sims.planner.cost_formulas import SPARSE_BITS, butterfly_bytes, gather_bytes, sieve_bytes
+from thinwire.sims.planner.exchange_bytes import SPARSE_BITS, butterfly_bytes, gather_bytes, sieve_bytes
 from thinwire.sims.planner.gossip_time import pair_time
 from thinwire.sims.planner.question import Question
 from thinwire.sims.planner.round_time import PlannedPeer, RoundTime, round_time

@@ -17,7 +17,7 @@ from thinwire.sims.planner.method_costs import (
     pair_rounds,
     rounds,
 )
-from thinwire.sims.planner.pipeline_time import Pipeline, pipeline
+from thinwire.sims.planner.pipeline_costs import Pipeline, pipeline
 from thinwire.sims.planner.question import PlanError, Question
 from thinwire.sims.planner.round_time import grids, largest_fragment
 from thinwire.sims.planner.site_bytes import SiteBytes, sites

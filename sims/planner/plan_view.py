@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 from thinwire.node.runtime.console import bytes_text
 from thinwire.sims.network.regions import MBIT
-from thinwire.sims.planner.pipeline_time import Pipeline
+from thinwire.sims.planner.pipeline_costs import Pipeline
 from thinwire.sims.planner.plan import BandwidthNeed, MethodRow, Plan
 from thinwire.sims.planner.question import Question
 from thinwire.sims.planner.site_bytes import SiteBytes

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from thinwire.compression import registry
 from thinwire.compression.activations import codecs, subspace
-from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.noise import normal
+from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.dense import blockint, e3m0, floats
 from thinwire.compression.kernels import payload as payloads
 from thinwire.compression.sparse import demo, header, rice, topk

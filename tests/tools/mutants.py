@@ -43,7 +43,7 @@ TARGETS = {
     "collectives/consensus/quorum.py": (CONSENSUS,),
     "collectives/rounds/butterfly.py": (ROUNDS,),
     "collectives/rounds/contributions.py": (ROUNDS,),
-    "collectives/rounds/results.py": (ROUNDS,),
+    "collectives/rounds/result_store.py": (ROUNDS,),
     "collectives/rounds/ring_schedule.py": (ROUNDS,),
     "collectives/topology/shards.py": ("tests/unit/collectives/topology", ROUNDS),
     "node/outer/frame_router.py": ("tests/unit/node/outer",),

@@ -17,8 +17,8 @@ from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression import registry
-from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels.base import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD, warm_up

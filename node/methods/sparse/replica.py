@@ -21,8 +21,8 @@ from thinwire.collectives.rounds.payload import cut_up, pieces, put_together
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, parts
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
-from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.core.codec import Choice, CodecError
+from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import select
 from thinwire.compression.sparse import demo

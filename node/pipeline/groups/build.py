@@ -33,7 +33,7 @@ from thinwire.node.pipeline.recovery.stage_source import FASTER, Source, rescue
 from thinwire.node.pipeline.step.host import Host
 from thinwire.node.pipeline.step.measurements import Measurements
 from thinwire.node.pipeline.step.origin import Origin
-from thinwire.node.pipeline.step.replanner import Replanner
+from thinwire.node.pipeline.step.route_planner import RoutePlanner
 from thinwire.node.pipeline.step.stage_holders import StageHolders
 from thinwire.node.pipeline.step.timeouts import Timeouts
 from thinwire.node.runtime.asyncio_extra import Work
@@ -260,7 +260,7 @@ def origin_learner(
     `source`, `alone`: see HostReadiness. `others`: see OriginLearner.
     """
     holding, pipeline, emit = HeldStage(manifest, vocab, 0), manifest.pipeline, _quiet(door.emit)
-    replanner = _replanner(manifest, door.now, emit) if pipeline.paths == "planned" else None
+    route_planner = _route_planner(manifest, door.now, emit) if pipeline.paths == "planned" else None
     holding.boundary.warm_up()
     origin = Origin(
         holding.section,
@@ -275,7 +275,7 @@ def origin_learner(
         window=pipeline.max_in_flight or min(pipeline.stages, manifest.microbatches),
         clip=manifest.inner.clip,
         by_visits=pipeline.gradient == "visits",
-        replanner=replanner,
+        route_planner=route_planner,
     )
     wait = manifest.exchange.timeout_seconds + GIVE_UP * ROUND_PATIENCE
     spare = pipeline.stages - pipeline.visited
@@ -292,7 +292,7 @@ def origin_learner(
         source=source,
         alone=alone,
     )
-    moves = pipeline.rebalance and replanner is None
+    moves = pipeline.rebalance and route_planner is None
 
     def order(peer: PeerId, stage: int) -> None:
         door.send_queue.control(peer, Post(origin.next_step, origin.next_step, stage))
@@ -304,17 +304,17 @@ def origin_learner(
         manifest,
         now=door.now,
         emit=emit,
-        replanner=replanner,
+        route_planner=route_planner,
         balance=Rebalancer(origin.measurements, door.now, period=pipeline.rebalance) if moves else None,
         order=order,
         others=others,
     )
 
 
-def _replanner(manifest: Manifest, now: Callable[[], float], emit: Emit) -> Replanner:
+def _route_planner(manifest: Manifest, now: Callable[[], float], emit: Emit) -> RoutePlanner:
     pipeline, room = manifest.pipeline, manifest.host_capacity
     tries = min(2 * MENDING, MOVES * manifest.microbatches * pipeline.stages)
-    return Replanner(
+    return RoutePlanner(
         Measurements(now), skip=pipeline.skip_fraction, swaps=pipeline.max_reorders, room=room, emit=emit, tries=tries
     )
 

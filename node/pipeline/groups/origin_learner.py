@@ -13,7 +13,7 @@ from thinwire.node.pipeline.model.held_stage import HeldStage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.step.gradient_ledger import StepOutcome
 from thinwire.node.pipeline.step.origin import Origin
-from thinwire.node.pipeline.step.replanner import Replanner
+from thinwire.node.pipeline.step.route_planner import RoutePlanner
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.batches import Batches, Cursor, cursor_after
@@ -33,7 +33,7 @@ SMOOTHING = 0.3
 class OriginLearner(StageLearner):
     """Learner with the inner steps of its group (see Origin); `readiness` is its Handler of Presence.
 
-    `replanner`: the origin's, with planned paths; `balance`: chooses hosts to move, and `order` asks them. `others`:
+    `route_planner`: the origin's, with planned paths; `balance`: chooses hosts to move, and `order` asks them. `others`:
     returns the tokens per second of peers with the whole model, and of other origins.
     """
 
@@ -46,13 +46,13 @@ class OriginLearner(StageLearner):
         *,
         now: Callable[[], float],
         emit: Emit,
-        replanner: Replanner | None = None,
+        route_planner: RoutePlanner | None = None,
         balance: Rebalancer | None = None,
         order: Order = lambda peer, stage: None,
         others: Callable[[], list[float]] = list,
     ) -> None:
         super().__init__(holding)
-        self._emit, self._replanner, self._balance, self._order = emit, replanner, balance, order
+        self._emit, self._route_planner, self._balance, self._order = emit, route_planner, balance, order
         self._flown, self._planned, self._plans = 0.0, 0.0, 0
         self.readiness, self.batches = readiness, batches
         self._origin, self._manifest, self._now = readiness.origin, manifest, now
@@ -69,12 +69,12 @@ class OriginLearner(StageLearner):
 
     @property
     def _plan(self) -> str:
-        replanner = self._replanner
-        if replanner is None or not replanner.plans:
+        route_planner = self._route_planner
+        if route_planner is None or not route_planner.plans:
             return ""
-        whys = ", ".join(f"{why} {count}" for why, count in replanner.whys.items())
+        whys = ", ".join(f"{why} {count}" for why, count in route_planner.whys.items())
         times = f"{self._flown:.2f} s, {self._planned:.2f} s by plan" if self._planned else "without a plan"
-        return f"; {replanner.paths} paths: last step {times}; planned {replanner.plans} times ({whys})"
+        return f"; {route_planner.paths} paths: last step {times}; planned {route_planner.plans} times ({whys})"
 
     @property
     def drives(self) -> Origin:
@@ -126,12 +126,12 @@ class OriginLearner(StageLearner):
 
     def _see(self, outcome: StepOutcome) -> None:
         """Compare the step's time with the plan, and report a new plan with it."""
-        self._flown, self._planned, replanner = outcome.flown, outcome.planned, self._replanner
-        if replanner is not None and outcome.planned and replanner.plans > self._plans:
-            self._plans = replanner.plans
-            detail = f"seconds planned and measured, by {replanner.paths} paths; plan {replanner.plans}"
+        self._flown, self._planned, route_planner = outcome.flown, outcome.planned, self._route_planner
+        if route_planner is not None and outcome.planned and route_planner.plans > self._plans:
+            self._plans = route_planner.plans
+            detail = f"seconds planned and measured, by {route_planner.paths} paths; plan {route_planner.plans}"
             seconds = {"planned": round(outcome.planned, 3), "measured": round(outcome.flown, 3)}
-            self._emit("plan", {"why": replanner.newest, **seconds, "detail": detail})
+            self._emit("plan", {"why": route_planner.newest, **seconds, "detail": detail})
 
     def _rebalance(self) -> None:
         if self._balance is None:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.node.pipeline.planner.cheapest_path import Floats, cheapest, hops
 from thinwire.node.pipeline.planner.constraints import Paths, violations
 from thinwire.node.pipeline.planner.problem import Problem
-from thinwire.node.pipeline.planner.shortest_path import Floats, cheapest, hops
 from thinwire.node.pipeline.planner.simulate_kernel import BACKWARD
 
 

@@ -37,7 +37,7 @@ from thinwire.node.pipeline.step.gradient_ledger import GradientLedger, StepOutc
 from thinwire.node.pipeline.step.measurements import Measurements
 from thinwire.node.pipeline.step.micro_batch_attempt import Attempt, Failure
 from thinwire.node.pipeline.step.origin_compute import OriginCompute
-from thinwire.node.pipeline.step.replanner import Replanner
+from thinwire.node.pipeline.step.route_planner import RoutePlanner
 from thinwire.node.pipeline.step.stage_holders import StageHolders, Visits
 from thinwire.node.pipeline.step.timeouts import Timeouts
 from thinwire.node.runtime.asyncio_extra import Work
@@ -66,7 +66,7 @@ class Origin:
 
     `window`: micro-batches in progress at a time; as many as stages is 1F1B, all of them GPipe. `clip`: largest norm of
     the whole model's gradient, 0 = not clipped. `by_visits`: a stage's gradient is divided by the micro-batches that
-    went through it instead of by all. `recompute`: see Stage. `replanner`: plans routes; without one micro-batches
+    went through it instead of by all. `recompute`: see Stage. `route_planner`: plans routes; without one micro-batches
     visit all stages.
     """
 
@@ -83,7 +83,7 @@ class Origin:
         patience: Timeouts,
         emit: Emit,
         window: int,
-        replanner: Replanner | None = None,
+        route_planner: RoutePlanner | None = None,
         clip: float = 0.0,
         by_visits: bool = False,
         recompute: bool = False,
@@ -95,9 +95,9 @@ class Origin:
         self._ends = OriginCompute(section, boundary, recompute=recompute)
         self._boundary, self._send_queue, self._work, self._now, self._emit = boundary, send_queue, work, now, emit
         self._patience, self._window, self._clip, self._by_visits = patience, window, clip, by_visits
-        self._replanner, self.measurements = (
-            replanner,
-            replanner.measurements if replanner is not None else Measurements(now),
+        self._route_planner, self.measurements = (
+            route_planner,
+            route_planner.measurements if route_planner is not None else Measurements(now),
         )
         self._flights: dict[int, Attempt] = {}
         self._account = GradientLedger()
@@ -168,8 +168,8 @@ class Origin:
         self._account = GradientLedger()
         lanes: Sequence[Sequence[int]] = [(micro,) for micro in range(len(batches))]
         room, planned = asyncio.Semaphore(self._window), 0.0
-        if visits is None and self._replanner is not None:
-            course = await self._replanner.course(len(batches), self.stage_holders, self._work, self.next_step)
+        if visits is None and self._route_planner is not None:
+            course = await self._route_planner.course(len(batches), self.stage_holders, self._work, self.next_step)
             if course is not None:
                 visits, lanes, planned = course.visits, course.lanes, course.seconds
                 room = asyncio.Semaphore(len(lanes))

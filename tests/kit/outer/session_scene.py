@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from kit.round_harness import FakeSendQueue, hashes_of
 from thinwire.collectives.consensus.proposal import name_of
-from thinwire.collectives.rounds.results import digest_of
+from thinwire.collectives.rounds.result_store import digest_of
 from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.round_session import RoundSession

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import blake3
 import numpy as np
 import pytest
-from thinwire.collectives.allreduce.dtypes import EXACT, ElementError, elements, narrowed, numpy_type
+from thinwire.collectives.allreduce.element_arithmetic import EXACT, ElementError, elements, narrowed, numpy_type
 from thinwire.collectives.allreduce.group_round import MAX_CALL_WEIGHT
 from thinwire.collectives.allreduce.service import AT_ONCE, LAST, AllreduceService, LocalPart, PeerContext
 from thinwire.collectives.allreduce.signature import plan_of

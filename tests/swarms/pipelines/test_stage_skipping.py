@@ -81,7 +81,7 @@ def test_planned_step_takes_planned_time_and_less_than_full_pipeline(bench, citi
             assert outcomes[-1].finished == set(range(MICROS)) and not outcomes[-1].lost and not outcomes[-1].skipped
             assert outcomes[-1].attempts == MICROS
             check(replica, 4)
-        assert 2 <= replica.replanner.plans <= 8
+        assert 2 <= replica.route_planner.plans <= 8
         return outcomes[-1]
 
     whole = virtual_loop.run(full(), seed=1, limit=1e6)
@@ -106,10 +106,10 @@ def test_step_finishes_after_a_death_and_next_step_is_replanned(bench, cities):
         replica.watch = die
         outcome = await replica.step()
         assert replica.watch is None and outcome.finished == set(range(MICROS)) and outcome.attempts > MICROS
-        plans = replica.replanner.plans
+        plans = replica.route_planner.plans
         after = await replica.step()
         why = [fields["why"] for _, _, name, fields in replica.events if name == "planned"]
-        assert why == ["mended"] and replica.replanner.plans == plans + 1
+        assert why == ["mended"] and replica.route_planner.plans == plans + 1
         assert after.finished == set(range(MICROS)) and after.attempts == MICROS and not after.lost
         assert all(victim not in path for path in check(replica, 4))
         for _ in range(5):  # until its links are known, too

@@ -9,8 +9,8 @@ import pytest
 import torch
 from thinwire.collectives import deterministic_rounding
 from thinwire.compression import device, registry
-from thinwire.compression.core.chunks import Chunks
 from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.square_chunks import Chunks
 
 CHUNKS = Chunks((("a", (130, 70)), ("b", (5,)), ("c", (64, 192)), ("d", (300,))))
 CUDA = SimpleNamespace(type="cuda")

@@ -22,7 +22,7 @@ from kit.round_harness import (
     signature,
 )
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
-from thinwire.collectives.rounds.results import digest_of
+from thinwire.collectives.rounds.result_store import digest_of
 from thinwire.collectives.rounds.ring import Ring
 from thinwire.swarm.messages.registry import (
     Ballot,

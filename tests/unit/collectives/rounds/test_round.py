@@ -26,7 +26,7 @@ from kit.round_harness import (
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of
 from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.data_plane import STIRRING
-from thinwire.collectives.rounds.results import digest_of
+from thinwire.collectives.rounds.result_store import digest_of
 from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.swarm.messages.registry import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.reference import sparse as reference
-from thinwire.compression.core.chunks import Chunks
+from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse import select
 from thinwire.compression.sparse.header import DENSE, EMPTY

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from thinwire.node.pipeline.planner.constraints import violations
 from thinwire.node.pipeline.step.measurements import Measurements
-from thinwire.node.pipeline.step.replanner import Replanner
+from thinwire.node.pipeline.step.route_planner import RoutePlanner
 from thinwire.node.pipeline.step.stage_holders import StageHolders
 from thinwire.node.runtime.asyncio_extra import at_once
 
@@ -31,12 +31,14 @@ class Told(Measurements):
 def scene(holders=HOSTS, **options):
     measurements, log = Told(), []
     settings = {"skip": 1 / 3, "room": 3, "every": 5, "tries": TRIES, **options}
-    replanner = Replanner(measurements, emit=lambda name, fields: log.append((name, fields.get("why"))), **settings)
-    return replanner, measurements, StageHolders(holders), log
+    route_planner = RoutePlanner(
+        measurements, emit=lambda name, fields: log.append((name, fields.get("why"))), **settings
+    )
+    return route_planner, measurements, StageHolders(holders), log
 
 
-def ask(replanner, stage_holders, micros=12, step=0):
-    return asyncio.run(replanner.course(micros, stage_holders, at_once, step))
+def ask(route_planner, stage_holders, micros=12, step=0):
+    return asyncio.run(route_planner.course(micros, stage_holders, at_once, step))
 
 
 def check(course, stage_holders, micros, length, swaps=2):
@@ -66,46 +68,46 @@ def check(course, stage_holders, micros, length, swaps=2):
 @pytest.mark.parametrize("micros", [1, 5, 12, 30])
 @pytest.mark.parametrize(("skip", "length"), [(0.0, 6), (1 / 3, 4), (0.5, 3), (0.9, 2)])
 def test_planned_paths_cover_all_micro_batches_and_are_valid(micros, skip, length):
-    replanner, _, stage_holders, _ = scene(skip=skip)
-    check(ask(replanner, stage_holders, micros), stage_holders, micros, length)
+    route_planner, _, stage_holders, _ = scene(skip=skip)
+    check(ask(route_planner, stage_holders, micros), stage_holders, micros, length)
 
 
 def test_plan_without_swaps_keeps_stage_order():
-    replanner, measurements, stage_holders, _ = scene(swaps=0, tries=4000)
+    route_planner, measurements, stage_holders, _ = scene(swaps=0, tries=4000)
     for stage in (1, 3, 5):  # the stages before are far away
         measurements.delays[b"", HOSTS[stage][0]] = 9.0
-    for path in check(ask(replanner, stage_holders), stage_holders, 12, 4, swaps=0):
+    for path in check(ask(route_planner, stage_holders), stage_holders, 12, 4, swaps=0):
         assert list(path) == sorted(path)
 
 
-def test_replanner_plans_only_when_needed():
-    replanner, measurements, stage_holders, log = scene()
-    first = ask(replanner, stage_holders)
+def test_route_planner_plans_only_when_needed():
+    route_planner, measurements, stage_holders, log = scene()
+    first = ask(route_planner, stage_holders)
     for _ in range(4):
-        assert ask(replanner, stage_holders) == first
+        assert ask(route_planner, stage_holders) == first
     assert log == [("planned", "first")]
-    ask(replanner, stage_holders)
+    ask(route_planner, stage_holders)
     assert log[1:] == [("planned", "age")]
-    used = ask(replanner, stage_holders).visits[0][0][1]
+    used = ask(route_planner, stage_holders).visits[0][0][1]
     measurements.works[used] = 1.1
-    ask(replanner, stage_holders)
+    ask(route_planner, stage_holders)
     assert len(log) == 2, "a tenth is no matter"
     measurements.works[used] = 1.5
-    ask(replanner, stage_holders)
+    ask(route_planner, stage_holders)
     assert log[2:] == [("planned", "moved")]
-    course = ask(replanner, stage_holders)
+    course = ask(route_planner, stage_holders)
     a, b = (course.visits[0][place][1] for place in (0, 1))
     measurements.delays[a, b] = 6.0
-    ask(replanner, stage_holders)
+    ask(route_planner, stage_holders)
     assert log[3:] == [("planned", "moved")]
-    ask(replanner, stage_holders, 11)
-    ask(replanner, stage_holders, 12)
-    assert log[4:] == [("planned", "peers")] * 2 and replanner.plans == 6
+    ask(route_planner, stage_holders, 11)
+    ask(route_planner, stage_holders, 12)
+    assert log[4:] == [("planned", "peers")] * 2 and route_planner.plans == 6
 
 
 def test_changing_measurements_do_not_cause_constant_replanning():
     """A plan takes a second; after the second plan, for twenty seconds only arrivals or departures cause one."""
-    replanner, measurements, stage_holders, log = scene()
+    route_planner, measurements, stage_holders, log = scene()
     now = 0.0
     measurements.now = lambda: now
 
@@ -118,7 +120,7 @@ def test_changing_measurements_do_not_cause_constant_replanning():
         nonlocal now
         now += seconds
         measurements.works = {peer: works for stage in HOSTS.values() for peer in stage} | {b"": works}
-        asyncio.run(replanner.course(12, stage_holders, slow, 0))
+        asyncio.run(route_planner.course(12, stage_holders, slow, 0))
         return [why for _, why in log]
 
     assert again(0.0, 0.1) == ["first"]
@@ -126,64 +128,64 @@ def test_changing_measurements_do_not_cause_constant_replanning():
     assert again(8.0, 0.4) == ["first", "moved"]
     assert again(8.0, 0.8) == ["first", "moved"]
     assert again(8.0, 0.8) == ["first", "moved", "moved"]
-    stage_holders.lost.add(ask(replanner, stage_holders).visits[0][0][1])
+    stage_holders.lost.add(ask(route_planner, stage_holders).visits[0][0][1])
     assert again(0.0, 1.6)[3:] == ["mended"]
     stage_holders.lost.clear()
-    assert again(0.0, 1.6)[4:] == ["peers"] and replanner.plans == len(log) == replanner.whys.total()
+    assert again(0.0, 1.6)[4:] == ["peers"] and route_planner.plans == len(log) == route_planner.whys.total()
 
 
 def test_plan_skips_slow_peer():
-    replanner, measurements, stage_holders, _ = scene(room=12, tries=4000)
+    route_planner, measurements, stage_holders, _ = scene(room=12, tries=4000)
     slow = HOSTS[2][0]
     measurements.works = {peer: 0.1 for stage in HOSTS.values() for peer in stage} | {b"": 0.1, slow: 50.0}
-    course = ask(replanner, stage_holders)
+    course = ask(route_planner, stage_holders)
     assert all(peer != slow for way in course.visits for _, peer in way)
 
 
 def test_plan_is_repaired_after_loss_and_includes_returning_peer():
-    replanner, _, stage_holders, log = scene()
-    before = ask(replanner, stage_holders)
+    route_planner, _, stage_holders, log = scene()
+    before = ask(route_planner, stage_holders)
     gone = before.visits[0][1][1]
     stage_holders.lost.add(gone)
-    check(ask(replanner, stage_holders), stage_holders, 12, 4)
+    check(ask(route_planner, stage_holders), stage_holders, 12, 4)
     assert log[1:] == [("planned", "mended")]
-    assert ask(replanner, stage_holders).seconds > 0 and len(log) == 2
+    assert ask(route_planner, stage_holders).seconds > 0 and len(log) == 2
     stage_holders.lost.clear()
-    check(ask(replanner, stage_holders), stage_holders, 12, 4)
+    check(ask(route_planner, stage_holders), stage_holders, 12, 4)
     assert log[2:] == [("planned", "peers")]
     stage_holders.lost.update(HOSTS[3])
-    check(ask(replanner, stage_holders), stage_holders, 12, 4)
+    check(ask(route_planner, stage_holders), stage_holders, 12, 4)
     stage_holders.lost.update(HOSTS[1] + HOSTS[2])
-    assert len(check(ask(replanner, stage_holders), stage_holders, 12, 3)[0]) == 3, (
+    assert len(check(ask(route_planner, stage_holders), stage_holders, 12, 3)[0]) == 3, (
         "the origin, and the two stages that are left"
     )
 
 
 def test_resting_peer_is_not_planned():
-    replanner, _, stage_holders, log = scene()
-    slow = ask(replanner, stage_holders).visits[0][0][1]
+    route_planner, _, stage_holders, log = scene()
+    slow = ask(route_planner, stage_holders).visits[0][0][1]
     stage_holders.rest(slow, 0)
     stage_holders.rest(slow, 1)
-    course = ask(replanner, stage_holders, step=2)
+    course = ask(route_planner, stage_holders, step=2)
     assert log[1:] == [("planned", "mended")] and all(peer != slow for way in course.visits for _, peer in way)
-    ask(replanner, stage_holders, step=3)
+    ask(route_planner, stage_holders, step=3)
     assert log[2:] == [("planned", "peers")]
 
 
 def test_no_plan_is_made_without_alternatives():
-    replanner, _, stage_holders, log = scene()
+    route_planner, _, stage_holders, log = scene()
     stage_holders.lost.update(peer for peers in HOSTS.values() for peer in peers)
-    assert ask(replanner, stage_holders) is None
+    assert ask(route_planner, stage_holders) is None
     assert ask(*scene(holders={})[::2]) is None and not log
 
 
 def test_plan_with_unbridgeable_gap_is_reported():
     far = {stage: HOSTS.get(stage, []) for stage in range(1, 8)}
     far[7] = [bytes([7]) * 32]
-    replanner, _, stage_holders, log = scene(holders=far)
+    route_planner, _, stage_holders, log = scene(holders=far)
     stage_holders.lost.update(peer for stage in range(1, 7) for peer in far[stage])
-    assert ask(replanner, stage_holders) is None and log == [("no plan", None)]
-    assert ask(replanner, stage_holders) is None and len(log) == 1, "once"
+    assert ask(route_planner, stage_holders) is None and log == [("no plan", None)]
+    assert ask(route_planner, stage_holders) is None and len(log) == 1, "once"
 
 
 def test_impossible_plan_request_is_refused():

@@ -47,7 +47,7 @@ class StepRoutes:
     seconds: float
 
 
-class Replanner:
+class RoutePlanner:
     """Planner of an origin. Equal measurements and seeds give equal plans.
 
     `skip`: fraction of the stages that each micro-batch skips; `swaps`: visits out of order that its path may have;
