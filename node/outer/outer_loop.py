@@ -23,6 +23,7 @@ from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.runtime.asyncio_extra import Work, whole
 from thinwire.node.state.replica import ParameterWrite, Read, Replica
 from thinwire.swarm.lineage import descends, lineage_of
+from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Commit
 
 Average = Callable[[float | None], Coroutine[Any, Any, Outcome]]
@@ -118,9 +119,7 @@ class OuterLoop(RoundLoop):
         self.schedule = schedule
         self.follows = schedule.follows
         schedule.attach(self)
-        manifest = session.manifest
-        # A state has the record of used samples. That of the other lineage does not have ours.
-        self._merges = schedule.merges and manifest.exchange.on_split == "merge" and not manifest.data.exactly_once
+        self._merges = schedule.merges and _merges(session.manifest)
         self._given = b"", 0
         """Lineage of the last committed round, and the weight of our contributions in that lineage."""
 
@@ -329,3 +328,8 @@ class OuterLoop(RoundLoop):
     async def adopt(self) -> None:
         """Set the model to the outer parameters, and begin the next round."""
         await self.schedule.adopt()
+
+
+def _merges(manifest: Manifest) -> bool:
+    # A state has the record of used samples. That of another lineage does not have ours.
+    return manifest.exchange.on_split == "merge" and not manifest.data.exactly_once
