@@ -8,6 +8,7 @@ import blake3
 import msgspec
 import numpy as np
 import pytest
+from kit.chains import RESULTS, certificate
 from kit.round_harness import FakeSendQueue, hashes_of
 from thinwire.collectives.consensus.chain import encode, founded
 from thinwire.collectives.consensus.proposal import name_of
@@ -34,6 +35,7 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Contribution,
     Decline,
+    Era,
     Fork,
     Found,
     Head,
@@ -469,3 +471,18 @@ def test_session_without_a_quorum_tells_for_whom_and_until_when_it_waits(exchang
     assert recover(peer) == 1 and stalls(peer)[0].until == 0.0
     scene.session.current.agreement.overtaken()
     assert "another state" in stalls(peer)[0].obstacle
+
+
+def test_session_believes_a_chain_only_with_the_votes_of_its_members():
+    session = Scene().session
+    root, lives = Fork(0, bytes(32), (), tuple(sorted(ALL)), b"", ()), dict.fromkeys(sorted(ALL), bytes(16))
+    forged = certificate(1, name_of_fork(root), lives, ALL, lives)
+    vote = Vote(1, 0, forged.commit.opened.ballot, name_of(forged.commit.opened), RESULTS)
+    votes = tuple(Proof(peer, sign_message(vote, b"", KEYS[peer], RUN)) for peer in sorted(ALL))
+    right = msgspec.structs.replace(forged, commit=msgspec.structs.replace(forged.commit, votes=votes))
+    few = msgspec.structs.replace(forged, commit=msgspec.structs.replace(forged.commit, votes=votes[:1]))
+    proved = session.prove((Era(root, (right,)),), 0, lambda fork: True)
+    assert proved is not None and (proved.round, proved.members) == (1, tuple(sorted(ALL)))
+    assert session.prove((Era(root, (right,)),), 0, lambda fork: False) is None
+    for wrong in (forged, few):
+        assert session.prove((Era(root, (wrong,)),), 0, lambda fork: True) is None
