@@ -448,7 +448,8 @@ def test_folders_of_tests_have_at_most_15_entries():
 PLANTED = "patches the bugs and lies into the product"
 CENTRAL = "the one place in which tests of the transport reach into it"
 MAY_ACCESS = {
-    "tests/kit/planted.py": (9, PLANTED),
+    "tests/kit/planted/agreement.py": (8, PLANTED),
+    "tests/kit/planted/product.py": (11, PLANTED),
     "tests/kit/programs/lying_process.py": (2, PLANTED),
     "tests/kit/wire.py": (17, CENTRAL),
 }

@@ -32,6 +32,12 @@ REUNION_ROUNDS, REUNION_SECONDS = 5, 10.0
 ORPHAN, SPARE = 10.0, 10.0
 """Seconds without a quorum until the remaining peers found a lineage, and more until a round."""
 
+SOONEST = 0.5
+"""Least fraction of `exchange.orphan` between a round and a lineage founded with its state.
+
+It is below 1 because peers may report rounds late.
+"""
+
 ARRIVAL = 90.0
 """Seconds after a fault during which a peer that searches for the swarm may give up."""
 
@@ -44,7 +50,7 @@ class AlwaysInvariants:
 
     `settle`: seconds after the last fault in which rosters become correct. `pause`: longest time in seconds without a
     round and without a fault. `still`: longest time in seconds that a running peer stays in one round, whatever faults
-    there are (None: not checked).
+    there are (None: not checked). `orphan`: seconds without a quorum after which the manifest lets peers found a lineage.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class AlwaysInvariants:
         pause: float,
         window: int,
         still: float | None = None,
+        orphan: float = 0.0,
     ) -> None:
         self._machines, self._oracles, self._tell = machines, oracles, tell
         self._honest = [machines[index] for index in honest]
@@ -74,7 +81,8 @@ class AlwaysInvariants:
         self._start = 0
         self._here: dict[Process, int] = {}
         self._rounds, self._reunion_rounds = ROUNDS * oracles.turns, REUNION_ROUNDS * oracles.turns
-        self._still = still
+        self._still, self._soonest = still, SOONEST * orphan
+        self._committed: dict[tuple[int, int], float] = {}
         self._since: dict[int, tuple[Process, int, float]] = {}
 
     def touch(self, peers: Iterable[int], until: float) -> None:
@@ -103,12 +111,24 @@ class AlwaysInvariants:
         """Note an event, lasting until then, from which the swarm needs time to recover."""
         self._quiet_since, self._start = max(self._quiet_since, until), self._oracles.frontier
 
-    def founded(self, machine: Machine, lineage: str, now: float) -> None:
-        """Check that a peer may found a lineage: only faults can separate it from a quorum."""
+    def committed(self, machine: Machine, place: tuple[int, int], now: float) -> None:
+        """Note that a peer has applied a round. `place`: fragment and round."""
+        if machine.index in self._ids.values():
+            self._committed.setdefault(place, now)
+
+    def founded(self, machine: Machine, lineage: str, now: float, place: tuple[int, int] = (0, 0)) -> None:
+        """Check that a peer may found a lineage: only faults can separate it from a quorum, and only for long.
+
+        `place`: fragment and round with whose state the lineage begins. A peer that is not ready has found no other one.
+        """
         quiet = now - max(self._quiet_since, self._faults_end)  # a full disk excuses no round, but it prevents votes
         honest = machine.index in self._ids.values()
         if honest and quiet > ORPHAN + SPARE and not self._excused(machine, now):
             self._tell("lineage", machine.index, f"founds {lineage[:8]}, though nothing has happened for {quiet:.0f} s")
+        waited = now - self._committed.get(place, -self._soonest)
+        ready = machine.process is not None and machine.process.ready
+        if honest and ready and waited < self._soonest:
+            self._tell("lineage", machine.index, f"founds {lineage[:8]} {waited:.1f} s after round {place[1]}")
 
     def buried(self, by: Machine, victim: PeerId, now: float) -> None:
         """Check that a roster may declare a peer dead."""

@@ -68,6 +68,8 @@ class SwarmInvariants:
             pause=stall or 30.0 + 3 * between,
             window=window,
             still=ROUNDS * between + ORPHAN + SPARE if still else None,
+            # With several rounds per step peers report steps.
+            orphan=manifest.exchange.orphan if manifest.outer.rounds_per_step == 1 else 0.0,
         )
         self._gave_up: set[int] = set()
 
@@ -114,13 +116,16 @@ class SwarmInvariants:
             self._announced(peer, int(fields.get("fragment", 0)))
         elif kind == "merged" and isinstance(machine.process.learner, Observed):
             machine.process.learner.merged(int(fields["tokens"]))
+        elif kind == "round":
+            self._always.committed(machine, (int(fields.get("fragment", 0)), int(fields["round"])), now)
         elif kind in ("ready", "synced", "lineage"):
             self._installed(machine.index, peer, fields.get("fragment"), founds=kind == "lineage")
             if kind == "ready":
                 self._gave_up.discard(machine.index)
                 self.changed(machine, now)
             if kind == "lineage":
-                self._always.founded(machine, str(fields["lineage"]), now)
+                place = int(fields.get("fragment", 0)), int(fields["round"])
+                self._always.founded(machine, str(fields["lineage"]), now, place)
 
     def _announced(self, peer: Peer, fragment: int) -> None:
         """Record what a peer announces for the replay of its round."""

@@ -249,6 +249,17 @@ def test_lineage_that_is_founded_long_after_the_last_fault_is_a_violation():
     assert swarm.told == [("lineage", 2), ("lineage", 1)]
 
 
+@pytest.mark.parametrize(("at", "ready", "told"), [(14.9, True, True), (15.1, True, False), (14.9, False, False)])
+def test_lineage_that_is_founded_soon_after_its_round_is_a_violation_for_peers_that_were_ready(at, ready, told):
+    swarm = _Swarm(3, settle=1e6, orphan=10.0)
+    for index, second in ((1, 10.0), (0, 12.0)):
+        swarm.invariants.committed(swarm.machines[index], (0, 7), second)
+    swarm.machines[0].process.ready = ready
+    swarm.invariants.founded(swarm.machines[0], "3f9a", at, (0, 7))
+    swarm.invariants.founded(swarm.machines[0], "3f9a", at, (1, 7))
+    assert swarm.told == [("lineage", 0)] * told
+
+
 def test_peer_that_stays_in_its_round_is_a_violation_also_during_a_fault():
     """A stopped process is excused, and so is a new one."""
     swarm = _Swarm(4, still=29.0)

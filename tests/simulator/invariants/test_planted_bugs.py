@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from kit import planted
+from kit.planted import product as planted
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import simulate
 from thinwire.sims.trials.trial import PACE, STALL, trial

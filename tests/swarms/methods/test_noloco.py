@@ -9,7 +9,7 @@ from dataclasses import replace
 import blake3
 import numpy as np
 import pytest
-from kit import planted
+from kit.planted import product as planted
 from kit.scenarios import identity_of
 from thinwire.collectives.topology import matching
 from thinwire.node.methods.noloco.session import GossipSession

@@ -4,22 +4,30 @@ import asyncio
 import random
 from types import SimpleNamespace
 
+import msgspec
 import pytest
-from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, ME, Scene, lone_fork
+from kit.outer.chains import RESULTS, certificate
+from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, KEYS, ME, RUN, Scene, lone_fork
 from thinwire.collectives.consensus.chain import encode, founded
+from thinwire.collectives.consensus.proposal import name_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
 from thinwire.node.peer.stalls import recover, stalls
 from thinwire.node.runtime.asyncio_extra import at_once
+from thinwire.swarm.frame import sign_message
 from thinwire.swarm.identity.identity import short
-from thinwire.swarm.lineage import lineage_of
+from thinwire.swarm.lineage import lineage_of, name_of_fork
 from thinwire.swarm.messages.registry import (
     Ballot,
+    Era,
+    Fork,
     Head,
     Leave,
     Prepare,
     Promise,
+    Proof,
     Ready,
+    Vote,
 )
 
 
@@ -160,3 +168,18 @@ def test_session_without_a_quorum_tells_for_whom_and_until_when_it_waits(exchang
     assert recover(peer) == 1 and stalls(peer)[0].until == 0.0
     scene.session.current.agreement.overtaken()
     assert "another state" in stalls(peer)[0].obstacle
+
+
+def test_session_believes_a_chain_only_with_the_votes_of_its_members():
+    session = Scene().session
+    root, lives = Fork(0, bytes(32), (), tuple(sorted(ALL)), b"", ()), dict.fromkeys(sorted(ALL), bytes(16))
+    forged = certificate(1, name_of_fork(root), lives, ALL, lives)
+    vote = Vote(1, 0, forged.commit.opened.ballot, name_of(forged.commit.opened), RESULTS)
+    votes = tuple(Proof(peer, sign_message(vote, b"", KEYS[peer], RUN)) for peer in sorted(ALL))
+    right = msgspec.structs.replace(forged, commit=msgspec.structs.replace(forged.commit, votes=votes))
+    few = msgspec.structs.replace(forged, commit=msgspec.structs.replace(forged.commit, votes=votes[:1]))
+    proved = session.prove((Era(root, (right,)),), 0, lambda fork: True)
+    assert proved is not None and (proved.round, proved.members) == (1, tuple(sorted(ALL)))
+    assert session.prove((Era(root, (right,)),), 0, lambda fork: False) is None
+    for wrong in (forged, few):
+        assert session.prove((Era(root, (wrong,)),), 0, lambda fork: True) is None
