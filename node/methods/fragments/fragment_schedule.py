@@ -105,7 +105,11 @@ class FragmentSchedule(Overlap):
             await super().late(weight)
             self._unsent = not self._told
         elif self.loop.replica.owes_forfeit(weight):
-            await self._lock.visit(self.loop.forfeit)
+            await self._lock.visit(self._forfeit)
+
+    async def _forfeit(self) -> None:
+        await self.loop.forfeit()
+        self.sent = self.owed  # The residual has all training up to now, not only that before `begin`.
 
     def replaced(self) -> None:
         """Note that the model no longer has any training of this fragment."""
