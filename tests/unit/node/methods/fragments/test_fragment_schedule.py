@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from thinwire.node.methods.fragments.fragment_schedule import FragmentSchedule, ModelLock
 from thinwire.swarm.manifest.parser import parse
 
+CODEC = "topk(k=64,chunk=4096)|2bit|rice"
 MANIFEST = parse(
-    '[outer]\nmethod = "streaming"\nsync_every = 12\nfragments = 3\noverlap = 6\n[exchange]\ncodec = "topk(k=64,chunk=4096)|2bit|rice"'
+    f'[outer]\nmethod = "streaming"\nsync_every = 12\nfragments = 3\noverlap = 6\n[exchange]\ncodec = "{CODEC}"'
 )
 
 
