@@ -161,7 +161,9 @@ class Lineages:
             return False
         if not descends(chain, self._replica.lineage):
             return True
-        if by_strangers(*chain[len(ours) - 1 : len(ours) + 1]) and self._me in self._replica.members:
+        parent, child = chain[len(ours) - 1 : len(ours) + 1]
+        published = child.fork.round == newest_round(ours[-1]) and by_strangers(parent, child)
+        if published and self._me in self._replica.members:
             return False
         return not self._quorate() or not self._entered()
 

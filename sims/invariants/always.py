@@ -119,15 +119,15 @@ class AlwaysInvariants:
     def founded(self, machine: Machine, lineage: str, now: float, place: tuple[int, int] = (0, 0)) -> None:
         """Check that a peer may found a lineage: only faults can separate it from a quorum, and only for long.
 
-        `place`: fragment and round with whose state the lineage begins. A peer that is not ready has found no other one.
+        `place`: fragment and round with whose state the lineage begins. A peer that has just started need not wait.
         """
         quiet = now - max(self._quiet_since, self._faults_end)  # a full disk excuses no round, but it prevents votes
         honest = machine.index in self._ids.values()
         if honest and quiet > ORPHAN + SPARE and not self._excused(machine, now):
             self._tell("lineage", machine.index, f"founds {lineage[:8]}, though nothing has happened for {quiet:.0f} s")
         waited = now - self._committed.get(place, -self._soonest)
-        ready = machine.process is not None and machine.process.ready
-        if honest and ready and waited < self._soonest:
+        started = now < self._changed.get(machine.index, -self._soonest) + self._soonest
+        if honest and waited < self._soonest and not started:
             self._tell("lineage", machine.index, f"founds {lineage[:8]} {waited:.1f} s after round {place[1]}")
 
     def buried(self, by: Machine, victim: PeerId, now: float) -> None:

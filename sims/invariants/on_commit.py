@@ -81,6 +81,8 @@ class _State:
 class _Sent:
     theta: NDArray[np.float32]
     trained: int
+    merged: int
+    """Tokens of earlier rounds in another lineage, which may count again."""
 
 
 Tell = Callable[[str, int, str], None]
@@ -110,6 +112,8 @@ class CommitInvariants:
         self._at: dict[int, tuple[int, Digest]] = {}
         self._sent: dict[tuple[PeerId, int, int], _Sent] = {}
         self._longest: dict[int, NDArray[np.float64]] = {}
+        self._given: dict[int, tuple[str, int]] = {}
+        self._merged: dict[int, int] = {}
 
     turns = 1
     """Number of rounds that `frontier` counts in one round of every fragment."""
@@ -137,7 +141,7 @@ class CommitInvariants:
             self.samples.encoded(peer, round, attempt, draws)
         if not np.isfinite(theta).all():
             return  # It must not be sent, and what is sent instead is another contribution.
-        self._sent[peer, round, attempt] = _Sent(theta.copy(), trained)
+        self._sent[peer, round, attempt] = _Sent(theta.copy(), trained, self._merged.get(self._honest.get(peer, -1), 0))
         if self.pairs is not None:
             self.pairs.encoded(peer, round, attempt, theta)
 
@@ -145,6 +149,10 @@ class CommitInvariants:
         """Record a state that a peer did not compute: its first, a fetched one, or the first one of a lineage."""
         self._at[index] = (round, digest)
         self._claim(index, round, digest, lineage)
+        before, given = self._given.get(index, (lineage, 0))
+        if before != lineage and self._manifest.exchange.on_split == "merge":
+            self._merged[index] = self._merged.get(index, 0) + given
+            self._given[index] = lineage, 0
         if self.samples is not None and not round:
             self.samples.first(digest)
         if self.pairs is not None:
@@ -154,12 +162,14 @@ class CommitInvariants:
 
     def founded(self, index: int, round: int, digest: Digest, state: Floats, lineage: str) -> None:
         """Record that a peer continues in a lineage, unless it has yet to report the round of its state."""
+        self._given[index] = lineage, 0  # The new lineage contains its rounds.
         if index in self._at and self._at[index][0] == round:
             self.installed(index, round, digest, state, lineage)
 
     def ended(self, index: int) -> None:
         """Record that a process ended."""
-        self._at.pop(index, None)
+        for table in (self._at, self._given, self._merged):
+            table.pop(index, None)
         if self.pairs is not None:
             self.pairs.ended(index)
 
@@ -175,6 +185,11 @@ class CommitInvariants:
             self._tell("twice", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}")
         self._at[index] = (round, digest)
         self._claim(index, round, digest, lineage)
+        if outcome.commit is not None:
+            ours = [one.weight for one in outcome.commit.opened.contributors if self._honest.get(one.peer) == index]
+            parent, given = self._given.get(index, (lineage, 0))
+            self._given[index] = lineage, sum(ours) + (given if parent == lineage else 0)
+        self._merged.pop(index, None)  # The model begins with the new state.
         cut = state.size // self._vectors
         new = self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
         old = self._states.get(before[1]) if before is not None else None
@@ -211,7 +226,11 @@ class CommitInvariants:
             if entry.weight > most:
                 self._tell("weight", index, f"round {new.round}: {entry.weight} tokens of at most {most}")
             elif (
-                entry.peer in self._honest and one is not None and not self._fair(entry.weight, min(most, one.trained))
+                entry.peer in self._honest
+                and one is not None
+                and not any(
+                    self._fair(entry.weight, min(most, trained)) for trained in (one.trained, one.trained + one.merged)
+                )
             ):
                 if not one.trained and entry.weight == 1 and (self.samples is not None or gathers):
                     continue  # A round in which no peer trains needs one token.

@@ -17,7 +17,6 @@ from thinwire.sims.invariants.always import ORPHAN, ROUNDS, SPARE, AlwaysInvaria
 from thinwire.sims.invariants.fragments import FragmentInvariants
 from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
 from thinwire.sims.invariants.replay import ReplayInvariant, replayed
-from thinwire.sims.peers.learners import Observed
 from thinwire.sims.peers.machine import Machine, Played
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.membership.presets import Preset
@@ -114,8 +113,6 @@ class SwarmInvariants:
         peer = machine.process.peer
         if kind == "phase" and fields["phase"] == "announce":
             self._announced(peer, int(fields.get("fragment", 0)))
-        elif kind == "merged" and isinstance(machine.process.learner, Observed):
-            machine.process.learner.merged(int(fields["tokens"]))
         elif kind == "round":
             self._always.committed(machine, (int(fields.get("fragment", 0)), int(fields["round"])), now)
         elif kind in ("ready", "synced", "lineage"):

@@ -104,10 +104,6 @@ class Observed:
                 self._before[first] = self._since.get(first, 0)
                 self._since[first] = read if self.overlaps else self._tokens
 
-    def merged(self, tokens: int) -> None:
-        """Note that the training on these tokens, before the last write, is part of the next contribution."""
-        self._since |= {first: self._since.get(first, 0) - tokens for first in self.firsts}
-
     def uncommitted(self) -> None:
         """Note that the last contribution went into no round: with `overlaps` the next one contains it."""
         if self.overlaps:

@@ -19,6 +19,7 @@ from thinwire.collectives.state_sync import state_digest
 from thinwire.node.outer import round_session
 from thinwire.node.outer.catch_up import CatchUp
 from thinwire.node.outer.lineages import Lineages
+from thinwire.node.outer.own_lineage import OwnLineage
 from thinwire.node.state import vote_file
 from thinwire.node.state.vote_file import VoteFile
 from thinwire.sims.peers import byzantine
@@ -128,7 +129,7 @@ def lost_folder_keeps_its_vote(patch):
 
 def orphan_timer_not_reset(patch):
     """The time without a quorum continues when a quorum is here again."""
-    on_tick, advance = Lineages.on_tick, Lineages.advance
+    on_tick, advance = OwnLineage.on_tick, OwnLineage.advance
 
     def keeping(method):
         def kept(self):
@@ -138,8 +139,8 @@ def orphan_timer_not_reset(patch):
 
         return kept
 
-    patch.setattr(Lineages, "on_tick", keeping(on_tick))
-    patch.setattr(Lineages, "advance", keeping(advance))
+    patch.setattr(OwnLineage, "on_tick", keeping(on_tick))
+    patch.setattr(OwnLineage, "advance", keeping(advance))
 
 
 PLANTED = [

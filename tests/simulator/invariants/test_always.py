@@ -249,12 +249,14 @@ def test_lineage_that_is_founded_long_after_the_last_fault_is_a_violation():
     assert swarm.told == [("lineage", 2), ("lineage", 1)]
 
 
-@pytest.mark.parametrize(("at", "ready", "told"), [(14.9, True, True), (15.1, True, False), (14.9, False, False)])
-def test_lineage_that_is_founded_soon_after_its_round_is_a_violation_for_peers_that_were_ready(at, ready, told):
+@pytest.mark.parametrize(("at", "started", "told"), [(14.9, 0.0, True), (15.1, 0.0, False), (14.9, 12.5, False)])
+def test_lineage_that_is_founded_soon_after_its_round_is_a_violation_for_peers_that_have_not_restarted(
+    at, started, told
+):
     swarm = _Swarm(3, settle=1e6, orphan=10.0)
     for index, second in ((1, 10.0), (0, 12.0)):
         swarm.invariants.committed(swarm.machines[index], (0, 7), second)
-    swarm.machines[0].process.ready = ready
+    swarm.invariants.change([0], started)
     swarm.invariants.founded(swarm.machines[0], "3f9a", at, (0, 7))
     swarm.invariants.founded(swarm.machines[0], "3f9a", at, (1, 7))
     assert swarm.told == [("lineage", 0)] * told

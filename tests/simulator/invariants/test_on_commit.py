@@ -106,3 +106,26 @@ def test_lineage_of_a_peer_that_has_not_reported_its_round_is_no_second_round():
     judge.founded(0, 1, b"c" * 32, state + 1, "77aa")
     judge.committed(0, 2, b"d" * 32, state + 2, Outcome(), "77aa")
     assert not told
+
+
+@pytest.mark.parametrize(
+    ("weight", "split", "found"),
+    [(40, "merge", False), (140, "merge", False), (141, "merge", True), (140, "discard", True)],
+)
+def test_weight_invariant_counts_rounds_before_a_split_again_only_if_they_are_merged(weight, split, found):
+    def outcome(round, index, weight):
+        ids = (peer(index),)
+        entries = (Contribution(peer(index), 1, weight),)
+        opened = Open(round, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
+        return Outcome(commit=Commit(opened, b"1" * 32, ()), missing={})
+
+    judge, told = oracles(2, f'[exchange]\ncodec = "fp32"\nmax_weight = 1000\non_split = "{split}"\n')
+    state = np.zeros(2 * SIZE, np.float32)
+    for index in range(2):
+        judge.installed(index, 0, bytes(32), state)
+    judge.committed(0, 1, b"a" * 32, state, outcome(1, 0, 100))
+    judge.committed(1, 1, b"b" * 32, state, outcome(1, 1, 10), "3f9a")
+    judge.installed(0, 1, b"b" * 32, state, "3f9a")
+    judge.encoded(peer(0), 2, 1, state[:SIZE], 40)
+    judge.committed(1, 2, b"c" * 32, state, outcome(2, 0, weight), "3f9a")
+    assert told == ["weight"] * found

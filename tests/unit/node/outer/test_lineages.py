@@ -26,7 +26,7 @@ from kit.outer.lineage_scene import (
     step,
 )
 from thinwire.collectives.consensus.chain import encode, founded
-from thinwire.swarm.lineage import lineage_of
+from thinwire.swarm.lineage import lineage_of, newest_round
 from thinwire.swarm.messages.registry import (
     LIFE,
     Era,
@@ -170,6 +170,16 @@ def test_member_does_not_give_way_to_a_lineage_of_strangers(since):
     scene.link(CAT)
     scene.on_chain(CAT, branch(STRANGER, before=IDS))
     assert not scene.lineages.prevailing()
+
+
+def test_member_gives_way_to_a_lineage_of_strangers_that_began_at_a_later_round_than_it_has():
+    """It contains rounds of the parent lineage that this member lacks."""
+    scene = Scene(live=())
+    scene.run(1.0)
+    scene.link(CAT)
+    parent = later_chain(ANN, BEN, CAT)
+    scene.on_chain(CAT, branch(STRANGER, chain=parent, round=newest_round(parent[-1]), before=IDS))
+    assert list(scene.lineages.prevailing()) == [CAT]
 
 
 def test_peer_that_is_no_member_gives_way_to_a_lineage_of_strangers():
