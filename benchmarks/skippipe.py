@@ -1,4 +1,4 @@
-"""What planned paths that skip stages gain on uneven links, as they are run, and whether a step takes what its plan says.
+"""Gain of planned paths that skip stages on uneven links, and the accuracy of the planned times of steps.
 
     python benchmarks/skippipe.py
 

@@ -22,8 +22,8 @@ def certificate(
 ) -> Certificate | None:
     """Return a commit with all that others need to check it.
 
-    Return None if too few votes can be checked any more.
-    It has only the valid votes: others judge by these how far they can believe it. key_of: returns the public key of a peer.
+    Return None if too few votes can be checked any more. The certificate has only the valid votes: others judge by these
+    how far they can believe it. key_of: returns the public key of a peer.
     """
     members = terms.seniors or terms.members
     valid = voters(message, members, terms.fraction, verify)

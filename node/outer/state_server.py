@@ -75,7 +75,7 @@ class StateServer:
         self._waiting: set[PeerId] = set()
         self.held = False
         """True while the replica changes."""
-        self._silent = False
+        self._told = False
         """True if the owner has been told that our chain is too long."""
         self._partial = PartialState()
         self._mail: asyncio.Queue[Mail] | None = None
@@ -240,8 +240,8 @@ class StateServer:
                 replica.lives,
                 replica.lineage,
             )
-            if replica.chain and not replica.proof and not self._silent:
-                self._silent = True
+            if replica.chain and not replica.proof and not self._told:
+                self._told = True
                 told = "the members have changed too often: their proof is too long, so no peer can join or catch up"
                 self._report("alarm", told)
             proof = b"".join(replica.hashes) + replica.proof
