@@ -75,6 +75,15 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "collectives/consensus/acceptor.py",
         "return self._heeded.get(peer, ( -1, 0.0))[0] <= BALLOTS",
     ): "0 and -1 are both below BALLOTS",
+    (
+        "collectives/consensus/acceptor.py",
+        "return self._heeded.get(peer, ( 1, 0.0))[0] <= BALLOTS",
+    ): "0 and 1 are both below BALLOTS",
+    ("collectives/consensus/blame.py", "return self.idle > before"): "the set only grows",
+    (
+        "collectives/consensus/chain.py",
+        "while at != len(era.certificates) and not _follows(certificate, here, agreed):",
+    ): "it counts up in steps of one",
     ("collectives/consensus/proposal.py", "if len(able) != MAX_GROUP:"): "a smaller group is cut and sorted to itself",
     ("collectives/consensus/proposer.py", "self._since = 1.0"): "prepare() sets it before its first use",
     (

@@ -206,6 +206,8 @@ def test_blame_of_relay_takes_chunks_of_both_and_excludes_nobody(reason):
 def test_blame_of_relay_by_the_leader_takes_only_the_chunks_of_the_relay():
     bench = Bench(4)
     assert bench.say(LEADER, BEN, "subtotal") and bench.blame_book.idle == {BEN}
+    pair = Bench(2)
+    assert pair.say(LEADER, ANN, "subtotal") and pair.blame_book.idle == {ANN}, "also if there are no other owners"
 
 
 def test_blame_of_relay_that_is_last_owner_leaves_it_its_chunks():

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from kit.outer.chains import RESULTS, certificate, fork_of, sign, verify
 from thinwire.collectives.consensus.chain import decode, encode, end_of, extended, founded, proven
-from thinwire.collectives.consensus.proposal import by_seniority
+from thinwire.collectives.consensus.proposal import by_seniority, electorate_digest, name_of
 from thinwire.swarm.lineage import later, lineage_of, newest_round, prevails
-from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, MAX_ERAS, Commit, Era, Proof
+from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, MAX_ERAS, Commit, Era, Proof, Vote
 
 IDS = tuple(bytes([number]) * 32 for number in range(1, 20))
 ANN, BEN, CAT, DAN, EVE = IDS[:5]
@@ -122,6 +122,50 @@ def test_votes_of_other_lives_of_known_members_do_not_confirm_a_round():
     base, reborn = history.chain[0], {peer: life(peer, 7) for peer in (ANN, BEN)} | lived(CAT)
     skipping = certificate(9, lineage_of(history.chain), reborn, tuple(reborn), lived(ANN))
     assert prove((Era(base.fork, (*base.certificates, skipping)),)) is None
+
+
+def _voted(proof, **changes):
+    """Return a changed certificate with valid votes of its members for the changed round."""
+    opened = msgspec.structs.replace(proof.commit.opened, **changes)
+    vote = Vote(opened.round, 0, opened.ballot, name_of(opened), RESULTS)
+    votes = tuple(Proof(peer, sign(peer, vote)) for peer in sorted(set(proof.members)))
+    return msgspec.structs.replace(proof, commit=Commit(opened, RESULTS, votes))
+
+
+def test_certificate_of_an_earlier_round_proves_nothing_after_a_later_one():
+    history = History()
+    history.commit(lived(ANN))
+    era, first = history.chain[0], history.chain[0].certificates[0]
+    for number, valid in ((0, False), (1, False), (2, True)):
+        chain = (Era(era.fork, (first, _voted(first, round=number))),)
+        assert (prove(chain) is not None) == valid, number
+
+
+def test_electorate_with_a_peer_twice_proves_nothing():
+    """Its vote would count twice."""
+    history = History()
+    proof = history.commit(lived(ANN, BEN))
+    members, lives = (ANN, ANN), 2 * life(ANN)
+    twice = msgspec.structs.replace(proof, members=members, lives=lives)
+    twice = _voted(twice, electorate=electorate_digest(members, lives))
+    assert prove((Era(history.chain[0].fork, (proof,)),)) is not None
+    assert prove((Era(history.chain[0].fork, (twice,)),)) is None
+
+
+def test_round_that_names_no_lives_proves_its_members_in_any_life():
+    history = History()
+    proof = _voted(history.commit(lived(ANN, BEN)), lives=b"")
+    here = prove((Era(history.chain[0].fork, (proof,)),))
+    assert here is not None and here.members == (ANN, BEN) and not here.lives
+
+
+def test_lineage_may_begin_at_a_later_round_only_where_gaps_are_allowed():
+    history = History()
+    history.commit(lived(ANN, BEN))
+    later_fork = fork_of(history.round + 3, RESULTS, (ANN, BEN), lived(ANN, BEN))
+    for chain in ((*history.chain, Era(later_fork)), (Era(fork_of(3, RESULTS, (), lived(ANN))),)):
+        assert prove(chain) is None
+        assert prove(chain, gaps=True) is not None
 
 
 def _replaced(history, **changes):
