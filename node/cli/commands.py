@@ -330,6 +330,10 @@ def export(
     format: Annotated[
         str, typer.Option("--format", metavar="KIND", help="safetensors (a file) or transformers (a folder).")
     ] = "safetensors",
+    homes: Annotated[
+        list[Path] | None,
+        typer.Option("--with", metavar="DIR", help="Daemon directory with other stages; may be given again."),
+    ] = None,
     home: Home = None,
     debug: Debug = False,
 ) -> None:
@@ -337,4 +341,4 @@ def export(
     from thinwire.node.training.export import export as write
 
     config = _settings(context, debug, {"home": home})
-    write(config, out, run, format)
+    write(config, out, run, format, homes or ())

@@ -165,7 +165,7 @@ def _load(swarm: FinishedSwarm, child: Child, found: Proof) -> SavedModel:
         here=swarm.file.parent,
         clock=time.perf_counter,
     )
-    weights = all_weights(loaded.snapshot)
+    weights = all_weights(loaded.snapshot.fragments)
     training.write(np.concatenate([weights[piece.name].reshape(-1) for piece in training.layout.pieces]))
     prompt, sample = write_on(training, swarm.manifest.run.seed)
     return SavedModel(str(loaded.path), evaluate(training), prompt, sample)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from thinwire.node.runtime.config import Config
-from thinwire.node.runtime.directories import RunDirectory
+from thinwire.node.runtime.directories import Directories, RunDirectory, directories
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.checkpoint_store import CheckpointStore
 from thinwire.node.state.fragments import joined
-from thinwire.node.state.snapshot import Snapshot
+from thinwire.node.state.snapshot import FragmentState, Snapshot
 from thinwire.node.state.tensor_file import Array, Tensors, pieces
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
@@ -34,23 +34,34 @@ class ExportError(HintedError):
     exit_code: ClassVar[int] = 2
 
 
-def export(config: Config, out: Path, run: str, format: str) -> None:
+def export(config: Config, out: Path, run: str, format: str, homes: Sequence[Path] = ()) -> None:
     """Write the newest valid checkpoint to `out` and print a description to stdout. Raises ExportError.
 
-    `run` is the start of a run's id, "" if there is only one. An existing file is replaced in one step.
+    run: start of a run's id, "" if there is only one. homes: directories of daemons that hold other stages of the model.
+    An existing file is replaced in one step.
     """
     if format not in FORMATS:
         raise ExportError(f"unknown format {format!r}", f"choose one of: {', '.join(FORMATS)}")
     directory = find_run(config.directories.runs, run)
-    store = CheckpointStore(directory.checkpoints, RealDisk(), Identity.load(config.directories.key))
-    loaded = store.load()
-    if loaded.snapshot is None:
-        reasons = "; ".join(loaded.remarks) or "there are no checkpoints yet"
-        raise ExportError(f"no good checkpoint in {directory.checkpoints}", reasons)
-    weights = all_weights(loaded.snapshot)
+    snapshot, path = _newest(config.directories, directory)
+    rounds = _rounds(snapshot)
+    fragments = dict(snapshot.fragments)
+    for home in homes:
+        others = directories(home)
+        other, _ = _newest(others, find_run(others.runs, snapshot.run_id.hex()))
+        added = other.fragments.keys() - fragments.keys()
+        fragments |= {stage: other.fragments[stage] for stage in added}
+        rounds |= {stage: _rounds(other)[stage] for stage in added}
+    weights = all_weights(fragments)
+    if directory.manifest.exists() or format == "transformers":
+        manifest = read_manifest(directory)
+        if missing := [str(stage) for stage in range(manifest.pipeline.stages) if stage not in fragments]:
+            raise ExportError(
+                f"the checkpoint lacks {', '.join(missing)} of the model's {manifest.pipeline.stages} stages",
+                "add the directories of daemons that hold them: --with DIRECTORY",
+            )
     try:
         if format == "transformers":
-            manifest = read_manifest(directory)
             weights, description = llama(weights, manifest)
             out.mkdir(parents=True, exist_ok=True)
             write_tensors(out / "model.safetensors", weights)
@@ -61,7 +72,23 @@ def export(config: Config, out: Path, run: str, format: str) -> None:
     except OSError as error:
         raise ExportError(f"cannot write {out}: {error.strerror}", "choose a writable path") from None
     count = sum(tensor.size for tensor in weights.values())
-    print(f"{out}: {len(weights)} tensors, {count} parameters, round {loaded.snapshot.round}, {loaded.path}")
+    at = sorted({rounds[stage] for stage in fragments})
+    text = f"round {at[0]}" if len(at) == 1 else f"rounds {at[0]} to {at[-1]}, since stages are not equally far"
+    print(f"{out}: {len(weights)} tensors, {count} parameters, {text}, {path}")
+
+
+def _newest(home: Directories, run: RunDirectory) -> tuple[Snapshot, Path | None]:
+    loaded = CheckpointStore(run.checkpoints, RealDisk(), Identity.load(home.key)).load()
+    if loaded.snapshot is None:
+        reasons = "; ".join(loaded.remarks) or "there are no checkpoints yet"
+        raise ExportError(f"no good checkpoint in {run.checkpoints}", reasons)
+    return loaded.snapshot, loaded.path
+
+
+def _rounds(snapshot: Snapshot) -> dict[int, int]:
+    """Return the last round by fragment."""
+    separate = {stage: standing[0] for stage, standing in (snapshot.standings or {}).items()}
+    return dict.fromkeys(snapshot.fragments, snapshot.round) | separate
 
 
 def find_run(runs: Path, start: str) -> RunDirectory:
@@ -88,21 +115,23 @@ def read_manifest(directory: RunDirectory) -> Manifest:
         raise ExportError(f"cannot read {directory.manifest}: {error.strerror}", hint) from None
 
 
-def all_weights(snapshot: Snapshot) -> dict[str, Array]:
+def all_weights(fragments: Mapping[int, FragmentState]) -> dict[str, Array]:
     """Return the slow weights of all fragments by parameter name.
 
     Raises ExportError if two fragments have the same name, or if part of a parameter is missing: the checkpoint belongs to a
     peer that holds a part of the model.
     """
     weights: dict[str, Array] = {}
-    for index, fragment in sorted(snapshot.fragments.items()):
+    for index, fragment in sorted(fragments.items()):
         if twice := weights.keys() & fragment.weights.keys():
             raise ExportError(f"fragment {index} holds {min(twice)} again", "the checkpoint is not of one model")
         weights |= fragment.weights
     try:
         return joined(weights)
     except ValueError as error:
-        raise ExportError(f"{error} in this checkpoint", "export on a peer that holds the whole model") from None
+        raise ExportError(
+            f"{error} in this checkpoint", "add the directories of daemons that hold the rest: --with"
+        ) from None
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:

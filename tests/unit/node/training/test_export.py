@@ -18,9 +18,9 @@ RUN = b"\x05" * 32
 TOML = '[run]\nname = "toy"\n[model]\nlayers = 2\nwidth = 32\nheads = 4\ncontext = 16\ntied = {tied}\n'
 
 
-def trained(home, *, tied=True, run=RUN, round=3):
-    """Return the model of a home with one checkpoint in two fragments."""
-    model = Transformer(ModelConfig(vocab=50, layers=2, width=32, heads=4, context=16, tied=tied), seed=round)
+def trained(home, *, tied=True, run=RUN, round=3, seed=None, stages=None):
+    """Return the model of a home with one checkpoint of its two fragments, or of those in `stages`."""
+    model = Transformer(ModelConfig(vocab=50, layers=2, width=32, heads=4, context=16, tied=tied), seed=seed or round)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(
@@ -31,12 +31,16 @@ def trained(home, *, tied=True, run=RUN, round=3):
     fragments = {
         i: FragmentState({n: weights[n] for n in names}, {n: weights[n] * 0 for n in names})
         for i, names in split.items()
+        if stages is None or i in stages
     }
     where = directories(home)
     directory = where.run(run)
     store = CheckpointStore(directory.checkpoints, RealDisk(), Identity.load_or_create(where.key))
-    assert isinstance(store.save(Snapshot(run, round, b"\x01" * 32, (), fragments, None), now=1.0, suffix="x"), Saved)
-    directory.manifest.write_text(TOML.format(tied=str(tied).lower()))
+    standings = None if stages is None else {stage: (round, (), b"", ()) for stage in stages}
+    snapshot = Snapshot(run, round, b"\x01" * 32, (), fragments, None, standings)
+    assert isinstance(store.save(snapshot, now=1.0, suffix="x"), Saved)
+    pipeline = "" if stages is None else "[pipeline]\nstages = 2\n[outer]\nmethod = 'streaming'\nfragments = 2\n"
+    directory.manifest.write_text(TOML.format(tied=str(tied).lower()) + pipeline)
     return model
 
 
@@ -142,6 +146,30 @@ def test_export_needs_a_run_id_when_there_are_several(tmp_path, capsys):
     code, said, _ = outcome(capsys, tmp_path / "m", "--home", home, "--run", "eeee")
     assert code == 0 and "round 2," in said
     assert outcome(capsys, tmp_path / "m", "--home", home, "--run", "ee" * 32)[0] == 0  # the whole id
+
+
+def test_export_of_a_stage_holder_is_refused_without_the_other_stages(tmp_path, capsys):
+    trained(tmp_path / "a", stages=[1])
+    code, said, err = outcome(capsys, tmp_path / "m", "--home", tmp_path / "a")
+    assert code == 2 and said == "" and "lacks 0 of the model's 2 stages" in err and "--with" in err
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(("round", "text"), [(5, "round 5,"), (4, "rounds 4 to 5, since")])
+def test_export_gathers_stages_from_other_directories(tmp_path, capsys, round, text):
+    model = trained(tmp_path / "a", stages=[1], round=5)
+    trained(tmp_path / "b", stages=[0, 1], round=round, seed=5)
+    code, said, err = outcome(capsys, tmp_path / "m", "--home", tmp_path / "a", "--with", tmp_path / "b")
+    assert code == 0 and err == "" and text in said
+    tensors, state = load_file(tmp_path / "m"), dict(model.named_parameters())
+    assert tensors.keys() == state.keys() and all(torch.equal(tensors[name], state[name]) for name in state)
+
+
+def test_export_of_stages_of_another_run_is_refused(tmp_path, capsys):
+    trained(tmp_path / "a", stages=[1])
+    trained(tmp_path / "b", stages=[0], run=b"\xee" * 32)
+    code, _, err = outcome(capsys, tmp_path / "m", "--home", tmp_path / "a", "--with", tmp_path / "b")
+    assert code == 2 and "0 runs begin with" in err
 
 
 def test_export_mistakes_are_reported(tmp_path, capsys):
