@@ -180,6 +180,7 @@ MAY_OPEN = {
         "node/daemon/daemon.py": "reads the manifest it is given",
         "node/runtime/event_log.py": "the event log of a process",
         "node/training/export.py": "writes what it is asked to export",
+        "node/training/initial_weights.py": "reads the first weights of a run",
         "node/runtime/process_lock.py": "one process per home",
         "node/peer/recover_request.py": "a request of a process to the daemon",
         "node/peer/status.py": "the status of a process",

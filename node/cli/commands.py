@@ -139,11 +139,17 @@ def start(
         int,
         typer.Option("--wait-for", metavar="N", min=1, max=256, help="Start training with N peers, or after a minute."),
     ] = 1,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="First weights: an export, or a checkpoint's directory."),
+    ] = None,
     **shared: Any,
 ) -> int:
     """Start a run and print the command with which others join it."""
     config, options = _shared(context, **shared)
-    options = replace(options, local=local, weak=weak, memory=_memory(memory), chaos=chaos, wait_for=wait_for)
+    options = replace(
+        options, local=local, weak=weak, memory=_memory(memory), chaos=chaos, wait_for=wait_for, weights=weights
+    )
     if bool(weak) is not (memory is not None) or (weak and not local):
         raise InputError(
             "--weak and --memory must be used together, with --local: the founder of a run holds the whole model",

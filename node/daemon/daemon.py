@@ -191,6 +191,7 @@ class Daemon:
                 clock=time.perf_counter,
                 place=self._options.place,
                 work=self._work,
+                weights=options.weights,
             )
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -31,6 +32,7 @@ class Options:
     - memory: bytes that this peer has for training; if the model does not fit, share it with others; None: unlimited.
     - stage: the stage of the model that this peer holds; None: derived from its memory.
     - search: seconds for which a joiner looks for the swarm.
+    - weights: file or checkpoint with the first parameters of the run; None: random ones.
     - wait_for: peers that a founder waits for before it trains, for a minute at most.
     - log: "auto", "rich", "plain" or "json" (see console.log_style).
     - debug: print tracebacks to the terminal, too.
@@ -44,6 +46,7 @@ class Options:
     memory: int | None = None
     stage: int | None = None
     search: float = 60.0
+    weights: Path | None = None
     wait_for: int = 1
     log: str = "auto"
     debug: bool = False

@@ -55,6 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--from", dest="weights", type=Path)
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True)
@@ -75,6 +76,7 @@ def main(arguments: Sequence[str]) -> int:
             cache=told.cache,
             here=told.run.parent,
             clock=time.perf_counter,
+            weights=told.weights,
         )
         train(training, told.group, told.me, told.rounds, say)
     except HintedError as error:

@@ -127,7 +127,7 @@ class LocalSwarm:
             raise PlaceError(
                 f"cannot create {error.filename}: {error.strerror}", "choose another directory with --home"
             ) from None
-        self.peers.append(self._start_peer(["start", str(self.file), "--wait-for", str(self.count)]))
+        self.peers.append(self._start_peer(["start", str(self.file), "--wait-for", str(self.count), *self._first]))
         display.say(f"starting {self.count} peers; their files are in {self.directory}")
         moved, written = time.monotonic(), 0
         while any(child.code is None for child in self._children() if child is not self._standby):
@@ -274,7 +274,12 @@ class LocalSwarm:
         told += ["--device", self.config.device, "--threads", str(self.threads), "--rounds", str(self.rounds)]
         told += ["--data", str(self.config.data)] if self.config.data else []
         told += ["--me", model.analysis.peer.hex(), "--group", ",".join(one.analysis.peer.hex() for one in starters)]
-        self.alone = Child("the peer alone", home, ["alone", *told], self.file.parent, events)
+        self.alone = Child("the peer alone", home, ["alone", *told, *self._first], self.file.parent, events)
+
+    @property
+    def _first(self) -> list[str]:
+        """Options with the first parameters; those who join fetch them."""
+        return ["--from", str(self.options.weights.resolve())] if self.options.weights else []
 
     @property
     def model_peer(self) -> int:

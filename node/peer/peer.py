@@ -36,6 +36,7 @@ from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import ParameterWrite, Read, Replica
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.state.vote_file import VoteFile
+from thinwire.node.training.initial_weights import digest_of, missing_weights
 from thinwire.swarm.identity.identity import Identity, peer_id_of, short
 from thinwire.swarm.identity.invite import MAX_SEEDS, Invite, Seed
 from thinwire.swarm.identity.stage_claim import Seating, seating
@@ -144,10 +145,13 @@ class Peer:
     ) -> None:
         """Become a member with the state of our own checkpoint or of the swarm, whichever is newer.
 
-        `theta`: first parameters, the same on every peer (derived from the manifest's seed). `beside`: like `work`, while
-        that trains. `on_commit`: see RoundSession. `device` has the parameters. Raises ManifestMismatch if the model here is
-        not the swarm's, ManifestError if the model is too large for the manifest's codec, or cannot be held in parts.
+        `theta`: first parameters, the same on every peer (derived from the manifest's seed), unless the founder was given
+        others. `beside`: like `work`, while that trains. `on_commit`: see RoundSession. `device` has the parameters. Raises
+        ManifestMismatch if the model here is not the swarm's, ManifestError if the model is too large for the manifest's
+        codec, or cannot be held in parts, WeightsError if the manifest names first parameters which a founder lacks.
         """
+        named = self.manifest.model.weights
+        given = not named or await work(partial(digest_of, theta)) == named
         method = method_of(self.manifest)
         codec, cut = fitted(self.manifest, layout)
         self.layout = layout
@@ -165,6 +169,8 @@ class Peer:
             replica.encode_on(device)
         del theta  # The replica has a copy; this one would remain in memory for the whole join.
         self.private = await self.checkpointer.restore(self.replica, layout, work)
+        if not joins and not given and not self.replica.round:
+            raise missing_weights(named)
         self.known_peers.founds = not joins
         votes = {number: self._votes(number) for number, _, _ in self.replica.each(layout)}
         forks: list[Fork] = []
@@ -201,7 +207,9 @@ class Peer:
             alone = int(SEARCH_SECONDS / PATIENCE)
             tries = OWN_STATE if self.replica.round else 0
             lost = (
-                partial(self.known_peers.found_again, self.session, work) if self.known_peers.returns else self._recover
+                partial(self.known_peers.found_again, self.session, work)
+                if self.known_peers.returns and given
+                else self._recover
             )
             if not await self.rounds.enter(tries=tries, alone=alone, lost=lost):
                 raise NoSwarm("the swarm went away before it could give us its state", self.known_peers.advice)

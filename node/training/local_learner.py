@@ -16,6 +16,7 @@ from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.batches import Batches, Split, cursor_after, shards_of, split
 from thinwire.node.training.corpus import open_corpus
+from thinwire.node.training.initial_weights import check_weights, load_weights
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.learner import StepReport, WorkShare
 from thinwire.node.training.tokenizer import Tokenizer, load_tokenizer
@@ -129,11 +130,12 @@ def prepare(
     clock: Callable[[], float],
     place: int | None = None,
     work: Work = at_once,
+    weights: Path | None = None,
 ) -> LocalLearner:
     """Build everything. `here` is the directory of the manifest's tokenizer file, `clock` returns seconds.
 
-    Raises DataError, DeviceError, and ManifestError for a run whose model can only be given through the Python
-    interface.
+    weights: file with the first parameters; None: random ones. Raises DataError, DeviceError, WeightsError, and
+    ManifestError for a run whose model can only be given through the Python interface.
     """
     if manifest.model.kind == "custom":
         raise ManifestError(
@@ -146,6 +148,10 @@ def prepare(
     model, batches = build(manifest, tokenizer.vocab), batches_of(manifest, tokenizer, data, cache)
     layout = layout_of(model)
     autocast = torch.bfloat16 if device.startswith("cuda") else None
+    if weights is not None:
+        theta = load_weights(weights, layout)
+        check_weights(theta, manifest.model.weights, weights)
+        layout.write(model, theta)
     trainer = Trainer(model, inner_of(manifest), batches, device, autocast, clock=clock)
     return LocalLearner(trainer, layout, batches.split, tokenizer, manifest, place, work)
 

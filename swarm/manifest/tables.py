@@ -59,6 +59,8 @@ class Model(Table, frozen=True):
     mlp: hidden size of the feed-forward part as a multiple of width; 8/3 with its three matrices costs as much as the usual 4
         with two.
     tied: whether the head shares the embedding's weights; saves vocabulary × width parameters, good for small models.
+    weights: blake3 of the first parameters, 64 hexadecimal digits; the founder gives their file with `thinwire start --from`,
+        which names the hash. Without it they are random, from run.seed.
     """
 
     kind: ModelKind = "transformer"
@@ -68,6 +70,7 @@ class Model(Table, frozen=True):
     context: Annotated[int, Meta(ge=1, le=2**20)] = 128
     mlp: Annotated[float, Meta(gt=0, le=64)] = 8 / 3
     tied: bool = True
+    weights: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
 
 
 class Data(Table, frozen=True):

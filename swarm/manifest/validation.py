@@ -190,6 +190,11 @@ def _exactly_once(manifest: Manifest) -> Contradictions:
         )
     if data.exactly_once and data.private:
         yield "data.exactly_once needs one text for all peers, data.private one for each", "remove one of the two"
+    if manifest.model.weights and (manifest.model.kind == "custom" or manifest.pipeline.stages):
+        yield (
+            "model.weights needs the built-in model, held as a whole by every peer",
+            "remove the key; a custom module's weights are those of the peer that founds the run",
+        )
     if data.exactly_once and manifest.model.kind == "custom":
         yield "data.exactly_once does not apply to a model of kind 'custom', whose data is the user's", "remove the key"
     if data.exactly_once and manifest.max_weight < per_round:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 
 def test_two_daemons_start_join_finish_and_resume(machine):
     here = machine()
@@ -58,3 +60,26 @@ def test_two_daemons_start_join_finish_and_resume(machine):
         daemon.signal(signal.SIGTERM)
         assert daemon.exit(20) == 0
     assert here.check() > 0
+
+
+@pytest.mark.trial
+def test_run_starts_from_the_weights_that_its_manifest_names(machine, tmp_path):
+    first = machine()
+    founder = first.found("founder", "--rounds", 2)
+    assert founder.exit() == 0
+    weights = tmp_path / "w.safetensors"
+    assert founder.command("export", str(weights)).returncode == 0
+
+    second = machine(seed=2)
+    without_key = second.found("founder", "--from", weights)
+    assert without_key.exit() == 2
+    _, hint = without_key.complaint()
+    text = second.manifest.read_text()
+    second.manifest.write_text(text.replace("[model]", f"[model]\n{hint.split(': ', 1)[1]}"))
+    without_file = second.found("founder")
+    assert without_file.exit() == 2 and "--from" in without_file.complaint()[1]
+    founder = second.found("founder", "--from", weights, "--wait-for", 2, "--rounds", 3)
+    other = second.join("other", founder.invite(), "--rounds", 3)  # Its own first weights are random.
+    assert (founder.exit(), other.exit()) == (0, 0)
+    assert second.check() > 0 and founder.of("round")[-1]["contributors"] == 2
+    assert second.found("founder", "--rounds", 4).exit() == 0, "a checkpoint needs no file"

@@ -1,0 +1,92 @@
+"""Weights with which a run starts, from a file: checked against the hash in its manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import blake3
+import numpy as np
+from thinwire.compression.core.types import Floats
+from thinwire.node.state.fragments import joined
+from thinwire.node.state.layout import Layout
+from thinwire.node.state.snapshot import fragment_index, fragment_state
+from thinwire.node.state.tensor_file import Array, TensorFileError, parse
+from thinwire.swarm.identity.errors import HintedError
+
+KEY = "model.weights"
+
+
+class WeightsError(HintedError):
+    """File without usable weights, or with other weights than the manifest names."""
+
+    exit_code: ClassVar[int] = 2
+
+
+def digest_of(theta: Floats) -> str:
+    """Return the blake3 of all parameters, in hexadecimal.
+
+    They are in order of the layout, as little-endian float32.
+    """
+    return blake3.blake3(theta.astype("<f4", copy=False).data.cast("B")).hexdigest()
+
+
+def load_weights(path: Path, layout: Layout) -> Floats:
+    """Return the parameters in a safetensors file, or in the fragments of a checkpoint's directory.
+
+    Raises WeightsError if one of the layout's parameters is missing, has another shape, or is not finite.
+    """
+    try:
+        tensors = _fragments(path) if path.is_dir() else parse(path.read_bytes())
+        found = joined(tensors)
+    except OSError as error:
+        raise WeightsError(f"cannot read {error.filename}: {error.strerror}", _HINT) from None
+    except (TensorFileError, ValueError) as error:
+        raise WeightsError(f"{path}: {error}", _HINT) from None
+    theta = np.empty(layout.total, np.float32)
+    for piece in layout.pieces:
+        tensor = found.pop(piece.name, None)
+        if tensor is None or tensor.shape != piece.shape or tensor.dtype.kind != "f":
+            there = "no such tensor" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+            raise WeightsError(f"{path}: {there}, where {piece.name} {list(piece.shape)} is needed", _HINT)
+        theta[piece.start : piece.stop] = tensor.reshape(-1)
+    if found:
+        raise WeightsError(f"{path}: the model has no parameter {min(found)}", _HINT)
+    return theta
+
+
+_HINT = "give a file of `thinwire export OUT`, or a checkpoint's directory, of a model with the same [model] table"
+
+
+def _fragments(folder: Path) -> dict[str, Array]:
+    weights: dict[str, Array] = {}
+    for file in sorted(folder.iterdir()):
+        if fragment_index(file.name) is not None:
+            weights |= fragment_state(parse(file.read_bytes())).weights
+    if not weights:
+        raise ValueError("this directory has no fragments of a checkpoint")
+    return weights
+
+
+def missing_weights(named: str) -> WeightsError:
+    """Return the error of a founder without the first parameters of this hash."""
+    return WeightsError(f"this run starts with given weights ({KEY} = {named[:8]}…)", "give their file with --from")
+
+
+def check_weights(theta: Floats, named: str, source: Path) -> None:
+    """Check first parameters, from the file `source`, against the hash `named` in the manifest.
+
+    Raises WeightsError.
+    """
+    found = digest_of(theta)
+    if named == found:
+        return
+    if not named:
+        raise WeightsError(
+            f"the run's manifest does not name the weights of {source}",
+            f'add to its [model] table: weights = "{found}"',
+        )
+    raise WeightsError(
+        f"{source} has other weights ({found[:8]}…) than the manifest names ({KEY} = {named[:8]}…)",
+        "give the file that the manifest names, or start another run by changing the key",
+    )
