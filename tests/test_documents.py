@@ -32,6 +32,12 @@ def test_documents_name_tests():
     assert len(NAMED) > 30
 
 
+def test_every_fault_has_a_test():
+    rows = re.findall(r"^\| (\d+) \|.*\|(.*)\|$", (ROOT / "docs" / "faults.md").read_text(), re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 73))
+    assert all(re.fullmatch(r" `tests/[\w/]+\.py::\w+`(<br>`tests/[\w/]+\.py::\w+`)* ", named) for _, named in rows)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 def test_document_named_path_exists(document):
     assert [path for path in sorted(paths_in(document)) if not (ROOT / path).exists()] == []

@@ -5,6 +5,7 @@ import gc
 import hashlib
 import os
 import random
+import socket
 
 import msgspec
 import psutil
@@ -29,6 +30,18 @@ from thinwire.swarm.messages.registry import (
     Vote,
     Welcome,
 )
+
+
+def _has_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6) as one:
+            one.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+IPV6 = _has_ipv6()
 
 
 def sample(info):
@@ -203,6 +216,19 @@ def test_peer_that_can_only_dial_out_is_linked(wire):
         assert await public.ping(hidden, 2) and await public.chunk(hidden, bytes(CHUNK_BYTES))
         kinds = {type((await hidden.recv()).frame.message) for _ in range(2)}
         assert kinds == {Ping, Chunk}
+
+    wire.run(work)
+
+
+@pytest.mark.skipif(not IPV6, reason="this machine has no IPv6 loopback")
+@pytest.mark.parametrize("hosts", [("127.0.0.1", "::1"), ("::1", "127.0.0.1"), ("::1", "::1")])
+def test_peers_of_either_address_family_are_linked(wire, hosts):
+    async def work():
+        first, second = await wire.peer(1, host=hosts[0]), await wire.peer(2, host=hosts[1])
+        assert second.record.addresses[0].startswith("[::1]") is (hosts[1] == "::1")
+        first.transport.learn(second.record)
+        assert await first.ping(second, 1) and (await second.recv()).frame.message.sequence == 1
+        assert await second.chunk(first, bytes(CHUNK_BYTES)) and isinstance((await first.recv()).frame.message, Chunk)
 
     wire.run(work)
 
