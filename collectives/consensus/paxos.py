@@ -39,7 +39,7 @@ from thinwire.collectives.consensus.certificates import certified
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.equivocation import Accuse, Equivocation
 from thinwire.collectives.consensus.justification import justified
-from thinwire.collectives.consensus.proposal import WITHHELD, RoundTerms, lives_agree, name_of, statement, vote_for
+from thinwire.collectives.consensus.proposal import WITHHELD, RoundTerms, lives_agree, statement, vote_for
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
 from thinwire.swarm.messages.registry import (

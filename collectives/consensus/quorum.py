@@ -31,7 +31,6 @@ from collections.abc import Collection, Sequence
 
 from thinwire.swarm.messages.registry import PeerId
 
-
 TWO_THIRDS = 2 / 3
 """Fraction from which on a quorum tolerates members that lie."""
 

@@ -130,8 +130,8 @@ class Model:
         rule: Rule = Rule.HIGHEST,
         mistake: str = "",
         eager: bool = False,
+        fraction: float = 0.5,
     ) -> None:
-        assert mistake in ("", *MISTAKES)
         self.ballots, self.rule, self.mistake = tuple(ballots), rule, mistake
         self.eager = eager or bool(mistake)
         self._count = acceptors
@@ -142,7 +142,7 @@ class Model:
             tuple(reversed(members)) if mistake == "tie-breaker differs" and entry % 2 else tuple(members)
             for entry in range(len(self.ballots))
         ]
-        self._quorum = [[[enough(a, order, left) for left in sets] for a in sets] for order in orders]
+        self._quorum = [[[enough(a, order, left, fraction=fraction) for left in sets] for a in sets] for order in orders]
         # Acceptors and views are few, states are many.
         self._actions, self._offer = lru_cache(None)(self._find_actions), lru_cache(None)(self._find_offer)
         self._choices, self._after = lru_cache(None)(self._find_choices), lru_cache(None)(self._find_after)
