@@ -70,9 +70,7 @@ class Acceptor:
         """Proposal that we voted for last."""
         return self._record.voted
 
-    def follows(
-        self, sender: PeerId, message: Open, now: float, justified: Callable[[], bool] = lambda: True
-    ) -> bool:
+    def follows(self, sender: PeerId, message: Open, now: float, justified: Callable[[], bool] = lambda: True) -> bool:
         """Return True if an Open is to be followed, and note it.
 
         The first term belongs to the first member and needs no promises. `justified`: checks those of a later one, which

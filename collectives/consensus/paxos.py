@@ -69,6 +69,7 @@ class Agreement:
     `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `witness`: False if this peer must
     not vote. `idle`: peers without chunks from the start. `barred`: peers that must not contribute because they withheld
     their data in earlier rounds. `store`: our stored votes and life; None: in memory. `accuse`: see Equivocation.
+    `banned`: returns peers that must not become members of the next round.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Agreement:
         barred: Collection[PeerId] = (),
         store: VoteStore | None = None,
         accuse: Accuse = lambda peer, first, second: None,
+        banned: Callable[[], Collection[PeerId]] = tuple,
     ) -> None:
         store = MemoryVoteStore() if store is None else store
         self.me, self.terms, self.life = me, terms, store.life
@@ -101,6 +103,7 @@ class Agreement:
         self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
         self._equivocation = Equivocation(accuse)
         self._refused: Ballot | None = None
+        self._banned = banned
         self._quorum_since: float | None = None
         self._differ = False
         self._moved = 0.0
@@ -285,6 +288,8 @@ class Agreement:
         if (self.opened is not None and opened.ballot <= self.opened.ballot) or opened.ballot == self._refused:
             return
         if not sealed or isinstance(message, Justified) != (opened.ballot.term > 1):
+            return
+        if opened.adopted is None and not set(opened.alive).isdisjoint(self._banned()):
             return
         if not lives_agree(opened, self.me, self.life, self.ready) or not self._electorate.farewells.valid(opened):
             return
