@@ -222,6 +222,8 @@ class Agreement:
         if not self.terms.members:
             return  # We do not have the swarm's state yet, and no vote.
         counts = sender in self.terms.members
+        if isinstance(message, Vote) and message.digest is not None:
+            self._equivocation.note(sender, message, signature)  # Also after the commit: it needs no more votes.
         if isinstance(message, Commit):
             if self.commit is None and certified(message, self._electorate, self._verify):
                 self.commit = message
@@ -366,10 +368,8 @@ class Agreement:
                 self._proposer.urged |= self._proposer.leads(self.opened)
 
     def _hear_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
-        if self.opened is None or message.digest is None:
-            return  # A leader's statement about its proposal is no vote.
-        if self.terms.lineage:
-            self._equivocation.note(sender, message, signature)
+        if self.opened is None:
+            return
         news, self.commit = self._proposer.hear_vote(sender, message, signature, self.opened)
         if news:
             self._moved = now

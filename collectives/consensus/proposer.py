@@ -126,6 +126,8 @@ class Proposer:
             return False, None
         if sender not in opened.alive or message.opened != name_of(opened):
             return False, None
+        if message.digest is None:
+            return False, None  # A leader's statement about its proposal is no vote.
         news = sender not in self._votes
         self._votes[sender] = (message.digest, signature)
         same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}

@@ -70,7 +70,7 @@ class RoundStarter:
             banned=lambda: presence.roster.banned,
         )
         self.straggler_grace = StragglerGrace(
-            exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.quorum
+            exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.fraction
         )
         self.ahead = False
         """True if our votes show that this peer has been further than its state."""
@@ -90,7 +90,7 @@ class RoundStarter:
             replica.members,
             replica.digest,
             self._plan,
-            fraction=exchange.quorum,
+            fraction=exchange.fraction,
             min_peers=exchange.min_peers,
             max_weight=self._manifest.max_weight,
             room=room(replica.grid) if exchange.collective == "all-gather" else MAX_GROUP,
