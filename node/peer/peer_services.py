@@ -213,7 +213,7 @@ class PeerServices:
     async def linger(self) -> None:
         """Stay for a while, until all present peers have the last round: they may fetch it here."""
         peer = self._peer
-        if not peer.ready:
+        if not peer.ready or peer.presence.banned.is_set():
             return
         until, last = self._now() + LINGER_SECONDS, peer.manifest.run.rounds
         # A peer with the last fragments only continues to count.

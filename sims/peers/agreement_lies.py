@@ -70,16 +70,21 @@ def _commits(agreement: Agreement) -> Sequence[Message]:
     return (Commit(opened, bytes(32), tuple(Proof(peer, bytes(64)) for peer in opened.alive)),)
 
 
-def _vote_twice(process: Process) -> None:
-    send_queue = process.peer.presence.send_queue
-    control = send_queue.control
+def _vote_twice(session: RoundSession | GossipSession) -> None:
+    """Vote twice for each proposal, before the results are here."""
+    if isinstance(session, GossipSession):
+        return
+    control, on_frame = session.presence.send_queue.control, session.on_frame
 
-    def lying(to: PeerId, message: Message) -> None:
-        control(to, message)
-        if isinstance(message, Vote):
-            control(to, replace(message, digest=bytes(32)))
+    def hear(peer: PeerId, frame: Frame) -> None:
+        message = frame.message
+        on_frame(peer, frame)
+        if isinstance(message, (Open, Justified)):
+            opened = message if isinstance(message, Open) else message.opened
+            for digest in (bytes(32), bytes([1]) * 32):
+                control(peer, vote_for(opened, digest))
 
-    send_queue.control = lying  # type: ignore[method-assign]
+    session.on_frame = hear  # type: ignore[method-assign]
 
 
 def _other_vote(to: PeerId, message: Message) -> Message:
@@ -182,7 +187,7 @@ def _drop_votes(process: Process) -> None:
 
 
 LIES_TOLD: dict[str, Callable[[Process], None]] = {
-    "double-vote": _vote_twice,
+    "double-vote": each(_vote_twice),
     "other-vote": lambda process: change_outgoing(process, _other_vote),
     "report": _false_report,
     "commit": _storm(_commits),
