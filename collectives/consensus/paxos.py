@@ -102,7 +102,7 @@ class Agreement:
         self._barred = frozenset(barred)
         self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
         self._equivocation = Equivocation(accuse)
-        self._refused: Ballot | None = None
+        self._refused: set[PeerId] = set()
         self._banned = banned
         self._quorum_since: float | None = None
         self._differ = False
@@ -287,7 +287,7 @@ class Agreement:
     def _hear_open(self, sender: PeerId, message: Open | Justified, now: float) -> None:
         opened = message if isinstance(message, Open) else message.opened
         sealed = self._note(opened)
-        if (self.opened is not None and opened.ballot <= self.opened.ballot) or opened.ballot == self._refused:
+        if (self.opened is not None and opened.ballot <= self.opened.ballot) or sender in self._refused:
             return
         if not sealed or isinstance(message, Justified) != (opened.ballot.term > 1):
             return
@@ -305,7 +305,8 @@ class Agreement:
     def _justified(self, message: Open | Justified) -> bool:
         if isinstance(message, Justified) and justified(message, self._electorate, self._verify):
             return True
-        self._refused = message.ballot if isinstance(message, Open) else message.opened.ballot
+        # An honest leader sends no such proposal. Its further ballots in this round would only take time.
+        self._refused.add(message.ballot.leader if isinstance(message, Open) else message.opened.ballot.leader)
         return False
 
     def _note(self, opened: Open) -> bool:
@@ -341,7 +342,9 @@ class Agreement:
                 self.accuse(peer, WITHHELD, now)
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
-        if message.lineage != self.terms.lineage or not self.witness or not self._acceptor.heeds(sender, message, now):
+        if message.lineage != self.terms.lineage or not self.witness or sender in self._refused:
+            return
+        if not self._acceptor.heeds(sender, message, now):
             return
         promise = self._acceptor.promise(message.ballot)
         if promise is None:
@@ -441,7 +444,7 @@ class Agreement:
         turn = order.index(self.me)
         if self.opened is not None or self._acceptor.promised.term > 1:
             stuck = self._moved + (2 + turn) * self._proposer.growth * patience
-            waits = leader in electorate.live and self._acceptor.trusts(leader)
+            waits = leader in electorate.live and leader not in self._refused and self._acceptor.trusts(leader)
             return stuck if waits else min(stuck, self._moved + turn * patience)
         ready = electorate.live & self.ready.keys()
         few = self.terms.buffered and len(ready.intersection(self._given())) < max(1, self.terms.min_peers)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import blake3
 from msgspec.structs import replace
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import name_of, statement, vote_for
+from thinwire.collectives.rounds.round import Round
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_session import RoundSession
-from thinwire.sims.peers.lying import change_outgoing, each, repeat, sessions
+from thinwire.sims.peers.lying import change_outgoing, each, repeat
 from thinwire.sims.peers.machine import Process
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.messages.registry import (
@@ -29,6 +31,9 @@ from thinwire.swarm.messages.registry import (
 
 LEAP = 50
 """Terms by which a false proposal is above the one in progress."""
+
+DELAY = 0.005
+"""Seconds after a proposal in which honest peers vote."""
 
 ATTEMPTS = 20
 """Number of false announcements that are sent at once."""
@@ -149,31 +154,33 @@ class _TwoOpens:
 
 
 class _DroppedVotes:
-    """Member that begins ballots without a reason, and leaves out the promises that report a vote."""
+    """Member that answers each proposal with a ballot of its own, and leaves out the promises that report a vote."""
 
-    def __init__(self, process: Process) -> None:
-        self._links = process.peer.session.links
-        change_outgoing(process, self._change)
-        repeat(process, self._begin)
+    def __init__(self, session: RoundSession) -> None:
+        self._session, self._on_frame, self._control = session, session.on_frame, session.presence.send_queue.control
+        session.on_frame = self._hear  # type: ignore[method-assign]
+        session.presence.send_queue.control = self._send  # type: ignore[method-assign]
 
-    def _begin(self, session: RoundSession | GossipSession) -> Sequence[Message]:
-        if isinstance(session, RoundSession) and session.current.agreement.opened is not None:
-            session.current.agreement._prepare(session._now())
-            session.current.pump()
-        return ()
+    def _hear(self, peer: PeerId, frame: Frame) -> None:
+        self._on_frame(peer, frame)
+        session = self._session
+        if isinstance(frame.message, Open) and session.current.agreement.opened is not None:
+            asyncio.get_running_loop().call_later(DELAY, self._begin, session.current)
 
-    def _change(self, to: PeerId, message: Message) -> Message:
-        if not isinstance(message, Justified) or len(message.opened.contributors) < 2:
-            return message
-        opened, session = message.opened, self._links[message.fragment]
-        changed = replace(opened, contributors=opened.contributors[1:], adopted=None, sources=(), kept=(), shares=())
-        changed = replace(changed, group=opened.alive, lives=self._lives(session, opened))
-        reports = tuple(report for report in message.reports if not report.voted)
-        return Justified(_sealed(session, changed), reports, message.proposals)
+    def _begin(self, fly: Round) -> None:
+        fly.agreement._prepare(self._session._now())
+        fly.pump()
 
-    def _lives(self, session: RoundSession, opened: Open) -> bytes:
-        ready = session.current.agreement.ready
-        return b"".join(ready[peer].life if peer in ready else bytes(16) for peer in opened.alive)
+    def _send(self, to: PeerId, message: Message) -> None:
+        session = self._session
+        if isinstance(message, Justified) and message.fragment == session.fragment:
+            opened, ready = message.opened, session.current.agreement.ready
+            if len(opened.contributors) > 1 and all(peer in ready for peer in opened.alive):
+                lives = b"".join(ready[peer].life for peer in opened.alive)
+                free = replace(opened, adopted=None, sources=(), kept=(), shares=(), group=opened.alive, lives=lives)
+                ours = _sealed(session, replace(free, contributors=opened.contributors[1:]))
+                message = Justified(ours, tuple(one for one in message.reports if not one.voted), message.proposals)
+        self._control(to, message)
 
 
 def _lead_twice(session: RoundSession | GossipSession) -> None:
@@ -181,9 +188,9 @@ def _lead_twice(session: RoundSession | GossipSession) -> None:
         _TwoOpens(session)
 
 
-def _drop_votes(process: Process) -> None:
-    if all(isinstance(session, RoundSession) for session in sessions(process)):
-        _DroppedVotes(process)
+def _drop_votes(session: RoundSession | GossipSession) -> None:
+    if isinstance(session, RoundSession):
+        _DroppedVotes(session)
 
 
 LIES_TOLD: dict[str, Callable[[Process], None]] = {
@@ -195,6 +202,6 @@ LIES_TOLD: dict[str, Callable[[Process], None]] = {
     "prepare": _storm(_prepares),
     "announce": _storm(_announcements),
     "two-opens": each(_lead_twice),
-    "drop-votes": _drop_votes,
+    "drop-votes": each(_drop_votes),
 }
 """Kind of lie -> function that makes the peer of a process tell it. Has the keys of VOTE_LIES in faults.py."""

@@ -71,7 +71,7 @@ VOTE_LIES: Mapping[str, str] = {
     "prepare": "begins ballots, all the time",
     "announce": "announces other attempts, all the time",
     "two-opens": "proposes other contributors to every second peer when it leads, and tries to commit both",
-    "drop-votes": "begins ballots, all the time, leaves out the promises that report a vote, and proposes another value",
+    "drop-votes": "answers each proposal with a ballot of its own that leaves out promises with a vote, and has another value",
 }
 """Lies about the agreement, likewise; the trials draw none of them, because with quorums of half the members they can fork a
 round (docs/design/agreement.md)."""
