@@ -39,15 +39,15 @@ class LiarModel(Model):
         liar = Acceptor(LIES, 0, 0, (1 << len(self.ballots)) - 1, (None,) * len(self.ballots), None)
         return (*acceptors[:-1], liar), proposals
 
-    def _faults(self, a: Acceptor) -> Iterator[tuple[str, Acceptor]]:
+    def faults(self, a: Acceptor) -> Iterator[tuple[str, Acceptor]]:
         if a.status == UP:
             yield "leaves", replace(a, status=LEFT, stated=(a.promised, a.accepted))
 
-    def _find_offer(self, a: Acceptor, entry: int) -> Offer:
-        return (None, None, True) if a.status == LIES else super()._find_offer(a, entry)
+    def find_offer(self, a: Acceptor, entry: int) -> Offer:
+        return (None, None, True) if a.status == LIES else super().find_offer(a, entry)
 
-    def _find_choices(self, entry: int, view: Sequence[Offer], proposals: Proposals) -> frozenset[Proposal]:
-        members, found = range(self._count), set()
+    def find_choices(self, entry: int, view: Sequence[Offer], proposals: Proposals) -> frozenset[Proposal]:
+        members, found = range(self.count), set()
         values = {one.value for one in proposals if one is not None} | {entry + 1}
         lies = [0, ABSENT, *(at for at, one in enumerate(proposals, 1) if one is not None)]
         options: list[list[tuple[str, int]]] = [
@@ -61,7 +61,7 @@ class LiarModel(Model):
             left = [i for i in members if chosen[i][0] == "farewell"]
             promisers = sum(1 << i for i in members if chosen[i][0] == "promise")
             carried = sum(1 << i for i in left)
-            if self._quorum[entry][promisers][carried]:
+            if self.quorum[entry][promisers][carried]:
                 reports = {i: chosen[i][1] for i in members if chosen[i][0] != "silent"}
                 allowed = self._allowed(reports, left, proposals)
                 found |= {Proposal(value, carried) for value in (values if allowed is None else allowed)}
@@ -69,7 +69,7 @@ class LiarModel(Model):
 
     def _allowed(self, reports: dict[int, int], left: Sequence[int], proposals: Proposals) -> set[int] | None:
         """Return the values that the reports justify; None: any."""
-        members = range(self._count)
+        members = range(self.count)
         silent = set(members) - set(reports)
         voters: dict[int, set[int]] = {}
         highest: dict[int, int] = {}
@@ -84,7 +84,7 @@ class LiarModel(Model):
         for value, who in voters.items():
             base = set(left) - who
             if self._lie == "liars are not counted":
-                chosen = self._quorum[0][_mask(silent | who)][_mask(base)]
+                chosen = self.quorum[0][_mask(silent | who)][_mask(base)]
             else:
                 chosen = possible(silent | who, members, base, fraction=self._fraction)
             if chosen:
@@ -95,8 +95,8 @@ class LiarModel(Model):
             return set()
         return {max(able, key=lambda value: highest[value])}
 
-    def _find_after(self, a: Acceptor, entry: int, carried: bool, last: bool) -> Acceptor:
-        return a if a.status == LIES else super()._find_after(a, entry, carried, last)
+    def find_after(self, a: Acceptor, entry: int, carried: bool, last: bool) -> Acceptor:
+        return a if a.status == LIES else super().find_after(a, entry, carried, last)
 
 
 def _mask(members: set[int]) -> int:

@@ -206,7 +206,10 @@ def test_rounds_without_a_lineage_give_no_evidence():
 
 
 def test_number_of_stored_statements_is_bounded():
-    book, _ = notes()
-    for term in range(2, 50):
-        book.note(BEN, vote_for(opened(Ballot(term, ANN)), A), b"s")
-    assert sum(map(len, book._known.values())) <= EACH
+    """A statement is compared with the latest ones of its peer; an older one is forgotten."""
+    for others, accused in ((EACH - 1, True), (EACH, False)):
+        book, found = notes()
+        for term in range(2, 3 + others):
+            book.note(BEN, vote_for(opened(Ballot(term, ANN)), A), b"s")
+        book.note(BEN, vote_for(opened(Ballot(2, ANN)), B), b"s")
+        assert bool(found) == accused
