@@ -28,7 +28,10 @@ def conflicting(first: Vote, second: Vote) -> bool:
 
 
 def convicts(evidence: Evidence, run_id: bytes) -> bool:
-    """Return True if the evidence is valid: two conflicting statements, both signed by the peer, and by a leader its own."""
+    """Return True if the evidence is valid: the peer has signed two conflicting statements.
+
+    Proposals must be those of its own ballot.
+    """
     first, second = evidence.first, evidence.second
     leads = first.digest is not None or first.ballot.leader == convicted(evidence)
     return (

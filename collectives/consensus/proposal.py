@@ -370,7 +370,7 @@ def bound(
     left: Collection[PeerId],
     possible: Callable[[Collection[PeerId], Collection[PeerId]], bool],
 ) -> list[AcceptedValue]:
-    """Return the values that can have been chosen, highest ballot first. If there is none, the choice is free.
+    """Return the values that can have been chosen, highest ballot first; with none the choice is free.
 
     found: reported votes, highest ballot first. silent: members without a report. left: members with a farewell that the
     ballot carries. possible: see `Electorate.possible`. A value can have been chosen only if its reported voters and the

@@ -36,7 +36,10 @@ TWO_THIRDS = 2 / 3
 
 
 def tolerated(count: int, fraction: float) -> int:
-    """Return how many of `count` members may lie: fewer than a third with quorums above two thirds, else none."""
+    """Return how many of `count` members may lie.
+
+    Fewer than a third with quorums above two thirds, else none.
+    """
     return max(0, count - 1) // 3 if fraction >= TWO_THIRDS else 0
 
 
@@ -57,7 +60,10 @@ def enough(
 def possible(
     agreeing: Collection[PeerId], seniors: Sequence[PeerId], left: Collection[PeerId] = (), *, fraction: float = 0.5
 ) -> bool:
-    """Return True if `agreeing` and as many liars as are tolerated may be a quorum of `seniors` without `left`."""
+    """Return True if `agreeing`, and the liars that are tolerated, may be a quorum.
+
+    It is counted over `seniors` without `left`.
+    """
     liars = tolerated(len(seniors), fraction)
     if not liars:
         return enough(agreeing, seniors, left, fraction=fraction)

@@ -15,7 +15,10 @@ _decoder = msgspec.msgpack.Decoder(tuple[bytes, ...])
 
 
 class BanFile:
-    """Gossip items with evidence, one for each banned peer. Readers check each, so the file needs no checksum."""
+    """Gossip items with evidence, one for each banned peer.
+
+    Readers check each of them, so the file needs no checksum.
+    """
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path, self._disk = path, disk

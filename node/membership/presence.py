@@ -93,7 +93,7 @@ class Handler(Protocol):
 
 
 TOLD_SECONDS = 5.0
-"""Seconds in which a banned peer that still sends is told the reason; then its link is closed for good."""
+"""Seconds in which a banned peer that still sends gets the reason; then its link is closed."""
 
 
 class Presence:

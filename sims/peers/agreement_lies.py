@@ -1,4 +1,7 @@
-"""Peers that lie about the agreement: ballots, promises, votes, commits. Rounds of pairs have none of these."""
+"""Peers that lie about the agreement: ballots, promises, votes, commits.
+
+Rounds of pairs have none of these.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,10 @@ def _sign(session: RoundSession, message: Message) -> bytes:
 
 
 class _TwoOpens:
-    """Leader that proposes fewer contributors to every second peer, and commits both proposals with its own votes."""
+    """Leader that proposes fewer contributors to every second peer.
+
+    It commits both proposals with its own votes.
+    """
 
     def __init__(self, session: RoundSession) -> None:
         self._session, self._queue = session, session.presence.send_queue
@@ -154,7 +160,7 @@ class _TwoOpens:
 
 
 class _DroppedVotes:
-    """Member that answers each proposal with a ballot of its own, and leaves out the promises that report a vote."""
+    """Member that answers each proposal with its own ballot, without the promises that report a vote."""
 
     def __init__(self, session: RoundSession) -> None:
         self._session, self._on_frame, self._control = session, session.on_frame, session.presence.send_queue.control
@@ -204,4 +210,7 @@ LIES_TOLD: dict[str, Callable[[Process], None]] = {
     "two-opens": each(_lead_twice),
     "drop-votes": each(_drop_votes),
 }
-"""Kind of lie -> function that makes the peer of a process tell it. Has the keys of VOTE_LIES in faults.py."""
+"""Kind of lie -> function that makes the peer of a process tell it.
+
+Has the keys of VOTE_LIES in faults.py.
+"""

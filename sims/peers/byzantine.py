@@ -204,4 +204,7 @@ IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "silent": _silence,
     **LIES_TOLD,
 }
-"""Kind of lie -> function that makes the peer of a process tell it. Has the keys of LIES and VOTE_LIES in faults.py."""
+"""Kind of lie -> function that makes the peer of a process tell it.
+
+Has the keys of LIES and VOTE_LIES in faults.py.
+"""

@@ -71,10 +71,12 @@ VOTE_LIES: Mapping[str, str] = {
     "prepare": "begins ballots, all the time",
     "announce": "announces other attempts, all the time",
     "two-opens": "proposes other contributors to every second peer when it leads, and tries to commit both",
-    "drop-votes": "answers each proposal with a ballot of its own that leaves out promises with a vote, and has another value",
+    "drop-votes": "answers each proposal with its own ballot, without promises that report a vote, and with another value",
 }
-"""Lies about the agreement, likewise; the trials draw none of them, because with quorums of half the members they can fork a
-round (docs/design/agreement.md)."""
+"""Lies about the agreement, likewise.
+
+The trials draw none of them: with quorums of half the members they can fork a round (docs/design/agreement.md).
+"""
 
 QUIET = 0.75
 """Fraction of a run after which no fault occurs, so that the swarm has time to recover."""

@@ -87,7 +87,10 @@ class Roster:
 
     @property
     def banned(self) -> list[PeerId]:
-        """Peers that are out for good: they have signed two records with one sequence, or two statements about one ballot."""
+        """Peers that are out for good.
+
+        They have signed two records with one sequence, or two statements about one ballot.
+        """
         return list(self._members.banned)
 
     @property

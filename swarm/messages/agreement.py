@@ -241,7 +241,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
 
 
 class Justified(Message, frozen=True):
-    """Open of a ballot above the first, with the promises that justify its value; see consensus/justification.py.
+    """Open of a ballot above the first, with the promises that justify its value, see justification.py.
 
     reports: promises of a quorum, sorted by peer. proposals: those that they, and the farewells, have voted for.
     """
@@ -353,7 +353,10 @@ class Vote(Message, frozen=True):
 
 
 class Evidence(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Two signed statements of which an honest peer signs at most one; see swarm/evidence.py. key: its public key."""
+    """Two signed statements of which an honest peer signs at most one, see swarm/evidence.py.
+
+    key: public key of the peer.
+    """
 
     key: Id
     first: Vote

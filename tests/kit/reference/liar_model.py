@@ -1,7 +1,7 @@
 """The model of one round with one acceptor that lies: `small_model` without crashes, with farewells.
 
 The liar votes for every proposal, promises every ballot at any time with any report, also of a proposal that does not
-exist, and says farewell with any vote. It leads ballots, too: every ballot may propose any value that honest acceptors
+exist, and sends a farewell with any vote. It leads ballots, too: every ballot may propose any value that honest acceptors
 accept, and two proposals may have one ballot. Honest acceptors accept what the promises of a quorum justify, as
 `consensus/justification.py` does; the liar's promises are among them.
 """

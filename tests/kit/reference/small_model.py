@@ -142,9 +142,7 @@ class Model:
             tuple(reversed(members)) if mistake == "tie-breaker differs" and entry % 2 else tuple(members)
             for entry in range(len(self.ballots))
         ]
-        self.quorum = [
-            [[enough(a, order, left, fraction=fraction) for left in sets] for a in sets] for order in orders
-        ]
+        self.quorum = [[[enough(a, order, left, fraction=fraction) for left in sets] for a in sets] for order in orders]
         # Acceptors and views are few, states are many.
         self._actions, self._offer = lru_cache(None)(self._find_actions), lru_cache(None)(self.find_offer)
         self._choices, self._after = lru_cache(None)(self.find_choices), lru_cache(None)(self.find_after)
