@@ -77,6 +77,7 @@ class Scene:
             self.replica.kept = kept
         roster = SimpleNamespace(
             record=SimpleNamespace(sequence=sequence, peer_id=ME),
+            banned=(),
             record_of=lambda peer: SimpleNamespace(public_key=KEYS[peer].public_key),
             alive=lambda peer: True,
             progress=0,
