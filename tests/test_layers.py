@@ -32,7 +32,7 @@ PACKAGES = {
     "swarm/messages": (),
     "swarm/identity": ("swarm/messages",),
     "swarm": ("swarm/identity",),
-    "swarm/membership": ("swarm/identity",),
+    "swarm/membership": ("swarm",),
     "swarm/method_specs": ("swarm", "swarm/messages"),
     "swarm/manifest": ("swarm/identity", "swarm/method_specs"),
     "collectives": ("swarm", "compression", "collectives/consensus"),

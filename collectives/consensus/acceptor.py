@@ -70,10 +70,11 @@ class Acceptor:
         """Proposal that we voted for last."""
         return self._record.voted
 
-    def follows(self, sender: PeerId, message: Open, now: float) -> bool:
+    def follows(self, sender: PeerId, message: Open, now: float, justified: Callable[[], bool] = lambda: True) -> bool:
         """Return True if an Open is to be followed, and note it.
 
-        The first term belongs to the first member and needs no promises.
+        The first term belongs to the first member and needs no promises. `justified`: checks those of a later one, which
+        takes time, so it is called last.
         """
         ballot, first = message.ballot, message.ballot.term == 1
         if sender != ballot.leader or ballot < self.promised or not sound(message, self._terms):
@@ -81,6 +82,8 @@ class Acceptor:
         if ballot.term < 1 or (first and sender != self._terms.members[0]):
             return False
         if not (first or ballot == self.promised or self._heeds(ballot, now)):
+            return False
+        if not (first or justified()):
             return False
         # In memory only: a peer that restarts has voted for no ballot that it only followed.
         self._followed = ballot
@@ -113,7 +116,8 @@ class Acceptor:
         """Promise that no lower ballot gets our vote, with our last vote; None if it could not be stored."""
         if self.mute or not self._save(ballot, self._record.voted, self._record.digest):
             return None
-        return Promise(self._terms.round, self._terms.fragment, ballot, self._record.voted, self._record.digest)
+        terms, record = self._terms, self._record
+        return Promise(terms.round, terms.fragment, ballot, record.voted, record.digest, terms.lineage)
 
     def farewell(self, me: PeerId, sign: Callable[[Message], bytes]) -> Leave | None:
         """Return our farewell if we have left this round, in this process or an earlier one."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.farewells import departed
-from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, name_of, sound
+from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, sound, vote_for
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import Certificate, Commit, PeerId, Vote
+from thinwire.swarm.messages.registry import Certificate, Commit, PeerId
 
 
 def certified(message: Commit, electorate: Electorate, verify: Verify) -> bool:
@@ -53,6 +53,6 @@ def _voters(message: Commit, electorate: Electorate, verify: Verify) -> Collecti
         return ()
     if not electorate.farewells.valid(opened):
         return ()
-    vote = Vote(opened.round, opened.fragment, opened.ballot, name_of(opened), message.digest)
+    vote = vote_for(opened, message.digest)
     valid = {one.peer for one in message.votes if verify(one.peer, vote, one.signature)}
     return valid if electorate.suffice(valid, opened) else ()

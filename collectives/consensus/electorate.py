@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from thinwire.collectives.consensus.farewells import Farewells, departed
 from thinwire.collectives.consensus.proposal import RoundTerms
-from thinwire.collectives.consensus.quorum import enough
+from thinwire.collectives.consensus.quorum import enough, possible, tolerated
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import Open, PeerId
 
@@ -26,6 +26,15 @@ class Electorate:
         """Return True if a quorum of the members without `left` agrees (default: all with a farewell)."""
         left = set(self.farewells) if left is None else left
         return enough(agreeing, self.terms.seniors or self.terms.members, left, fraction=self.terms.fraction)
+
+    def possible(self, agreeing: Collection[PeerId], left: Collection[PeerId]) -> bool:
+        """Return True if these members and the tolerated liars may be a quorum of the members without `left`."""
+        return possible(agreeing, self.terms.seniors or self.terms.members, left, fraction=self.terms.fraction)
+
+    @property
+    def liars(self) -> int:
+        """Number of members that may lie."""
+        return tolerated(len(self.terms.members), self.terms.fraction)
 
     def suffice(self, agreeing: Collection[PeerId], opened: Open) -> bool:
         """Return True if these peers can commit a proposal."""

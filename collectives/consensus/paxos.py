@@ -12,6 +12,7 @@ vote, it does not bind (`proposal.bound`).
 
     Ready      all -> all              announcement of a contribution, before its data
     Open       leader -> all           these contribute; owners follow from (group, alive)
+    Justified  leader -> all           an Open of a later ballot, with the promises from which its value follows
     Vote       all -> leader           all results are here, their digest is D
     Commit     leader -> all           D, with the votes that prove it
     Prepare    candidate -> all        the leader is gone or stuck, or a peer must be left out: report your last vote
@@ -32,10 +33,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection
 
+import msgspec
 from thinwire.collectives.consensus.acceptor import BALLOTS, Acceptor
 from thinwire.collectives.consensus.certificates import certified
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import WITHHELD, RoundTerms, lives_agree, name_of
+from thinwire.collectives.consensus.equivocation import Accuse, Equivocation
+from thinwire.collectives.consensus.justification import justified
+from thinwire.collectives.consensus.proposal import WITHHELD, RoundTerms, lives_agree, statement, vote_for
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
 from thinwire.swarm.messages.registry import (
@@ -45,6 +49,7 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Decline,
     Digest,
+    Justified,
     Leave,
     Message,
     Open,
@@ -63,7 +68,8 @@ class Agreement:
     send what `take` returns ((peer or None for everyone reachable, message) pairs) and look at `opened`, `commit` and
     `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `witness`: False if this peer must
     not vote. `idle`: peers without chunks from the start. `barred`: peers that must not contribute because they withheld
-    their data in earlier rounds. `store`: our stored votes and life; None: in memory.
+    their data in earlier rounds. `store`: our stored votes and life; None: in memory. `accuse`: see Equivocation.
+    `banned`: returns peers that must not become members of the next round.
     """
 
     def __init__(
@@ -78,6 +84,8 @@ class Agreement:
         idle: Collection[PeerId] = (),
         barred: Collection[PeerId] = (),
         store: VoteStore | None = None,
+        accuse: Accuse = lambda peer, first, second: None,
+        banned: Callable[[], Collection[PeerId]] = tuple,
     ) -> None:
         store = MemoryVoteStore() if store is None else store
         self.me, self.terms, self.life = me, terms, store.life
@@ -93,6 +101,9 @@ class Agreement:
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
         self._barred = frozenset(barred)
         self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
+        self._equivocation = Equivocation(accuse)
+        self._refused: set[PeerId] = set()
+        self._banned = banned
         self._quorum_since: float | None = None
         self._differ = False
         self._moved = 0.0
@@ -126,7 +137,7 @@ class Agreement:
         if opened is None or self.commit is not None or not self._acceptor.vote(opened, digest):
             return
         self._patient(opened.ballot.leader, now)
-        vote = Vote(self.terms.round, self.terms.fragment, opened.ballot, name_of(opened), digest)
+        vote = vote_for(opened, digest)
         if opened.ballot.leader == self.me:
             self._hear_vote(self.me, vote, self._sign(vote), now)
         else:
@@ -211,12 +222,17 @@ class Agreement:
         if not self.terms.members:
             return  # We do not have the swarm's state yet, and no vote.
         counts = sender in self.terms.members
+        if isinstance(message, Vote) and message.digest is not None:
+            self._equivocation.note(sender, message, signature)  # Also after the commit: it needs no more votes.
         if isinstance(message, Commit):
             if self.commit is None and certified(message, self._electorate, self._verify):
                 self.commit = message
+                self._compare(message)
                 if self._proposer.ballot is not None:
                     self._out.append((None, message))  # Peers that we have asked wait for us now.
-        elif not counts and isinstance(message, (Open, Prepare)):
+            elif self.commit is not None and self._differs(message):
+                self._compare(message)
+        elif not counts and isinstance(message, (Open, Justified, Prepare)):
             return  # Only members lead; otherwise a stranger could stop every round.
         elif isinstance(message, Leave):
             self._hear_leave(sender, message)
@@ -227,12 +243,14 @@ class Agreement:
             self._hear_ready(sender, message)
             if self._early():
                 return  # Usually one of many, and `tick` comes soon anyway.
-        elif isinstance(message, Open):
+        elif isinstance(message, (Open, Justified)):
             self._hear_open(sender, message, now)
         elif isinstance(message, Prepare):
             self._hear_prepare(sender, message, now)
         elif isinstance(message, Promise):
-            self._proposer.hear_promise(sender, message, counts=counts)
+            if message.voted is not None:
+                self._note(message.voted)
+            self._proposer.hear_promise(sender, message, signature, counts=counts)
         elif isinstance(message, Decline):
             self._proposer.excuse(sender)
         elif isinstance(message, Vote):
@@ -266,17 +284,54 @@ class Agreement:
         too_few = ready < self.terms.fraction * (members - len([*self._electorate.farewells]))
         return too_few or (self._quorum_since is not None and ready < members)
 
-    def _hear_open(self, sender: PeerId, message: Open, now: float) -> None:
-        if self.opened is not None and message.ballot <= self.opened.ballot:
+    def _hear_open(self, sender: PeerId, message: Open | Justified, now: float) -> None:
+        opened = message if isinstance(message, Open) else message.opened
+        sealed = self._note(opened)
+        if (self.opened is not None and opened.ballot <= self.opened.ballot) or sender in self._refused:
             return
-        if not lives_agree(message, self.me, self.life, self.ready) or not self._electorate.farewells.valid(message):
+        if not sealed or isinstance(message, Justified) != (opened.ballot.term > 1):
             return
-        if not self._acceptor.follows(sender, message, now):
+        if opened.adopted is None and not set(opened.alive).isdisjoint(self._banned()):
+            return
+        if not lives_agree(opened, self.me, self.life, self.ready) or not self._electorate.farewells.valid(opened):
+            return
+        if not self._acceptor.follows(sender, opened, now, lambda: self._justified(message)):
             return
         self._proposer.yield_to_others()
-        self.opened = message
+        self.opened = opened
         self._patient(sender, now)
-        self._object(message, now)
+        self._object(opened, now)
+
+    def _justified(self, message: Open | Justified) -> bool:
+        if isinstance(message, Justified) and justified(message, self._electorate, self._verify):
+            return True
+        # An honest leader sends no such proposal. Its further ballots in this round would only take time.
+        self._refused.add(message.ballot.leader if isinstance(message, Open) else message.opened.ballot.leader)
+        return False
+
+    def _note(self, opened: Open) -> bool:
+        """Note the leader's signature of a proposal; return False if it is invalid."""
+        if not self.terms.lineage:
+            return True
+        said, leader = statement(opened), opened.ballot.leader
+        if opened.lineage != self.terms.lineage or not self._verify(leader, said, opened.seal):
+            return False
+        self._equivocation.note(leader, said, opened.seal)
+        return True
+
+    def _differs(self, message: Commit) -> bool:
+        assert self.commit is not None
+        ours, theirs = self.commit.opened, message.opened
+        same = (ours.lineage, ours.ballot) == (theirs.lineage, theirs.ballot)
+        return same and vote_for(ours, self.commit.digest) != vote_for(theirs, message.digest)
+
+    def _compare(self, message: Commit) -> None:
+        """Compare the signatures in a commit with those that are known."""
+        self._note(message.opened)
+        vote = vote_for(message.opened, message.digest)
+        for proof in message.votes:
+            if self._verify(proof.peer, vote, proof.signature):
+                self._equivocation.note(proof.peer, vote, proof.signature)
 
     def _object(self, opened: Open, now: float) -> None:
         """Complain at once about contributors that we would exclude, if enough others are left."""
@@ -287,7 +342,9 @@ class Agreement:
                 self.accuse(peer, WITHHELD, now)
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
-        if message.lineage != self.terms.lineage or not self.witness or not self._acceptor.heeds(sender, message, now):
+        if message.lineage != self.terms.lineage or not self.witness or sender in self._refused:
+            return
+        if not self._acceptor.heeds(sender, message, now):
             return
         promise = self._acceptor.promise(message.ballot)
         if promise is None:
@@ -335,7 +392,7 @@ class Agreement:
         elif (due := self._due(now)) is not None and now >= due:
             fresh = self.terms.members[0] == self.me and self._acceptor.promised.term == 0
             if fresh and (promise := self._acceptor.promise(Ballot(1, self.me))) is not None:
-                self._proposer.first(promise)
+                self._proposer.first(promise, self._sign(promise))
                 self._try_open(now)
             else:
                 self._prepare(now)
@@ -387,7 +444,7 @@ class Agreement:
         turn = order.index(self.me)
         if self.opened is not None or self._acceptor.promised.term > 1:
             stuck = self._moved + (2 + turn) * self._proposer.growth * patience
-            waits = leader in electorate.live and self._acceptor.trusts(leader)
+            waits = leader in electorate.live and leader not in self._refused and self._acceptor.trusts(leader)
             return stuck if waits else min(stuck, self._moved + turn * patience)
         ready = electorate.live & self.ready.keys()
         few = self.terms.buffered and len(ready.intersection(self._given())) < max(1, self.terms.min_peers)
@@ -410,15 +467,21 @@ class Agreement:
         if promise is None:
             return
         self._moved = now
-        self._proposer.prepare(promise, now)
+        self._proposer.prepare(promise, self._sign(promise), now)
         self._out += [(None, leave) for leave in self._electorate.farewells.messages()]
         self._out.append((None, Prepare(self.terms.round, self.terms.fragment, promise.ballot, self.terms.lineage)))
         self._try_open(now)
 
     def _try_open(self, now: float) -> None:
-        opened = self._proposer.propose(self.opened, now)
-        if opened is not None:
+        message = self._proposer.propose(self.opened, now)
+        if message is not None:
+            opened = message if isinstance(message, Open) else message.opened
+            if self.terms.lineage:
+                opened = msgspec.structs.replace(opened, seal=self._sign(statement(opened)))
             self.opened = opened
-            self._out.append((None, opened))
+            if isinstance(message, Justified):
+                self._out.append((None, msgspec.structs.replace(message, opened=opened)))
+            else:
+                self._out.append((None, opened))
         if not self._proposer.preparing:
             self._moved = now

@@ -23,6 +23,7 @@ from thinwire.swarm.messages.registry import (
     PeerId,
     Promise,
     Ready,
+    Vote,
 )
 
 MISSING, WITHHELD = "chunk missing", "withheld"
@@ -134,8 +135,19 @@ def lives_agree(opened: Open, me: PeerId, life: bytes, ready: Mapping[PeerId, Re
 
 
 def name_of(opened: Open) -> Digest:
-    """Return the blake3 of an Open, which a vote names."""
-    return blake3.blake3(msgspec.msgpack.encode(opened)).digest()
+    """Return the blake3 of an Open without its seal, which a vote names."""
+    bare = msgspec.structs.replace(opened, seal=b"") if opened.seal else opened
+    return blake3.blake3(msgspec.msgpack.encode(bare)).digest()
+
+
+def statement(opened: Open) -> Vote:
+    """Return what the leader signs for its proposal (`Open.seal`)."""
+    return Vote(opened.round, opened.fragment, opened.ballot, name_of(opened), None, opened.lineage)
+
+
+def vote_for(opened: Open, digest: Digest) -> Vote:
+    """Return the vote for a proposal and these results."""
+    return msgspec.structs.replace(statement(opened), digest=digest)
 
 
 def sound(opened: Open, terms: RoundTerms) -> bool:
@@ -356,17 +368,19 @@ def bound(
     found: Sequence[AcceptedValue],
     silent: Collection[PeerId],
     left: Collection[PeerId],
-    quorum: Callable[[Collection[PeerId], Collection[PeerId]], bool],
-) -> AcceptedValue | None:
-    """Return the value that a new ballot must propose; None if its choice is free.
+    possible: Callable[[Collection[PeerId], Collection[PeerId]], bool],
+) -> list[AcceptedValue]:
+    """Return the values that can have been chosen, highest ballot first; with none the choice is free.
 
     found: reported votes, highest ballot first. silent: members without a report. left: members with a farewell that the
-    ballot carries. quorum: see `Electorate.enough`. A value can have been chosen only if its reported voters and the silent
-    members would be a quorum; members that have left without a vote for it do not count. If a value was chosen, all later
-    ballots have proposed it, so the first possible one is it. If none is possible the choice is free: a single voter with
-    results that no peer can use must not stop the round. tests/kit/reference/small_model.py has the proof.
+    ballot carries. possible: see `Electorate.possible`. A value can have been chosen only if its reported voters and the
+    silent members would be a quorum; members that have left without a vote for it do not count. If no member lies, and a
+    value was chosen, all later ballots have proposed it, so the first value of the list binds. If members may lie, the
+    ballot of a report proves nothing, so a ballot may propose a value only if no other one is possible. If none is possible
+    the choice is free: a single voter with results that no peer can use must not stop the round.
+    tests/kit/reference/small_model.py has the proof.
     """
-    return next((one for one in found if quorum({*silent, *one.voters}, set(left).difference(one.voters))), None)
+    return [one for one in found if possible({*silent, *one.voters}, set(left).difference(one.voters))]
 
 
 def by_seniority(members: Collection[PeerId], before: Sequence[PeerId]) -> tuple[PeerId, ...]:

@@ -7,18 +7,30 @@ from collections.abc import Collection, Mapping, Sequence
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, rest
 from thinwire.collectives.consensus.blame import BlameBook
 from thinwire.collectives.consensus.electorate import Electorate
+from thinwire.collectives.consensus.justification import Signed, decidable, justify
 from thinwire.collectives.consensus.proposal import (
     LEFT,
     AcceptedValue,
     adopt,
-    bound,
-    choices,
     fit,
     name_of,
     propose,
     sound,
 )
-from thinwire.swarm.messages.registry import Ballot, Blame, Commit, Digest, Open, PeerId, Promise, Proof, Ready, Vote
+from thinwire.swarm.messages.registry import (
+    Ballot,
+    Blame,
+    Commit,
+    Digest,
+    Justified,
+    Leave,
+    Open,
+    PeerId,
+    Promise,
+    Proof,
+    Ready,
+    Vote,
+)
 
 GROWTH = 4.0
 """Maximum factor of the wait for a stuck leader; it doubles with each ballot that fails."""
@@ -39,7 +51,7 @@ class Proposer:
         """True if an event calls for a new ballot."""
         self.blame_book = BlameBook(idle, barred)
         self._electorate, self._ready, self._terms = electorate, ready, electorate.terms
-        self._promises: dict[PeerId, Promise] | None = None
+        self._promises: dict[PeerId, Signed] | None = None
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
         self._asked: set[PeerId] = set()
         self._guests: set[PeerId] = set()
@@ -71,33 +83,35 @@ class Proposer:
         """Stop leading: another peer leads, or no peer has answered."""
         self.ballot, self._promises, self.urged = None, None, False
 
-    def first(self, promise: Promise) -> None:
+    def first(self, promise: Promise, signature: bytes) -> None:
         """Lead the first ballot, which needs no promises but our own."""
-        self.ballot, self._promises = promise.ballot, {self._electorate.me: promise}
+        self.ballot, self._promises = promise.ballot, {self._electorate.me: (promise, signature)}
 
     def next(self, promised: Ballot, now: float) -> Ballot | None:
         """Return our next ballot above the promised one; None if it is too early, or if no number is left."""
         term = max(promised.term, 1) + 1
         return Ballot(term, self._electorate.me) if now >= self._rested and term <= LAST_TERM else None
 
-    def prepare(self, promise: Promise, now: float) -> None:
-        """Begin a ballot, with our own promise."""
+    def prepare(self, promise: Promise, signature: bytes, now: float) -> None:
+        """Begin a ballot, with our own promise and our signature of it."""
         self._ballots += 1
         self._rested = now + rest(self._ballots) * self._terms.patience
-        self.first(promise)
+        self.first(promise, signature)
         self.urged, self._since = False, now
         self._asked, self._guests = self._electorate.live - {self._electorate.me}, set()
 
-    def hear_promise(self, sender: PeerId, message: Promise, *, counts: bool) -> None:
+    def hear_promise(self, sender: PeerId, message: Promise, signature: bytes, *, counts: bool) -> None:
         """Handle an answer to our Prepare. `counts`: True if the sender is a member."""
         voted = message.voted
+        if message.lineage != self._terms.lineage:
+            return
         if self._promises is None or message.ballot != self.ballot or (voted is None) != (message.digest is None):
             return
         if voted is not None and not (sound(voted, self._terms) and voted.ballot < message.ballot):
             return
         self._asked.discard(sender)
         if counts:
-            self._promises[sender] = message
+            self._promises[sender] = message, signature
         elif sender in self._ready:
             self._guests.add(sender)
 
@@ -112,6 +126,8 @@ class Proposer:
             return False, None
         if sender not in opened.alive or message.opened != name_of(opened):
             return False, None
+        if message.digest is None:
+            return False, None  # A leader's statement about its proposal is no vote.
         news = sender not in self._votes
         self._votes[sender] = (message.digest, signature)
         same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}
@@ -137,8 +153,11 @@ class Proposer:
         else:
             self.blame_book.forgive(sender)
 
-    def propose(self, before: Open | None, now: float) -> Open | None:
-        """Return the proposal once the promises suffice; stop leading if no quorum answers in time."""
+    def propose(self, before: Open | None, now: float) -> Open | Justified | None:
+        """Return the proposal, above the first ballot with its promises, once these suffice.
+
+        Stop leading if no quorum answers in time.
+        """
         ballot, promises, electorate = self.ballot, self._promises, self._electorate
         assert ballot is not None and promises is not None
         present, late = set(self._ready), False
@@ -152,12 +171,14 @@ class Proposer:
                     self.yield_to_others()
                 return None
             present = {*promises, *self._guests}
-        opened = self._proposal(ballot, present & electorate.live, promises, before)
-        if opened is not None:
+        left = electorate.farewells.below(ballot)
+        opened = self._proposal(ballot, present & electorate.live, promises, left, before)
+        found = opened if opened is None or ballot.term == 1 else justify(opened, promises, left.values())
+        if found is not None:
             self._promises, self._votes = None, {}
         elif late:
             self.yield_to_others()  # Other peers may be reachable by now.
-        return opened
+        return found
 
     def _untried(self, found: Sequence[AcceptedValue]) -> AcceptedValue | None:
         """Return the value with most votes if votes for the same contributors differ; None otherwise.
@@ -173,9 +194,14 @@ class Proposer:
         return None
 
     def _proposal(
-        self, ballot: Ballot, present: set[PeerId], promises: dict[PeerId, Promise], before: Open | None
+        self,
+        ballot: Ballot,
+        present: set[PeerId],
+        promises: Mapping[PeerId, Signed],
+        left: Mapping[PeerId, Leave],
+        before: Open | None,
     ) -> Open | None:
-        terms, live, left = self._terms, self._electorate.live, self._electorate.farewells.below(ballot)
+        terms, live = self._terms, self._electorate.live
         # A peer that has left takes part again once it announces that it has no vote.
         leaving = {peer for peer in self._electorate.farewells if peer in self._ready and self._ready[peer].witness}
         able, unable = fit(terms, present - leaving, self._ready)
@@ -191,14 +217,10 @@ class Proposer:
         fresh = set(able) - set(terms.members)
         if 2 * len(fresh) <= len(able) and not (idle | fresh).issuperset(able):
             idle |= fresh  # It is not known yet if newcomers are reliable.
-        reports = {
-            peer: Promise(terms.round, terms.fragment, ballot, one.opened, one.farewell.digest)
-            for peer, one in left.items()
-        }
-        reports |= promises
-        found = choices(reports)
-        silent = set(terms.members).difference(reports)
-        choice = bound(found, silent, left, self._electorate.enough) or self._untried(found)
+        found, possible = decidable({peer: one for peer, (one, _) in promises.items()}, left, self._electorate)
+        if len(possible) > 1 and self._electorate.liars:
+            return None  # One of them has been chosen, or none; more members must answer.
+        choice = possible[0] if possible else self._untried(found)
         if choice is not None:
             return adopt(ballot, terms, able, choice, excluded, idle=idle, farewells=farewells)
         known = {*able, *excluded, *rejected}

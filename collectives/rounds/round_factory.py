@@ -12,6 +12,7 @@ import blake3
 import numpy as np
 from thinwire.collectives.aggregation import RULES
 from thinwire.collectives.consensus.certificates import certificate
+from thinwire.collectives.consensus.equivocation import Accuse
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
@@ -73,6 +74,7 @@ class RoundFactory:
     - `site`: the network that we share with others. `stash`: frames for next rounds, if shared with other factories of this
       peer.
     - `kept`: unsent residuals of chunks that we own in a sparse butterfly, computed by `aside`.
+    - `accuse`, `banned`: see Agreement.
     """
 
     def __init__(
@@ -97,6 +99,8 @@ class RoundFactory:
         aside: Work = at_once,
         sick: Callable[[], Collection[PeerId]] = tuple,
         spans: Callable[[], tuple[Span, ...]] = tuple,
+        accuse: Accuse = lambda peer, first, second: None,
+        banned: Callable[[], Collection[PeerId]] = tuple,
     ) -> None:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
@@ -117,6 +121,7 @@ class RoundFactory:
         self.kept, self._aside = OwnerResiduals() if kept is None else kept, aside
         self._owner_backoff = OwnerBackoff()
         self._by_bandwidth = by_bandwidth
+        self._accuse, self._banned = accuse, banned
         self._ring_backoff = Backoff()
 
     def begin(
@@ -156,6 +161,8 @@ class RoundFactory:
             idle={*self._owner_backoff.resting(terms.round), *self.sick()},
             barred=self._owner_backoff.barred(terms.round),
             store=store,
+            accuse=self._accuse,
+            banned=self._banned,
         )
         exchange = self._plane(agreement, grid, seed, turn, stirred=lambda: fly.pump())
         fly = Round(

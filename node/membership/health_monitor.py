@@ -9,7 +9,7 @@ from thinwire.collectives.health.straggler_grace import Attendance
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.swarm.frame import Frame, nbytes
 from thinwire.swarm.membership.roster import Roster
-from thinwire.swarm.messages.registry import Chunk, Hour, Open, Partial, PeerId, Ready
+from thinwire.swarm.messages.registry import Chunk, Hour, Justified, Open, Partial, PeerId, Ready
 
 TELL_SECONDS = 10.0
 """Seconds between two announcements of our wall clock."""
@@ -59,7 +59,7 @@ class HealthMonitor:
             if message.fragment in self.fragments and (isinstance(message, Chunk) or self._own(peer, message)):
                 trip, size = self._roster.distances.rtt(peer), nbytes(frame.payload)
                 self.diagnosis.chunk(peer, message.round, size, self._now(), trip=trip, fragment=message.fragment)
-        elif isinstance(message, Open):
+        elif isinstance(message, (Open, Justified)):
             if message.fragment in self.fragments:
                 self.diagnosis.opened(message.round, self._now(), fragment=message.fragment)
         elif isinstance(message, Ready):

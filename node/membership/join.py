@@ -92,11 +92,16 @@ async def knock(
     return found
 
 
+BANNED_HINT = (
+    "the members of this run exclude this key for good. If it was used on two machines, or its run folder was restored from a "
+    "copy, join with another one: --home DIR"
+)
+
 ADVICE = {
     "version": "install the version of thinwire that the swarm runs",
     "run": "the peer at that address now runs another run; ask for a new invite",
     "signature": "check that the clocks of both machines are accurate to within two minutes",
-    "banned": "this key has misbehaved; see `thinwire id`",
+    "banned": BANNED_HINT,
 }
 """Refusals that waiting does not change, with advice for the user."""
 

@@ -22,6 +22,7 @@ from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.membership.health_monitor import HealthMonitor
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.membership.gossip_items import spread
 from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import (
     Ack,
@@ -30,6 +31,7 @@ from thinwire.swarm.messages.registry import (
     Bequest,
     Bereft,
     Close,
+    Evidence,
     FrozenRows,
     Gossip,
     Message,
@@ -90,6 +92,10 @@ class Handler(Protocol):
         return
 
 
+TOLD_SECONDS = 5.0
+"""Seconds in which a banned peer that still sends gets the reason; then its link is closed."""
+
+
 class Presence:
     """Connects transport, roster and handlers.
 
@@ -114,6 +120,10 @@ class Presence:
         self.send_queue = SendQueue(transport, lambda peer: self._lose(peer, gone=False))
         self.live: set[PeerId] = set()
         self.duplicate = asyncio.Event()
+        self.banned = asyncio.Event()
+        """Set if this peer itself is banned, for `ban_reason`."""
+        self.ban_reason = ""
+        self._outcasts: dict[PeerId, float] = {}
         self.watch = (
             HealthMonitor(roster, self.send_queue, self.live, now=now, wall=wall, emit=emit)
             if wall is not None
@@ -157,6 +167,9 @@ class Presence:
             # The roster's probe dials again: a refusal by the machine tells a dead process from a broken connection.
             self._send(self.roster.on_link_down(peer, self._now()))
             return
+        if peer in self._outcasts:
+            self._answer_outcast(peer)
+            return
         if peer not in self.live:
             self._reach(peer)
         if self.watch is not None and self.watch.saw(peer, arrival.frame):
@@ -168,6 +181,18 @@ class Presence:
             handler = self._routes.get(family_of(arrival.frame.message))
             if handler is not None:
                 handler.on_frame(peer, arrival.frame)
+
+    def _answer_outcast(self, peer: PeerId) -> None:
+        """Tell a banned peer the reason, so that its owner learns it; close the link if it continues."""
+        until, item = self._outcasts[peer], self.roster.convicted.get(peer)
+        if self._now() >= until or item is None:
+            self.transport.drop(peer, self.roster.reason_of(peer), ban=True)
+        else:
+            self.send_queue.control(peer, Gossip((item,)))
+
+    def convict(self, evidence: Evidence) -> None:
+        """Ban a peer by evidence found here; the next tick passes the ban on to the handlers."""
+        self.roster.convict((spread(evidence),), self._now())
 
     def _lose(self, peer: PeerId, *, gone: bool) -> None:
         if peer not in self.live and not gone:
@@ -214,8 +239,13 @@ class Presence:
                 self.transport.learn(record)
                 if event.kind == "joined":
                     self._reach(event.peer)
-            elif event.kind in ("dead", "left", "equivocation"):
+            elif event.kind == "banned" and event.peer == self.transport.peer_id:
+                self.ban_reason = event.detail
+                self.banned.set()
+            elif event.kind in ("dead", "left", "banned"):
                 self._lose(event.peer, gone=event.kind == "left")
+                if event.kind == "banned":
+                    self._outcasts[event.peer] = self._now() + TOLD_SECONDS
             elif event.kind == "duplicate":
                 self.duplicate.set()
         if self._shown is not self.roster.record:

@@ -100,7 +100,7 @@ class RoundSession:
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
         self.prove: Prove = partial(
             proven,
-            fraction=manifest.exchange.quorum,
+            fraction=manifest.exchange.fraction,
             verifier=self.factory.with_keys,
             gaps=manifest.pipeline.stages > 1,
         )

@@ -18,7 +18,7 @@ from thinwire.node.outer.own_lineage import check_votes
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import MAX_GROUP, Digest, PeerId
+from thinwire.swarm.messages.registry import MAX_GROUP, Digest, Evidence, PeerId, Vote
 
 
 class RoundStarter:
@@ -66,9 +66,11 @@ class RoundStarter:
             aside=presence.aside,
             sick=tuple if watch is None else watch.slow,
             spans=presence.spans,
+            accuse=self._accuse,
+            banned=lambda: presence.roster.banned,
         )
         self.straggler_grace = StragglerGrace(
-            exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.quorum
+            exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.fraction
         )
         self.ahead = False
         """True if our votes show that this peer has been further than its state."""
@@ -88,7 +90,7 @@ class RoundStarter:
             replica.members,
             replica.digest,
             self._plan,
-            fraction=exchange.quorum,
+            fraction=exchange.fraction,
             min_peers=exchange.min_peers,
             max_weight=self._manifest.max_weight,
             room=room(replica.grid) if exchange.collective == "all-gather" else MAX_GROUP,
@@ -121,6 +123,10 @@ class RoundStarter:
         if others and self.presence.watch is not None:
             self.presence.watch.attended(others, fragment=self._fragment)
         return self.straggler_grace.graces()
+
+    def _accuse(self, peer: PeerId, first: tuple[Vote, bytes], second: tuple[Vote, bytes]) -> None:
+        if (key := self.factory.key_of(peer)) is not None:
+            self.presence.convict(Evidence(key, first[0], second[0], (first[1], second[1])))
 
     def _key_of(self, peer: PeerId) -> bytes | None:
         record = self.presence.roster.record_of(peer)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from thinwire.collectives.transport.interface import Contact, Transport
+from thinwire.node.membership.ban_file import BanFile
 from thinwire.node.membership.join import knock, welcome
 from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.membership.presence import Presence
@@ -50,6 +51,7 @@ class Admission:
     ) -> None:
         self._identity, self._run_id, self._environment, self._emit = identity, run_id, environment, emit
         self._file, self._known_peers, self._preset, self.site = directory.manifest, known_peers, preset, site
+        self._ban_file = BanFile(directory.bans, environment.disk)
         self.running: asyncio.Task[None] | None = None
         """Task of the presence, None before it is open; it ends only with an error of our own."""
 
@@ -96,6 +98,7 @@ class Admission:
             aside=environment.aside,
             wall=environment.wall,
         )
+        roster.convict(self._ban_file.load(), environment.now())
         self.running = asyncio.create_task(self.presence.run())
 
     async def _knock(self, contacts: Sequence[Contact], seconds: float, lasting: Sequence[str]) -> HintedError | None:
@@ -140,7 +143,16 @@ class Admission:
             return Refuse("busy", "still looking for the swarm; knock again")
         roster = self.presence.roster
         roster.learn(record, self._environment.now())
+        if reason := roster.reason_of(record.peer_id):
+            return Refuse("banned", reason)
         return welcome(self.signed, roster, record.peer_id, self._environment.rng)
+
+    def save_bans(self) -> None:
+        """Store the evidence against all banned peers."""
+        try:
+            self._ban_file.save(tuple(self.presence.roster.convicted.values()))
+        except OSError as error:
+            self._emit("alarm", {"detail": f"cannot store the evidence against banned peers: {error.strerror}"})
 
     async def close(self) -> None:
         """Close presence and transport without an announcement."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import ClassVar
 
 from thinwire.collectives.outcome import Outcome
+from thinwire.node.membership.join import BANNED_HINT
 from thinwire.node.outer.round_loop import Meanwhile
 from thinwire.node.peer.participation import Participation
 from thinwire.node.peer.peer import Peer
@@ -33,6 +34,12 @@ class DuplicateKey(HintedError):
     """Another process with the same key is in the swarm, and started later."""
 
     exit_code: ClassVar[int] = 3
+
+
+class Banned(HintedError):
+    """The members of the run exclude this peer for good, by evidence that is valid."""
+
+    exit_code: ClassVar[int] = 5
 
 
 class PeerServices:
@@ -185,13 +192,19 @@ class PeerServices:
     # Departure
 
     async def trouble(self) -> BaseException:
-        """Wait until this peer cannot continue; return why: receiving failed, or its key is used elsewhere."""
+        """Wait until this peer cannot continue; return why.
+
+        Reasons: receiving failed, its key is used elsewhere, or the members have banned it.
+        """
         running, presence = self._peer.running, self._peer.presence
-        duplicate = asyncio.create_task(presence.duplicate.wait())
+        duplicate, banned = (asyncio.create_task(one.wait()) for one in (presence.duplicate, presence.banned))
         try:
-            await asyncio.wait((running, duplicate), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((running, duplicate, banned), return_when=asyncio.FIRST_COMPLETED)
         finally:
             duplicate.cancel()
+            banned.cancel()
+        if presence.banned.is_set():
+            return Banned(f"this peer is banned from the run: {presence.ban_reason}", BANNED_HINT)
         if not running.done():
             return duplicate_key(self._peer.identity)
         failure = None if running.cancelled() else running.exception()
@@ -200,7 +213,7 @@ class PeerServices:
     async def linger(self) -> None:
         """Stay for a while, until all present peers have the last round: they may fetch it here."""
         peer = self._peer
-        if not peer.ready:
+        if not peer.ready or peer.presence.banned.is_set():
             return
         until, last = self._now() + LINGER_SECONDS, peer.manifest.run.rounds
         # A peer with the last fragments only continues to count.

@@ -177,7 +177,9 @@ class Reporter:
                     address=record.addresses[0] if record and record.addresses else "",
                     round=session.roster.progress_of(other),
                     loss=loss,
-                    reason=self._away.get(other, ""),
+                    reason=f"banned: {session.roster.reason_of(other)}"
+                    if state == "banned"
+                    else self._away.get(other, ""),
                     seat=seats.told(other),
                     sick=watch.shown(other) if (watch := peer.presence.watch) is not None else "",
                 )

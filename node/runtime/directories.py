@@ -76,6 +76,11 @@ class RunDirectory:
         return self.path / f"votes-{fragment:05d}"
 
     @property
+    def bans(self) -> Path:
+        """Evidence against banned peers, see node/membership/ban_file.py."""
+        return self.path / "bans"
+
+    @property
     def checkpoints(self) -> Path:
         """Checkpoints, see node/state/checkpoint_store.py."""
         return self.path / "checkpoints"

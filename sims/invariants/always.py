@@ -45,6 +45,10 @@ SKEW = 100.0
 """Error of a wall clock in seconds from which on its peer's records are not accepted."""
 
 
+TWICE, OUTCAST = "double-vote", 15.0
+"""Lie of a peer that must be banned, and the seconds in which that must happen."""
+
+
 class AlwaysInvariants:
     """Checker of these invariants. `machines` by index; those in `honest` are checked.
 
@@ -70,6 +74,7 @@ class AlwaysInvariants:
         self._machines, self._oracles, self._tell = machines, oracles, tell
         self._honest = [machines[index] for index in honest]
         self._ids = {machine.identity.peer_id: machine.index for machine in self._honest}
+        self._liars: dict[int, float] = {}
         self._settle, self._pause, self._window = settle, pause, window
         self._doubt = preset.suspicion_stretch * preset.suspicion_min(len(machines)) + 4 * preset.probe_period
         self._round = len(machines) * preset.probe_period
@@ -149,6 +154,7 @@ class AlwaysInvariants:
         for machine in running:
             assert machine.process is not None
             self._bans(machine, machine.process)
+            self._outcasts(machine, machine.process, now)
             self._caps(machine, machine.process)
         frontier = self._oracles.frontier
         # A round that only dead peers know is not a round that the others must reach; a peer that joins with a round
@@ -196,17 +202,27 @@ class AlwaysInvariants:
             if peer in self._ids:
                 self._tell("banned", machine.index, f"peer {self._ids[peer]} is banned")
 
+    def _outcasts(self, machine: Machine, process: Process, now: float) -> None:
+        for liar in self._machines:
+            if liar.lie != TWICE or not liar.up:
+                self._liars.pop(liar.index, None)
+            elif now > self._liars.setdefault(liar.index, now) + OUTCAST and not self._excused(machine, now):
+                if liar.identity.peer_id not in process.peer.session.roster.banned:
+                    self._tell("outcast", machine.index, f"peer {liar.index} votes twice and is not banned")
+
     def _rosters(self, running: list[Machine], now: float) -> None:
         there = {m.identity.peer_id for m in self._machines if m.process is not None and m.process.ready}
         skewed = {m.identity.peer_id for m in self._machines if self._excused(m, now)}
         skewed |= {m.identity.peer_id for m in running if m.process is not None and m.process.peer.session.roster.left}
         coming = {m.identity.peer_id for m in self._machines if m.process is not None and not m.process.ready}
         fallen = {m.identity.peer_id: self._changed.get(m.index, 0.0) for m in self._machines if not m.up}
-        everybody = tuple(sorted(there))
         for machine in running:
             if machine.process is None or machine.identity.peer_id in skewed:
                 continue
-            view = machine.process.peer.session.roster.view
+            roster = machine.process.peer.session.roster
+            # Peers that lie may be banned; that no honest one is, `_bans` checks.
+            out, view = set(roster.banned), roster.view
+            everybody = tuple(sorted(there - out))
             if view.peers == everybody:
                 continue
             seen = set(view.peers)
@@ -215,7 +231,7 @@ class AlwaysInvariants:
             # itself.
             new = now <= came + self._round + self._settle
             unknown = {peer for peer, at in fallen.items() if new and at < came}
-            ghosts, unseen = seen - there - skewed - coming - unknown, there - seen - skewed
+            ghosts, unseen = seen - there - skewed - coming - unknown, there - seen - skewed - out
             if ghosts or unseen:
                 self._tell("roster", machine.index, f"{len(unseen)} peers are missing, {len(ghosts)} are ghosts")
 

@@ -37,6 +37,7 @@ ORACLES: Mapping[str, str] = {
     "twice": "a peer applies each round once, and the round after it next",
     "crash": "no honest process ends by an error of ours, and nothing is left unheeded",
     "banned": "no honest peer is banned by an honest one",
+    "outcast": "a peer that votes twice in each ballot is banned by all honest peers fifteen seconds later",
     "buried": "no peer is declared dead that was reachable all the time",
     "roster": "when all has been quiet for a while, every roster is the set of those who are there",
     "lockstep": "three rounds after the last fault all honest peers are in the same round",

@@ -6,7 +6,6 @@ them. An error in a lie is an error of ours: it ends the simulation.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -21,14 +20,12 @@ from thinwire.compression.sparse.topk import Sparse
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.methods.sparse.replica import RunCodec, SparseCodec
 from thinwire.node.outer.round_session import RoundSession
-from thinwire.sims.engine.virtual_loop import current
+from thinwire.sims.peers.agreement_lies import LIES_TOLD
+from thinwire.sims.peers.lying import change_outgoing, each, fail, fragment_of, repeat, round_of
 from thinwire.sims.peers.machine import Process
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.messages.registry import Behind, Blame, Decline, Message, PeerId, Ready, Result
-
-CRY_SECONDS = 0.5
-"""Interval in seconds between two messages of a liar that repeats itself."""
 
 
 def corrupt(process: Process, kind: str) -> None:
@@ -37,21 +34,11 @@ def corrupt(process: Process, kind: str) -> None:
 
     def told(reason: str, failure: BaseException | None) -> None:
         if failure is not None and not isinstance(failure, HintedError):
-            _fail(failure)
+            fail(failure)
         end(reason, failure)
 
     process._end = told  # type: ignore[method-assign]
     IMPLEMENTED[kind](process)
-
-
-def _fail(error: BaseException) -> None:
-    """End the simulation, like an error in a callback."""
-    current().call_exception_handler({"exception": error})
-
-
-def _sessions(process: Process) -> Sequence[RoundSession | GossipSession]:
-    """Return the session of a peer, or those of its fragments."""
-    return tuple(process.peer.session.links.values())
 
 
 def _announce(
@@ -153,13 +140,6 @@ def _boast(session: RoundSession | GossipSession) -> None:
     session.average = lying  # type: ignore[method-assign, assignment]
 
 
-def _outgoing(process: Process, change: Callable[[PeerId, Message], Message]) -> None:
-    """Change outgoing control messages."""
-    send_queue = process.peer.presence.send_queue
-    control = send_queue.control
-    send_queue.control = lambda to, message: control(to, change(to, message))  # type: ignore[method-assign]
-
-
 def _other_plan(to: PeerId, message: Message) -> Message:
     return msgspec.structs.replace(message, plan=bytes(32)) if isinstance(message, Ready) else message
 
@@ -178,7 +158,7 @@ def _other_attempt(to: PeerId, message: Message) -> Message:
 
 def _equivocate(process: Process) -> None:
     if isinstance(process.peer.session, GossipSession):
-        return _outgoing(process, _other_attempt)
+        return change_outgoing(process, _other_attempt)
     send_queue = process.peer.presence.send_queue
     bulk = send_queue.bulk
 
@@ -192,35 +172,9 @@ def _equivocate(process: Process) -> None:
     send_queue.bulk = lying  # type: ignore[method-assign]
 
 
-def _cry(process: Process, words: Callable[[RoundSession | GossipSession], Sequence[Message]]) -> None:
-    """Send messages to all peers repeatedly, as long as the process runs."""
-
-    async def cry() -> None:
-        while process.alive:
-            await asyncio.sleep(CRY_SECONDS)
-            try:
-                for session in _sessions(process):
-                    for message in words(session):
-                        for peer in sorted(session.live):
-                            session.presence.send_queue.control(peer, message)
-            except Exception as error:
-                _fail(error)
-                raise
-
-    process.others.append(asyncio.get_running_loop().create_task(cry()))
-
-
-def _round(session: RoundSession | GossipSession) -> int:
-    return session.current.round if isinstance(session, GossipSession) else session.current.agreement.terms.round
-
-
-def _fragment(session: RoundSession | GossipSession) -> int:
-    return session.fragment if isinstance(session, RoundSession) else 0
-
-
 def _blame_book(session: RoundSession | GossipSession) -> list[Message]:
     if isinstance(session, GossipSession):
-        return [Decline(_round(session), 0, "a liar")]
+        return [Decline(round_of(session), 0, "a liar")]
     agreement = session.current.agreement
     opened, terms = agreement.opened, agreement.terms
     if opened is None:
@@ -234,29 +188,23 @@ def _silence(process: Process) -> None:
     process.peer.presence.send_queue.bulk = lambda to, frame, *, later=False: None  # type: ignore[method-assign]
 
 
-def _each(lie: Callable[[RoundSession | GossipSession], None]) -> Callable[[Process], None]:
-    """Apply a lie to all sessions of a peer."""
-
-    def tell(process: Process) -> None:
-        for session in _sessions(process):
-            lie(session)
-
-    return tell
-
-
 IMPLEMENTED: dict[str, Callable[[Process], None]] = {
-    "hash": _each(lambda session: _announce(session, _flip_bits, openly=False)),
-    "nan": _each(lambda session: _announce(session, _poison)),
-    "huge": _each(lambda session: _values(session, lambda values: values * np.float32(1e6))),
-    "flip": _each(lambda session: _values(session, lambda values: -values)),
-    "zero": _each(lambda session: _values(session, np.zeros_like)),
-    "boast": _each(_boast),
-    "base": lambda process: _outgoing(
+    "hash": each(lambda session: _announce(session, _flip_bits, openly=False)),
+    "nan": each(lambda session: _announce(session, _poison)),
+    "huge": each(lambda session: _values(session, lambda values: values * np.float32(1e6))),
+    "flip": each(lambda session: _values(session, lambda values: -values)),
+    "zero": each(lambda session: _values(session, np.zeros_like)),
+    "boast": each(_boast),
+    "base": lambda process: change_outgoing(
         process, _other_plan if isinstance(process.peer.session, GossipSession) else _other_base
     ),
     "equivocate": _equivocate,
-    "blame": lambda process: _cry(process, _blame_book),
-    "behind": lambda process: _cry(process, lambda session: [Behind(_round(session) + 1000, _fragment(session))]),
+    "blame": lambda process: repeat(process, _blame_book),
+    "behind": lambda process: repeat(process, lambda session: [Behind(round_of(session) + 1000, fragment_of(session))]),
     "silent": _silence,
+    **LIES_TOLD,
 }
-"""Kind of lie -> function that makes the peer of a process tell it. Has the keys of LIES in faults.py."""
+"""Kind of lie -> function that makes the peer of a process tell it.
+
+Has the keys of LIES and VOTE_LIES in faults.py.
+"""

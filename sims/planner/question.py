@@ -162,7 +162,7 @@ def question(
         lr=gossip.lr,
         gamma=gossip.gamma,
         grace=settings.exchange.timeout_seconds,
-        quorum=settings.exchange.quorum,
+        quorum=settings.exchange.fraction,
         memory=(memory or 0.0) * (1 << 30),
         moments=2 if inner.optimizer == "adamw" else 1,
         sized=settings.exchange.chunk_assignment == "bandwidth" and settings.exchange.topology == "butterfly",

@@ -62,6 +62,22 @@ LIES: Mapping[str, str] = {
 }
 """Kind of lie -> behaviour of the peer; byzantine.py implements each."""
 
+VOTE_LIES: Mapping[str, str] = {
+    "double-vote": "sends two different votes in each ballot",
+    "other-vote": "votes for results that no peer has",
+    "report": "reports in each promise a vote for results that no peer has",
+    "commit": "sends commits with false signatures, all the time",
+    "open": "sends proposals of higher ballots without promises, all the time",
+    "prepare": "begins ballots, all the time",
+    "announce": "announces other attempts, all the time",
+    "two-opens": "proposes other contributors to every second peer when it leads, and tries to commit both",
+    "drop-votes": "answers each proposal with its own ballot, without promises that report a vote, and with another value",
+}
+"""Lies about the agreement, likewise.
+
+The trials draw none of them: with quorums of half the members they can fork a round (docs/design/agreement.md).
+"""
+
 QUIET = 0.75
 """Fraction of a run after which no fault occurs, so that the swarm has time to recover."""
 

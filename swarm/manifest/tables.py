@@ -207,7 +207,9 @@ class Exchange(Table, frozen=True):
         separately for each chunk: if peers pull in different directions, the step remains as long as theirs. For dense
         methods except noloco.
     quorum: fraction of the last round's members that must be exceeded; at least 0.5, because below it both halves of a
-        partition could continue. A larger quorum loses more rounds and fewer contributions.
+        partition could continue. A larger quorum loses more rounds and fewer contributions. "two-thirds", or a fraction above
+        it: fewer than a third of the members may lie about votes and proposals without two results of one round. Such a
+        round may have to wait for more members than a quorum, and with fewer than four members none may lie.
     min_peers: least number of contributors of a round that counts.
     straggler_timeout: seconds to wait for stragglers when the quorum is ready; or "auto", computed from the lateness of each
         member in the last rounds, at most half of the quorum's training time. A later peer is left out: its pseudo-gradient of
@@ -235,7 +237,7 @@ class Exchange(Table, frozen=True):
     owner_residual_decay: Annotated[float, Meta(ge=0, le=1)] = 0.5
     topology: Topology = "butterfly"
     aggregation: Aggregation = "mean"
-    quorum: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
+    quorum: Annotated[float, Meta(ge=0.5, lt=1)] | Literal["two-thirds"] = 0.5
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
     straggler_timeout: Annotated[float, Meta(ge=0, le=3600)] | Literal["auto"] = 10.0
     orphan: Annotated[float, Meta(ge=0, le=86400)] = 10.0
@@ -244,6 +246,11 @@ class Exchange(Table, frozen=True):
     slow_peers: SlowPeers = "report"
     gossip_group_size: Annotated[int, Meta(ge=2, le=8)] = 2
     chunk_assignment: ChunkAssignment = "bandwidth"
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the members that a quorum exceeds."""
+        return 2 / 3 if self.quorum == "two-thirds" else self.quorum
 
     @property
     def timeout_seconds(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from thinwire.swarm import evidence
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
@@ -42,6 +43,8 @@ class Intake:
                     joined.append(record.peer_id)
             elif kind == gossip_items.PROOF:
                 self._proof(source, item, now)
+            elif kind == gossip_items.EVIDENCE:
+                self._evidence(source, item, now)
             else:
                 self._statement(source, item, now)
         return joined
@@ -70,6 +73,13 @@ class Intake:
         pair = gossip_items.read_proof(item, self._run_id, self._wall())
         if pair is not None and pair[0].peer_id != self._members.me:
             self._members.convict(*pair, now)
+
+    def _evidence(self, source: PeerId, item: bytes, now: float) -> None:
+        found = gossip_items.read_evidence(item)
+        if found is None or evidence.convicted(found) in self._members.convicted or not self._affordable(source, now):
+            return
+        if evidence.convicts(found, self._run_id):
+            self._members.convict_voter(found, now)
 
     def _statement(self, source: PeerId, item: bytes, now: float) -> None:
         statement = gossip_items.read(item)

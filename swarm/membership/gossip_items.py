@@ -1,8 +1,8 @@
 """Gossip items: signed, so that any peer may relay them.
 
 An item is one byte of kind, then: a PeerRecord ("I am here"); an accusation ("I cannot reach it"), signed by the
-accuser; a departure ("I leave"), signed by the departing peer; or a proof that a peer signed two records with the same
-sequence.
+accuser; a departure ("I leave"), signed by the departing peer; a proof that a peer signed two records with the same
+sequence; or evidence that it signed two statements about one ballot (swarm/evidence.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
+from thinwire.swarm import evidence
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, verify
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
-from thinwire.swarm.messages.registry import U53, Id
+from thinwire.swarm.messages.registry import U53, Evidence, Id
 
 MAX_BYTES = 2048
-RECORD, ACCUSATION, DEPARTURE, PROOF = 1, 2, 3, 4
+RECORD, ACCUSATION, DEPARTURE, PROOF, EVIDENCE = 1, 2, 3, 4, 5
 
 
 class Accusation(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -103,6 +104,16 @@ def read_proof(item: bytes, run_id: bytes, now: int) -> tuple[PeerRecord, PeerRe
     if one.peer_id != other.peer_id or one.sequence != other.sequence or one.wire == other.wire:
         return None
     return one, other
+
+
+def spread(found: Evidence) -> bytes:
+    """Return the item that spreads evidence; it has less than 600 bytes."""
+    return bytes([EVIDENCE]) + evidence.encode(found)
+
+
+def read_evidence(item: bytes) -> Evidence | None:
+    """Return the evidence of an item without checking it; None for a malformed item or another kind."""
+    return evidence.decode(item[1:]) if item[:1] == bytes([EVIDENCE]) and len(item) <= MAX_BYTES else None
 
 
 def _domain(kind: int) -> str:

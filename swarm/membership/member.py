@@ -13,18 +13,18 @@ State: TypeAlias = Literal["alive", "suspect", "dead", "left", "banned"]
 """State of a member.
 
 suspect: some peer could not reach it; dead: its time to answer is over, and we or k others could not reach it; left: it
-announced its departure; banned: it signed two records with the same sequence.
+announced its departure; banned: it signed two records with the same sequence, or two statements about one ballot.
 """
 
 
-EventKind: TypeAlias = Literal["joined", "updated", "suspect", "refuted", "dead", "left", "equivocation", "duplicate"]
+EventKind: TypeAlias = Literal["joined", "updated", "suspect", "refuted", "dead", "left", "banned", "duplicate"]
 
 
 class Event(NamedTuple):
     """Event that concerns `peer`.
 
-    Kinds: joined, updated (its record), suspect, refuted, dead, left, equivocation; duplicate: another process uses our
-    key and its record is newer, so this process should stop.
+    Kinds: joined, updated (its record), suspect, refuted, dead, left; banned, with the reason, also this peer itself;
+    duplicate: another process uses our key and its record is newer, so this process should stop.
     """
 
     kind: EventKind
@@ -37,7 +37,7 @@ class Member:
     """Table entry of one peer.
 
     note: the signed item that explains a state other than alive. void: records with a sequence up to this one are
-    ignored.
+    ignored. reason: of a ban.
     """
 
     record: PeerRecord
@@ -47,6 +47,7 @@ class Member:
     note: bytes = b""
     suspicion: Suspicion | None = None
     progress: int = 0
+    reason: str = ""
 
     @property
     def live(self) -> bool:

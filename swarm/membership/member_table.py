@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
+from thinwire.swarm import evidence
 from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
@@ -19,7 +20,7 @@ from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.self_record import MISSED, OwnRecord
 from thinwire.swarm.membership.suspicion import Awareness, Docket, Suspicion
 from thinwire.swarm.membership.view import View
-from thinwire.swarm.messages.registry import PeerId
+from thinwire.swarm.messages.registry import Evidence, PeerId
 
 MAX_MEMBERS = 4096
 """Maximum number of peers in a table, departed ones included.
@@ -51,6 +52,8 @@ class Members:
         self.behind: dict[PeerId, None] = {}
         self.banned: dict[PeerId, None] = {}
         """Peers whose state is "banned", in the order of their bans."""
+        self.convicted: dict[PeerId, bytes] = {}
+        """Evidence against peers, known or not, as the item that spreads it."""
         self.events: list[Event] = []
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
         self._docket = Docket(preset)
@@ -103,6 +106,10 @@ class Members:
         if member is None:
             if len(self.table) >= MAX_MEMBERS:
                 return False
+            if peer in self.convicted:
+                self.table[peer] = Member(record, "dead", now)
+                self._ban(self.table[peer], self.convicted[peer], self._reason(peer), now)
+                return False
             self.table[peer] = Member(record, "alive", now)
             return self._welcome(record)
         if member.state == "banned":
@@ -150,18 +157,37 @@ class Members:
 
     def ban(self, member: Member, other: PeerRecord, now: float) -> None:
         """Ban a peer that signed two records with the same sequence, permanently, and spread the proof."""
+        if member.state != "banned":
+            self.items.add(gossip_items.announce(other))
+            note = gossip_items.prove(member.record, other)
+            self._ban(member, note, f"two records with sequence {other.sequence}", now)
+
+    def _ban(self, member: Member, note: bytes, reason: str, now: float) -> None:
         peer = member.record.peer_id
-        if member.state == "banned":
-            return
         self._end_suspicion(member, now, refuted=False)
-        self.items.add(gossip_items.announce(other))
         was_live, member.state, member.since = member.live, "banned", now
-        member.note = gossip_items.prove(member.record, other)
-        self._broadcast.add(("record", peer, peer), member.note)
+        member.note, member.reason = note, reason
+        self._broadcast.add(("record", peer, peer), note)
         self.banned[peer] = None
         if was_live:
             self._exit(peer)
-        self.events.append(Event("equivocation", peer, f"two records with sequence {other.sequence}"))
+        self.events.append(Event("banned", peer, reason))
+
+    def convict_voter(self, found: Evidence, now: float) -> None:
+        """Process valid evidence against a peer, known or not; one piece for each peer is stored and spread."""
+        peer, item = evidence.convicted(found), gossip_items.spread(found)
+        if peer in self.convicted or len(self.convicted) >= MAX_MEMBERS:
+            return
+        self.convicted[peer] = item
+        member = self.table.get(peer)
+        if peer == self.me:
+            self.events.append(Event("banned", peer, self._reason(peer)))
+        elif member is not None and member.state != "banned":
+            self._ban(member, item, self._reason(peer), now)
+
+    def _reason(self, peer: PeerId) -> str:
+        found = gossip_items.read_evidence(self.convicted[peer])
+        return evidence.told(found) if found is not None else ""
 
     def convict(self, one: PeerRecord, other: PeerRecord, now: float) -> None:
         """Process a validated proof against a peer, known or not."""

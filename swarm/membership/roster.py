@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+from thinwire.swarm import evidence
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
@@ -86,8 +87,21 @@ class Roster:
 
     @property
     def banned(self) -> list[PeerId]:
-        """Peers that have signed two records with the same sequence."""
+        """Peers that are out for good.
+
+        They have signed two records with one sequence, or two statements about one ballot.
+        """
         return list(self._members.banned)
+
+    @property
+    def convicted(self) -> Mapping[PeerId, bytes]:
+        """Evidence by peer, see swarm/evidence.py, as the gossip item that spreads it."""
+        return self._members.convicted
+
+    def reason_of(self, peer: PeerId) -> str:
+        """Return why a peer is banned; empty if it is not."""
+        member = self._members.table.get(peer)
+        return member.reason if member is not None else ""
 
     @property
     def record(self) -> PeerRecord:
@@ -133,6 +147,13 @@ class Roster:
             self._rotation.insert(record.peer_id)
         if alone and not self._members.alone:
             self._push_pull_at = now
+
+    def convict(self, items: tuple[bytes, ...], now: float) -> None:
+        """Process items with evidence: found here, or stored by an earlier process of this peer."""
+        for item in items:
+            found = gossip_items.read_evidence(item)
+            if found is not None and evidence.convicts(found, self.record.run_id):
+                self._members.convict_voter(found, now)
 
     def update(self, addresses: tuple[str, ...], now: float) -> None:
         """Publish a new record of this peer with these addresses."""
@@ -327,3 +348,4 @@ class Roster:
                 yield gossip_items.announce(member.record)
             if member.note and (member.live or member.state == "banned" or now - member.since < recent):
                 yield member.note
+        yield from (item for peer, item in self._members.convicted.items() if peer not in self._members.table)

@@ -35,6 +35,9 @@ MAX_STEP = 240
 MAX_FAREWELLS = 64
 """Maximum number of farewells that one proposal may carry."""
 
+MAX_PROPOSALS = 16
+"""Maximum number of earlier proposals of a round that one justification may contain."""
+
 CHAIN_BYTES = 4 << 20
 """Maximum number of bytes of an encoded chain in a message."""
 
@@ -163,7 +166,8 @@ class Open(Message, frozen=True):
     directly to owners. `lives`: LIFE bytes for each of `members`, decided with them. A member is a peer and its life, so a
     peer that has lost its run folder, and with it its votes, is no member any more. Zeros: any life; empty: zeros for all.
     `lineage`: see `Fork`. `farewells` (sorted by peer): members that have left, so that the quorum is counted without them.
-    `electorate`: digest of the members that vote in this round, see proposal.electorate_digest.
+    `electorate`: digest of the members that vote in this round, see proposal.electorate_digest. `seal`: signature of the
+    leader under the statement that it proposes this, see proposal.statement; empty in rounds without a lineage.
     """
 
     limit: ClassVar[int] = 105_000
@@ -186,6 +190,7 @@ class Open(Message, frozen=True):
     lineage: Lineage = b""
     farewells: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)] = ()
     electorate: Annotated[bytes, Meta(max_length=32)] = b""
+    seal: Annotated[bytes, Meta(max_length=64)] = b""
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -220,6 +225,42 @@ class Promise(Message, frozen=True):
     ballot: Ballot
     voted: Open | None
     digest: Digest | None
+    lineage: Lineage = b""
+
+
+class Report(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Signature of one Promise. The Promise itself is rebuilt from the Justified that carries it.
+
+    voted: number of the proposal that the peer voted for last, counted from 1; 0: no vote. digest: of its results.
+    """
+
+    peer: Id
+    voted: U16
+    digest: Digest | None
+    signature: Signature
+
+
+class Justified(Message, frozen=True):
+    """Open of a ballot above the first, with the promises that justify its value, see justification.py.
+
+    reports: promises of a quorum, sorted by peer. proposals: those that they, and the farewells, have voted for.
+    """
+
+    limit: ClassVar[int] = 2_000_000
+
+    opened: Open
+    reports: Annotated[tuple[Report, ...], Meta(max_length=MAX_GROUP)]
+    proposals: Annotated[tuple[Open, ...], Meta(max_length=MAX_PROPOSALS)]
+
+    @property
+    def round(self) -> int:
+        """Round of the proposal."""
+        return self.opened.round
+
+    @property
+    def fragment(self) -> int:
+        """Fragment of the proposal."""
+        return self.opened.fragment
 
 
 class Leave(Message, frozen=True):
@@ -299,14 +340,28 @@ class Vote(Message, frozen=True):
     """Statement that the sender holds every result of `ballot`.
 
     `digest` is blake3 over the hashes of all results in chunk order. `opened` is blake3 of the Open voted for, so that
-    a certificate covers the participants and not only the results.
+    a certificate covers the participants and not only the results. Without a digest it is no vote, but the statement of
+    the leader that it proposes this (`Open.seal`). `lineage`: see `Fork`.
     """
 
     round: U32
     fragment: U16
     ballot: Ballot
     opened: Digest
-    digest: Digest
+    digest: Digest | None
+    lineage: Lineage = b""
+
+
+class Evidence(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Two signed statements of which an honest peer signs at most one, see swarm/evidence.py.
+
+    key: public key of the peer.
+    """
+
+    key: Id
+    first: Vote
+    second: Vote
+    signatures: tuple[Signature, Signature]
 
 
 class Proof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ from thinwire.swarm.messages.agreement import (
     CHAIN_BYTES,
     MAX_ERAS,
     MAX_FAREWELLS,
+    MAX_PROPOSALS,
     Ask,
     Ballot,
     Base,
@@ -20,11 +21,13 @@ from thinwire.swarm.messages.agreement import (
     Contribution,
     Decline,
     Era,
+    Evidence,
     Exclusion,
     Farewell,
     Fork,
     Found,
     Head,
+    Justified,
     Leave,
     Open,
     Prepare,
@@ -32,6 +35,7 @@ from thinwire.swarm.messages.agreement import (
     Proof,
     Ready,
     Record,
+    Report,
     Span,
     Vote,
 )
@@ -118,12 +122,14 @@ __all__ = [
     "Certificate",
     "Chain",
     "Era",
+    "Evidence",
     "Fork",
     "Found",
     "Head",
     "Leave",
     "MAX_ERAS",
     "MAX_FAREWELLS",
+    "MAX_PROPOSALS",
     "CHAIN_BYTES",
     "Fetch",
     "FrozenRows",
@@ -133,6 +139,7 @@ __all__ = [
     "Hour",
     "Id",
     "Items",
+    "Justified",
     "LIFE",
     "MAX_CHUNKS",
     "MAX_GROUP",
@@ -161,6 +168,7 @@ __all__ = [
     "Reason",
     "Record",
     "Refuse",
+    "Report",
     "Result",
     "Route",
     "Signature",
@@ -182,7 +190,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 5
+VERSION = 6
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(
@@ -235,6 +243,7 @@ TYPES: dict[int, type[Message]] = dict(
             Leave,
             Found,
             Head,
+            Justified,
         ],
         start=1,
     )

@@ -9,6 +9,7 @@ import blake3
 import numpy as np
 from thinwire.collectives.aggregation import RULES
 from thinwire.collectives.consensus.farewells import signed
+from thinwire.collectives.consensus.justification import justify
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of
 from thinwire.collectives.rounds.data_plane import DataPlane
@@ -22,10 +23,12 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Digest,
     Farewell,
+    Justified,
     Leave,
     Message,
     Open,
     PeerId,
+    Promise,
     Ready,
     Record,
     Result,
@@ -126,6 +129,16 @@ START = Ballot(0, bytes(32))
 """Below all ballots."""
 
 
+def freely(
+    opened: Open, peers: Iterable[PeerId], sign: Callable[[PeerId, Message], bytes] = lambda peer, message: bytes(64)
+) -> Justified:
+    """Return a proposal with promises of these peers, none of which has voted."""
+    promise = Promise(opened.round, opened.fragment, opened.ballot, None, None, opened.lineage)
+    found = justify(opened, {peer: (promise, sign(peer, promise)) for peer in peers}, ())
+    assert found is not None
+    return found
+
+
 def leaving(
     peer: PeerId,
     promised: Ballot = START,
@@ -183,7 +196,8 @@ class RoundHarness:
     def open(self, **changes: Any) -> Open:
         """Let the leader open the round; return how."""
         opened = self.opening(**changes)
-        self.on_message(opened.ballot.leader, opened)
+        later = opened.ballot.term > 1
+        self.on_message(opened.ballot.leader, freely(opened, self.terms.members, signature) if later else opened)
         return opened
 
     def opening(self, **changes: Any) -> Open:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import blake3
 import msgspec
-from thinwire.collectives.consensus.proposal import electorate_digest, name_of
+from thinwire.collectives.consensus.proposal import electorate_digest, vote_for
 from thinwire.swarm.messages.registry import (
     Ballot,
     Certificate,
@@ -18,7 +18,6 @@ from thinwire.swarm.messages.registry import (
     Open,
     PeerId,
     Proof,
-    Vote,
 )
 
 RESULTS = b"o" * 32
@@ -65,7 +64,7 @@ def certificate(
         lineage=lineage,
         electorate=electorate_digest(members, electorate),
     )
-    vote = Vote(round, 0, opened.ballot, name_of(opened), RESULTS)
+    vote = vote_for(opened, RESULTS)
     proofs = tuple(Proof(peer, sign(signer or peer, vote)) for peer in voters)
     return Certificate(members, electorate, Commit(opened, RESULTS, proofs), ())
 

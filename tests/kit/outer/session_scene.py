@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import blake3
 import msgspec
 import numpy as np
-from kit.round_harness import FakeSendQueue, hashes_of
-from thinwire.collectives.consensus.proposal import name_of
+from kit.round_harness import FakeSendQueue, freely, hashes_of
+from thinwire.collectives.consensus.proposal import statement, vote_for
 from thinwire.collectives.rounds.result_store import digest_of
 from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.node.methods.registry import METHODS
@@ -29,7 +29,6 @@ from thinwire.swarm.messages.registry import (
     Ready,
     Record,
     Result,
-    Vote,
 )
 
 LAYOUT = Layout((Piece("a", (100,), "float32", 0, 100),), 100, b"l" * 32)
@@ -78,6 +77,7 @@ class Scene:
             self.replica.kept = kept
         roster = SimpleNamespace(
             record=SimpleNamespace(sequence=sequence, peer_id=ME),
+            banned=(),
             record_of=lambda peer: SimpleNamespace(public_key=KEYS[peer].public_key),
             alive=lambda peer: True,
             progress=0,
@@ -129,11 +129,13 @@ class Scene:
         opened = Open(number, 0, ballot, group, group, (Contribution(ANN, 1, 10),), (), None, (), idle)
         opened = msgspec.structs.replace(opened, lineage=terms.lineage, electorate=terms.electorate)
         self.on_message(ANN, Prepare(number, 0, ballot, terms.lineage))
-        self.on_message(ANN, opened)
+        opened = msgspec.structs.replace(opened, seal=sign_message(statement(opened), b"", KEYS[ANN], RUN))
+        sign = lambda peer, message: sign_message(message, b"", KEYS[peer], RUN)  # noqa: E731
+        self.on_message(ANN, freely(opened, (ANN, BEN), sign))
         self.on_message(ANN, Record(number, 0, ballot, (0,), hashes_of([values])))
         self.on_message(ANN, Result(number, 0, ballot, 0), values)
         digest = digest_of([blake3.blake3(values).digest()])
-        vote = Vote(number, 0, ballot, name_of(opened), digest)
+        vote = vote_for(opened, digest)
         proofs = tuple(Proof(peer, sign_message(vote, b"", KEYS[peer], RUN)) for peer in sorted((ANN, BEN)))
         self.on_message(ANN, Commit(opened, digest, proofs))
 

@@ -1,4 +1,4 @@
-"""Ten mistakes of the agreement that tests patch into the product, see test_planted_agreement.py.
+"""Eleven mistakes of the agreement that tests patch into the product, see test_planted_agreement.py.
 
 Each function takes a pytest MonkeyPatch and plants one mistake. `lying_offer` is the lie of a peer that one of them needs.
 """
@@ -14,6 +14,7 @@ from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.chain import encode as encode_chain
 from thinwire.collectives.consensus.chain import end_of
 from thinwire.collectives.consensus.electorate import Electorate
+from thinwire.collectives.consensus.equivocation import Equivocation
 from thinwire.collectives.consensus.vote_store import VoteRecord
 from thinwire.collectives.state_sync import state_digest
 from thinwire.node.outer import round_session
@@ -143,6 +144,11 @@ def orphan_timer_not_reset(patch):
     patch.setattr(OwnLineage, "advance", keeping(advance))
 
 
+def equivocation_ignored(patch):
+    """Two statements of one peer about one ballot are not compared."""
+    patch.setattr(Equivocation, "note", lambda self, peer, statement, signature: None)
+
+
 PLANTED = [
     promise_forgets_votes,
     quorum_without_unreachable,
@@ -154,6 +160,7 @@ PLANTED = [
     both_halves_decide,
     lost_folder_keeps_its_vote,
     orphan_timer_not_reset,
+    equivocation_ignored,
 ]
 
 LIE = "offer"

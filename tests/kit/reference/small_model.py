@@ -130,11 +130,11 @@ class Model:
         rule: Rule = Rule.HIGHEST,
         mistake: str = "",
         eager: bool = False,
+        fraction: float = 0.5,
     ) -> None:
-        assert mistake in ("", *MISTAKES)
         self.ballots, self.rule, self.mistake = tuple(ballots), rule, mistake
         self.eager = eager or bool(mistake)
-        self._count = acceptors
+        self.count = acceptors
         self._names = [f"ballot {number}" for number in ballots]
         members = range(acceptors)
         sets = [frozenset(i for i in members if mask >> i & 1) for mask in range(1 << acceptors)]
@@ -142,17 +142,17 @@ class Model:
             tuple(reversed(members)) if mistake == "tie-breaker differs" and entry % 2 else tuple(members)
             for entry in range(len(self.ballots))
         ]
-        self._quorum = [[[enough(a, order, left) for left in sets] for a in sets] for order in orders]
+        self.quorum = [[[enough(a, order, left, fraction=fraction) for left in sets] for a in sets] for order in orders]
         # Acceptors and views are few, states are many.
-        self._actions, self._offer = lru_cache(None)(self._find_actions), lru_cache(None)(self._find_offer)
-        self._choices, self._after = lru_cache(None)(self._find_choices), lru_cache(None)(self._find_after)
+        self._actions, self._offer = lru_cache(None)(self._find_actions), lru_cache(None)(self.find_offer)
+        self._choices, self._after = lru_cache(None)(self.find_choices), lru_cache(None)(self.find_after)
         self._quorate = lru_cache(None)(self._find_quorate)
 
     def start(self) -> State:
         """Return the state in which nothing is promised, and ballot 1 is proposed."""
         acceptor = Acceptor(UP, 0, 0, 0, (None,) * len(self.ballots), None)
         proposals = tuple(Proposal(entry + 1, 0) if b == 1 else None for entry, b in enumerate(self.ballots))
-        return (acceptor,) * self._count, proposals
+        return (acceptor,) * self.count, proposals
 
     def decided(self, state: State) -> int:
         """Return the bit mask of the proposals with a quorum of votes."""
@@ -205,10 +205,10 @@ class Model:
                 )
                 found.append((f"promises ballot {ballot}", entry, False, promised))
         if self.eager:
-            found += [(label, None, False, after) for label, after in self._faults(a)]
+            found += [(label, None, False, after) for label, after in self.faults(a)]
         return found
 
-    def _faults(self, a: Acceptor) -> Iterator[tuple[str, Acceptor]]:
+    def faults(self, a: Acceptor) -> Iterator[tuple[str, Acceptor]]:
         empty = {"status": UP, "promised": 0, "accepted": 0}
         if a.status == UP:
             yield "crashes", replace(a, status=DOWN)
@@ -240,18 +240,18 @@ class Model:
         for entry, proposal in enumerate(proposals):
             if proposal is not None:
                 voters = sum((mask >> entry & 1) << i for i, mask in enumerate(votes))
-                found |= self._quorum[entry][voters][proposal.left] << entry
+                found |= self.quorum[entry][voters][proposal.left] << entry
         return found
 
-    def _find_offer(self, a: Acceptor, entry: int) -> Offer:
+    def find_offer(self, a: Acceptor, entry: int) -> Offer:
         stated = a.stated if self.eager or a.stated is not None else (a.promised, a.accepted)
         if stated is None or (stated[0] > self.ballots[entry] and self.mistake != "farewell with later promise"):
             return a.reports[entry], None, a.status == DOWN
         return a.reports[entry], 0 if self.mistake == "farewell without state" else stated[1], a.status == DOWN
 
-    def _find_choices(self, entry: int, view: Sequence[Offer], proposals: Proposals) -> frozenset[Proposal]:
+    def find_choices(self, entry: int, view: Sequence[Offer], proposals: Proposals) -> frozenset[Proposal]:
         """Return what the proposer of a ballot may propose; it counts any of the promises and farewells in `view`."""
-        found, members = set(), range(self._count)
+        found, members = set(), range(self.count)
         refuse = self.mistake == "refused peers leave the quorum"
         options = [
             ["silent"]
@@ -263,14 +263,14 @@ class Model:
         for chosen in itertools.product(*options):
             left = sum(1 << i for i in members if chosen[i] in ("farewell", "refused"))
             promisers = sum(1 << i for i in members if chosen[i] == "promise")
-            if self._quorum[entry][promisers][left]:
+            if self.quorum[entry][promisers][left]:
                 reports = {i: view[i][chosen[i] == "farewell"] for i in members if chosen[i] in ("promise", "farewell")}
                 farewells = [i for i in members if chosen[i] == "farewell"]
                 bound = bound_by(self.rule, members, reports, farewells, proposals)
                 found.add(Proposal(bound or entry + 1, left))
         return frozenset(found)
 
-    def _find_after(self, a: Acceptor, entry: int, carried: bool, last: bool) -> Acceptor:
+    def find_after(self, a: Acceptor, entry: int, carried: bool, last: bool) -> Acceptor:
         """Return an acceptor after the proposal of a ballot, which carries its farewell or not."""
         if self.eager:
             return replace(a, reports=_put(a.reports, entry, None))

@@ -136,7 +136,7 @@ def test_peer_that_restarts_with_its_old_round_makes_no_progress():
     clocks = SimpleNamespace(wall=lambda: EPOCH, now=lambda: 0.0)
     machines = [
         SimpleNamespace(
-            index=index, process=None, clocks=clocks, up=True, identity=SimpleNamespace(peer_id=bytes([index]))
+            index=index, lie="", process=None, clocks=clocks, up=True, identity=SimpleNamespace(peer_id=bytes([index]))
         )
         for index in (0, 1)
     ]
@@ -183,6 +183,7 @@ class _Swarm:
         self.machines = [
             SimpleNamespace(
                 index=index,
+                lie="",
                 process=self.process(),
                 clocks=clocks,
                 up=True,

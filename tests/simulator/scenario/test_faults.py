@@ -1,6 +1,19 @@
 import pytest
 from thinwire.sims.peers import byzantine
-from thinwire.sims.scenario.faults import _SHAPES, FLAP, HARSH, KINDS, LIES, QUIET, SEVERE, Fault, draw, flaps, outages
+from thinwire.sims.scenario.faults import (
+    _SHAPES,
+    FLAP,
+    HARSH,
+    KINDS,
+    LIES,
+    QUIET,
+    SEVERE,
+    VOTE_LIES,
+    Fault,
+    draw,
+    flaps,
+    outages,
+)
 from thinwire.sims.simulation.fault_injector import FaultInjector
 from thinwire.sims.trials import trial
 
@@ -79,7 +92,7 @@ def test_unknown_fault_kind_is_named() -> None:
 
 
 def test_each_kind_of_lie_is_implemented():
-    assert byzantine.IMPLEMENTED.keys() == LIES.keys()
+    assert byzantine.IMPLEMENTED.keys() == LIES.keys() | VOTE_LIES.keys()
 
 
 def test_each_kind_of_fault_is_implemented():

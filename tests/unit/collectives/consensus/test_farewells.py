@@ -8,7 +8,7 @@ import pytest
 from kit.round_harness import START, leaving
 from thinwire.collectives.consensus.farewells import Farewells, departed
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of
+from thinwire.collectives.consensus.proposal import RoundTerms, vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.swarm.messages.registry import (
     MAX_FAREWELLS,
@@ -264,7 +264,7 @@ def test_quorum_of_those_left_commits_after_farewells():
 
 
 def vote_of(proposal):
-    return Vote(5, 0, proposal.ballot, name_of(proposal), RESULTS)
+    return vote_for(proposal, RESULTS)
 
 
 def test_refused_connections_do_not_change_the_quorum():

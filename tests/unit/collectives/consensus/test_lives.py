@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from kit.round_harness import freely
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
@@ -52,7 +53,7 @@ def proposal(lives, ballot=FIRST):
 
 
 def follows(one, opened):
-    one.on_message(LEADER, opened, bytes(64), 0.1)
+    one.on_message(LEADER, opened if opened.ballot.term == 1 else freely(opened, IDS), bytes(64), 0.1)
     return one.opened == opened
 
 

@@ -13,9 +13,10 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kit.round_harness import freely
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
 from thinwire.collectives.consensus.paxos import Agreement, RoundTerms
-from thinwire.collectives.consensus.proposal import name_of
+from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.swarm.messages.registry import (
@@ -524,7 +525,7 @@ def test_endless_proposer_is_answered_no_more_often_than_an_honest_one():
     for at in range(400):
         now = at / 10
         peer.on_message(ids[3], Prepare(5, 0, Ballot(2 * at + 3, ids[3])), b"", now)
-        peer.on_message(ids[3], _open(ids, ids[3], 2 * at + 4), b"", now)
+        peer.on_message(ids[3], freely(_open(ids, ids[3], 2 * at + 4), ids, sign), b"", now)
         heard += sum(isinstance(message, Promise) and to == ids[3] for to, message in peer.take())
     assert opened != peer.opened and 4 <= heard <= 10
     assert not peer.acceptor.trusts(ids[3]) and peer.acceptor.trusts(ids[2])
@@ -544,7 +545,7 @@ def test_endless_proposer_does_not_block_other_ballots():
             lives = {"lives": b"".join(world.lives[peer] for peer in world.ids)}
             electorate = world.peers[me].terms.electorate
             opened = _open(world.ids, liar, ballot.term, electorate=electorate, **lives)
-            world.peers[me].on_message(liar, opened, b"", world.now)
+            world.peers[me].on_message(liar, freely(opened, world.ids, sign), b"", world.now)
             followed += world.peers[me].opened == opened
             world.collect(me)
         world.flow()
@@ -623,7 +624,7 @@ def test_changed_votes_of_one_peer_do_not_extend_patience():
     peer.announce(ready(), 0.0)
     peer.take()
     for at in range(100):
-        vote = Vote(5, 0, peer.opened.ballot, name_of(peer.opened), bytes([at]) * 32)
+        vote = vote_for(peer.opened, bytes([at]) * 32)
         peer.on_message(ids[1], vote, sign(ids[1], vote), at / 2)
     begun = [message for _, message in peer.take() if isinstance(message, Prepare)]
     assert begun, "its patience with its own ballot comes to an end"
@@ -718,7 +719,7 @@ def test_ballot_below_promise_is_not_followed():
 
 def _commit(opened, voters, signers=None, about=None):
     verdict = digest(opened.contributors)
-    vote = Vote(5, 0, opened.ballot, name_of(opened), about or verdict)
+    vote = vote_for(opened, about or verdict)
     signers = voters if signers is None else signers
     proofs = tuple(Proof(peer, sign(signer, vote)) for peer, signer in zip(voters, signers, strict=True))
     return Commit(opened, verdict, proofs)
@@ -802,15 +803,15 @@ def test_each_vote_counts_once_and_for_one_digest():
     peer.announce(ready(), 0.0)
     right, wrong = digest(peer.opened.contributors), bytes(32)
     for _ in range(3):
-        vote = Vote(5, 0, peer.opened.ballot, name_of(peer.opened), right)
+        vote = vote_for(peer.opened, right)
         peer.on_message(ids[1], vote, sign(ids[1], vote), 0.0)
     for other in (ids[2], ids[3]):
-        vote = Vote(5, 0, peer.opened.ballot, name_of(peer.opened), wrong)
+        vote = vote_for(peer.opened, wrong)
         peer.on_message(other, vote, sign(other, vote), 0.0)
     assert peer.commit is None
     peer.complete(right, 0.0)
     assert peer.commit is None
-    vote = Vote(5, 0, peer.opened.ballot, name_of(peer.opened), right)
+    vote = vote_for(peer.opened, right)
     peer.on_message(ids[4], vote, sign(ids[4], vote), 0.0)
     assert peer.commit.digest == right and [proof.peer for proof in peer.commit.votes] == [ids[0], ids[1], ids[4]]
 
@@ -938,9 +939,8 @@ def test_group_below_quorum_is_not_kept_for_next_ballot():
     peer = agreement(ids[0], ids, ids)
     peer.on_message(ids[2], ready(), b"", 0.0)
     only = (ids[2],)
-    peer.on_message(
-        ids[2], _open(ids, ids[2], 4, group=only, alive=only, contributors=(Contribution(ids[2], 1, 10),)), b"", 0.0
-    )
+    opened = _open(ids, ids[2], 4, group=only, alive=only, contributors=(Contribution(ids[2], 1, 10),))
+    peer.on_message(ids[2], freely(opened, ids, sign), b"", 0.0)
     assert peer.opened.alive == only
     peer.on_message(ids[1], ready(), b"", 0.0)
     peer.announce(ready(), 0.0)

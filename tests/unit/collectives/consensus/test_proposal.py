@@ -270,7 +270,7 @@ def voted(digest, *voters, term=1, left=()):
 
 def bind(found, *, silent=(), left=()):
     choice = bound(found, silent, left, lambda agreeing, gone: enough(agreeing, FIVE, gone))
-    return None if choice is None else choice.digest
+    return choice[0].digest if choice else None
 
 
 @pytest.mark.parametrize(

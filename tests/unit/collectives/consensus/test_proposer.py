@@ -9,14 +9,14 @@ from thinwire.collectives.consensus.acceptor import LAST_TERM
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of
 from thinwire.collectives.consensus.proposer import Proposer
-from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Open, Promise, Ready, Vote
+from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Justified, Open, Promise, Ready, Vote
 
 IDS = [bytes([n]) * 32 for n in range(5)]
 ME = IDS[3]
 TERMS = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), patience=2.0)
 
 
-RESULTS, OTHER = b"r" * 32, b"o" * 32
+RESULTS, OTHER, SIGNED = b"r" * 32, b"o" * 32, b"s" * 64
 
 
 def opened(ballot, alive=tuple(IDS)):
@@ -41,9 +41,15 @@ def promise(term, voted=None, digest=None):
     return Promise(5, 0, Ballot(term, ME), voted, digest)
 
 
+def proposed(proposer, before, now):
+    """Return the Open that a proposer makes of the promises."""
+    found = proposer.propose(before, now)
+    return found.opened if isinstance(found, Justified) else found
+
+
 def prepared(term=3, **options):
     proposer = proposer_of(**options)
-    proposer.prepare(promise(term), 0.0)
+    proposer.prepare(promise(term), SIGNED, 0.0)
     return proposer
 
 
@@ -55,9 +61,9 @@ def test_proposer_without_promises_of_three_of_five_never_opens(linked):
     for patiences in range(60):
         now = 2.0 * patiences
         if not candidate.preparing:
-            candidate.prepare(promise(2), now)
-            candidate.hear_promise(IDS[4], promise(2), counts=True)
-        assert candidate.propose(None, now + 0.1) is None and candidate.propose(None, now + 2.1) is None
+            candidate.prepare(promise(2), SIGNED, now)
+            candidate.hear_promise(IDS[4], promise(2), SIGNED, counts=True)
+        assert proposed(candidate, None, now + 0.1) is None and proposed(candidate, None, now + 2.1) is None
 
 
 def test_proposer_with_farewells_of_the_dead_opens_with_two_of_three():
@@ -65,10 +71,10 @@ def test_proposer_with_farewells_of_the_dead_opens_with_two_of_three():
     for peer in IDS[1:3]:
         known.farewells.add(leaving(peer))
     candidate = Proposer(known, {peer: announced() for peer in (ME, IDS[4])})
-    candidate.prepare(promise(2), 0.0)
-    assert candidate.propose(None, 0.1) is None
-    candidate.hear_promise(IDS[4], promise(2), counts=True)
-    found = candidate.propose(None, 0.2)
+    candidate.prepare(promise(2), SIGNED, 0.0)
+    assert proposed(candidate, None, 0.1) is None
+    candidate.hear_promise(IDS[4], promise(2), SIGNED, counts=True)
+    found = proposed(candidate, None, 0.2)
     assert found is not None and [one.peer for one in found.farewells] == IDS[1:3]
     assert {(one.peer, one.reason) for one in found.excluded} == {
         (IDS[0], "silent"),
@@ -80,12 +86,12 @@ def test_proposer_with_farewells_of_the_dead_opens_with_two_of_three():
 def test_departed_member_takes_no_part_although_it_promised_before():
     known = electorate()
     candidate = Proposer(known, {peer: announced() for peer in IDS})
-    candidate.prepare(promise(2), 0.0)
+    candidate.prepare(promise(2), SIGNED, 0.0)
     for peer in IDS:
         if peer != ME:
-            candidate.hear_promise(peer, promise(2), counts=True)
+            candidate.hear_promise(peer, promise(2), SIGNED, counts=True)
     known.farewells.add(leaving(IDS[0], Ballot(2, ME)))
-    found = candidate.propose(None, 0.1)
+    found = proposed(candidate, None, 0.1)
     assert found is not None and found.alive == tuple(IDS[1:]) and [one.peer for one in found.farewells] == IDS[:1]
 
 
@@ -94,14 +100,14 @@ def test_proposer_waits_for_peer_without_state_only_if_member():
     guest, alive = bytes([9]) * 32, [peer for peer in IDS if peer != IDS[0]]
     ready = {peer: announced() for peer in alive}
     candidate = Proposer(electorate(live={*alive, guest}), ready)
-    candidate.prepare(promise(2), 0.0)
+    candidate.prepare(promise(2), SIGNED, 0.0)
     for peer in (IDS[1], IDS[2]):
-        candidate.hear_promise(peer, promise(2), counts=True)
+        candidate.hear_promise(peer, promise(2), SIGNED, counts=True)
     candidate.excuse(guest)
     candidate.excuse(IDS[4])
-    assert candidate.propose(None, 0.1) is None
-    candidate.hear_promise(IDS[4], promise(2), counts=True)
-    assert candidate.propose(None, 0.2) is not None
+    assert proposed(candidate, None, 0.1) is None
+    candidate.hear_promise(IDS[4], promise(2), SIGNED, counts=True)
+    assert proposed(candidate, None, 0.2) is not None
 
 
 def test_proposer_waits_longer_for_a_leader_after_four_ballots():
@@ -120,26 +126,26 @@ def test_next_ballot_is_above_the_first_and_the_promised_one(promised, term):
 def test_next_ballot_waits_for_the_pause_after_the_fifth():
     proposer = proposer_of()
     for _ in range(5):
-        proposer.prepare(promise(2), 10.0)
+        proposer.prepare(promise(2), SIGNED, 10.0)
     assert proposer.next(Ballot(2, ME), 10.4) is None
     assert proposer.next(Ballot(2, ME), 10.5) == Ballot(3, ME)
 
 
 def test_proposer_opens_with_promises_of_a_quorum_for_its_ballot():
     proposer = prepared(live={ME, *IDS[:2]})
-    proposer.hear_promise(IDS[0], promise(3), counts=True)
-    assert proposer.propose(None, 0.1) is None
-    proposer.hear_promise(IDS[1], promise(3), counts=True)
-    found = proposer.propose(None, 0.2)
+    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
+    assert proposed(proposer, None, 0.1) is None
+    proposer.hear_promise(IDS[1], promise(3), SIGNED, counts=True)
+    found = proposed(proposer, None, 0.2)
     assert found is not None and found.alive == (IDS[0], IDS[1], ME) and not proposer.preparing
 
 
 @pytest.mark.parametrize("term", [2, 4])
 def test_promise_for_another_ballot_is_ignored(term):
     proposer = prepared(live={ME, *IDS[:2]})
-    proposer.hear_promise(IDS[0], promise(3), counts=True)
-    proposer.hear_promise(IDS[1], promise(term), counts=True)
-    assert proposer.propose(None, 0.1) is None
+    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.hear_promise(IDS[1], promise(term), SIGNED, counts=True)
+    assert proposed(proposer, None, 0.1) is None
 
 
 @pytest.mark.parametrize(
@@ -154,24 +160,24 @@ def test_promise_for_another_ballot_is_ignored(term):
 )
 def test_promise_with_an_invalid_vote_is_ignored(voted, digest):
     proposer = prepared(live={ME, *IDS[:2]})
-    proposer.hear_promise(IDS[0], promise(3), counts=True)
-    proposer.hear_promise(IDS[1], promise(3, voted, digest), counts=True)
-    assert proposer.propose(None, 0.1) is None
+    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.hear_promise(IDS[1], promise(3, voted, digest), SIGNED, counts=True)
+    assert proposed(proposer, None, 0.1) is None
 
 
 def test_promise_with_a_lower_vote_is_adopted():
     proposer, voted = prepared(live={ME, *IDS[:2]}), opened(Ballot(1, IDS[0]))
-    proposer.hear_promise(IDS[0], promise(3), counts=True)
-    proposer.hear_promise(IDS[1], promise(3, voted, RESULTS), counts=True)
-    found = proposer.propose(None, 0.1)
+    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.hear_promise(IDS[1], promise(3, voted, RESULTS), SIGNED, counts=True)
+    found = proposed(proposer, None, 0.1)
     assert found is not None and found.adopted == RESULTS and found.sources == (IDS[1],)
 
 
 def test_proposer_without_a_quorum_steps_back_after_a_patience():
     proposer = prepared()
-    proposer.hear_promise(IDS[0], promise(3), counts=True)
-    assert proposer.propose(None, 1.9) is None and proposer.preparing
-    assert proposer.propose(None, 2.0) is None and not proposer.preparing and proposer.ballot is None
+    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
+    assert proposed(proposer, None, 1.9) is None and proposer.preparing
+    assert proposed(proposer, None, 2.0) is None and not proposer.preparing and proposer.ballot is None
 
 
 def test_votes_of_a_quorum_for_one_digest_commit():
@@ -236,8 +242,8 @@ def test_next_ballot_ends_at_the_last_term():
 def test_newcomers_own_no_chunks_while_they_are_at_most_half():
     terms = replace(TERMS, members=(ME, IDS[0]))
     proposer = prepared(terms=terms, live={ME, IDS[0], IDS[1], IDS[4]})
-    proposer.hear_promise(IDS[0], promise(3), counts=True)
+    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
     for guest in (IDS[1], IDS[4]):
-        proposer.hear_promise(guest, promise(3), counts=False)
-    found = proposer.propose(None, 0.1)
+        proposer.hear_promise(guest, promise(3), SIGNED, counts=False)
+    found = proposed(proposer, None, 0.1)
     assert found is not None and found.idle == (IDS[1], IDS[4]) and len(found.alive) == 4

@@ -16,7 +16,7 @@ from kit.round_harness import (
     ready,
     signature,
 )
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
+from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound, vote_for
 from thinwire.collectives.rounds.allgather import SOON, AllGather
 from thinwire.collectives.rounds.payload import EMPTY, cut_up, put_together, room
 from thinwire.collectives.topology.shards import Grid
@@ -227,7 +227,7 @@ def test_wrong_fetched_piece_is_asked_again_without_blame():
 
 
 def commit_of(opened, digest):
-    vote = Vote(1, 0, opened.ballot, name_of(opened), digest)
+    vote = vote_for(opened, digest)
     return Commit(opened, digest, tuple(Proof(peer, signature(peer, vote)) for peer in (LEADER, OTHER)))
 
 

@@ -23,7 +23,7 @@ from kit.round_harness import (
     ready,
     signature,
 )
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of
+from thinwire.collectives.consensus.proposal import RoundTerms, vote_for
 from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.data_plane import STIRRING
 from thinwire.collectives.rounds.result_store import digest_of
@@ -293,7 +293,7 @@ def _opening(harness, *group):
 
 def _commit(opened, harness, voters=(LEADER, OTHER)):
     digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
-    vote = Vote(1, 0, opened.ballot, name_of(opened), digest)
+    vote = vote_for(opened, digest)
     return Commit(opened, digest, tuple(Proof(peer, signature(peer, vote)) for peer in voters))
 
 

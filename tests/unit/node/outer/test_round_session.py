@@ -9,7 +9,7 @@ import pytest
 from kit.outer.chains import RESULTS, certificate
 from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, KEYS, ME, RUN, Scene, lone_fork
 from thinwire.collectives.consensus.chain import encode, founded
-from thinwire.collectives.consensus.proposal import name_of
+from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
 from thinwire.node.peer.stalls import recover, stalls
@@ -27,7 +27,6 @@ from thinwire.swarm.messages.registry import (
     Promise,
     Proof,
     Ready,
-    Vote,
 )
 
 
@@ -174,7 +173,7 @@ def test_session_believes_a_chain_only_with_the_votes_of_its_members():
     session = Scene().session
     root, lives = Fork(0, bytes(32), (), tuple(sorted(ALL)), b"", ()), dict.fromkeys(sorted(ALL), bytes(16))
     forged = certificate(1, name_of_fork(root), lives, ALL, lives)
-    vote = Vote(1, 0, forged.commit.opened.ballot, name_of(forged.commit.opened), RESULTS)
+    vote = vote_for(forged.commit.opened, RESULTS)
     votes = tuple(Proof(peer, sign_message(vote, b"", KEYS[peer], RUN)) for peer in sorted(ALL))
     right = msgspec.structs.replace(forged, commit=msgspec.structs.replace(forged.commit, votes=votes))
     few = msgspec.structs.replace(forged, commit=msgspec.structs.replace(forged.commit, votes=votes[:1]))

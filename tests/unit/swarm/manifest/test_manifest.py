@@ -383,6 +383,13 @@ def test_quorum_is_at_least_one_half_and_below_one(value):
     assert parse("[exchange]\nquorum = 0.5").exchange == Exchange()
 
 
+def test_quorum_may_be_above_two_thirds():
+    exchange = parse('[exchange]\nquorum = "two-thirds"').exchange
+    assert exchange.fraction == 2 / 3 and parse("[exchange]\nquorum = 0.75").exchange.fraction == 0.75
+    with pytest.raises(ManifestError, match="exchange.quorum"):
+        parse('[exchange]\nquorum = "all"')
+
+
 @given(st.binary(max_size=60))
 @settings(max_examples=60)
 def test_any_bytes_parse_or_raise_manifest_error(data):

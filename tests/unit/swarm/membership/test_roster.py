@@ -379,7 +379,7 @@ def test_new_record_ends_suspicion_and_revives_dead() -> None:
 def test_two_records_of_one_sequence_ban_with_proof() -> None:
     roster = _alone(others=4)
     roster.handle(NAMES[2], Gossip((gossip_items.announce(record(1, 1, port=5000)),)), 1.0)
-    assert _kinds(roster) == [("equivocation", NAMES[1])]
+    assert _kinds(roster) == [("banned", NAMES[1])]
     assert NAMES[1] not in roster.view
     proofs = [
         item
@@ -395,7 +395,7 @@ def test_two_records_of_one_sequence_ban_with_proof() -> None:
     other.handle(NAMES[2], Gossip((forged, same)), 1.0)
     assert _kinds(other) == []
     other.handle(NAMES[2], Gossip((proofs[0],)), 1.0)
-    assert _kinds(other) == [("equivocation", NAMES[1])]
+    assert _kinds(other) == [("banned", NAMES[1])]
     other.handle(NAMES[2], Gossip((gossip_items.announce(record(1, 9)),)), 1.0)
     assert other.states()[NAMES[1]] == "banned"
     stranger = _alone(6, others=0)

@@ -1,0 +1,94 @@
+"""Justification of a ballot above the first: signed promises of a quorum from which its value follows.
+
+A leader that lies could otherwise propose another value than the one that was chosen. The promises are the messages that
+the leader has received, so a leader can neither change the vote in one nor take it from another ballot, round or lineage:
+the signature covers all of these. To leave out the promise of a voter makes that member silent, and silent members count
+as voters of every reported value (`proposal.bound`).
+
+An honest acceptor votes in a ballot above the first only if it is justified. This differs from Paxos, where acceptors
+trust the proposer, and from PBFT (Castro and Liskov 1999), where a value is locked in a phase of its own before it is
+chosen: here one phase less has the price that two possible values stop the round until more members answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from thinwire.collectives.consensus.electorate import Electorate
+from thinwire.collectives.consensus.farewells import departed
+from thinwire.collectives.consensus.proposal import AcceptedValue, bound, choices, name_of, sound
+from thinwire.swarm.lineage import Verify
+from thinwire.swarm.messages.registry import MAX_PROPOSALS, Justified, Leave, Open, PeerId, Promise, Report
+
+Signed = tuple[Promise, bytes]
+"""A promise and its signature."""
+
+
+def decidable(
+    promises: Mapping[PeerId, Promise], farewells: Mapping[PeerId, Leave], electorate: Electorate
+) -> tuple[list[AcceptedValue], list[AcceptedValue]]:
+    """Return the values with reported votes, and those of them that can have been chosen, as `bound` does.
+
+    farewells: those that the ballot carries. A member that has promised counts by its promise.
+    """
+    reports = {
+        peer: Promise(one.round, one.fragment, one.farewell.promised, one.opened, one.farewell.digest)
+        for peer, one in farewells.items()
+    }
+    reports |= promises
+    found = choices(reports)
+    silent = set(electorate.terms.members).difference(reports)
+    return found, bound(found, silent, set(farewells), electorate.possible)
+
+
+def justify(opened: Open, promises: Mapping[PeerId, Signed], farewells: Collection[Leave]) -> Justified | None:
+    """Return the proposal with its promises; None if their votes are for too many different proposals."""
+    voted = [promise.voted for promise, _ in promises.values()] + [one.opened for one in farewells]
+    named = {name_of(one): one for one in voted if one is not None}
+    if len(named) > MAX_PROPOSALS:
+        return None
+    number = {name: at for at, name in enumerate(sorted(named), 1)}
+    reports = tuple(
+        Report(peer, number[name_of(one.voted)] if one.voted is not None else 0, one.digest, signature)
+        for peer, (one, signature) in sorted(promises.items())
+    )
+    return Justified(opened, reports, tuple(named[name] for name in sorted(named)))
+
+
+def justified(message: Justified, electorate: Electorate, verify: Verify) -> bool:
+    """Return True if the value of a proposal follows from the promises with it.
+
+    Only members with a valid signature and, in the case of votes, a valid proposal count. Structure and farewells of the
+    proposal itself are checked by the caller.
+    """
+    opened, terms = message.opened, electorate.terms
+    if not all(sound(one, terms) and one.ballot < opened.ballot for one in message.proposals):
+        return False
+    promises: dict[PeerId, Promise] = {}
+    for report in message.reports:
+        if report.peer in promises or report.peer not in terms.members or report.voted > len(message.proposals):
+            return False
+        voted = message.proposals[report.voted - 1] if report.voted else None
+        promise = Promise(terms.round, terms.fragment, opened.ballot, voted, report.digest, terms.lineage)
+        if (voted is None) == (report.digest is None) and verify(report.peer, promise, report.signature):
+            promises[report.peer] = promise
+    if not electorate.enough(promises, departed(opened)):
+        return False
+    named = {name_of(one): one for one in message.proposals}
+    farewells: dict[PeerId, Leave] = {}
+    for farewell in opened.farewells:
+        if farewell.voted is not None and farewell.voted not in named:
+            return False
+        voted = named[farewell.voted] if farewell.voted is not None else None
+        farewells[farewell.peer] = Leave(terms.round, terms.fragment, terms.lineage, farewell, voted)
+    _, possible = decidable(promises, farewells, electorate)
+    if not possible:
+        return True
+    return (len(possible) == 1 or not electorate.liars) and proposes(opened, possible[0])
+
+
+def proposes(opened: Open, value: AcceptedValue) -> bool:
+    """Return True if a proposal adopts this value."""
+    old = value.opened
+    ours = opened.contributors, opened.members, opened.lives, opened.adopted
+    return ours == (old.contributors, old.members, old.lives, value.digest)

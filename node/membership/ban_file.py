@@ -1,0 +1,35 @@
+"""Evidence against banned peers, kept with the state of this peer: a ban outlasts a restart of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from thinwire.node.membership.known_peers_file import replace_file
+from thinwire.node.runtime.disk import Disk
+
+LONGEST = 4 << 20
+"""Bytes of the file: less than 600 for each of at most MAX_MEMBERS peers."""
+
+_decoder = msgspec.msgpack.Decoder(tuple[bytes, ...])
+
+
+class BanFile:
+    """Gossip items with evidence, one for each banned peer.
+
+    Readers check each of them, so the file needs no checksum.
+    """
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path, self._disk = path, disk
+
+    def load(self) -> tuple[bytes, ...]:
+        """Return the stored items; none if the file is absent or damaged: other peers have the evidence, too."""
+        try:
+            return _decoder.decode(self._disk.read(self._path, LONGEST))
+        except (OSError, msgspec.MsgspecError):
+            return ()
+
+    def save(self, items: tuple[bytes, ...]) -> None:
+        """Replace the stored items. Raises OSError."""
+        replace_file(self._path, self._disk, msgspec.msgpack.encode(items))

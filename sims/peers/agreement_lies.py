@@ -1,0 +1,216 @@
+"""Peers that lie about the agreement: ballots, promises, votes, commits.
+
+Rounds of pairs have none of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import blake3
+from msgspec.structs import replace
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.proposal import name_of, statement, vote_for
+from thinwire.collectives.rounds.round import Round
+from thinwire.node.methods.noloco.session import GossipSession
+from thinwire.node.outer.round_session import RoundSession
+from thinwire.sims.peers.lying import change_outgoing, each, repeat
+from thinwire.sims.peers.machine import Process
+from thinwire.swarm.frame import Frame, sign_message
+from thinwire.swarm.messages.registry import (
+    Ballot,
+    Commit,
+    Digest,
+    Justified,
+    Message,
+    Open,
+    PeerId,
+    Prepare,
+    Promise,
+    Proof,
+    Vote,
+)
+
+LEAP = 50
+"""Terms by which a false proposal is above the one in progress."""
+
+DELAY = 0.005
+"""Seconds after a proposal in which honest peers vote."""
+
+ATTEMPTS = 20
+"""Number of false announcements that are sent at once."""
+
+Words = Callable[[Agreement], Sequence[Message]]
+
+
+def _storm(words: Words) -> Callable[[Process], None]:
+    """Repeat these messages, as long as a ballot is open."""
+
+    def talk(session: RoundSession | GossipSession) -> Sequence[Message]:
+        return words(session.current.agreement) if isinstance(session, RoundSession) else ()
+
+    return lambda process: repeat(process, talk)
+
+
+def _higher(agreement: Agreement) -> Sequence[Message]:
+    opened = agreement.opened
+    if opened is None:
+        return ()
+    return (replace(opened, ballot=Ballot(opened.ballot.term + LEAP, agreement.me)),)
+
+
+def _prepares(agreement: Agreement) -> Sequence[Message]:
+    terms = agreement.terms
+    ballot = Ballot(agreement.acceptor.promised.term + 1, agreement.me)
+    return (Prepare(terms.round, terms.fragment, ballot, terms.lineage),)
+
+
+def _announcements(agreement: Agreement) -> Sequence[Message]:
+    mine = agreement.ready.get(agreement.me)
+    return [replace(mine, attempt=mine.attempt + more) for more in range(1, ATTEMPTS)] if mine is not None else ()
+
+
+def _commits(agreement: Agreement) -> Sequence[Message]:
+    opened = agreement.opened
+    if opened is None:
+        return ()
+    return (Commit(opened, bytes(32), tuple(Proof(peer, bytes(64)) for peer in opened.alive)),)
+
+
+def _vote_twice(session: RoundSession | GossipSession) -> None:
+    """Vote twice for each proposal, before the results are here."""
+    if isinstance(session, GossipSession):
+        return
+    control, on_frame = session.presence.send_queue.control, session.on_frame
+
+    def hear(peer: PeerId, frame: Frame) -> None:
+        message = frame.message
+        on_frame(peer, frame)
+        if isinstance(message, (Open, Justified)):
+            opened = message if isinstance(message, Open) else message.opened
+            for digest in (bytes(32), bytes([1]) * 32):
+                control(peer, vote_for(opened, digest))
+
+    session.on_frame = hear  # type: ignore[method-assign]
+
+
+def _other_vote(to: PeerId, message: Message) -> Message:
+    return replace(message, digest=blake3.blake3(to).digest()) if isinstance(message, Vote) else message
+
+
+def _false_report(process: Process) -> None:
+    """Report a vote for results that no peer has."""
+    links = process.peer.session.links
+
+    def change(to: PeerId, message: Message) -> Message:
+        if isinstance(message, Promise):
+            opened = links[message.fragment].current.agreement.opened
+            if opened is not None and opened.ballot < message.ballot:
+                return replace(message, voted=opened, digest=bytes([7]) * 32)
+        return message
+
+    change_outgoing(process, change)
+
+
+def _sealed(session: RoundSession, opened: Open) -> Open:
+    return replace(opened, seal=_sign(session, statement(opened)))
+
+
+def _sign(session: RoundSession, message: Message) -> bytes:
+    return sign_message(message, b"", session.identity, session.run_id)
+
+
+class _TwoOpens:
+    """Leader that proposes fewer contributors to every second peer.
+
+    It commits both proposals with its own votes.
+    """
+
+    def __init__(self, session: RoundSession) -> None:
+        self._session, self._queue = session, session.presence.send_queue
+        self._control, self._on_frame = self._queue.control, session.on_frame
+        self._other: Open | None = None
+        self._votes: dict[tuple[Digest, Digest], dict[PeerId, bytes]] = {}
+        self._queue.control = self._send  # type: ignore[method-assign]
+        session.on_frame = self._hear  # type: ignore[method-assign]
+
+    def _send(self, to: PeerId, message: Message) -> None:
+        session = self._session
+        mine = isinstance(message, Open) and message.fragment == session.fragment
+        if mine and isinstance(message, Open) and message.ballot.leader == session.me and to[0] % 2:
+            if len(message.contributors) > 1:
+                self._other = _sealed(session, replace(message, contributors=message.contributors[:-1]))
+                self._votes = {}
+                message = self._other
+        self._control(to, message)
+
+    def _hear(self, peer: PeerId, frame: Frame) -> None:
+        vote, session = frame.message, self._session
+        opened = self._other if isinstance(vote, Vote) and self._other is not None else None
+        if opened is None or not isinstance(vote, Vote) or vote.opened != name_of(opened) or vote.digest is None:
+            return self._on_frame(peer, frame)
+        mine = _sign(session, vote_for(opened, vote.digest))
+        votes = self._votes.setdefault((vote.opened, vote.digest), {session.me: mine})
+        votes[peer] = frame.signature
+        proofs = tuple(Proof(voter, votes[voter]) for voter in sorted(votes))
+        for to in sorted(session.live):
+            if to[0] % 2:
+                self._control(to, Commit(opened, vote.digest, proofs))
+
+
+class _DroppedVotes:
+    """Member that answers each proposal with its own ballot, without the promises that report a vote."""
+
+    def __init__(self, session: RoundSession) -> None:
+        self._session, self._on_frame, self._control = session, session.on_frame, session.presence.send_queue.control
+        session.on_frame = self._hear  # type: ignore[method-assign]
+        session.presence.send_queue.control = self._send  # type: ignore[method-assign]
+
+    def _hear(self, peer: PeerId, frame: Frame) -> None:
+        self._on_frame(peer, frame)
+        session = self._session
+        if isinstance(frame.message, Open) and session.current.agreement.opened is not None:
+            asyncio.get_running_loop().call_later(DELAY, self._begin, session.current)
+
+    def _begin(self, fly: Round) -> None:
+        fly.agreement._prepare(self._session._now())
+        fly.pump()
+
+    def _send(self, to: PeerId, message: Message) -> None:
+        session = self._session
+        if isinstance(message, Justified) and message.fragment == session.fragment:
+            opened, ready = message.opened, session.current.agreement.ready
+            if len(opened.contributors) > 1 and all(peer in ready for peer in opened.alive):
+                lives = b"".join(ready[peer].life for peer in opened.alive)
+                free = replace(opened, adopted=None, sources=(), kept=(), shares=(), group=opened.alive, lives=lives)
+                ours = _sealed(session, replace(free, contributors=opened.contributors[1:]))
+                message = Justified(ours, tuple(one for one in message.reports if not one.voted), message.proposals)
+        self._control(to, message)
+
+
+def _lead_twice(session: RoundSession | GossipSession) -> None:
+    if isinstance(session, RoundSession):
+        _TwoOpens(session)
+
+
+def _drop_votes(session: RoundSession | GossipSession) -> None:
+    if isinstance(session, RoundSession):
+        _DroppedVotes(session)
+
+
+LIES_TOLD: dict[str, Callable[[Process], None]] = {
+    "double-vote": each(_vote_twice),
+    "other-vote": lambda process: change_outgoing(process, _other_vote),
+    "report": _false_report,
+    "commit": _storm(_commits),
+    "open": _storm(_higher),
+    "prepare": _storm(_prepares),
+    "announce": _storm(_announcements),
+    "two-opens": each(_lead_twice),
+    "drop-votes": each(_drop_votes),
+}
+"""Kind of lie -> function that makes the peer of a process tell it.
+
+Has the keys of VOTE_LIES in faults.py.
+"""

@@ -1,0 +1,80 @@
+"""Swarms of four with one member that lies about the agreement."""
+
+import pytest
+from kit.histories import digests_of, played
+from kit.scenarios import manifest_of, swarm_of
+from thinwire.node.membership.join import BANNED_HINT
+from thinwire.node.peer.peer_services import Banned
+from thinwire.sims.scenario.faults import VOTE_LIES, Fault
+from thinwire.sims.simulation.world import SimWorld
+
+LIAR, BEGINS, SECONDS = 3, 5.0, 30.0
+HONEST = [0, 1, 2]
+
+
+def lied(lie, *, quorum='"two-thirds"', liar=LIAR, more=(), seconds=SECONDS):
+    toml = manifest_of("sync_every = 4\n", codec="fp32").replace("[exchange]\n", f"[exchange]\nquorum = {quorum}\n", 1)
+    assert "quorum" in toml
+    faults = (Fault(BEGINS, "liar", (liar,), 100.0, 0.0, lie), *more)
+    return played(swarm_of(4, toml, seconds=seconds, seed=2, faults=faults, parameters=2_000))
+
+
+@pytest.mark.parametrize("lie", sorted(VOTE_LIES))
+def test_honest_peers_have_one_digest_in_each_round_and_continue(lie):
+    run = lied(lie)
+    assert not run.violations
+    digests = digests_of(run, *HONEST)
+    assert all(len(found) == 1 for found in digests.values())
+    assert {slot.lineage for slot in digests} == {""} and max(slot.round for slot in digests) >= 6
+
+
+@pytest.mark.parametrize("lie", sorted(VOTE_LIES))
+def test_lies_beside_a_partition_make_no_second_digest(lie):
+    """Two members cannot reach each other for a while, so ballots are repeated."""
+    run = lied(lie, more=(Fault(8.0, "one-way", (0, 1), 6.0), Fault(16.0, "isolate", (2,), 4.0)), seconds=45.0)
+    assert all(len(found) == 1 for found in digests_of(run, *HONEST).values())
+    assert "agreement" not in {violation.oracle for violation in run.violations}
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"), [("double-vote", "two votes in round"), ("two-opens", "two proposals in round")]
+)
+@pytest.mark.parametrize("quorum", ["0.5", '"two-thirds"'])
+def test_peer_that_signs_two_statements_is_banned_for_good(lie, reason, quorum):
+    if (lie, quorum) == ("double-vote", "0.5"):
+        quorum = "0.6"  # With half and the most senior member two votes suffice, and its votes may come later.
+    run = lied(lie, quorum=quorum)
+    assert not run.violations
+    liar = next(event.fields["peer"] for event in run.journal.of("start") if event.peer == LIAR)
+    bans = [event for event in run.journal.of("banned") if event.peer in HONEST]
+    assert {event.peer for event in bans} == set(HONEST)
+    assert all(event.fields["peer"] == liar and str(event.fields["detail"]).startswith(reason) for event in bans)
+    last = max(event.at for event in bans)
+    later = [event for event in run.journal.of("round") if event.at > last + 5.0]
+    assert later and all(liar[:8] not in event.fields["members"] for event in later)
+
+
+def test_banned_peer_is_told_the_reason_and_ends(monkeypatch):
+    ends, ended = [], SimWorld.ended
+
+    def observe(self, machine, reason, failure):
+        ends.append((machine.index, failure))
+        ended(self, machine, reason, failure)
+
+    monkeypatch.setattr(SimWorld, "ended", observe)
+    lied("double-vote")
+    failures = [failure for index, failure in ends if index == LIAR and failure is not None]
+    assert isinstance(failures[0], Banned) and "two votes in round" in str(failures[0])
+    assert all(failure.exit_code == 5 and failure.hint == BANNED_HINT for failure in failures)
+    assert all("banned" in str(failure) for failure in failures)
+
+
+def test_banned_peer_that_returns_is_refused_after_a_restart_of_all():
+    """The evidence is stored with the state of each peer."""
+    outage = Fault(14.0, "outage", (0, 1, 2), 6.0)
+    run = lied("double-vote", more=(outage, Fault(24.0, "restart", (LIAR,), 2.0)), seconds=45.0)
+    liar = next(event.fields["peer"] for event in run.journal.of("start") if event.peer == LIAR)
+    bans = [event for event in run.journal.of("banned") if event.peer in HONEST]
+    assert {event.peer for event in bans if event.at > 14.0} == set(HONEST)
+    later = [event for event in run.journal.of("round") if event.at > 26.0]
+    assert later and all(liar[:8] not in event.fields["members"] for event in later)

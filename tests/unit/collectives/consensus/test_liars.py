@@ -1,0 +1,215 @@
+"""Members that lie: the exhaustive model, justifications, and statements that contradict each other."""
+
+import msgspec
+import pytest
+from kit.reference.liar_model import MISTAKES, LiarModel
+from kit.reference.small_model import explore
+from kit.round_harness import freely, leaving
+from thinwire.collectives.consensus.electorate import Electorate
+from thinwire.collectives.consensus.equivocation import EACH, Equivocation
+from thinwire.collectives.consensus.justification import justified, justify
+from thinwire.collectives.consensus.proposal import RoundTerms, statement, vote_for
+from thinwire.collectives.consensus.quorum import TWO_THIRDS, enough, possible, tolerated
+from thinwire.swarm.messages.registry import Ballot, Contribution, Open, Promise
+
+# --- every state of a round with one liar
+
+
+@pytest.mark.parametrize("ballots", [(1, 2, 3), (1, 1, 2), (1, 2, 2)])
+def test_round_of_four_with_one_liar_decides_at_most_one_value(ballots):
+    outcome = explore(LiarModel(4, ballots, TWO_THIRDS))
+    assert outcome.trace == ()
+    assert outcome.states > 20_000 and {entry for entry, _, _ in outcome.reached} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("acceptors", [3, 4])
+def test_round_with_plain_majorities_and_one_liar_decides_two_values(acceptors):
+    assert explore(LiarModel(acceptors, (1, 2, 3), 0.5)).trace
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_round_with_one_liar_and_a_planted_mistake_decides_two_values(mistake):
+    assert explore(LiarModel(4, (1, 2, 3), TWO_THIRDS, mistake)).trace
+
+
+# --- quorums
+
+
+def test_any_two_quorums_above_two_thirds_have_an_honest_member_in_common():
+    for count in range(1, 257):
+        liars, members = tolerated(count, TWO_THIRDS), range(count)
+        assert 3 * liars < count
+        for gone in {0, 1, liars, count // 2}:
+            base = count - gone
+            least = next(
+                (n for n in range(1, base + 1) if enough(members[:n], members[:base], fraction=TWO_THIRDS)), None
+            )
+            some = next(
+                (n for n in range(1, base + 1) if enough(members[:n], members, members[base:], fraction=TWO_THIRDS)),
+                None,
+            )
+            assert least is None or 3 * least > 2 * base
+            assert some is None or (3 * some > 2 * base and 2 * some - base > liars)
+        assert enough(members[liars:], members, fraction=TWO_THIRDS), "the honest members suffice"
+
+
+def test_value_is_possible_if_liars_may_hide_their_votes():
+    members = range(4)
+    assert not possible({0}, members, fraction=TWO_THIRDS)
+    assert possible({0, 1}, members, fraction=TWO_THIRDS) and not enough({0, 1}, members, fraction=TWO_THIRDS)
+    assert possible({0, 1}, members) == enough({0, 1}, members), "with a majority no member may lie"
+
+
+# --- justifications
+
+IDS = [bytes([n]) * 32 for n in range(4)]
+ANN, BEN, CID, LIAR = IDS
+LINEAGE = b"l" * 16
+TERMS = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), fraction=TWO_THIRDS, lineage=LINEAGE)
+A, B = b"a" * 32, b"b" * 32
+FIRST, SECOND, THIRD = Ballot(1, ANN), Ballot(2, LIAR), Ballot(3, BEN)
+
+
+def sign(peer, message):
+    return (peer + msgspec.msgpack.encode(message))[-64:]
+
+
+def verify(peer, message, signature):
+    return signature == sign(peer, message)
+
+
+def opened(ballot=FIRST, contributors=IDS, **changes):
+    entries = tuple(Contribution(peer, 1, 1) for peer in contributors)
+    ids = tuple(IDS)
+    usual = Open(5, 0, ballot, ids, ids, entries, (), None, (), lineage=LINEAGE, electorate=TERMS.electorate)
+    return msgspec.structs.replace(usual, **changes)
+
+
+def adopted(ballot=SECOND, digest=A):
+    return opened(ballot, adopted=digest, sources=(ANN,), kept=tuple(IDS))
+
+
+def promised(ballot, votes, lineage=LINEAGE):
+    """Return signed promises. votes: by peer, (proposal, digest) or None."""
+    made = {}
+    for peer, vote in votes.items():
+        promise = Promise(5, 0, ballot, *(vote or (None, None)), lineage)
+        made[peer] = promise, sign(peer, promise)
+    return made
+
+
+def holds(message, terms=TERMS):
+    return justified(message, Electorate(CID, terms, IDS, verify), verify)
+
+
+def test_value_with_a_vote_binds_and_another_value_is_not_justified():
+    votes = promised(SECOND, {ANN: (opened(), A), BEN: None, LIAR: None})
+    assert holds(justify(adopted(), votes, ()))
+    assert not holds(justify(opened(SECOND), votes, ()))
+    assert not holds(justify(adopted(digest=B), votes, ()))
+    assert not holds(justify(msgspec.structs.replace(adopted(), contributors=opened().contributors[1:]), votes, ()))
+
+
+def test_free_choice_is_justified_by_promises_of_a_quorum_without_votes():
+    assert holds(freely(opened(SECOND), IDS[:3], sign))
+    assert not holds(freely(opened(SECOND), IDS[:2], sign)), "too few"
+    assert not holds(freely(opened(SECOND), IDS[:3])), "forged"
+    twice = freely(opened(SECOND), IDS[:3], sign)
+    assert not holds(msgspec.structs.replace(twice, reports=(*twice.reports[:2], twice.reports[1])))
+
+
+def test_dropped_vote_still_binds_because_its_voter_counts_as_silent():
+    votes = promised(SECOND, {ANN: (opened(), A), BEN: (opened(), A), CID: None, LIAR: None})
+    assert holds(justify(adopted(), votes, ()))
+    del votes[ANN]
+    assert not holds(justify(opened(SECOND), votes, ()))
+    del votes[BEN]
+    assert not holds(justify(opened(SECOND), votes, ())), "two are no quorum"
+
+
+def test_vote_cannot_be_removed_from_a_promise():
+    message = justify(opened(SECOND), promised(SECOND, {ANN: (opened(), A), BEN: None, LIAR: None}), ())
+    bare = tuple(msgspec.structs.replace(report, voted=0, digest=None) for report in message.reports)
+    assert not holds(msgspec.structs.replace(message, reports=bare))
+
+
+@pytest.mark.parametrize(("ballot", "lineage"), [(THIRD, LINEAGE), (SECOND, b"m" * 16), (SECOND, b"")])
+def test_promise_of_another_ballot_or_lineage_does_not_count(ballot, lineage):
+    votes = promised(ballot, dict.fromkeys(IDS[:3]), lineage)
+    assert not holds(justify(opened(SECOND), votes, ()))
+    assert holds(justify(opened(ballot), promised(ballot, dict.fromkeys(IDS[:3])), ()))
+
+
+def test_two_possible_values_stop_the_round_until_more_members_answer():
+    """The second vote may be a lie, and so may the silence about the first one."""
+    other = opened(SECOND, IDS[:3])
+    votes = promised(THIRD, {ANN: (opened(), A), BEN: None, LIAR: (other, B)})
+    assert not holds(justify(adopted(THIRD), votes, ()))
+    assert not holds(justify(adopted(THIRD, B), votes, ()))
+    votes |= promised(THIRD, {CID: None})
+    assert holds(justify(opened(THIRD), votes, ())), "now neither can have been chosen"
+
+
+def test_vote_in_a_farewell_binds():
+    left = leaving(ANN, FIRST, opened(), A, lineage=LINEAGE)
+    carried = msgspec.structs.replace(adopted(), farewells=(left.farewell,))
+    votes = promised(SECOND, {BEN: None, CID: None, LIAR: None})
+    free = msgspec.structs.replace(opened(SECOND), farewells=(left.farewell,))
+    assert not holds(justify(free, votes, ())), "the farewell names a proposal that is absent"
+    assert holds(justify(free, votes, (left,))), "one vote of four, and nobody is silent"
+    votes = promised(SECOND, {BEN: (opened(), A), CID: None, LIAR: None})
+    assert holds(justify(carried, votes, (left,))) and not holds(justify(free, votes, (left,)))
+
+
+# --- statements that contradict each other
+
+
+def notes():
+    found = []
+    return Equivocation(lambda peer, first, second: found.append((peer, first, second))), found
+
+
+def test_two_votes_and_two_proposals_of_one_ballot_are_accused_once():
+    book, found = notes()
+    vote, other = vote_for(opened(), A), vote_for(opened(), B)
+    for said in (vote, vote, other, other, vote):
+        book.note(BEN, said, b"s")
+    assert found == [(BEN, (vote, b"s"), (other, b"s"))]
+    for said in (statement(opened()), statement(opened(contributors=IDS[:3]))):
+        book.note(ANN, said, b"t")
+    assert [peer for peer, _, _ in found] == [BEN, ANN]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        vote_for(opened(SECOND), A),
+        vote_for(opened(round=6), B),
+        vote_for(opened(fragment=1), B),
+        vote_for(opened(lineage=b"m" * 16), B),
+        statement(opened()),
+        vote_for(opened(seal=b"s" * 64), A),
+    ],
+)
+def test_statements_of_different_slots_or_kinds_and_equal_ones_are_no_evidence(other):
+    book, found = notes()
+    book.note(BEN, vote_for(opened(), A), b"s")
+    book.note(BEN, other, b"s")
+    assert not found
+
+
+def test_rounds_without_a_lineage_give_no_evidence():
+    book, found = notes()
+    for digest in (A, B):
+        book.note(BEN, vote_for(opened(lineage=b""), digest), b"s")
+    assert not found
+
+
+def test_number_of_stored_statements_is_bounded():
+    """A statement is compared with the latest ones of its peer; an older one is forgotten."""
+    for others, accused in ((EACH - 1, True), (EACH, False)):
+        book, found = notes()
+        for term in range(2, 3 + others):
+            book.note(BEN, vote_for(opened(Ballot(term, ANN)), A), b"s")
+        book.note(BEN, vote_for(opened(Ballot(2, ANN)), B), b"s")
+        assert bool(found) == accused

@@ -1,0 +1,121 @@
+"""Bans by two signed statements about one ballot: evidence, its spread, and the records of banned peers."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from kit.roster_world import EPOCH, IDENTITIES, RUN, record
+from thinwire.swarm.evidence import convicts, decode, encode, told
+from thinwire.swarm.frame import sign_message
+from thinwire.swarm.membership import gossip_items
+from thinwire.swarm.membership.presets import WAN
+from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.messages.registry import LIFE, Ballot, Evidence, Gossip, PushPull, Vote
+
+LIAR, OTHER = IDENTITIES[1], IDENTITIES[2]
+BALLOT = Ballot(1, LIAR.peer_id)
+ONE = Vote(7, 0, BALLOT, b"o" * 32, b"a" * 32, b"l" * LIFE)
+TWO = msgspec.structs.replace(ONE, digest=b"b" * 32)
+
+
+def evidence(first=ONE, second=TWO, *, key=LIAR, signer=LIAR, run=RUN):
+    signatures = tuple(sign_message(one, b"", signer, run) for one in (first, second))
+    return Evidence(key.public_key, first, second, signatures)
+
+
+ITEM = gossip_items.spread(evidence())
+
+
+def roster_of(index=0, others=4):
+    place = IDENTITIES[index], record(index)
+    roster = Roster(*place, run_id=RUN, preset=WAN, rng=random.Random(1), now=0.0, wall=lambda: EPOCH)
+    for other in range(1, others + 1):
+        roster.learn(record(other), 0.0)
+    roster.events.clear()
+    return roster
+
+
+def changed(vote, **changes):
+    return msgspec.structs.replace(vote, **changes)
+
+
+def test_two_votes_and_two_proposals_of_a_leader_convict():
+    assert convicts(evidence(), RUN) and told(evidence()) == "two votes in round 7"
+    assert convicts(evidence(TWO, ONE), RUN) and convicts(evidence(second=changed(ONE, opened=b"p" * 32)), RUN)
+    proposals = changed(ONE, digest=None), changed(ONE, digest=None, opened=b"p" * 32)
+    assert convicts(evidence(*proposals), RUN) and told(evidence(*proposals)) == "two proposals in round 7"
+    assert decode(encode(evidence())) == evidence()
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        evidence(ONE, ONE),
+        evidence(second=changed(TWO, round=8)),
+        evidence(second=changed(TWO, fragment=1)),
+        evidence(second=changed(TWO, ballot=Ballot(2, LIAR.peer_id))),
+        evidence(second=changed(TWO, lineage=b"m" * LIFE)),
+        evidence(changed(ONE, lineage=b""), changed(TWO, lineage=b"")),
+        evidence(second=changed(TWO, digest=None)),
+        evidence(signer=OTHER),
+        evidence(key=OTHER),
+        evidence(run=bytes(32)),
+        evidence(
+            changed(ONE, digest=None, ballot=Ballot(1, OTHER.peer_id)),
+            changed(ONE, digest=None, opened=b"p" * 32, ballot=Ballot(1, OTHER.peer_id)),
+        ),
+    ],
+)
+def test_other_statements_convict_no_peer(found):
+    assert not convicts(found, RUN)
+    roster = roster_of()
+    roster.handle(OTHER.peer_id, Gossip((gossip_items.spread(found),)), 1.0)
+    assert not roster.banned and not roster.events and not roster.convicted
+
+
+@pytest.mark.parametrize("item", [ITEM[:-1], ITEM + b"x", ITEM[:1], b"\x05" + bytes(100), b"\x05" + b"\x93" * 2000])
+def test_malformed_evidence_is_ignored(item):
+    roster = roster_of()
+    roster.handle(OTHER.peer_id, Gossip((item,)), 1.0)
+    assert not roster.banned and not roster.convicted
+
+
+def test_evidence_bans_is_passed_on_and_outlasts_later_records():
+    roster = roster_of()
+    roster.handle(OTHER.peer_id, Gossip((ITEM, ITEM)), 1.0)
+    assert [(event.kind, event.peer) for event in roster.events] == [("banned", LIAR.peer_id)]
+    assert roster.reason_of(LIAR.peer_id) == "two votes in round 7" and LIAR.peer_id not in roster.view
+    sent = [item for _, message in roster.tick(1.0) for item in message.items]
+    assert ITEM in sent
+    roster.handle(OTHER.peer_id, Gossip((gossip_items.announce(record(1, 9)),)), 2.0)
+    assert roster.states()[LIAR.peer_id] == "banned"
+    (_, page), *_ = roster.handle(OTHER.peer_id, PushPull(False, ()), 3.0)
+    assert ITEM in page.items, "newcomers get it from the table"
+
+
+def test_evidence_against_an_unknown_peer_bans_it_when_it_comes():
+    roster = roster_of(others=0)
+    roster.convict((ITEM,), 0.0)
+    assert not roster.banned and list(roster.convicted) == [LIAR.peer_id]
+    (_, page), *_ = roster.handle(OTHER.peer_id, PushPull(False, ()), 0.5)
+    assert ITEM in page.items
+    roster.learn(record(1), 1.0)
+    assert roster.banned == [LIAR.peer_id] and LIAR.peer_id not in roster.view
+    assert [event.kind for event in roster.events] == ["banned"]
+
+
+def test_peer_learns_of_evidence_against_itself():
+    roster = roster_of(1, others=0)
+    roster.handle(OTHER.peer_id, Gossip((ITEM,)), 1.0)
+    assert [(event.kind, event.peer, event.detail) for event in roster.events] == [
+        ("banned", LIAR.peer_id, "two votes in round 7")
+    ]
+
+
+def test_one_piece_of_evidence_is_stored_for_each_peer():
+    roster = roster_of()
+    other = gossip_items.spread(evidence(changed(ONE, round=8), changed(TWO, round=8)))
+    roster.convict((ITEM, other), 1.0)
+    assert roster.convicted == {LIAR.peer_id: ITEM} and len(ITEM) < 600
