@@ -182,7 +182,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 5
+VERSION = 6
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(
