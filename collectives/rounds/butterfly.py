@@ -244,9 +244,7 @@ class ShardedReduce(DataPlane):
             return
         self._recorded = opened.ballot
         mine = tuple(self._mine)
-        record = Record(
-            self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine), opened.lineage
-        )
+        record = Record(self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine), opened.lineage)
         self._phase(self.round, "record")
         for peer in opened.alive:
             if peer != self.me:
