@@ -49,8 +49,8 @@ class AlwaysInvariants:
     """Checker of these invariants. `machines` by index; those in `honest` are checked.
 
     `settle`: seconds after the last fault in which rosters become correct. `pause`: longest time in seconds without a
-    round and without a fault. `still`: longest time in seconds that a running peer stays in one round, whatever faults
-    there are (None: not checked). `orphan`: seconds without a quorum after which the manifest lets peers found a lineage.
+    round and without a fault. `still`: longest time in seconds that a running peer stays in one round after the last fault
+    that affected it, whatever other faults there are (None: not checked). `orphan`: seconds without a quorum after which the manifest lets peers found a lineage.
     """
 
     def __init__(
@@ -250,6 +250,9 @@ class AlwaysInvariants:
             round = process.peer.replica.round
             old = before.get(machine.index)
             since = old[2] if old is not None and old[:2] == (process, round) else now
+            # While a fault affects a peer, its wait for a quorum may begin again: the link to a stopped voter is up, a full
+            # disk prevents a lineage, and voters that return say only later that they have lost their votes.
+            since = max(since, self._last(machine))
             if now > since + still:
                 self._tell("standstill", machine.index, f"in round {round} for {now - since:.0f} s")
                 since = now
