@@ -42,7 +42,10 @@ class Result(Message, frozen=True):
 
 
 class Partial(Message, frozen=True):
-    """One encoded chunk of the partial sum of a ring, from a peer to its successor in the ring. `lineage`: see Result."""
+    """One encoded chunk of the partial sum of a ring, from a peer to its successor in the ring.
+
+    `lineage`: see Result.
+    """
 
     limit: ClassVar[int] = 128
     payload: ClassVar[int] = CHUNK_BYTES + CHUNK_BYTES // 16

@@ -192,7 +192,7 @@ def test_peer_that_is_no_member_gives_way_to_a_lineage_of_strangers():
 
 @pytest.mark.parametrize("round", [ROUND, 0])
 def test_returning_member_gives_way_to_a_lineage_of_strangers(round):
-    """They had the state, and nobody else was there."""
+    """They had the state, and no member was there."""
     scene = Scene(live=(CAT,), round=round)
     scene.entered = False
     base = scene.replica.digest
