@@ -39,7 +39,7 @@ ORACLES: Mapping[str, str] = {
     "banned": "no honest peer is banned by an honest one",
     "buried": "no peer is declared dead that was reachable all the time",
     "roster": "when all has been quiet for a while, every roster is the set of those who are there",
-    "lockstep": "three rounds after the last fault all honest peers are in the same round",
+    "lockstep": "three rounds and ten seconds after the last fault all honest peers are in the same round",
     "lineage": "five rounds and ten seconds after the last fault all honest peers are in one lineage, and none is founded "
     "long after it",
     "standstill": "no honest peer that runs stays in its round for three rounds, the time to found a lineage, and ten seconds "
