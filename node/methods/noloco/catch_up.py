@@ -15,6 +15,9 @@ from thinwire.swarm.messages.registry import PeerId
 class GossipCatchUp:
     """Fetch the state of one of the peers that `draw` returns. `patience`: seconds to wait for an answer."""
 
+    prevails = False
+    """See CatchUp; replicas that differ have no lineages."""
+
     def __init__(
         self,
         replica: Replica,
