@@ -16,7 +16,7 @@ class GossipCatchUp:
     """Fetch the state of one of the peers that `draw` returns. `patience`: seconds to wait for an answer."""
 
     prevails = False
-    """See CatchUp; replicas that differ have no lineages."""
+    """See CatchUp."""
 
     def __init__(
         self,
