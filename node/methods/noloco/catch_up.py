@@ -15,8 +15,7 @@ from thinwire.swarm.messages.registry import PeerId
 class GossipCatchUp:
     """Fetch the state of one of the peers that `draw` returns. `patience`: seconds to wait for an answer."""
 
-    prevails = False
-    """See CatchUp."""
+    prevails = False  # See CatchUp.
 
     def __init__(
         self,
