@@ -281,7 +281,7 @@ class AllGather(DataPlane):
             slot = places.get(key, -1) * len(self.pieces) + index
             piece = self.results.chunks[slot] if slot >= 0 else None
             if piece is not None:
-                frame = Frame(Result(self.round, self.fragment, opened.ballot, slot), piece)
+                frame = Frame(Result(self.round, self.fragment, opened.ballot, slot, opened.lineage), piece)
                 for peer in self._relay_plan.heirs(key, index, opened.alive):
                     self._send_queue.bulk(peer, frame)
 

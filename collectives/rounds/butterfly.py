@@ -232,7 +232,7 @@ class ShardedReduce(DataPlane):
     def _send_result(self, opened: Open, index: int, to: Sequence[PeerId]) -> None:
         result = self.results.chunks[index]
         if result is not None:
-            frame = Frame(Result(self.round, self.fragment, opened.ballot, index), result)
+            frame = Frame(Result(self.round, self.fragment, opened.ballot, index, opened.lineage), result)
             for peer in to:
                 if peer != self.me:
                     self._send_queue.bulk(peer, frame)
@@ -244,7 +244,7 @@ class ShardedReduce(DataPlane):
             return
         self._recorded = opened.ballot
         mine = tuple(self._mine)
-        record = Record(self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine))
+        record = Record(self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine), opened.lineage)
         self._phase(self.round, "record")
         for peer in opened.alive:
             if peer != self.me:

@@ -183,7 +183,9 @@ class Ring(BallotBound):
             return
         lap.sent.add(key)
         kind = Partial if result is None else Result
-        self._send_queue.bulk(lap.right, Frame(kind(self.round, self.fragment, opened.ballot, index), payload))
+        self._send_queue.bulk(
+            lap.right, Frame(kind(self.round, self.fragment, opened.ballot, index, opened.lineage), payload)
+        )
 
     # --- results
 

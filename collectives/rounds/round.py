@@ -179,11 +179,12 @@ class Round:
 
     def on_frame(self, sender: PeerId, frame: Frame) -> None:
         """Handle a checked frame of this round and fragment."""
-        message = frame.message
+        message, lineage = frame.message, self.agreement.terms.lineage
         if getattr(message, "fragment", self.fragment) != self.fragment:
             return
         if isinstance(message, (Chunk, Partial, Result, Record, Subtotal)):
-            self.exchange.take(sender, frame)
+            if getattr(message, "lineage", lineage) == lineage:  # One ballot may exist in several lineages.
+                self.exchange.take(sender, frame)
         elif isinstance(message, Fetch):
             self._serve(sender, message)
         else:
@@ -338,9 +339,16 @@ class Round:
         exchange.asked(sender, message.indices)
         everything = tuple(range(len(exchange.results)))
         if whole:
-            record = Record(self.round, self.fragment, opened.ballot, everything, exchange.results.hashes(everything))
+            record = Record(
+                self.round,
+                self.fragment,
+                opened.ballot,
+                everything,
+                exchange.results.hashes(everything),
+                opened.lineage,
+            )
             self._send_queue.control(sender, record)
         for index in dict.fromkeys(message.indices):
             if index < len(everything) and (result := self.results[index]) is not None:
-                frame = Frame(Result(self.round, self.fragment, opened.ballot, index), result)
+                frame = Frame(Result(self.round, self.fragment, opened.ballot, index, opened.lineage), result)
                 self._send_queue.bulk(sender, frame, later=True)

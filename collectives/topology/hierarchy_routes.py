@@ -23,18 +23,19 @@ class Cluster:
     """Peers of one site in a ballot.
 
     primaries: all of them, sorted, present or not. members: those that take part. working: the members that have
-    duties. entries: their contributions, in peer-id order.
+    duties. entries: their contributions, in peer-id order. lineage: that of the ballot.
     """
 
     primaries: tuple[PeerId, ...]
     members: tuple[PeerId, ...]
     working: frozenset[PeerId]
     entries: tuple[Contribution, ...]
+    lineage: bytes
 
     @cached_property
     def name(self) -> Digest:
         """Hash that identifies the contributions behind the cluster's value."""
-        return blake3.blake3(msgspec.msgpack.encode(self.entries)).digest()
+        return blake3.blake3(msgspec.msgpack.encode((self.lineage, self.entries))).digest()
 
     @property
     def sums(self) -> bool:
@@ -65,6 +66,7 @@ class Routes:
                 tuple(peer for peer in peers if peer in alive),
                 frozenset(working.intersection(peers)),
                 tuple(entry for entry in opened.contributors if self.number.get(entry.peer) == number),
+                opened.lineage,
             )
             for number, peers in enumerate(grouped)
         )

@@ -15,7 +15,7 @@ from thinwire.node.outer.progress_claims import ProgressClaims
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.state.replica import Replica
-from thinwire.swarm.lineage import lineage_of
+from thinwire.swarm.lineage import lineage_of, prevails
 from thinwire.swarm.messages.registry import Ask, Chain, PeerId, StateOffer
 
 TRIES = 3
@@ -60,6 +60,8 @@ class CatchUp:
         """Time since which other peers have proved to be ahead of the round in progress; None if none has."""
         self._outdated = False
         """True if other peers have recovered the state while this peer was away."""
+        self.prevails = False
+        """True if peers have offered a state of a lineage that gives way to ours: they wait for our state."""
 
     @property
     def alone(self) -> bool:
@@ -174,6 +176,7 @@ class CatchUp:
         if self._outdated or not replica.chain:
             return True
         if lineage_of(chain) != replica.lineage:
+            self.prevails |= prevails(replica.chain, chain) and self._proves(offer, chain)
             return self._lineages.gives_way(chain)
         return offer.round >= replica.round + behind
 

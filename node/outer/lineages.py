@@ -11,7 +11,6 @@ from thinwire.node.membership.presence import Presence
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.lineage import (
-    by_strangers,
     descends,
     later,
     lineage_of,
@@ -153,18 +152,13 @@ class Lineages:
     def gives_way(self, chain: Chain) -> bool:
         """Return True if our lineage gives way to that of `chain`.
 
-        While it has a quorum it does not give way to one that was founded in it. Its members never give way to one that
-        strangers alone have founded in it: they found one that prevails over that.
+        While it has a quorum it does not give way to one that was founded in it.
         """
         ours = self._newest
         if not ours or not prevails(chain, ours):
             return False
         if not descends(chain, self._replica.lineage):
             return True
-        parent, child = chain[len(ours) - 1 : len(ours) + 1]
-        published = child.fork.round == newest_round(ours[-1]) and by_strangers(parent, child)
-        if published and self._me in self._replica.members:
-            return False
         return not self._quorate() or not self._entered()
 
     @property

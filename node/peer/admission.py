@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.node.membership.ban_file import BanFile
@@ -59,7 +59,9 @@ class Admission:
         """Found a run, or return to it, see `KnownPeers.come_back`. Raises NoSwarm, Refused."""
         self._take(signed)
         await self._open(open_transport)
-        return await self._known_peers.come_back(self._knock)
+        joins = await self._known_peers.come_back(self._knock)
+        self._seek_others()
+        return joins
 
     async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
         """Find the swarm of an invite within `search` seconds. Raises NoSwarm, Refused, ManifestMismatch."""
@@ -68,6 +70,29 @@ class Admission:
         refusal = await self._knock((*seeds, *self._known_peers.known()), search, ())
         if refusal is not None:
             raise refusal
+        self._seek_others()
+
+    def _seek_others(self) -> None:
+        """Continue to dial the peers that are known from the last process."""
+        if contacts := self._known_peers.known():
+            self.presence.attend(self._seek(contacts))
+
+    async def _seek(self, contacts: Iterable[Contact]) -> None:
+        """Dial one of `contacts` in each reconnect period until the roster knows them all, at most for a day.
+
+        From then on the roster reconnects to them. Without this, two parts of a swarm whose peers have all restarted apart
+        would never find each other again.
+        """
+        missing, preset, roster = list(contacts), self._preset, self.presence.roster
+        until = self._environment.now() + preset.tombstone
+        while missing and self._environment.now() < until:
+            await asyncio.sleep(preset.reconnect_period)
+            records = [record for peer in roster.states() if (record := roster.record_of(peer)) is not None]
+            known = {record.transport_key for record in records}
+            missing = [contact for contact in missing if contact.transport_key not in known]
+            if missing:
+                missing.append(missing.pop(0))
+                await self._knock(missing[-1:], 0.0, (), enter=self._learn)
 
     async def _open(self, open_transport: OpenTransport) -> None:
         self.transport = await open_transport(self._admit)
@@ -101,16 +126,33 @@ class Admission:
         roster.convict(self._ban_file.load(), environment.now())
         self.running = asyncio.create_task(self.presence.run())
 
-    async def _knock(self, contacts: Sequence[Contact], seconds: float, lasting: Sequence[str]) -> HintedError | None:
+    async def _knock(
+        self,
+        contacts: Sequence[Contact],
+        seconds: float,
+        lasting: Sequence[str],
+        *,
+        enter: Callable[[Welcome], None] | None = None,
+    ) -> HintedError | None:
         def hello() -> Hello:
             return Hello(VERSION, self._run_id, self.presence.roster.record.wire)
 
         return await knock(
-            contacts, hello, self._welcome, self.transport, self._environment, seconds=seconds, lasting=lasting
+            contacts,
+            hello,
+            enter or self._welcome,
+            self.transport,
+            self._environment,
+            seconds=seconds,
+            lasting=lasting,
         )
 
     def _welcome(self, told: Welcome) -> None:
         self._take(SignedManifest(told.manifest, told.author, told.manifest_signature))
+        self._learn(told)
+
+    def _learn(self, told: Welcome) -> None:
+        """Learn the records of the peer that admits us, and of others that it knows."""
         for wire in (told.record, *told.records):
             try:
                 record = PeerRecord.parse(wire, run_id=self._run_id, now=int(self._environment.wall()))

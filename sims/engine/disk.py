@@ -155,7 +155,8 @@ class SimDisk:
         if len(new) < len(data):
             _fail(errno.ENOSPC, path)
         self._change("sync", path, grows=grows)
-        file.durable = bytes(file.live)
+        if not self.lying:
+            file.durable = bytes(file.live)
 
     def size(self, path: Path) -> int:
         return len(self._file(path).live)

@@ -27,7 +27,12 @@ ROUNDS = 3
 """Rounds after which all peers are in step again."""
 
 REUNION_ROUNDS, REUNION_SECONDS = 5, 10.0
-"""Rounds and seconds after the last fault in which lineages become one."""
+"""Rounds and seconds after the last fault in which lineages become one.
+
+Peers of one lineage have the seconds, too, to be in step. Asynchronous rounds take less than a second, but a peer that is
+behind needs up to 3 s for its links, a patience until it believes that, two for the results of a commit that it knows, and
+one to fetch the state; a patience is 2 s.
+"""
 
 ORPHAN, SPARE = 10.0, 10.0
 """Seconds without a quorum until the remaining peers found a lineage, and more until a round."""
@@ -53,8 +58,9 @@ class AlwaysInvariants:
     """Checker of these invariants. `machines` by index; those in `honest` are checked.
 
     `settle`: seconds after the last fault in which rosters become correct. `pause`: longest time in seconds without a
-    round and without a fault. `still`: longest time in seconds that a running peer stays in one round, whatever faults
-    there are (None: not checked). `orphan`: seconds without a quorum after which the manifest lets peers found a lineage.
+    round and without a fault. `still`: longest time in seconds that a running peer stays in one round after the last fault
+    that affected it, whatever other faults there are (None: not checked). `orphan`: seconds without a quorum after which
+    the manifest lets peers found a lineage.
     """
 
     def __init__(
@@ -168,9 +174,10 @@ class AlwaysInvariants:
             self._rosters(running, now)
         if now <= self._quiet_since:
             self._start = frontier
-        elif frontier >= self._start + self._rounds and self._oracles.together:
-            self._lockstep(running, frontier, now)
-            if frontier >= self._start + self._reunion_rounds and now > self._quiet_since + REUNION_SECONDS:
+        elif now > self._quiet_since + REUNION_SECONDS and self._oracles.together:
+            if frontier >= self._start + self._rounds:
+                self._lockstep(running, frontier, now)
+            if frontier >= self._start + self._reunion_rounds:
                 self._one_lineage(running, now)
         if self._still is not None:
             self._standstill(running, self._still, now)
@@ -266,6 +273,9 @@ class AlwaysInvariants:
             round = process.peer.replica.round
             old = before.get(machine.index)
             since = old[2] if old is not None and old[:2] == (process, round) else now
+            # While a fault affects a peer, its wait for a quorum may begin again: the link to a stopped voter is up, a full
+            # disk prevents a lineage, and voters that return say only later that they have lost their votes.
+            since = max(since, self._last(machine))
             if now > since + still:
                 self._tell("standstill", machine.index, f"in round {round} for {now - since:.0f} s")
                 since = now

@@ -40,10 +40,11 @@ ORACLES: Mapping[str, str] = {
     "outcast": "a peer that votes twice in each ballot is banned by all honest peers fifteen seconds later",
     "buried": "no peer is declared dead that was reachable all the time",
     "roster": "when all has been quiet for a while, every roster is the set of those who are there",
-    "lockstep": "three rounds after the last fault all honest peers are in the same round",
+    "lockstep": "three rounds and ten seconds after the last fault all honest peers are in the same round",
     "lineage": "five rounds and ten seconds after the last fault all honest peers are in one lineage, and none is founded "
     "long after it",
-    "standstill": "no honest peer that runs stays in its round for three rounds, the time to found a lineage, and ten seconds",
+    "standstill": "no honest peer that runs stays in its round for three rounds, the time to found a lineage, and ten seconds "
+    "after the last fault that affected it",
     "progress": "without faults, rounds continue and joiners enter",
     "caps": "every queue and table is within its bound",
     "trace": "a rerun of the seed has the same trace",

@@ -267,6 +267,8 @@ class Process:
 
     async def _open(self, admit: Admit) -> Transport:
         machine, spec = self.machine, self.machine.spec
+        if not self.alive:  # Killed before its first step: the tasks that it has begun are cancelled only later.
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         transport = machine.world.net.transport(machine.identity, machine.world.run_id, admit, machine.address)
         transport.uplink.rate, transport.downlink.rate = spec.up, spec.down
         transport.loss, transport.jitter = spec.loss, spec.jitter

@@ -324,7 +324,7 @@ class Blame(Message, frozen=True):
 class Record(Message, frozen=True):
     """Hashes of an owner's results in a ballot.
 
-    `indices` are the chunks, `hashes` is the concatenated blake3 of each encoded result.
+    `indices` are the chunks, `hashes` is the concatenated blake3 of each encoded result. `lineage`: see Result.
     """
 
     limit: ClassVar[int] = 40_000
@@ -334,6 +334,7 @@ class Record(Message, frozen=True):
     ballot: Ballot
     indices: Annotated[tuple[U16, ...], Meta(max_length=MAX_CHUNKS)]
     hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
+    lineage: Lineage = b""
 
 
 class Vote(Message, frozen=True):

@@ -25,7 +25,10 @@ class Chunk(Message, frozen=True):
 
 
 class Result(Message, frozen=True):
-    """One encoded chunk of the aggregate, from its owner (or, in a repair, from any peer that has it)."""
+    """One encoded chunk of the aggregate, from its owner (or, in a repair, from any peer that has it).
+
+    `lineage`: that of the round, see Fork. One ballot may exist in several lineages.
+    """
 
     limit: ClassVar[int] = 128
     payload: ClassVar[int] = CHUNK_BYTES + CHUNK_BYTES // 16
@@ -35,10 +38,14 @@ class Result(Message, frozen=True):
     fragment: U16
     ballot: Ballot
     index: U16
+    lineage: Lineage = b""
 
 
 class Partial(Message, frozen=True):
-    """One encoded chunk of the partial sum of a ring, from a peer to its successor in the ring."""
+    """One encoded chunk of the partial sum of a ring, from a peer to its successor in the ring.
+
+    `lineage`: see Result.
+    """
 
     limit: ClassVar[int] = 128
     payload: ClassVar[int] = CHUNK_BYTES + CHUNK_BYTES // 16
@@ -48,6 +55,7 @@ class Partial(Message, frozen=True):
     fragment: U16
     ballot: Ballot
     index: U16
+    lineage: Lineage = b""
 
 
 class Subtotal(Message, frozen=True):

@@ -15,6 +15,8 @@ from thinwire.swarm.messages.registry import PeerId
 class GossipCatchUp:
     """Fetch the state of one of the peers that `draw` returns. `patience`: seconds to wait for an answer."""
 
+    prevails = False  # See CatchUp.
+
     def __init__(
         self,
         replica: Replica,

@@ -132,8 +132,8 @@ class Scene:
         opened = msgspec.structs.replace(opened, seal=sign_message(statement(opened), b"", KEYS[ANN], RUN))
         sign = lambda peer, message: sign_message(message, b"", KEYS[peer], RUN)  # noqa: E731
         self.on_message(ANN, freely(opened, (ANN, BEN), sign))
-        self.on_message(ANN, Record(number, 0, ballot, (0,), hashes_of([values])))
-        self.on_message(ANN, Result(number, 0, ballot, 0), values)
+        self.on_message(ANN, Record(number, 0, ballot, (0,), hashes_of([values]), terms.lineage))
+        self.on_message(ANN, Result(number, 0, ballot, 0, terms.lineage), values)
         digest = digest_of([blake3.blake3(values).digest()])
         vote = vote_for(opened, digest)
         proofs = tuple(Proof(peer, sign_message(vote, b"", KEYS[peer], RUN)) for peer in sorted((ANN, BEN)))

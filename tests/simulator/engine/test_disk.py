@@ -232,3 +232,21 @@ def test_disk_that_lies_about_syncs_loses_synced_data_in_a_crash() -> None:
         assert "old" in found and disk.read(Path("/run/old"), 10) == b"data"
         kept.add("new" in found)
     assert kept == {False, True}, "as another file that was not synced, it remains or not"
+
+
+def test_disk_that_lies_about_syncs_forgets_what_was_overwritten() -> None:
+    path, states = Path("/d/a"), set()
+    for seed in range(20):
+        disk = SimDisk(random.Random(seed))
+        disk.make_directory(path.parent)
+        file = disk.create(path)
+        file.write(b"o" * PAGE)
+        file.sync()
+        disk.sync_directory(path.parent)
+        disk.lying = True
+        disk.overwrite(path, b"n" * PAGE)
+        assert disk.read(path, PAGE) == b"n" * PAGE
+        disk.crash()
+        page = disk.read(path, PAGE)
+        states.add(page[:1] + page[-1:])
+    assert states == {b"oo", b"nn", b"no"}

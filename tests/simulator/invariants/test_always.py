@@ -276,6 +276,19 @@ def test_peer_that_stays_in_its_round_is_a_violation_also_during_a_fault():
     assert set(swarm.told) == {("standstill", 1)}
 
 
+def test_peer_that_stays_in_its_round_is_a_violation_only_for_long_enough_after_a_fault_that_affected_it():
+    """Its wait for a quorum may have begun again at the end of the fault."""
+    swarm, told = _Swarm(3, still=29.0), []
+    swarm.invariants.disturb(1e6)
+    swarm.invariants.touch([0, 1], 20.0)
+    swarm.invariants.touch([0], 25.0)
+    for second in range(60):
+        swarm.set(7, 7, second)
+        swarm.invariants.look(float(second))
+        told += [(second, peer) for _, peer in swarm.told[len(told) :]]
+    assert told == [(50, 1), (55, 0)]
+
+
 def test_standstill_is_not_checked_without_a_limit():
     swarm = _Swarm(1)
     for second in range(100):

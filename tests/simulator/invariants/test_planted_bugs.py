@@ -25,7 +25,7 @@ BACK = (
 
 # Planted bug; seed; faults (None: the seed's); seconds; invariants that may find it.
 CASES = {
-    "apply_before_commit": (20, None, 25.0, {"agreement", "lockstep"}),
+    "apply_before_commit": (20, None, 25.0, {"agreement", "lockstep", "progress"}),
     "residual_not_rolled_back": (2, PIECES, 62.0, {"weight"}),
     "timers_before_draining": (3, PAUSES, 33.0, {"buried"}),
     "arrival_order": (3, None, 25.0, {"aggregate"}),

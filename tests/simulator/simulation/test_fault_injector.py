@@ -77,6 +77,15 @@ def test_lying_sync_ends_with_a_loss_of_power_of_a_disk_that_forgot():
     assert len(done) == 2 and disk.read(Path("/run/after"), 100) == bytes(100)
 
 
+def test_process_that_is_killed_in_the_moment_of_its_start_opens_no_port():
+    """The first fault boots a process. The second kills it before the tasks that it has begun have run (seed 4)."""
+    faults = (Fault(3.0, "lying-sync", (1,), 2.0), Fault(3.5, "lying-sync", (1,), 1.5))
+    scenario = swarm_of(3, manifest_of("sync_every = 4\n"), seconds=12.0, faults=faults)
+    run = simulate(scenario, seed=4, preset=PACE)
+    assert [event.at for event in events_of(run, "up") if event.peer == 1][1:] == [5.0, 5.0]
+    assert run.violations == ()
+
+
 def _held(net, ids):
     """Return pair of indices -> effect on an attempt of the first to connect to the second."""
     pairs = [(i, j) for i in range(len(ids)) for j in range(len(ids)) if i != j]

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from kit.outer.chains import RESULTS, certificate, fork_of, sign, verify
 from thinwire.collectives.consensus.chain import decode, encode, end_of, extended, founded, proven
-from thinwire.collectives.consensus.proposal import by_seniority, electorate_digest, name_of
+from thinwire.collectives.consensus.proposal import by_seniority, electorate_digest, vote_for
 from thinwire.swarm.lineage import later, lineage_of, newest_round, prevails
-from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, MAX_ERAS, Commit, Era, Proof, Vote
+from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, MAX_ERAS, Commit, Era, Proof
 
 IDS = tuple(bytes([number]) * 32 for number in range(1, 20))
 ANN, BEN, CAT, DAN, EVE = IDS[:5]
@@ -127,7 +127,7 @@ def test_votes_of_other_lives_of_known_members_do_not_confirm_a_round():
 def _voted(proof, **changes):
     """Return a changed certificate with valid votes of its members for the changed round."""
     opened = msgspec.structs.replace(proof.commit.opened, **changes)
-    vote = Vote(opened.round, 0, opened.ballot, name_of(opened), RESULTS)
+    vote = vote_for(opened, RESULTS)
     votes = tuple(Proof(peer, sign(peer, vote)) for peer in sorted(set(proof.members)))
     return msgspec.structs.replace(proof, commit=Commit(opened, RESULTS, votes))
 

@@ -409,3 +409,20 @@ def test_message_of_another_data_plane_is_ignored():
     opened = harness.open()
     harness.on_message(IDS[1], Subtotal(1, 0, bytes(32), 0), b"x")
     assert harness.round.exchange.opened == opened
+
+
+def test_data_of_another_lineage_is_ignored_although_its_ballot_has_the_same_number(harness):
+    """A partial sum has no hash that binds it to the contributions, and an owner signs its record of each lineage."""
+    other, wrong = b"l" * 16, {index: bytes(4 * GRID.size(index)) for index in (*MINE, *PASSING, *BEGUN)}
+    for index in (*PASSING, *MINE):
+        harness.on_message(LEADER, Partial(1, 0, FIRST, index, other), wrong[index])
+    for owner, indices in ((LEADER, BEGUN), (OTHER, PASSING)):
+        hashes = hashes_of(wrong[index] for index in indices)
+        harness.on_message(owner, Record(1, 0, FIRST, indices, hashes, other))
+        for index in indices:
+            harness.on_message(owner, Result(1, 0, FIRST, index, other), wrong[index])
+    assert harness.round.lacking == 0 and not any(harness.round.results) and harness.sent(Vote) == []
+    harness.finish()
+    ((_, vote, _),) = harness.sent(Vote)
+    assert vote.digest == digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
+    assert harness.blamed() == []

@@ -160,6 +160,18 @@ def test_peer_fetches_later_states_of_its_lineage_and_those_of_a_prevailing_one(
     assert not here.accepts[0](offer(round, chain), chain), "the chain is of another round"
 
 
+@pytest.mark.parametrize(
+    ("chain", "proven", "prevails"), [(begun(4), 4, True), (begun(4), 3, False), (BETTER, 4, False)]
+)
+def test_peer_notes_a_proved_offer_of_a_lineage_that_gives_way_to_its_own(chain, proven, prevails):
+    """Those peers wait for its state, so a longer search for a newer one is in vain."""
+    here = Here(fetched=[None])
+    here.newer()
+    here.proven = proven
+    here.accepts[0](offer(4, chain), chain)
+    assert here.catch_up.prevails == prevails
+
+
 def test_peer_without_a_state_takes_any_trusted_one():
     here = Here(chain=(), fetched=[None])
     here.newer()

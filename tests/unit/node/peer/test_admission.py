@@ -33,11 +33,16 @@ class Knocking(Admission):
         directory = RunDirectory(folder)
         super().__init__(AUTHOR, run_id, environment, directory, known_peers, LOCAL, lambda kind, fields: None, "")
         self._scripted = transport
+        self.members, self.tasks = {}, []
+        """Peer id -> record in the roster; tasks that run beside the presence."""
 
     async def _open(self, open_transport):
         assert self._scripted is not None, "the manifest comes first"
         self.transport = self._scripted
-        self.presence = SimpleNamespace(roster=SimpleNamespace(record=SimpleNamespace(wire=b"")))
+        roster = SimpleNamespace(
+            record=SimpleNamespace(wire=b""), states=lambda: self.members, record_of=self.members.get
+        )
+        self.presence = SimpleNamespace(roster=roster, attend=self.tasks.append)
 
     def _welcome(self, told):
         pass
@@ -54,7 +59,7 @@ def test_manifest_with_impossible_codec_is_another_version(tmp_path, codec):
     assert "another version" in error.value.hint and not hasattr(admission, "manifest")
 
 
-ADDRESSES = [Contact(f"10.0.0.{index}:7000", bytes(32)) for index in range(3)]
+ADDRESSES = [Contact(f"10.0.0.{index}:7000", bytes([index]) * 32) for index in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +93,46 @@ def test_restarted_founder_searches_for_its_swarm(tmp_path, answers, alone, seco
         with pytest.raises(found):
             virtual_loop.run(admission.found(signed, None), seed=1)
     assert seconds <= time[0] < seconds + 4
+    assert len(admission.tasks) == isinstance(found, bool)
+    for task in admission.tasks:
+        task.close()
+
+
+@pytest.mark.parametrize("come", [2, 1])
+def test_peer_dials_those_that_it_knew_until_its_roster_knows_them_or_for_a_day(tmp_path, come):
+    """The others do not answer the search; `come`: number of those that the roster learns of after an hour."""
+    dialled = {contact: [] for contact in ADDRESSES}
+
+    class Transport:
+        async def meet(self, contact, hello):
+            dialled[contact].append(virtual_loop.current().time())
+            return Refuse("refused", "")
+
+    async def main():
+        admission = Knocking(
+            sign(b"", AUTHOR), tmp_path, transport=Transport(), now=lambda: virtual_loop.current().time()
+        )
+        assert not await admission.found(sign(b"", AUTHOR), None)
+        assert all(len(times) == 1 for times in dialled.values())
+        seeks = asyncio.create_task(admission.tasks[0])
+        await asyncio.sleep(3600.0)
+        for contact in ADDRESSES[:come]:
+            admission.members[contact.address] = SimpleNamespace(transport_key=contact.transport_key)
+        await asyncio.sleep(3600.0)
+        if come == 2:
+            admission.members["late"] = SimpleNamespace(transport_key=ADDRESSES[2].transport_key)
+        await seeks
+        return virtual_loop.current().time()
+
+    KnownPeersFile(tmp_path / "anchors.json", RealDisk()).save(ADDRESSES)
+    ended = virtual_loop.run(main(), seed=1, limit=1e6)
+    period, late = LOCAL.reconnect_period, ADDRESSES[come:]
+    for contact, times in dialled.items():
+        last = 7200.0 if come == 2 else LOCAL.tombstone
+        assert times[-1] == pytest.approx(last if contact in late else 3600.0, abs=3 * period + 1)
+        gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+        assert max(gaps) <= 3 * period + 1e-6
+    assert ended == pytest.approx(7200.0 if come == 2 else LOCAL.tombstone, abs=3 * period + 1)
 
 
 def test_founder_with_unreadable_known_peers_does_not_restart_run(tmp_path):
