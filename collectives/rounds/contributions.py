@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
-from thinwire.collectives.aggregation import lower_median, outliers
+from thinwire.collectives.aggregation.screening import lower_median, outliers
 from thinwire.collectives.topology.shards import Grid, Key
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
@@ -110,6 +110,10 @@ class Contributions:
         else:
             self._news.setdefault(name, {})[index] = after
         return far
+
+    def norm(self, key: Key, index: int) -> float:
+        """Return the norm of a screened chunk, 0 if it was not screened."""
+        return self._norms.get(key, {}).get(index, 0.0)
 
     def drop(self, key: Key, index: int) -> None:
         """Free a useless chunk; another may replace it."""

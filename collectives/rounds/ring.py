@@ -19,11 +19,18 @@ has a ring without it. Frames of a ballot with another ring are rejected, howeve
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
+from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.consensus.blame import BROKEN
+from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.ballot_bound import BallotBound
 from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.rounds.reducer import Reducer
 from thinwire.collectives.rounds.ring_schedule import RingPosition, joined
+from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.norm_clip import CLIP_FROM
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Contribution, Open, Partial, PeerId, Result
@@ -31,11 +38,23 @@ from thinwire.swarm.messages.registry import Contribution, Open, Partial, PeerId
 PASSED = 0
 """Announcement number for data that a neighbour passed on; real numbers start at 1."""
 
+LONGER = 5.0
+"""A guarded ring is broken if a partial mean is longer than our contribution by more than this factor."""
+
 
 class Ring(BallotBound):
-    """Data plane of a ring. Ballots without a ring work as in `ShardedReduce`."""
+    """Data plane of a ring. Ballots without a ring work as in `ShardedReduce`.
+
+    guarded: a partial mean that is much longer than our own contribution breaks the ring.
+    """
 
     _lap: RingPosition | None = None
+
+    def __init__(
+        self, agreement: Agreement, *, codec: Codec, pool: BufferPool, guarded: bool = False, **sharded: Any
+    ) -> None:
+        super().__init__(agreement, codec=codec, pool=pool, **sharded)
+        self._adder, self._guarded = Reducer(codec, mean, pool), guarded
 
     @property
     def broken(self) -> bool:
@@ -117,7 +136,7 @@ class Ring(BallotBound):
             return
         weights = [float(entry.weight) for entry in way.adds[place]]
         before, size = way.before[place], self.grid.size(index)
-        made = joined(self._reducer, passed, before, own, weights, size)
+        made = joined(self._adder, passed, before, own, weights, size)
         lap.passed.pop(index, None)
         self._progress()
         if way.stations[-1] == self.me:
@@ -152,7 +171,21 @@ class Ring(BallotBound):
         for peer in far:
             outside = any(entry.peer == peer for entry in entries) and peer != self.me
             self.agreement.accuse(peer, "norm" if outside else BROKEN, self._now())
+        if not far and left is not None and self._too_long(left, index):
+            self.agreement.accuse(left, BROKEN, self._now())
+            return False
         return not far
+
+    def _too_long(self, left: PeerId, index: int) -> bool:
+        """Return whether a partial mean is much longer than our own contribution.
+
+        The mean of honest contributions is hardly longer than one of them. A ring cannot clip, since no station sees the
+        norms of all; the next ballot has owners, and they clip.
+        """
+        opened, own = self.opened, self._contributions.norm((self.me, self._attempt), index)
+        if not self._guarded or opened is None or len(opened.contributors) < CLIP_FROM:
+            return False
+        return 0.0 < LONGER * own < self._contributions.norm((left, PASSED), index)
 
     def _take_partial(self, sender: PeerId, message: Partial, frame: Frame) -> None:
         """Take the left neighbour's partial sum."""

@@ -50,7 +50,7 @@ class RoundStarter:
             identity,
             run_id,
             codec=replica.codec,
-            rule=exchange.aggregation,
+            rule=exchange.rule,
             send_queue=presence.send_queue,
             now=now,
             live=presence.live,
@@ -73,7 +73,7 @@ class RoundStarter:
         self.ahead = False
         """True if our votes show that this peer has been further than its state."""
         self._plan = blake3.blake3(
-            msgspec.msgpack.encode([replica.layout, replica.codec.spec, cut.total, cut.chunk, exchange.aggregation])
+            msgspec.msgpack.encode([replica.layout, replica.codec.spec, cut.total, cut.chunk, exchange.rule])
         ).digest()
 
     def start(self, attempt: int, last: Round | None = None) -> Round:

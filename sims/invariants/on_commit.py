@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.aggregation import NORM_LIMIT, RULES
+from thinwire.collectives.aggregation.rules import dense_rule
+from thinwire.collectives.aggregation.screening import NORM_LIMIT
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.topology.shards import grid
@@ -105,7 +106,7 @@ class CommitInvariants:
         self._known = method in ("diloco", "muloco", "merge", "noloco", "streaming") and not manifest.sparse
         self.samples = DataOnceInvariant(tell) if manifest.data.exactly_once else None
         self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
-        self._rule = RULES[manifest.exchange.aggregation]
+        self._rule = dense_rule(manifest.exchange.rule)
         self.pairs = GossipInvariants(manifest, honest, tell) if manifest.outer.gossip else None
         self._claims: dict[tuple[str, int], dict[Digest, dict[int, None]]] = {}
         self._states: dict[Digest, _State] = {}
@@ -290,7 +291,7 @@ class CommitInvariants:
         theta, momentum, outer = old.theta.copy(), old.momentum.copy(), self._manifest.outer
         cut = grid(theta.size, self._codec)
         weights, sites = [float(entry.weight) for entry in commit.opened.contributors], sites_of(commit)
-        around = round_ring(self._codec, self._rule, commit.opened, len(cut)) if commit.opened.order else None
+        around = round_ring(self._codec, commit.opened, len(cut)) if commit.opened.order else None
         for chunk in range(len(cut)):
             start, stop = cut.span(chunk)
             payloads = []
