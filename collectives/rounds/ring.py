@@ -51,8 +51,15 @@ class Ring(BallotBound):
     _lap: RingPosition | None = None
 
     def __init__(
-        self, agreement: Agreement, *, codec: Codec, pool: BufferPool, guarded: bool = False, **sharded: Any
+        self,
+        agreement: Agreement,
+        *,
+        codec: Codec,
+        pool: BufferPool | None = None,
+        guarded: bool = False,
+        **sharded: Any,
     ) -> None:
+        pool = pool or BufferPool()
         super().__init__(agreement, codec=codec, pool=pool, **sharded)
         self._adder, self._guarded = Reducer(codec, mean, pool), guarded
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import blake3
 import numpy as np
-from thinwire.collectives.aggregation.means import mean
+from thinwire.collectives.aggregation.rules import RULES
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of
@@ -39,7 +39,7 @@ GRID = grid(6 * 4096 - 100, CODEC)
 """Six chunks, the last one shorter."""
 
 FIRST, SECOND = Ballot(1, LEADER), Ballot(2, LEADER)
-DENSE = {"codec": CODEC, "grid": GRID, "rule": mean, "seed": b"seed"}
+DENSE = {"codec": CODEC, "grid": GRID, "rule": RULES["mean"], "seed": b"seed"}
 """Arguments of the data planes that average dense values."""
 
 Sent = tuple[PeerId, Message, bytes]
@@ -94,7 +94,7 @@ def dense_payloads(seed: int) -> list[bytes]:
 def mean(chunks: Sequence[bytes], weights: Sequence[float]) -> bytes:
     """Return the weighted mean of a chunk's contributions, encoded with CODEC."""
     out = np.empty(len(chunks[0]) // 4, np.float32)
-    mean(CODEC, [np.frombuffer(chunk, np.uint8) for chunk in chunks], weights, out)
+    RULES["mean"](CODEC, [np.frombuffer(chunk, np.uint8) for chunk in chunks], weights, out)
     return out.tobytes()
 
 
