@@ -8,6 +8,7 @@ from typing import Protocol
 from thinwire.collectives.aggregation.screening import lower_median, outliers
 from thinwire.collectives.topology.shards import Grid, Key
 from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.norm_clip import CLIP_FROM
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.messages.registry import Contribution, Digest, PeerId
 
@@ -114,6 +115,22 @@ class Contributions:
     def norm(self, key: Key, index: int) -> float:
         """Return the norm of a screened chunk, 0 if it was not screened."""
         return self._norms.get(key, {}).get(index, 0.0)
+
+    def ratios(self, contributors: Sequence[Contribution]) -> dict[PeerId, float]:
+        """Return each contributor's norm in units of the lower median: the lower median of these ratios over the chunks.
+
+        Only chunks count of which we know enough non-zero norms to clip them.
+        """
+        keys = [(entry.peer, entry.attempt) for entry in contributors]
+        found: dict[PeerId, list[float]] = {}
+        for index in sorted({index for key in keys for index in self._norms.get(key, ())}):
+            norms = {key[0]: self._norms[key][index] for key in keys if index in self._norms.get(key, ())}
+            present = [norm for norm in norms.values() if norm > 0.0]
+            if len(present) >= CLIP_FROM:
+                middle = lower_median(present)
+                for peer, norm in norms.items():
+                    found.setdefault(peer, []).append(norm / middle)
+        return {peer: lower_median(each) for peer, each in found.items()}
 
     def drop(self, key: Key, index: int) -> None:
         """Free a useless chunk; another may replace it."""

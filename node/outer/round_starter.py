@@ -82,6 +82,8 @@ class RoundStarter:
         `attempt`: number of our last announcement in it. `last`: the round before, or the same round, that ends now.
         """
         replica, exchange, limit = self.replica, self._manifest.exchange, self.straggler_grace.limit
+        if last is not None and self.presence.watch is not None:
+            self.presence.watch.contributed(last.exchange.ratios, last.round, fragment=self._fragment)
         terms = RoundTerms(
             replica.round + 1,
             self._fragment,

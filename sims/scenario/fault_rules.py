@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from thinwire.sims.scenario.faults import KINDS, LIES, Fault
+from thinwire.sims.scenario.faults import ATTACKS, KINDS, LIES, Fault
 from thinwire.sims.scenario.toml_table_reader import nearest
 
 ALONE = frozenset(
@@ -70,4 +70,5 @@ def odd(fault: Fault, peers: int) -> tuple[str, str] | None:
 
 def no_lie(kind: str) -> str:
     """Return "" for a kind of lie, else a hint."""
-    return "" if kind in LIES else nearest(kind, LIES, "ways to lie: ")
+    known = {**LIES, **ATTACKS}
+    return "" if kind in known else nearest(kind, known, "ways to lie: ")

@@ -62,6 +62,16 @@ LIES: Mapping[str, str] = {
 }
 """Kind of lie -> behaviour of the peer; byzantine.py implements each."""
 
+ATTACKS: Mapping[str, str] = {
+    "flip10": "announces and sends its update with the sign turned, ten times as long",
+    "scale900": "announces and sends its update 900 times as long, just within the limit on norms",
+    "1e30": "announces and sends an update of nothing but the value 1e30",
+    "inf": "announces and sends infinite values",
+    "constant": "announces and sends the same value for all parameters, ten times as long as its update",
+    "repeat": "announces and sends its first update again and again",
+}
+"""Further kinds of lie, which only scenarios script; trials draw from LIES."""
+
 QUIET = 0.75
 """Fraction of a run after which no fault occurs, so that the swarm has time to recover."""
 
