@@ -39,7 +39,7 @@ PASSED = 0
 """Announcement number for data that a neighbour passed on; real numbers start at 1."""
 
 LONGER = 5.0
-"""A guarded ring is broken if a partial mean is longer than our contribution by more than this factor."""
+"""A guarded ring is broken if a contribution in a partial mean seems longer than ours by more than this factor."""
 
 
 class Ring(BallotBound):
@@ -139,7 +139,7 @@ class Ring(BallotBound):
         if index in lap.made or self.results.chunks[index] is not None or (place and passed is None):
             return
         own = self._adding(opened, way.adds[place], index)
-        if own is None or not self._usable(way.adds[place], index, lap.left if place else None):
+        if own is None or not self._usable(way.adds[place], index, place):
             return
         weights = [float(entry.weight) for entry in way.adds[place]]
         before, size = way.before[place], self.grid.size(index)
@@ -163,8 +163,8 @@ class Ring(BallotBound):
             self._contributions.own(self.me, self._attempt, index, self._source[index])
         return self._contributions.of(entries, index)
 
-    def _usable(self, entries: Sequence[Contribution], index: int, left: PeerId | None) -> bool:
-        """Return whether all norms are usual.
+    def _usable(self, entries: Sequence[Contribution], index: int, place: int) -> bool:
+        """Return whether all norms are usual at station number `place` of the chunk's path.
 
         Our own is screened before a neighbour screens it.
         """
@@ -173,26 +173,28 @@ class Ring(BallotBound):
             if reason:
                 self.agreement.accuse(self.me, reason, self._now())
                 return False
+        left = self._lap.left if self._lap is not None and place else None
         judged = [*entries, *([] if left is None else [Contribution(left, PASSED, 0)])]
         far = self._contributions.beyond(judged, self._key, index)
         for peer in far:
             outside = any(entry.peer == peer for entry in entries) and peer != self.me
             self.agreement.accuse(peer, "norm" if outside else BROKEN, self._now())
-        if not far and left is not None and self._too_long(left, index):
+        if not far and left is not None and self._too_long(left, index, place):
             self.agreement.accuse(left, BROKEN, self._now())
             return False
         return not far
 
-    def _too_long(self, left: PeerId, index: int) -> bool:
-        """Return whether a partial mean is much longer than our own contribution.
+    def _too_long(self, left: PeerId, index: int, place: int) -> bool:
+        """Return whether a partial mean from `place` stations is much longer than our own contribution.
 
-        The mean of honest contributions is hardly longer than one of them. A ring cannot clip, since no station sees the
-        norms of all; the next ballot has owners, and they clip.
+        The mean of honest contributions is hardly longer than one of them; one that is LONGER times as long adds to it.
+        A ring cannot clip, since no station sees the norms of all; the next ballot has owners, and they clip.
         """
         opened, own = self.opened, self._contributions.norm((self.me, self._attempt), index)
         if not self._guarded or opened is None or len(opened.contributors) < CLIP_FROM:
             return False
-        return 0.0 < LONGER * own < self._contributions.norm((left, PASSED), index)
+        limit = (place - 1 + LONGER) / place * own
+        return 0.0 < limit < self._contributions.norm((left, PASSED), index)
 
     def _take_partial(self, sender: PeerId, message: Partial, frame: Frame) -> None:
         """Take the left neighbour's partial sum."""
