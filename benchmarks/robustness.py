@@ -222,10 +222,7 @@ def dense(spec: AggregationSpec, *, screened: bool = True) -> Callable[[], Aggre
             far, usual = outliers(norms, usual)
             kept = [at for at in range(len(rows)) if bytes([at]) in norms and not (screened and bytes([at]) in far)]
             out = np.zeros(rows[0].size, np.float32)
-            try:
-                rule(codec, [rows[at].tobytes() for at in kept], [weights[at] for at in kept], out)
-            except NotEnoughPeers:
-                out[:] = 0.0  # the round does not count: the previous parameters stay
+            rule(codec, [rows[at].tobytes() for at in kept], [weights[at] for at in kept], out)
             return out
 
         return aggregate
@@ -274,7 +271,10 @@ def run(task: Task, make: Callable[[], Aggregate], attack: str = "", liars: int 
         sent = [*view.honest, *(lie.lie(view) if liars else ())]
         # The manifest bounds the weight of a contribution: exchange.max_weight.
         weights = [1.0] * (peers - liars) + [min(1.0, lie.weight)] * liars
-        delta = aggregate([np.ascontiguousarray(row, np.float32) for row in sent], weights)
+        try:
+            delta = aggregate([np.ascontiguousarray(row, np.float32) for row in sent], weights)
+        except NotEnoughPeers:
+            continue  # the round does not count: the previous parameters stay
         with np.errstate(over="ignore", invalid="ignore"):
             outer_step(theta, momentum, np.ascontiguousarray(delta), 0.7, 0.5)
         if not np.isfinite(theta).all():

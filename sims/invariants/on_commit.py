@@ -17,6 +17,7 @@ from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
+from thinwire.compression.core.norm_clip import CLIP_FROM
 from thinwire.compression.core.types import Floats
 from thinwire.compression.kernels.base import outer_step
 from thinwire.node.methods.registry import METHODS
@@ -107,6 +108,8 @@ class CommitInvariants:
         self.samples = DataOnceInvariant(tell) if manifest.data.exactly_once else None
         self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
         self._rule = dense_rule(manifest.exchange.rule)
+        # A cluster or a ring clips fewer contributions than there are in all.
+        self._clips = manifest.exchange.aggregation == "clip" and manifest.exchange.topology == "butterfly"
         self.pairs = GossipInvariants(manifest, honest, tell) if manifest.outer.gossip else None
         self._claims: dict[tuple[str, int], dict[Digest, dict[int, None]]] = {}
         self._states: dict[Digest, _State] = {}
@@ -257,7 +260,7 @@ class CommitInvariants:
                 for one, entry in zip(sent, entries, strict=True)
                 if one is not None and entry.peer in self._honest
             ]
-            self._bound(index, old, new, honest, sum(weights))
+            self._bound(index, old, new, honest, len(weights), sum(weights))
 
     def _rounding(self, delta: Floats) -> float:
         """Return the distance of the encoding from `delta`, which is large for coarse codecs."""
@@ -308,8 +311,10 @@ class CommitInvariants:
             outer_step(theta[start:stop], momentum[start:stop], delta, *outer.sgd)
         return theta, momentum
 
-    def _bound(self, index: int, old: _State, new: _State, honest: Sequence[tuple[_Sent, int]], total: int) -> None:
-        """Check that the aggregate is as near to the honest mean as the norm limit on liars guarantees.
+    def _bound(
+        self, index: int, old: _State, new: _State, honest: Sequence[tuple[_Sent, int]], count: int, total: int
+    ) -> None:
+        """Check that the aggregate of `count` contributions is as near to the honest mean as the rule guarantees.
 
         Chunks are screened one by one, against a usual norm that is at most the longest honest one.
         """
@@ -322,6 +327,9 @@ class CommitInvariants:
         aggregate = new.momentum - np.float32(self._manifest.outer.sgd.momentum) * old.momentum
         away = float(np.linalg.norm(aggregate - mean))
         limit = (1 - share / total) * (1 + NORM_LIMIT) * longest
+        if self._clips and CLIP_FROM <= count < 2 * len(honest):
+            # Each chunk of the aggregate and of the honest mean is at most as long as the longest honest one.
+            limit = min(limit, 2 * longest)
         rounding = max(SLACK * longest, *(self._rounding(delta) for delta, _ in deltas))
         # Rounding of each contribution and of the result; of all partial sums of a ring or a site.
         often = len(deltas) + 1 if self._manifest.exchange.topology == "ring" else 3
