@@ -1,4 +1,4 @@
-"""AggregationSpec: the rule by which a run aggregates contributions, and the number of contributors that it needs."""
+"""AggregationSpec: aggregation rule of a run, and the number of contributors that it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules whose result is a combination of the contributions, computed from the Gram matrix of the contributions.
+"""Rules that combine contributions with coefficients, computed from their Gram matrix.
 
 With G = X Xᵀ (n × n, float64) every norm, distance and angle is known, and a rule is a function of G that returns the
 coefficients c of the result Σ c·x: iterations cost n² each, whatever the size of the model. All sums are in float64 in
@@ -60,7 +60,7 @@ def centered(gram: Matrix, weights: Sequence[float], steps: int) -> list[float]:
 
 
 def geometric_median(gram: Matrix, weights: Sequence[float], steps: int) -> list[float]:
-    """Return the coefficients of the geometric median, the point with the least weighted sum of distances.
+    """Return the coefficients of the geometric median: the least weighted sum of distances.
 
     Smoothed Weiszfeld iterations from the weighted mean: z ← Σ β·x / Σ β with β = w / max(ν, ‖x − z‖). RFA, Pillutla,
     Kakade and Harchaoui (arXiv 1912.13445). There ν is given; here it is NEAR times the lower median of the norms.
@@ -106,7 +106,7 @@ def bulyan(gram: Matrix, liars: int) -> list[float]:
 
 
 def flag(gram: Matrix, weights: Sequence[float], steps: int) -> list[float]:
-    """Return the coefficients of the clipped mean, projected to the flag median of the contributions' directions.
+    """Return the coefficients of the clipped mean, projected to the flag median of the directions.
 
     The subspace of dimension ⌈(n + 1)/2⌉ is found by iteratively reweighted eigendecompositions: the weight of a direction
     is 1/√distance to the subspace. Malaviya et al. (arXiv 2302.05865). The public code averages projected unit vectors,

@@ -40,9 +40,9 @@ def trimmed_mean(rows: Rows, liars: int) -> Floats:
 
 
 def around_median(rows: Rows, liars: int) -> Floats:
-    """Return the mean of the n − 2f values of each coordinate that are nearest to its lower median. Unweighted.
+    """Return the mean of the n − 2f values of each coordinate nearest to its lower median.
 
-    The second step of Bulyan. Equally near values: the smaller first.
+    Unweighted. The second step of Bulyan. Equally near values: the smaller first.
     """
     ordered = _sorted(rows)
     distances = np.abs(ordered.astype(np.float64) - ordered[(len(ordered) - 1) // 2])

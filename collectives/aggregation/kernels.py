@@ -1,4 +1,4 @@
-"""Kernels of the robust rules: Gram matrix, matrix product, eigenvectors; the same bits on every machine.
+"""Kernels of the robust rules: Gram matrix, product, eigenvectors; the same bits everywhere.
 
 Every sum is in float64 in a fixed order, as in compression/kernels/base.py. BLAS and LAPACK are not used: their order of
 summation depends on the processor.

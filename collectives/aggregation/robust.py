@@ -22,7 +22,10 @@ from thinwire.compression.core.types import Floats
 from thinwire.swarm.aggregation_spec import AggregationSpec
 
 Pieces: TypeAlias = Callable[[], Iterable[tuple[int, Rows]]]
-"""Function that yields the contributions piece after piece: first element, rows (n, elements). Called once per pass."""
+"""Function that yields pieces of the contributions: first element, rows (n, elements).
+
+It is called once per pass.
+"""
 
 
 def aggregate(spec: AggregationSpec, pieces: Pieces, weights: Sequence[float], out: Floats) -> None:

@@ -54,7 +54,7 @@ AWAY = 64
 """Number of peers without a link whose marks are stored."""
 
 CLIPPED, EXCESS = "clipped", 5.0
-"""A contribution stands out if its norm is more than EXCESS times the median; honest ones hardly differ that much."""
+"""A contribution stands out if its norm is more than EXCESS times the median."""
 
 CAUSES = (CLIPPED, "lossy link", "slow upload", "thermal throttling", "slow compute", "slow", "clock skew")
 

@@ -117,9 +117,10 @@ class Contributions:
         return self._norms.get(key, {}).get(index, 0.0)
 
     def ratios(self, contributors: Sequence[Contribution]) -> dict[PeerId, float]:
-        """Return each contributor's norm in units of the lower median: the lower median of these ratios over the chunks.
+        """Return each contributor's norm in units of the lower median.
 
-        Only chunks count of which we know enough non-zero norms to clip them.
+        It is the lower median of these ratios over the chunks. Only chunks count of which we know enough non-zero norms to
+        clip them.
         """
         keys = [(entry.peer, entry.attempt) for entry in contributors]
         found: dict[PeerId, list[float]] = {}

@@ -39,7 +39,7 @@ PASSED = 0
 """Announcement number for data that a neighbour passed on; real numbers start at 1."""
 
 LONGER = 5.0
-"""A guarded ring is broken if a contribution in a partial mean seems longer than ours by more than this factor."""
+"""A guarded ring breaks if a contribution in a partial mean seems longer by this factor than ours."""
 
 
 class Ring(BallotBound):

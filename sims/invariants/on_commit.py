@@ -314,9 +314,10 @@ class CommitInvariants:
     def _bound(
         self, index: int, old: _State, new: _State, honest: Sequence[tuple[_Sent, int]], count: int, total: int
     ) -> None:
-        """Check that the aggregate of `count` contributions is as near to the honest mean as the rule guarantees.
+        """Check that the aggregate is as near to the honest mean as the rule guarantees.
 
-        Chunks are screened one by one, against a usual norm that is at most the longest honest one.
+        count: number of contributions. Chunks are screened one by one, against a usual norm that is at most the longest
+        honest one.
         """
         share = sum(weight for _, weight in honest)
         if not share or not total:

@@ -32,7 +32,10 @@ CRY_SECONDS = 0.5
 
 
 def corrupt(process: Process, kind: str) -> None:
-    """Make the peer of a ready process lie from now on. `kind`: see LIES and ATTACKS of faults.py. Raises KeyError."""
+    """Make the peer of a ready process lie from now on.
+
+    `kind`: see LIES and ATTACKS of faults.py. Raises KeyError.
+    """
     end = process._end
 
     def told(reason: str, failure: BaseException | None) -> None:
@@ -287,4 +290,4 @@ IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "constant": _each(lambda session: _values(session, _level)),
     "repeat": _each(_repeat),
 }
-"""Kind of lie -> function that makes the peer of a process tell it. Has the keys of LIES and ATTACKS in faults.py."""
+"""Kind of lie in LIES or ATTACKS of faults.py -> function that makes a peer tell it."""

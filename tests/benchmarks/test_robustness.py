@@ -45,7 +45,7 @@ def test_default_rules_lose_less_than_four_points_to_every_attack(bench, task, c
 
 
 def test_plain_mean_fails_on_every_strong_attack(bench, task):
-    """Otherwise the attacks would not bite, and the other tests would say nothing."""
+    """So the attacks bite, and the other tests show a defence."""
     for attack in bench.STRONG:
         assert bench.run(task, bench.rules(3)["mean, unscreened"], attack, 3) < 50, attack
 
