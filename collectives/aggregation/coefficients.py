@@ -31,7 +31,7 @@ NEGLIGIBLE = 1e-12
 def clipped(gram: Matrix, weights: Sequence[float]) -> list[float]:
     """Return the coefficients of the clipped mean, see means.clip."""
     total = math.fsum(weights)
-    factors = clipping([math.sqrt(gram[i, i]) for i in range(len(weights))])
+    factors = clipping([math.sqrt(gram[i, i]) for i in range(len(weights))], weights)
     return [weight * factor / total for weight, factor in zip(weights, factors, strict=True)]
 
 

@@ -43,13 +43,14 @@ def mean(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out
 def clip(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
     """Write Σ w·c·x / Σ w with c = min(1, τ / ‖x‖) to out; τ is the lower median of the norms.
 
-    One contribution moves the result by at most w·τ / Σ w in place of its honest part, and τ is at most the largest
-    honest norm as long as fewer than half of the contributors lie. With fewer than three non-zero norms it is `mean`.
+    For a contribution of more tokens than the median of the weights, τ is longer in proportion. One contribution moves
+    the result by at most w·τ / Σ w in place of its honest part, and τ is at most the largest honest norm as long as
+    fewer than half of the contributors lie and weights are equal. With fewer than three non-zero norms it is `mean`.
     The divisor does not depend on c: otherwise clipped contributors would lend the others their weight.
     """
     payloads, weights = counting(payloads, weights)
     norms = [math.sqrt(codec.check(payload, out.size)) for payload in payloads]
-    factors = clipping(norms)
+    factors = clipping(norms, weights)
     if any(factor < 1.0 for factor in factors):
         scaled = [weight * factor for weight, factor in zip(weights, factors, strict=True)]
         codec.mean(payloads, scaled, out, total=math.fsum(weights))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from thinwire.collectives.aggregation.screening import lower_median, outliers
 from thinwire.collectives.topology.shards import Grid, Key
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.norm_clip import CLIP_FROM
+from thinwire.compression.core.norm_clip import limits
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.messages.registry import Contribution, Digest, PeerId
 
@@ -117,20 +118,20 @@ class Contributions:
         return self._norms.get(key, {}).get(index, 0.0)
 
     def ratios(self, contributors: Sequence[Contribution]) -> dict[PeerId, float]:
-        """Return each contributor's norm in units of the lower median.
+        """Return each contributor's norm in units of the norm to which it would be clipped.
 
         It is the lower median of these ratios over the chunks. Only chunks count of which we know enough non-zero norms to
         clip them.
         """
-        keys = [(entry.peer, entry.attempt) for entry in contributors]
+        weights = {(entry.peer, entry.attempt): float(entry.weight) for entry in contributors}
+        keys = list(weights)
         found: dict[PeerId, list[float]] = {}
         for index in sorted({index for key in keys for index in self._norms.get(key, ())}):
-            norms = {key[0]: self._norms[key][index] for key in keys if index in self._norms.get(key, ())}
-            present = [norm for norm in norms.values() if norm > 0.0]
-            if len(present) >= CLIP_FROM:
-                middle = lower_median(present)
-                for peer, norm in norms.items():
-                    found.setdefault(peer, []).append(norm / middle)
+            known = [key for key in keys if index in self._norms.get(key, ())]
+            norms = [self._norms[key][index] for key in known]
+            for key, norm, limit in zip(known, norms, limits(norms, [weights[key] for key in known]), strict=True):
+                if limit < math.inf:
+                    found.setdefault(key[0], []).append(norm / limit)
         return {peer: lower_median(each) for peer, each in found.items()}
 
     def drop(self, key: Key, index: int) -> None:

@@ -193,7 +193,12 @@ class Ring(BallotBound):
         opened, own = self.opened, self._contributions.norm((self.me, self._attempt), index)
         if not self._guarded or opened is None or len(opened.contributors) < CLIP_FROM:
             return False
-        limit = (place - 1 + LONGER) / place * own
+        ours = [entry.weight for entry in opened.contributors if entry.peer == self.me]
+        if not ours:
+            return False
+        # Contributions of more tokens than ours may be longer in proportion.
+        heavier = max(entry.weight for entry in opened.contributors) / ours[0]
+        limit = (place - 1 + LONGER) / place * heavier * own
         return 0.0 < limit < self._contributions.norm((left, PASSED), index)
 
     def _take_partial(self, sender: PeerId, message: Partial, frame: Frame) -> None:

@@ -75,7 +75,9 @@ def sent(
     all: its norm does not enter the median either.
     """
     parts = [(one, one.parts[index], weight) for one, weight in zip(selected, weights, strict=True) if weight > 0]
-    factors = clipping([norm(one, part) for one, part, _ in parts]) if clip else [1.0] * len(parts)
+    factors = (
+        clipping([norm(one, part) for one, part, _ in parts], [w for _, _, w in parts]) if clip else [1.0] * len(parts)
+    )
     return [
         (one, part, weight, weight * factor)
         for (one, part, weight), factor in zip(parts, factors, strict=True)

@@ -328,7 +328,7 @@ class CommitInvariants:
         aggregate = new.momentum - np.float32(self._manifest.outer.sgd.momentum) * old.momentum
         away = float(np.linalg.norm(aggregate - mean))
         limit = (1 - share / total) * (1 + NORM_LIMIT) * longest
-        if self._clips and CLIP_FROM <= count < 2 * len(honest):
+        if self._clips and CLIP_FROM <= count < 2 * len(honest) and self._manifest.outer.step_ratio == 1.0:
             # Each chunk of the aggregate and of the honest mean is at most as long as the longest honest one.
             limit = min(limit, 2 * longest)
         rounding = max(SLACK * longest, *(self._rounding(delta) for delta, _ in deltas))
